@@ -10,6 +10,7 @@ LM_EVAL = "lm_eval==0.4.13; python_version >= '3.11'"
 DATA = ["fsspec>=2024.2", "huggingface_hub>=1.0", "pyarrow>=17", "tiktoken>=0.9", "tokenizers>=0.21"]
 # TRL needs Python 3.11; on 3.10 the set-up and the command refuse fine-tuning in one line.
 CHAT = ["fastapi>=0.115", "uvicorn>=0.30"]
+WANDB = "wandb>=0.30"
 FINETUNE = [
     'accelerate>=1.15; python_version >= "3.11"',
     'datasets>=4.7; python_version >= "3.11"',
@@ -61,6 +62,7 @@ setup(
         "chat": CHAT,
         "gpu": ["fla-core>=0.3"],
         "finetune": FINETUNE,
+        "wandb": [WANDB],
         # Pairs with torch 2.13.0 and imports only where CANN is installed.
         "npu": ["torch-npu==2.13.0"],
         "dev": [
@@ -75,6 +77,8 @@ setup(
             "fla-core>=0.3; platform_machine == 'x86_64'",
             "hypothesis>=6.100",
             "import-linter>=2.1",
+            # One of the examples uses it.
+            "lightning>=2.5",
             LM_EVAL,
             "mypy>=1.13",
             # The oracle of the server of chat models.
@@ -91,6 +95,7 @@ setup(
             "trl>=1.16; python_version >= '3.11'",
             "types-psutil",
             "types-PyYAML",
+            WANDB,
             "zstandard>=0.22",
         ],
     },

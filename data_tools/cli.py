@@ -13,11 +13,14 @@ from typing import Annotated
 import typer
 
 from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.examples import EXAMPLES
 from efficientbench.data_tools.parallel import CORES
+from efficientbench.language.counted import number_of
+from efficientbench.language.examples import add_examples
 from efficientbench.language.language import is_chinese, translate_help
 
 app = typer.Typer(
-    name="python -m data_tools",
+    name="efficientbench-data",
     help="From a corpus on the hub, or in files, to tokens on disk in Megatron's .bin/.idx format.",
     no_args_is_help=True,
     add_completion=False,
@@ -100,7 +103,7 @@ def download(
     with _interruption_explained():
         files = download_dataset(DownloadRequest(repository, folder, config, revision, num_files, max_workers))
     size_gb = sum(file.stat().st_size for file in files) / 1e9
-    print(f"{len(files):,} files of {repository}, {size_gb:,.2f} GB, in {folder}")
+    print(f"{number_of(len(files), 'file')} of {repository}, {size_gb:,.2f} GB, in {folder}")
 
 
 @app.command()
@@ -220,7 +223,8 @@ def verify(
     prefix = _without_suffix(prefix)
     header, corpus = verify_pair(prefix, load_tokenizer(tokenizer).vocab_size if tokenizer else None)
     against = "no manifest to compare with" if corpus is None else "as its manifest says"
-    print(f"{prefix}: whole: {header.documents:,} documents of {header.tokens:,} tokens ({header.dtype}), {against}")
+    documents = number_of(header.documents, "document")
+    print(f"{prefix}: whole: {documents} of {header.tokens:,} tokens ({header.dtype}), {against}")
 
 
 def _data_folder(repository: str) -> Path:
@@ -257,6 +261,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("efficientbench.data_tools").setLevel(logging.INFO)
     command = typer.main.get_command(app)
+    add_examples(command, "efficientbench-data", EXAMPLES)
     if is_chinese():
         translate_help(command)
     try:

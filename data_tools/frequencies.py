@@ -1,4 +1,4 @@
-"""How often each token occurs in tokenized text, from a sample of it: a corpus of any size takes less than a second."""
+"""The frequency of each token in tokenized text, from a sample of it: a corpus of any size takes under a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the files of a corpus are still what was written: held against the checksums in its manifest.
+"""Verify that the files of a corpus are still what was written: held against the checksums in its manifest.
 
 A run verifies every file whole before it starts, once for a file's identity. The tokens of a larger pair are verified
 in the blocks that the run reads, as it reads them, so that no start waits for terabytes.

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import FileChecksums, file_checksums, write_file
 from efficientbench.data_tools.indexed import IndexedHeader, bin_path, idx_path
+from efficientbench.language.counted import number_of
 
 FORMAT_VERSION = 2
 """The version of a corpus folder's content; a new version makes every corpus again."""
@@ -215,8 +216,9 @@ def check_counts(corpus: Corpus, header: IndexedHeader) -> None:
     """Raise a DataError if a pair does not hold as many documents and tokens as its manifest says."""
     if (header.tokens, header.documents) != (corpus.tokens, corpus.documents):
         raise DataError(
-            f"{corpus.prefix} holds {header.documents:,} documents of {header.tokens:,} tokens, but {corpus.manifest} "
-            f"says {corpus.documents:,} of {corpus.tokens:,}: one of them was replaced; tokenize again"
+            f"{corpus.prefix} holds {number_of(header.documents, 'document')} of {header.tokens:,} tokens, but "
+            f"{corpus.manifest} says {corpus.documents:,} of {corpus.tokens:,}: one of them was replaced; tokenize "
+            "again"
         )
 
 
@@ -244,7 +246,7 @@ def load_record(manifest: Path, kind: type[Made]) -> Made | None:
 
 def summary(corpus: Corpus) -> str:
     """Return a few lines that describe a corpus for people."""
-    lines = [f"{corpus.prefix}: {corpus.documents:,} documents of {corpus.tokens:,} tokens"]
+    lines = [f"{corpus.prefix}: {number_of(corpus.documents, 'document')} of {corpus.tokens:,} tokens"]
     record = load_tokenize_record(corpus.manifest)
     if record is not None:
         lines.append(f"{record.bytes_per_token:.3f} bytes of text per token, encoded by {record.engine}")

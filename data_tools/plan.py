@@ -1,4 +1,4 @@
-"""What decides the result of tokenizing: held against what an earlier call has recorded."""
+"""The choices that decide the result of tokenizing: held against what an earlier call has recorded."""
 
 from __future__ import annotations
 

@@ -4,10 +4,22 @@
 #
 #   bash data_tools/prepare_fineweb_dataset.sh [DATASET] [--config NAME] [--num-files N] [--tokenizer NAME] [--to-jsonl] ...
 #
-# Call it again after an interruption: it continues. `--help` lists all options.
+# Call it again after an interruption: it continues. All options, after the set-up: efficientbench-data prepare --help
 set -euo pipefail
 
+folder="$(cd "$(dirname "${BASH_SOURCE[0]}")/../launchers" && pwd -P)"
+if [[ " $* " == *" -h "* || " $* " == *" --help "* ]]; then
+    # shellcheck source=launchers/environment/ascend_env.sh
+    source "$folder/environment/ascend_env.sh"
+    ascend_say "$(sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}")" \
+        "下载 FineWeb-Edu（或 Hugging Face hub 上的其他数据集），分词并显示统计；如有必要，先安装环境。
+
+  bash data_tools/prepare_fineweb_dataset.sh [DATASET] [--config NAME] [--num-files N] [--tokenizer NAME] [--to-jsonl] ...
+
+中断后再次执行即可继续。全部选项（安装之后）：efficientbench-data prepare --help"
+    exit 0
+fi
 # shellcheck source=launchers/bootstrap.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../launchers/bootstrap.sh"
+source "$folder/bootstrap.sh"
 bootstrap
 exec python3 -m efficientbench.data_tools prepare "$@"

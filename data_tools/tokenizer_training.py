@@ -13,6 +13,7 @@ from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import complete_folder, write_file
 from efficientbench.data_tools.inputs import Part, cut_into_parts, find_inputs
 from efficientbench.data_tools.tokenizer import MAX_TRAINING_CHARACTERS, TextTokenizer, load_tokenizer, train_tokenizer
+from efficientbench.language.counted import number_of
 
 HELD_OUT_EVERY = 50
 """One document of so many is held out of training."""
@@ -93,19 +94,19 @@ def train_on_files(
 def describe_training(result: TrainedTokenizer) -> Iterator[str]:
     """Yield the lines of a report on a training."""
     yield (
-        f"{result.folder}: {result.vocab_size:,} tokens, trained on {result.documents:,} documents "
+        f"{result.folder}: {result.vocab_size:,} tokens, trained on {number_of(result.documents, 'document')} "
         f"({result.training_bytes / 1e6:,.1f} MB)"
     )
     if result.vocab_size < result.wanted_vocab_size:
         yield f"fewer than the {result.wanted_vocab_size:,} asked for: the text has no more pairs to merge"
     if result.rejected:
-        yield f"{result.rejected:,} documents were not usable"
+        yield f"not usable: {number_of(result.rejected, 'document')}"
     if not result.compression:
         yield "compression: n/a: a single document, so that none could be held out"
         return
     yield (
-        f"compression of {result.held_out_documents:,} documents ({result.held_out_bytes:,} bytes) that were held out "
-        "of its training:"
+        f"compression of {number_of(result.held_out_documents, 'document')} ({result.held_out_bytes:,} bytes), held "
+        "out of its training:"
     )
     width = max(len(each.tokenizer) for each in result.compression)
     yield f"{'tokenizer':<{width}}  vocabulary      tokens  bytes/token"

@@ -54,6 +54,10 @@ TYPES = {"integer": "integer", "number": "number", "boolean": "true, false", "st
 """What a reader calls the types of JSON schema."""
 
 
+class NotMeasuredError(Exception):
+    """A script of tests/benchmarks has not been run with `--write`; the message is for the page."""
+
+
 def pages() -> list[Path]:
     """Return every page that may hold blocks."""
     return [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -65,10 +69,14 @@ def filled(page: Path) -> str:
 
     def fill(match: re.Match[str]) -> str:
         name, *arguments = match[2].split()
-        text = BLOCKS[name](*arguments)
+        try:
+            text = BLOCKS[name](*arguments)
+        except NotMeasuredError as error:
+            text = str(error)
         if in_chinese:
             text = "\n".join(_in_chinese(line) for line in text.split("\n"))
-        return match[1] + (f"\n\n{text}\n\n" if "\n" in text else text) + match[4]
+        apart = "\n" in text or "\n" in match[3]
+        return match[1] + (f"\n\n{text}\n\n" if apart else text) + match[4]
 
     return BLOCK.sub(fill, page.read_text(encoding="utf-8"))
 
@@ -275,8 +283,14 @@ def _plain(value: object) -> str:
 
 
 def _measured(name: str) -> dict[str, Any]:
-    """Return the file's content, with numbers as they are written there: 0.930 keeps its last digit."""
-    text = (MEASURED / f"{name}.json").read_text(encoding="utf-8")
+    """Return the file's content, with numbers as they are written there: 0.930 keeps its last digit.
+
+    Raises NotMeasuredError: its script has written none.
+    """
+    path, script = MEASURED / f"{name}.json", f"tests/benchmarks/{name}.py"
+    if not path.exists() and (ROOT / script).exists():
+        raise NotMeasuredError(f"Not measured yet, by `{script}`.")
+    text = path.read_text(encoding="utf-8")
     return json.loads(text, parse_float=str, parse_int=lambda digits: f"{int(digits):,}")
 
 

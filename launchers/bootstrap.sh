@@ -2,7 +2,7 @@
 # The Python environment that every script here runs in: made once, then found in a few milliseconds.
 #
 #   source launchers/bootstrap.sh; bootstrap [extra...]     in a script: sets up if need be, then sets PATH
-#   bash launchers/bootstrap.sh [extra...]                  sets up only; extras: chat, dev, finetune, gpu, npu
+#   bash launchers/bootstrap.sh [extra...]                  sets up only; extras: chat, dev, finetune, gpu, npu, wandb
 #
 # 1. An active environment that can import this repository's package, and what it needs, is used as it is.
 # 2. Where python3 has a torch with an accelerator (a cluster's or vendor's image), .venv sees that interpreter's
@@ -20,10 +20,17 @@ _bootstrap_stamp="$_bootstrap_venv/.efficientbench-complete"
 # Written first: a .venv without it is somebody else's and is left alone.
 _bootstrap_mark="$_bootstrap_venv/.efficientbench-made-here"
 
-_bootstrap_say() { printf 'set-up: %s\n' "$*" >&2; }
+# Print a text in English, or in Chinese where the locale is Chinese.
+_bootstrap_text() { # english chinese
+    local locale="${LC_ALL:-${LC_MESSAGES:-${LANG:-}}}"
+    [[ "${locale,,}" != zh* ]] || shift
+    printf '%s' "$1"
+}
 
-_bootstrap_fail() {
-    printf 'error: %s\n' "$*" >&2
+_bootstrap_say() { printf '%s%s\n' "$(_bootstrap_text 'set-up: ' '设置：')" "$(_bootstrap_text "$@")" >&2; }
+
+_bootstrap_fail() { # english chinese
+    printf '%s%s\n' "$(_bootstrap_text 'error: ' '错误：')" "$(_bootstrap_text "$@")" >&2
     return 1
 }
 
@@ -63,7 +70,8 @@ def found(name):
         return None
 needed = ["torch", "megatron.core", "pydantic", "yaml", "typer", "rich", "psutil", "transformers", "tensorboard"]
 needed += ["fsspec", "huggingface_hub", "jinja2", "pyarrow", "tiktoken"]
-of_extra = {"chat": ["fastapi"], "dev": ["xdist"], "finetune": ["deepspeed", "peft", "trl"], "gpu": ["fla"], "npu": ["torch_npu"]}
+of_extra = {"chat": ["fastapi"], "dev": ["xdist"], "finetune": ["deepspeed", "peft", "trl"], "gpu": ["fla"], "npu": ["torch_npu"],
+            "wandb": ["wandb"]}
 needed += [name for extra in extras for name in of_extra[extra]]
 own = found("efficientbench")
 # This file lies beside the package in a clone, and inside of it where a wheel was installed.
@@ -87,7 +95,8 @@ _bootstrap_find_python() {
         fi
         found+=("$name is $version")
     done
-    _bootstrap_fail "Python 3.10, 3.11 or 3.12 is needed; found on PATH: $(_bootstrap_join "${found[@]:-no python3}")"
+    _bootstrap_fail "Python 3.10, 3.11 or 3.12 is needed; found on PATH: $(_bootstrap_join "${found[@]:-no python3}")" \
+        "需要 Python 3.10、3.11 或 3.12；PATH 上只有：$(_bootstrap_join "${found[@]:-没有 python3}")"
 }
 
 _bootstrap_join() {
@@ -99,13 +108,13 @@ _bootstrap_join() {
 _bootstrap_explain() { # log
     tail -n 8 "$1" | sed 's/^/    /' >&2
     if grep -qE 'No space left on device|Errno 28|Disk quota exceeded' "$1"; then
-        _bootstrap_fail "no space left while installing into $_bootstrap_venv: free some (10 GB serve torch's CUDA" \
-            "build, 3 GB its CPU build) and call again (log: $1)"
+        _bootstrap_fail "no space left while installing into $_bootstrap_venv: free some (10 GB serve torch's CUDA build, 3 GB its CPU build) and call again (log: $1)" \
+            "安装到 ${_bootstrap_venv} 时空间不足：请腾出空间（torch 的 CUDA 版需 10 GB，CPU 版需 3 GB）后再次调用（日志：${1}）"
     elif grep -qE 'name resolution|NewConnectionError|Network is unreachable|ConnectTimeout|ProxyError|Max retries' "$1"; then
-        _bootstrap_fail "the package index cannot be reached: check the network, or the index and proxy that pip is" \
-            "configured for (pip config list), and call again (log: $1)"
+        _bootstrap_fail "the package index cannot be reached: check the network, or the index and proxy that pip is configured for (pip config list), and call again (log: $1)" \
+            "无法连接软件包索引：请检查网络，或 pip 配置的索引和代理（pip config list），然后再次调用（日志：${1}）"
     else
-        _bootstrap_fail "installing the packages failed: the lines above are the end of $1"
+        _bootstrap_fail "installing the packages failed: the lines above are the end of $1" "安装软件包失败：以上是 ${1} 的结尾"
     fi
 }
 
@@ -113,13 +122,15 @@ _bootstrap_make_venv() { # python log, then venv options
     local python="$1" log="$2"
     shift 2
     if ! { mkdir -p "$_bootstrap_venv" && : >"$_bootstrap_mark"; }; then
-        _bootstrap_fail "cannot write to $_bootstrap_root, where .venv is to be made"
+        _bootstrap_fail "cannot write to $_bootstrap_root, where .venv is to be made" "无法写入 ${_bootstrap_root}，.venv 要建在那里"
         return 1
     fi
     "$python" -m venv "$@" "$_bootstrap_venv" >"$log" 2>&1 && return 0
     if grep -qE 'ensurepip|No module named venv' "$log"; then
-        _bootstrap_fail "$python cannot make virtual environments: install the package for it (Debian, Ubuntu:" \
-            "apt install python$(_bootstrap_version_of "$python" | cut -d . -f 1,2)-venv) and call again"
+        local package
+        package="python$(_bootstrap_version_of "$python" | cut -d . -f 1,2)-venv"
+        _bootstrap_fail "$python cannot make virtual environments: install the package for it (Debian, Ubuntu: apt install $package) and call again" \
+            "$python 无法建立虚拟环境：请安装所需的软件包（Debian、Ubuntu：apt install ${package}）后再次调用"
         return 1
     fi
     _bootstrap_explain "$log"
@@ -128,7 +139,7 @@ _bootstrap_make_venv() { # python log, then venv options
 # Tells every 30 s that the installation goes on, until the process that it works for ends.
 _bootstrap_heartbeat() { # log pid
     while sleep 30 >/dev/null 2>&1 && kill -0 "$2" 2>/dev/null; do
-        _bootstrap_say "still installing: $(tail -n 1 "$1" | cut -c 1-100)"
+        _bootstrap_say "still installing: $(tail -n 1 "$1" | cut -c 1-100)" "仍在安装：$(tail -n 1 "$1" | cut -c 1-100)"
     done
 }
 
@@ -168,7 +179,8 @@ _bootstrap_fill() { # pins image_metadata extras...; .venv exists, its stamp doe
     shift 2
     _bootstrap_install "$log" "$pins" "$@" || return 1
     if [[ -n "$image_metadata" ]] && compgen -G "$_bootstrap_venv/lib/python3*/site-packages/torch" >/dev/null; then
-        _bootstrap_fail "pip installed a torch over the image's own (log: $log): report this with the output of 'pip list'"
+        _bootstrap_fail "pip installed a torch over the image's own (log: $log): report this with the output of 'pip list'" \
+            "pip 在镜像自带的 torch 之上又安装了一个（日志：${log}）：请附上 'pip list' 的输出报告此问题"
         return 1
     fi
     printf '%s\n' "$(_bootstrap_hash)" "$_bootstrap_root" "$image_metadata" "$*" >"$_bootstrap_stamp.new" &&
@@ -180,18 +192,19 @@ _bootstrap_set_up() { # extras...; called with the lock held
     local python description image=() lines=() extras=("$@")
     _bootstrap_is_complete "$@" && return 0
     if [[ ! -e "$_bootstrap_root/setup.py" ]]; then
-        _bootstrap_fail "efficientbench was installed from a wheel and python3 does not import it with all that it needs:" \
-            "activate its environment and install the extra: pip install 'efficientbench[train]'"
+        _bootstrap_fail "efficientbench was installed from a wheel and python3 does not import it with all that it needs: activate its environment and install the extra: pip install 'efficientbench[train]'" \
+            "efficientbench 是从 wheel 安装的，而 python3 无法导入它或它所需要的包：请激活其环境并安装 extra：pip install 'efficientbench[train]'"
         return 1
     fi
     if [[ -e "$_bootstrap_venv" && ! -e "$_bootstrap_mark" ]]; then
-        _bootstrap_fail "$_bootstrap_venv was not made by launchers/bootstrap.sh and does not serve: activate it and" \
-            "run 'pip install -c constraints.txt -e .' there, or move it away"
+        _bootstrap_fail "$_bootstrap_venv was not made by launchers/bootstrap.sh and does not serve: activate it and run 'pip install -c constraints.txt -e .' there, or move it away" \
+            "${_bootstrap_venv} 不是由 launchers/bootstrap.sh 建立的，也不能用：请激活它并在其中运行 'pip install -c constraints.txt -e .'，或把它移走"
         return 1
     fi
     python="$(_bootstrap_find_python)" || return 1
     if [[ " $* " == *" finetune "* && "$(_bootstrap_version_of "$python")" == 3.10.* ]]; then
-        _bootstrap_fail "fine-tuning needs Python 3.11 or 3.12, as TRL does; $python is $(_bootstrap_version_of "$python")"
+        _bootstrap_fail "fine-tuning needs Python 3.11 or 3.12, as TRL does; $python is $(_bootstrap_version_of "$python")" \
+            "微调需要 Python 3.11 或 3.12，因为 TRL 如此；$python 是 $(_bootstrap_version_of "$python")"
         return 1
     fi
     pins="$(mktemp)" || return 1
@@ -200,18 +213,21 @@ _bootstrap_set_up() { # extras...; called with the lock held
     ! _bootstrap_is_rooted_here || mapfile -t lines <"$_bootstrap_stamp"
     if [[ ${#lines[@]} -eq 4 && "${lines[2]}" == "${image[1]:-}" ]]; then
         mapfile -t extras < <(tr ' ' '\n' <<<"$* ${lines[3]}" | sed '/^$/d' | sort -u)
-        _bootstrap_say "updating .venv, since setup.py, constraints.txt or the extras changed (log: $log)"
+        _bootstrap_say "updating .venv, since setup.py, constraints.txt or the extras changed (log: $log)" \
+            "更新 .venv，因为 setup.py、constraints.txt 或 extra 有变化（日志：${log}）"
         rm -f "$_bootstrap_stamp"
     else
         rm -rf "$_bootstrap_venv"
-        _bootstrap_say "making .venv with $python (Python $(_bootstrap_version_of "$python"))${image:+ beside its ${image[0]}}"
-        _bootstrap_say "and installing the pinned packages: a few minutes, once (log: $log)"
+        _bootstrap_say "making .venv with $python (Python $(_bootstrap_version_of "$python"))${image:+ beside its ${image[0]}}" \
+            "用 ${python}（Python $(_bootstrap_version_of "$python")）建立 .venv${image:+，保留其 ${image[0]}}"
+        _bootstrap_say "and installing the pinned packages: a few minutes, once (log: $log)" \
+            "并安装固定版本的软件包：只需一次，几分钟（日志：${log}）"
         _bootstrap_make_venv "$python" "$log" ${image:+--system-site-packages} || return 1
         # The venv of a venv sees the base interpreter's packages only: name the folders of the one in between.
         [[ ${#image[@]} -lt 3 ]] || printf '%s\n' "${image[@]:2}" >"$(echo "$_bootstrap_venv"/lib/python3*/site-packages)/image.pth"
     fi
     _bootstrap_fill "$pins" "${image[1]:-}" "${extras[@]}" || return 1
-    _bootstrap_say "done after $((SECONDS - started)) s"
+    _bootstrap_say "done after $((SECONDS - started)) s" "完成，用时 $((SECONDS - started)) 秒"
 }
 
 _bootstrap_use_venv() {
@@ -220,11 +236,12 @@ _bootstrap_use_venv() {
 }
 
 # Leaves python3 and efficientbench on PATH, ready to run.
-bootstrap() { # [chat] [dev] [finetune] [gpu] [npu]
+bootstrap() { # [chat] [dev] [finetune] [gpu] [npu] [wandb]
     local extra
     for extra in "$@"; do
-        [[ "$extra" =~ ^(chat|dev|finetune|gpu|npu)$ ]] || \
-            _bootstrap_fail "bootstrap: unknown extra '$extra': chat, dev, finetune, gpu or npu" || return 2
+        [[ "$extra" =~ ^(chat|dev|finetune|gpu|npu|wandb)$ ]] || \
+            _bootstrap_fail "bootstrap: unknown extra '$extra': chat, dev, finetune, gpu, npu or wandb" \
+                "bootstrap：未知的 extra '$extra'：应为 chat、dev、finetune、gpu、npu 或 wandb" || return 2
     done
     # Else a folder called efficientbench in the working directory would hide ours (Python 3.11 and newer).
     export PYTHONSAFEPATH=1
@@ -244,7 +261,7 @@ bootstrap() { # [chat] [dev] [finetune] [gpu] [npu]
         # An active but outdated .venv must not be the interpreter that it is made from.
         PATH=":$PATH:" && PATH="${PATH//":$_bootstrap_venv/bin:"/:}" && PATH="${PATH#:}" && PATH="${PATH%:}"
         if ! flock -n 9; then
-            _bootstrap_say "another set-up of $_bootstrap_venv is under way: waiting for it"
+            _bootstrap_say "another set-up of $_bootstrap_venv is under way: waiting for it" "$_bootstrap_venv 正由另一个进程设置：等待中"
             flock 9
         fi
         _bootstrap_set_up "$@"
@@ -255,7 +272,18 @@ bootstrap() { # [chat] [dev] [finetune] [gpu] [npu]
 if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then
     set -euo pipefail
     if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
-        sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        _bootstrap_text "$(sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}")
+" "各脚本运行所用的 Python 环境：建立一次，以后几毫秒内找到。
+
+  source launchers/bootstrap.sh; bootstrap [extra...]     在脚本中：按需安装，然后设置 PATH
+  bash launchers/bootstrap.sh [extra...]                  只安装；extra：chat、dev、finetune、gpu、npu、wandb
+
+1. 若当前激活的环境能导入本仓库的软件包及其所需，则原样使用。
+2. 若 python3 带有支持加速器的 torch（集群或厂商的镜像），.venv 使用该解释器的软件包，不安装也不替换 torch。
+3. 否则由 python3（过旧或过新时由 python3.11、python3.12 或 python3.10）建立 .venv。
+
+软件包来自 pip 所配置的索引。若那里默认的 torch 带有本机用不到的 CUDA 库，请在首次调用前用 PIP_EXTRA_INDEX_URL 指定提供 CPU 构建的索引。
+"
         exit 0
     fi
     bootstrap "$@"

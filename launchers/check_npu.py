@@ -10,6 +10,11 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NEEDED = "import efficientbench.doctor.doctor, typer"
+NOT_SET_UP = {
+    "": "error: the Python environment is not set up yet: bash launchers/setup_ascend.sh",
+    "zh": "错误：尚未设置 Python 环境：bash launchers/setup_ascend.sh",
+}
+"""Beginning of the locale → what is said where no Python has the package."""
 
 
 def main() -> int:
@@ -24,7 +29,8 @@ def main() -> int:
         if tried.returncode == 0:
             command = [python, "-m", "efficientbench.cli", "doctor", "--device", "npu", *sys.argv[1:]]
             return subprocess.run(command, env=environment, check=False).returncode
-    print("error: the Python environment is not set up yet: bash launchers/setup_ascend.sh", file=sys.stderr)
+    locale = next((os.environ[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if os.environ.get(name)), "")
+    print(NOT_SET_UP["zh" if locale.lower().startswith("zh") else ""], file=sys.stderr)
     return 2
 
 

@@ -3,9 +3,22 @@
 # their name, and touches no other process.
 #
 #   bash launchers/cleanup.sh [--dry-run] [FOLDER ...]     folders of output; ./output by default
+#
+# --dry-run only prints what would be ended.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+if [[ " $* " == *" -h "* || " $* " == *" --help "* ]]; then
+    # shellcheck source=launchers/environment/ascend_env.sh
+    source "$root/launchers/environment/ascend_env.sh"
+    ascend_say "$(sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}")" \
+        "结束由运行启动且仍在运行的进程。它通过环境变量中的标记找到这些进程，从不按名称，也不触及其他进程。
+
+  bash launchers/cleanup.sh [--dry-run] [FOLDER ...]     输出目录；默认 ./output
+
+--dry-run 只打印将要结束的进程。"
+    exit 0
+fi
 if ! command -v python3 >/dev/null; then
     echo "error: python3 is not on the PATH" >&2
     exit 2

@@ -14,7 +14,8 @@ source "$_root/launchers/environment/ascend_env.sh"
 source "$_root/launchers/bootstrap.sh"
 
 usage() {
-    cat <<USAGE
+    ascend_say "$(
+        cat <<ENGLISH
 usage: bash launchers/speedrun.sh [dsw|dlc] [--variant LIST] [--depth N] [--rl] [--data PATH] [--work FOLDER] [key=value ...]
        bash launchers/speedrun_npu.sh, with the same options, trains on Ascend NPUs
   dsw|dlc         this machine (the default), or the nodes that MASTER_ADDR, WORLD_SIZE and RANK describe
@@ -26,7 +27,22 @@ usage: bash launchers/speedrun.sh [dsw|dlc] [--variant LIST] [--depth N] [--rl] 
   --work FOLDER   where everything goes (output/speedrun)
   key=value       a key of all runs, or of those of one stage, like sft:training.steps=200
 all options, after the set-up: efficientbench speedrun --help
-USAGE
+ENGLISH
+    )" "$(
+        cat <<CHINESE
+用法：bash launchers/speedrun.sh [dsw|dlc] [--variant LIST] [--depth N] [--rl] [--data PATH] [--work FOLDER] [key=value ...]
+      bash launchers/speedrun_npu.sh 选项相同，在昇腾 NPU 上训练
+  dsw|dlc         本机（默认），或 MASTER_ADDR、WORLD_SIZE 和 RANK 描述的多个节点
+  --variant LIST  experiments/matrix.yaml 的变体，逐个进行，如 gqa,mla
+  --depth N       层数，每层宽度 64 * N
+  --rl            最后一个阶段：在 GSM8K 上做强化学习
+  --data PATH     基础模型学习的文本；不写则为 FineWeb-Edu
+  --device TYPE   auto：找到的第一个加速器，否则用 CPU，步数少而短
+  --work FOLDER   所有结果所在的目录（output/speedrun）
+  key=value       所有运行的键，或某一阶段的键，如 sft:training.steps=200
+全部选项（设置完成后）：efficientbench speedrun --help
+CHINESE
+    )"
 }
 for argument in "$@"; do
     if [[ "$argument" == -h || "$argument" == --help ]]; then

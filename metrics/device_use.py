@@ -1,4 +1,4 @@
-"""What used a device, how long ranks waited, and under which conditions: data that a measurement and a record share."""
+"""The use of a device: by whom, how long ranks waited, under which conditions; of a measurement and a record."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Disturbance:
     """On the same scale as `begin_s`, s."""
     description: str
     share: float | None = None
-    """The largest part of the device that it took, 0 to 1; None where nobody can tell."""
+    """The largest part of the device that it took, 0 to 1; None where nobody can know."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,22 @@ class RankWaits:
     """For the other stages of its pipeline, and for what it gets from them; None where there is one stage."""
 
 
+@dataclass(frozen=True)
+class RankUse:
+    """One rank in the measured window. None: it has no accelerator of its own, or no sensor read the figure."""
+
+    rank: int
+    step_time_s: float
+    """Mean over its measured steps, by its own clock, with all that it waited."""
+    amu_gb: float | None
+    """Mean memory used on its accelerator."""
+    peak_memory_gb: float | None
+    """Most memory used on it."""
+    pcu: float | None
+    """Mean busy fraction, 0 to 1."""
+    energy_j: float | None
+
+
 CLOCKS_SET = "clocks that a user has set"
 HARDWARE = "the hardware"
 HEAT = ("heat (driver)", "heat (hardware)")
@@ -70,7 +86,7 @@ HEAT = ("heat (driver)", "heat (hardware)")
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """What limits speed and power of an accelerator. None: its driver does not tell."""
+    """What limits speed and power of an accelerator. None: its driver does not report it."""
 
     power_limit_w: float | None = None
     """In force, whoever set it."""
@@ -106,7 +122,7 @@ class DeviceConditions:
 
 @dataclass(frozen=True)
 class MachineConditions:
-    """What a machine gives to the ranks on it. None: it does not tell, as many virtual machines do not."""
+    """What a machine gives to the ranks on it. None: it does not report it, as many virtual machines do not."""
 
     ranks: list[int]
     processor: str

@@ -22,7 +22,7 @@ OWN_ROWS = "EFFICIENTBENCH_DEVICES"
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 _MAKERS = frozenset({"nvidia", "geforce", "tesla"})
-"""Words of the drivers' names that tell no device from another."""
+"""Words of the drivers' names that distinguish no device from another."""
 _REMEDY = "give the device's dense peak in the configuration"
 
 
@@ -198,7 +198,7 @@ def _named(name: str) -> dict[str, Any] | None:
 
 
 def _stand_for(words: Sequence[str], row: Sequence[str]) -> bool:
-    """Return whether words are a row's, and enough to tell it from cards that the table lacks.
+    """Return whether words are a row's, and enough to distinguish it from cards that the table lacks.
 
     Its chip must be named. After a mere number no word may be left out: an RTX 6000 is no RTX 6000 Ada.
     """

@@ -15,7 +15,7 @@ from efficientbench.metrics.definitions import standard_deviation
 from efficientbench.metrics.student import t_p_value, t_quantile_95
 
 MIN_REPEATS = 3
-"""Fewer runs of a side, or of a model in an A/A floor, do not tell their noise."""
+"""Fewer runs of a side, or of a model in an A/A floor, do not show their noise."""
 SIGNIFICANCE = 0.05
 """The chance of any claim in a comparison whose sides are alike."""
 
@@ -29,7 +29,7 @@ _MOST_LOGARITHM = 700.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """A variance that few values tell."""
+    """A variance of few values."""
 
     variance: float
     degrees: float
@@ -87,7 +87,7 @@ class Ratio:
     second: float
     ratio: float
     low: float | None
-    """Lower end of the ratio's own 95 % confidence interval; None if nothing tells one."""
+    """Lower end of the ratio's own 95 % confidence interval; None if nothing gives one."""
     high: float | None
     basis: str
     """Origin of the interval."""
@@ -97,7 +97,7 @@ class Ratio:
     """The ratio, above 1, below which 95 % of comparisons of identical models stay, each with as many runs; None if
     too few of them ran."""
     p_value: float | None
-    """Chance of so large a difference between identical models; None if too few runs tell their noise. `corrected`
+    """Chance of so large a difference between identical models; None if too few runs show their noise. `corrected`
     raises it for the other figures that are compared."""
 
     @property
@@ -120,7 +120,7 @@ def make_ratio(
 ) -> Ratio:
     """Return the ratio of geometric means, with its interval and its p value.
 
-    Where both the repeats and the floor tell the noise, the one that allows the larger difference decides.
+    Where both the repeats and the floor show the noise, the one that allows the larger difference decides.
 
     Args:
         metric: name of the figure.

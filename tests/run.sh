@@ -23,14 +23,17 @@ if [[ $# -gt 0 ]]; then
 fi
 
 failed=0
-# Once, for the hundreds of processes that tests start: where PYTHONDONTWRITEBYTECODE is set, each would compile anew.
-python3 -m compileall -q efficientbench data_tools launchers metrics tests/support
+# Once, for the hundreds of processes that tests start: where PYTHONDONTWRITEBYTECODE is set, each would compile anew, and
+# each call of pytest all tests.
+unset PYTHONDONTWRITEBYTECODE
+python3 -m compileall -q -j 0 efficientbench data_tools launchers metrics tests/support
 # The folders with the longest tests first, so that no process is left alone with one of them at the end. One thread in
 # each: the processes share the cores.
 OMP_NUM_THREADS=1 python3 -m pytest -m "($wanted) and not alone" --numprocesses "$(nproc)" \
     --dist loadfile --no-loadscope-reorder tests/distributed tests/end_to_end tests/numerics tests/unit || failed=1
 # Only their files, since a single process takes longer to import all tests than to run these. The unit tests come first:
 # after runs that fill the memory, the system is busy for a while.
+python3 tests/support/cold_libraries.py
 mapfile -t alone < <(grep -rl --include='test_*.py' 'mark\.alone' tests | sort --reverse)
 python3 -m pytest -m "($wanted) and alone" "${alone[@]}" || failed=1
 if compgen -G '/dev/nvidia[0-9]*' >/dev/null; then

@@ -1,4 +1,4 @@
-"""What the manifest of a conversation pair says of how it was made, and the mask that lies beside its tokens."""
+"""The manifest's record of how a conversation pair was made, and the mask that lies beside its tokens."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed import bin_path, check_indexed, idx_path, map_index
 from efficientbench.data_tools.manifest import Corpus, load_record
+from efficientbench.language.counted import number_of
 
 MASK_DTYPE = np.dtype(np.uint8)
 
@@ -96,8 +97,8 @@ def describe_conversations(corpus: Corpus, record: ConversationRecord) -> Iterat
     """Yield lines that describe a conversation pair for people."""
     share = record.supervised_tokens / corpus.tokens
     yield (
-        f"{corpus.prefix}: {corpus.documents:,} conversations of {corpus.tokens:,} tokens, {share:.1%} of them "
-        f"supervised; the longest has {record.longest:,}"
+        f"{corpus.prefix}: {number_of(corpus.documents, 'conversation')} of {corpus.tokens:,} tokens, {share:.1%} of "
+        f"them supervised; the longest has {record.longest:,}"
     )
     for task in record.tasks:
         epochs = f" x {task.epochs}" if task.epochs > 1 else ""

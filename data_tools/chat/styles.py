@@ -1,4 +1,4 @@
-"""How conversations become text and special tokens: one style for our own tokenizers, one for Qwen's.
+"""Styles that turn conversations into text and special tokens: one for our own tokenizers, one for Qwen's.
 
 Each style exists twice: as the pieces from which ids are rendered, and as a Jinja template, which other programs read
 from the tokenizer's folder. Both give the same ids, except where a text holds the name of a special token: the pieces

@@ -1,4 +1,4 @@
-"""What a task is: rows that become examples, and how an answer to one is scored. One task is one small file.
+"""A task: rows that become examples, and how an answer to one is scored. One task is one small file.
 
 A task from outside this project is a class of its own, named in a mixture as `my_module:Task`:
 

@@ -37,7 +37,7 @@ RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 NO_NETWORK = (
     ": is there a network here? HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror of the hub, modelscope:OWNER/NAME one "
-    "of ModelScope's names; files that are here already need none: python -m data_tools tokenize FILES"
+    "of ModelScope's names; files that are here already need none: efficientbench-data tokenize FILES"
 )
 """What may help where a server cannot be reached."""
 

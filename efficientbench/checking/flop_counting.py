@@ -27,14 +27,14 @@ def _adding(args: tuple[Any, ...], out: Any) -> int:
 
 
 def _attention(args: tuple[Any, ...], out: Any) -> int:
-    """Scores and their product with the values; half of the square where the kernel is causal."""
+    """Count scores and their product with the values; half of the square where the kernel is causal."""
     query, key, value, _, causal = (*args, False, False)[:5] if len(args) < 5 else args[:5]
     pairs = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
     return pairs * (query.shape[3] + value.shape[3]) * 2 // (2 if causal else 1)
 
 
 def _attention_backward(args: tuple[Any, ...], out: Any) -> int:
-    """The scores again, then the gradients of values, probabilities, queries and keys."""
+    """Count the scores again, then the gradients of values, probabilities, queries and keys."""
     _, query, key, value, _, _, _, causal = args[:8]
     pairs = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
     return pairs * (3 * query.shape[3] + 2 * value.shape[3]) * 2 // (2 if causal else 1)

@@ -13,6 +13,7 @@ import typer
 from efficientbench.cli.chat import chat, serve
 from efficientbench.cli.compare import compare as compare_command
 from efficientbench.cli.evaluate import evaluate
+from efficientbench.cli.examples import EXAMPLES
 from efficientbench.cli.finetune import finetune
 from efficientbench.cli.generate import generate
 from efficientbench.cli.launch import launch
@@ -248,9 +249,11 @@ app.command("new-variant")(new_variant)
 
 def run_command() -> None:
     """Run the command that was typed; print a user's mistake on stderr, without a traceback, and exit with 2."""
+    from efficientbench.language.examples import add_examples
     from efficientbench.language.language import is_chinese, translate_help
 
     command = typer.main.get_command(app)
+    add_examples(command, "efficientbench", EXAMPLES)
     if is_chinese():
         translate_help(command)
     try:

@@ -100,6 +100,8 @@ def evaluate(
 
     if tp * dp > 1 and lm_eval is not None:
         raise typer.BadParameter("--tp and --dp: lm-eval asks one process; call --lm-eval by itself")
+    if contamination and lm_eval is not None:
+        raise typer.BadParameter("--contamination: items of lm-eval's tasks are not searched; call --lm-eval by itself")
     load_kinds(arguments or [])
     options = Options(
         folder=run_folder,

@@ -53,6 +53,8 @@ def finetune(
     `efficientbench finetune losses NAME FILE` writes the examples with the base model's losses as difficulty.
     """
     given = list(arguments or [])
+    if not plan and (device is not None or memory_gb is not None):
+        raise typer.BadParameter("--device and --memory-gb are of --plan: a training takes the devices that are here")
     if name == EFFECT:
         _effect(given)
     elif plan:

@@ -56,6 +56,9 @@ def generate(
     step: Annotated[
         int | None, typer.Option("--step", metavar="N", help="of the checkpoint; without it the last good one")
     ] = None,
+    tp: Annotated[
+        int, typer.Option("--tp", metavar="N", min=1, help="devices that share the model's heads, one process each")
+    ] = 1,
     measure: Annotated[
         bool, typer.Option("--measure", help="measure time, memory and energy, and write generation.json")
     ] = False,
@@ -65,6 +68,9 @@ def generate(
     repeats: Annotated[
         int | None, typer.Option("--repeats", metavar="N", min=1, help="measured: fewest requests of each row (5)")
     ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="measured: decoding steps by torch.compile, compiled before they count")
+    ] = False,
     smoke: Smoke = False,
     matrix: MatrixFile = None,
 ) -> None:
@@ -76,18 +82,30 @@ def generate(
             raise typer.BadParameter(
                 "--measure: each token is the likeliest; leave --temperature, --top-k, --top-p and --seed out"
             )
+        if tp > 1:
+            raise typer.BadParameter("--measure: one process on one device is measured; leave --tp out")
         sizes = (numbers("--prompt-tokens", prompt_tokens or "128,2048"), numbers("--batch", batch or "1,8"))
-        raise typer.Exit(_measure(run, arguments or [], sizes, max_new_tokens, repeats or 5, smoke, step, matrix))
-    if prompt_tokens is not None or repeats is not None or smoke or matrix is not None:
-        raise typer.BadParameter("--prompt-tokens, --repeats, --smoke and --matrix are of --measure")
+        raise typer.Exit(
+            _measure(run, arguments or [], sizes, max_new_tokens, repeats or 5, compiled, smoke, step, matrix)
+        )
+    if prompt_tokens or repeats or compiled or smoke or matrix:
+        raise typer.BadParameter("--prompt-tokens, --repeats, --compile, --smoke and --matrix are of --measure")
     from efficientbench.config.registry import load_kinds
-    from efficientbench.generation.command import generate_text, read_prompts
+    from efficientbench.generation.prompts import read_prompts
     from efficientbench.generation.sampling import Sampling
 
     [together] = numbers("--batch", batch or "8", most=1)
     load_kinds(arguments or [])
     sampling = Sampling(temperature, top_k, top_p, seed)
     texts = read_prompts(prompt, file)
+    if tp > 1:
+        from efficientbench.generation.on_ranks import Request, generate_on_ranks
+
+        kinds = tuple(arguments or [])
+        request = Request(Path(run), kinds, step, tp, tuple(texts), sampling, max_new_tokens, together)
+        raise typer.Exit(generate_on_ranks(request))
+    from efficientbench.generation.command import generate_text
+
     raise typer.Exit(generate_text(Path(run), texts, sampling, max_new_tokens, together, step))
 
 
@@ -97,6 +115,7 @@ def _measure(
     sizes: tuple[list[int], list[int]],
     max_new_tokens: int,
     repeats: int,
+    compiled: bool,
     smoke: bool,
     step: int | None,
     matrix: Path | None,
@@ -115,12 +134,13 @@ def _measure(
         options = ["--measure", "--max-new-tokens", f"{max_new_tokens}", "--repeats", f"{repeats}"]
         for option, listed in zip(("--prompt-tokens", "--batch"), sizes, strict=True):
             options += [option, ",".join(map(str, listed))]
+        options += ["--compile"] if compiled else []
         options += ["--smoke"] if smoke else []
         options += ["--step", f"{step}"] if step is not None else []
         options += ["--matrix", f"{matrix}"] if matrix is not None else []
         return measure_several(runs, arguments, options, smoke, matrix or MATRIX)
     with target(run, arguments, smoke, step, matrix or MATRIX) as found:
-        return measure_run(found, cases, repeats)
+        return measure_run(found, cases, repeats, compiled)
 
 
 def numbers(option: str, text: str, most: int | None = None) -> list[int]:

@@ -21,6 +21,7 @@ from efficientbench.cli.options import (
     Smoke,
     Tokenizer,
     names,
+    of_depth,
     overrides_of,
 )
 
@@ -133,6 +134,8 @@ def launch(
     given = list(arguments or [])
     if name is not None and "=" in name:
         given, name = [name, *given], None
+    if name is not None:
+        name, given = of_depth(name, given)
     if surplus := [argument for argument in given if argument in MODES]:
         raise typer.BadParameter(f"{surplus[0]}: a script for nodes runs in the mode dlc; leave the word out")
     if (name is None) == (not only and not sizes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,6 +66,18 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
+def of_depth(name: str, arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the run that `depth=N` among the arguments names, and the other arguments.
+
+    base_d12, and base alone, are base_d16 with depth=16. A run of another size stays as it is, with all its arguments.
+    """
+    depths = [found[1] for argument in arguments if (found := re.fullmatch(r"depth=([1-9]\d*)", argument))]
+    variant = re.fullmatch(r"(\D+?)(_d\d+)?", name)
+    if not depths or variant is None:
+        return name, list(arguments)
+    return f"{variant[1]}_d{depths[-1]}", [argument for argument in arguments if not argument.startswith("depth=")]
+
+
 def resolve_arguments(
     name: str,
     arguments: Sequence[str],
@@ -80,6 +93,7 @@ def resolve_arguments(
     from efficientbench.config.matrix import MATRIX
     from efficientbench.planning.vocabulary import resolve_run
 
+    name, arguments = of_depth(name, arguments)
     modes = [argument for argument in arguments if argument in MODES]
     config, said = resolve_run(name, smoke, overrides_of(arguments, data, tokenizer), matrix or MATRIX)
     if said:

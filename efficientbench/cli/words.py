@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from efficientbench.cli.options import MatrixFile
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+    from rich.console import Console
+    from rich.table import Table
 
 
 def list_runs(
@@ -16,10 +22,7 @@ def list_runs(
     ] = None,
     matrix: MatrixFile = None,
 ) -> None:
-    """Print the runs of all suites with their parameters, or all runs that have one of the words.
-
-    Examples: efficientbench list; efficientbench list gqa; efficientbench list 7B
-    """
+    """Print the runs of all suites with their parameters, or all runs that have one of the words."""
     _print_runs(words or [], matrix)
 
 
@@ -28,10 +31,7 @@ def list_keys(
         str, typer.Argument(metavar="[PREFIX]", help="beginning of keys, or part of them, like batch")
     ] = "",
 ) -> None:
-    """Print the keys that key=value sets, with defaults, other names and meanings.
-
-    Examples: efficientbench keys; efficientbench keys parallel; efficientbench keys batch
-    """
+    """Print the keys that key=value sets, with defaults, other names and meanings."""
     _print_keys(part)
 
 
@@ -51,7 +51,7 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
     matrix = load_matrix(file)
     table = plain_table("run", ("parameters", "active", "suite"))
     for run in (*matrix.all_runs, *(matrix.other_runs if words else ())):
-        if any(word.lower() in f"{run.name} {run.suite}".lower() for word in words or [""]):
+        if _has(words or [""], f"{run.name} {run.suite}"):
             try:
                 counted = known(partial(count_parameters, resolve(run.name, matrix_file=file).model))
             except ConfigError:
@@ -59,36 +59,81 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
                 counted = None
             figures = (f"{counted.total:,}", f"{counted.active:,}") if counted else ("n/a", "n/a")
             table.add_row(run.name, *figures, run.suite)
-    if not table.row_count:
+    tunings = _tunings(words)
+    if not table.row_count and not tunings.row_count:
         raise ConfigError(f"no run has {' or '.join(words)} in its name or suite: efficientbench list has all of them")
     console = Console(highlight=False, soft_wrap=True)
-    console.print(table)
-    console.print(
-        f"\nEvery variant ({', '.join(matrix.variants)}) has every size ({', '.join(matrix.sizes)}), like mla_7B."
-    )
+    if table.row_count:
+        console.print(table)
+        variants, sizes = ", ".join(matrix.variants), ", ".join(matrix.sizes)
+        console.print(f"\nEvery variant ({variants}) has every size ({sizes}), like mla_7B.")
+    if tunings.row_count:
+        if table.row_count:
+            console.print()
+        console.print(tunings)
+    elif not words:
+        console.print("Fine-tunings: efficientbench list finetuning.")
+
+
+def _has(words: Sequence[str], text: str) -> bool:
+    return any(word.lower() in text.lower() for word in words)
+
+
+def _tunings(words: Sequence[str]) -> Table:
+    """Return the fine-tunings that have one of the words, with the models that they begin with."""
+    from efficientbench.finetuning.load import SUITE, named_tunings, resolve_tuning
+    from efficientbench.planning.plan_table import plain_table
+
+    table = plain_table("fine-tuning", ("base model",), left=1)
+    for name in named_tunings():
+        if _has(words, f"{name} {SUITE}"):
+            table.add_row(name, resolve_tuning(name).model)
+    return table
 
 
 def _print_keys(part: str) -> None:
     from rich.console import Console
-    from rich.markup import escape
-    from rich.padding import Padding
 
     from efficientbench.config.errors import ConfigError
     from efficientbench.config.load import settable_keys, unknown_key
     from efficientbench.config.words import ALIASES
+    from efficientbench.finetuning.load import WORDS
+    from efficientbench.finetuning.load import settable_keys as keys_of_tunings
 
-    keys = settable_keys()
-    chosen = [ALIASES[part]] if part in ALIASES else [key for key in keys if key.startswith(part)]
-    chosen = chosen or [key for key in keys if part in key]
-    if not chosen:
-        raise ConfigError(unknown_key(part, keys))
+    keys, of_tunings = settable_keys(), keys_of_tunings()
+    chosen = _chosen(part, keys, ALIASES)
+    further = _chosen(part, of_tunings, WORDS) if part else []
+    if not chosen and not further:
+        raise ConfigError(unknown_key(part, {**of_tunings, **keys}))
     console = Console(highlight=False)
     for key in chosen:
-        default = keys[key].get_default(call_default_factory=True)
-        also = [name for name, ours in ALIASES.items() if ours == key]
-        console.print(
-            f"[bold]{key}[/bold]",
-            "" if keys[key].is_required() else escape(f"= {'unset' if default is None else default}"),
-            f"  also {', '.join(also)}" if also else "",
-        )
-        console.print(Padding(escape(keys[key].description or ""), (0, 0, 0, 4)))
+        _print_key(key, keys[key], ALIASES, console)
+    if chosen and further:
+        console.print()
+    if further:
+        console.print("of fine-tunings (efficientbench finetune):")
+    for key in further:
+        _print_key(key, of_tunings[key], WORDS, console)
+    if not part:
+        console.print("\nFine-tunings have keys of their own, like adapter.r: efficientbench keys adapter")
+
+
+def _chosen(part: str, keys: Mapping[str, FieldInfo], words: Mapping[str, str]) -> list[str]:
+    """Return the key of another name, else the keys that begin with a text, else those that have it."""
+    if part in words:
+        return [words[part]]
+    return [key for key in keys if key.startswith(part)] or [key for key in keys if part in key]
+
+
+def _print_key(key: str, field: FieldInfo, words: Mapping[str, str], console: Console) -> None:
+    from rich.markup import escape
+    from rich.padding import Padding
+
+    default = field.get_default(call_default_factory=True)
+    also = [name for name, ours in words.items() if ours == key]
+    console.print(
+        f"[bold]{key}[/bold]",
+        "" if field.is_required() else escape(f"= {'unset' if default is None else default}"),
+        f"  also {', '.join(also)}" if also else "",
+    )
+    console.print(Padding(escape(field.description or ""), (0, 0, 0, 4)))

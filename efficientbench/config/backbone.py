@@ -20,8 +20,13 @@ class MoEConfig(Part):
     top_k: PositiveInt = Field(default=2, description="experts that compute a token, weighted by a softmax over them")
     auxiliary_loss: NonNegativeFloat = Field(
         default=0.01,
-        description="factor on each layer's load-balancing loss (arXiv 2101.03961, eq. 4); 0: no such loss",
+        description="factor on each layer's load-balancing loss (arXiv 2101.03961, eq. 4); 0: no such loss; "
+        "training.objective=rl has none",
     )
+
+    def balancing(self, objective: str) -> float:
+        """Return the factor on the load-balancing loss in a training; 0 by rewards, which alone are to move weights."""
+        return 0.0 if objective == "rl" else self.auxiliary_loss
 
     @model_validator(mode="after")
     def _chooses_among_them(self) -> MoEConfig:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.training import LENGTHS
+from efficientbench.language.counted import number_of
 
 DEFAULT_TOKENS = 100_000
 """Tokens of a run that sets neither tokens nor steps."""
@@ -103,10 +104,12 @@ def _too_short(config: RunConfig, tokens: int, steps: int, needed: int, tokens_p
     if training.steps is not None:
         what, right = f"training.steps: {steps:,} of", f"training.steps={needed}"
     elif training.epochs is not None:
-        what, right = f"training.epochs: {training.epochs:,} are {steps:,} of", f"training.steps={needed}"
+        are = "is" if training.epochs == 1 else "are"
+        what, right = f"training.epochs: {training.epochs:,} {are} {steps:,} of", f"training.steps={needed}"
     else:
+        counted = number_of(tokens, "token")
         by_parameters = f"{training.tokens} is " if isinstance(training.tokens, str) else ""
-        what = f"training.tokens: {by_parameters}{tokens:,} tokens at {tokens_per_step:,} a step are {steps:,} of"
+        what = f"training.tokens: {by_parameters}{counted} at {tokens_per_step:,} a step: {steps:,} of"
         right = f"training.tokens={needed * tokens_per_step}"
     return (
         f"{what} the {needed} steps that {measurement.warmup_steps} of warm-up and {measurement.min_steps} measured "

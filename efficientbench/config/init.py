@@ -1,4 +1,4 @@
-"""What a run begins with."""
+"""The weights that a run begins with."""
 
 from __future__ import annotations
 

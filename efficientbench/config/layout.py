@@ -9,6 +9,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.part import AUTO
 from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
+from efficientbench.language.counted import number_of
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Layout:
             if devices * nodes % model_ranks:
                 problems.append(
                     f"parallel.tp × cp × pp = {parallel.tp} × {parallel.cp} × {parallel.pp} = {model_ranks} must "
-                    f"divide the {devices * nodes} devices ({nodes} × {devices}): change one of them, or set "
-                    "parallel.dp to use fewer"
+                    f"divide the {number_of(devices * nodes, 'device')} ({nodes} × {devices}): change one of them, or "
+                    "set parallel.dp to use fewer"
                 )
         world_size = model_ranks * dp
         # No replica fits where dp is 0, and the problem above already has the reason.
@@ -122,15 +123,16 @@ def _messages(*rules: tuple[object, str]) -> list[str]:
 
 
 def _ranks_problems(world_size: int, devices: int, nodes: int, oversubscribe: bool) -> list[str]:
+    are = "is" if devices * nodes == 1 else "are"
     return _messages(
         (
             not oversubscribe and world_size > devices * nodes,
-            f"parallel: tp × cp × pp × dp = {world_size} ranks, but there are {devices * nodes} devices "
-            f"({nodes} × {devices}): each rank needs one of its own",
+            f"parallel: tp × cp × pp × dp = {world_size} ranks, but there {are} "
+            f"{number_of(devices * nodes, 'device')} ({nodes} × {devices}): each rank needs one of its own",
         ),
         (
             world_size % nodes,
-            f"parallel: tp × cp × pp × dp = {world_size} ranks cannot be spread evenly over {nodes} nodes",
+            f"parallel: tp × cp × pp × dp = {number_of(world_size, 'rank')} cannot be spread evenly over {nodes} nodes",
         ),
     )
 

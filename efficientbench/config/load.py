@@ -216,7 +216,9 @@ def unknown_key(key: str, keys: Mapping[str, FieldInfo]) -> str:
     if below:
         return f"{key}: is a section; set its keys: {', '.join(below)}"
     leaf = key.rpartition(".")[2]
-    near = [known for known in keys if known.rpartition(".")[2] == leaf] or [*filter(None, [ALIASES.get(leaf)])]
+    near = [known for known in keys if known.rpartition(".")[2] == leaf]
+    alias = ALIASES.get(leaf, "")
+    near = near or ([alias] if alias in keys else [])
     if not near and (best := nearest(key, keys)):
         near = [best]
     if not near:

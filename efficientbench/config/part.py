@@ -35,6 +35,10 @@ Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 """A name that becomes a folder. Without separators and leading dots it cannot leave its parent."""
+MOST_LABEL = 100
+"""Most characters of a label: with the longest variant and size a folder's name stays below file systems' 255."""
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._+=~-]*[A-Za-z0-9])?$", max_length=MOST_LABEL)]
+"""Text that can be part of a folder's name."""
 
 
 def _tokens(given: object) -> int | str | None:

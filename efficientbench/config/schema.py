@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,6 +15,7 @@ from efficientbench.config.evaluation import EvaluationConfig
 from efficientbench.config.init import InitConfig
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.part import (
+    Label,
     Name,
     NonNegativeFloat,
     NonNegativeInt,
@@ -26,11 +27,6 @@ from efficientbench.config.part import (
 from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.reinforcement import ReinforcementConfig
 from efficientbench.config.training import TrainingConfig
-
-MOST_LABEL = 100
-"""Most characters of a label: with the longest variant and size a folder's name stays below file systems' 255."""
-Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._+=~-]*[A-Za-z0-9])?$", max_length=MOST_LABEL)]
-"""Text that can be part of a folder's name."""
 
 
 class KernelsConfig(Part):
@@ -233,6 +229,7 @@ class RunConfig(Part):
     output: str = Field(
         default="output/efficientllm_benchmark", description="folder of the suite, in which the run has its own folder"
     )
+    wandb: Label | None = Field(default=None, description="project of Weights & Biases that gets the run; unset: none")
     model: ModelConfig
     kernels: KernelsConfig = KernelsConfig()
     parallel: ParallelConfig = ParallelConfig()

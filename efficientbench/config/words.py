@@ -1,4 +1,4 @@
-"""What people type: short and foreign names of keys, and numbers like 10B, 1e9 and 2h."""
+"""Words that people type: short and foreign names of keys, and numbers like 10B, 1e9 and 2h."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ ALIASES = {
     "seq_len": "training.seq_len",
     "seq_length": "training.seq_len",
     "max_seq_len": "training.seq_len",
+    "block_size": "training.seq_len",
     "steps": "training.steps",
     "train_iters": "training.steps",
     "num_iterations": "training.steps",
+    "max_steps": "training.steps",
+    "max_iters": "training.steps",
+    "epochs": "training.epochs",
     "tokens": "training.tokens",
     "dtype": "training.dtype",
     "seed": "training.seed",
+    "optimizer": "training.optimizer",
+    "recompute": "training.recompute",
     "grad_clip": "training.gradient_clip",
     "clip_grad": "training.gradient_clip",
     "weight_decay": "training.weight_decay",

@@ -153,7 +153,11 @@ def _elementwise(config: RunConfig, layout: Layout) -> Work:
         groups = max(model.key_value_heads / layout.tp, 1)
         once = 2 if config.kernels.fused else 3
         rotated = once * (forwards + 1) * (model.heads / layout.tp + groups) * model.rotated_dim
-    residual = 2 * 3 * (forwards + 1) * _residual(config, layout)
+    additions = 2 * 3 * (forwards + 1)
+    if config.kernels.fused:
+        # The norm between them does not read the first sum again, and adds its two gradients itself.
+        additions -= forwards + 2
+    residual = additions * _residual(config, layout)
     return Work(0, tokens * (activation + rotated) * dtype_bytes + residual)
 
 

@@ -48,23 +48,32 @@ def decode_bytes(
     return weight_bytes_read(model, batch, dtype, experts_touched) + batch * cache_bytes_read(model, tokens, dtype)
 
 
-def generation_bytes(model: ModelConfig, prompt_tokens: int, new_tokens: int, batch: int, dtype: str) -> int:
-    """Estimate the bytes of weights, of the caches of `batch` sequences, and of a layer's tensors for their prompts."""
-    return _weight_bytes(model, dtype) + batch * _sequence_bytes(model, prompt_tokens, new_tokens, dtype)
+def generation_bytes(
+    model: ModelConfig, prompt_tokens: int, new_tokens: int, batch: int, dtype: str, tp: int = 1
+) -> int:
+    """Estimate the bytes of weights, of the caches of `batch` sequences, and of a layer's tensors for their prompts.
+
+    They are those of one of `tp` ranks that share the model.
+    """
+    return _weight_bytes(model, dtype, tp) + batch * _sequence_bytes(model, prompt_tokens, new_tokens, dtype, tp)
 
 
-def largest_batch(model: ModelConfig, prompt_tokens: int, new_tokens: int, dtype: str, free_bytes: int) -> int:
+def largest_batch(
+    model: ModelConfig, prompt_tokens: int, new_tokens: int, dtype: str, free_bytes: int, tp: int = 1
+) -> int:
     """Return the largest batch for which `generation_bytes` fits; 0: not even the weights and one sequence do."""
-    left = free_bytes - _weight_bytes(model, dtype)
-    return max(left // _sequence_bytes(model, prompt_tokens, new_tokens, dtype), 0)
+    left = free_bytes - _weight_bytes(model, dtype, tp)
+    return max(left // _sequence_bytes(model, prompt_tokens, new_tokens, dtype, tp), 0)
 
 
-def _weight_bytes(model: ModelConfig, dtype: str) -> int:
-    return count_parameters(model).total * DTYPE_BYTES[dtype]
+def _weight_bytes(model: ModelConfig, dtype: str, tp: int) -> int:
+    # Norms and routers, which each rank holds whole too, are too few to count.
+    whole = model.layers * attention_of(model).costs.replicated_parameters(model) if tp > 1 else 0
+    return ((count_parameters(model).total - whole) // tp + whole) * DTYPE_BYTES[dtype]
 
 
-def _sequence_bytes(model: ModelConfig, prompt_tokens: int, new_tokens: int, dtype: str) -> int:
+def _sequence_bytes(model: ModelConfig, prompt_tokens: int, new_tokens: int, dtype: str, tp: int) -> int:
     """Estimate what a sequence adds: its cache, and for each token of its prompt a layer's inner elements."""
     inner = feed_forward_matrices(model) * model.ffn_hidden_size * (model.moe.top_k if model.moe else 1)
-    prompt = prompt_tokens * (inner + 4 * model.hidden_size) * DTYPE_BYTES[dtype]
-    return cache_bytes(model, prompt_tokens + new_tokens, dtype) + prompt
+    prompt = prompt_tokens * (inner // tp + 4 * model.hidden_size) * DTYPE_BYTES[dtype]
+    return cache_bytes(model, prompt_tokens + new_tokens, dtype, tp) + prompt

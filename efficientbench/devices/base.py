@@ -87,6 +87,10 @@ class Device(ABC):
     def prepare(self, local_rank: int) -> torch.device:
         """Make `local_rank`'s device current and ready for the engine. Call it once, before importing megatron."""
 
+    def group_device(self, place: torch.device) -> torch.device | None:
+        """Return `place` where process groups are made for the rank's device from the start; else None."""
+        return None
+
     def fuses(self) -> bool:
         """Return whether torch.compile makes faster kernels for this device than torch's own in sequence."""
         return False

@@ -63,6 +63,10 @@ class CUDA(Device):
         torch.cuda.set_device(local_rank)
         return torch.device(self.type, local_rank)
 
+    def group_device(self, place: torch.device) -> torch.device | None:
+        # NCCL then connects the ranks as they meet, and not within their first steps; a wrong device is refused there.
+        return place
+
     def fuses(self) -> bool:
         # Triton compiles the kernels. Every CUDA build of torch for Linux on x86-64 brings it, so a plan on a machine
         # without a GPU assumes that it is there.

@@ -190,7 +190,8 @@ def _flops(device: Device) -> Check:
     dtype = TrainingConfig().dtype
     peak, source = peak_flops(device.names()[0], dtype)
     if peak is None:
-        return Check(device.type, False, f"no MFU in {dtype}: {source}", "measurement.peak_flops=FLOP/S")
+        instead = "a run measures mfu_of_measured_peak instead"
+        return Check(device.type, False, f"no MFU in {dtype}: {source}; {instead}", "measurement.peak_flops=FLOP/S")
     return Check(device.type, True, f"MFU in {dtype}: against {peak / 1e12:,.1f} TFLOP/s ({source})")
 
 

@@ -1,4 +1,4 @@
-"""Which sequences are computed together: those of about the same length, so that few tokens only fill up rows."""
+"""Batches of sequences of about the same length, so that few tokens only fill up rows."""
 
 from __future__ import annotations
 

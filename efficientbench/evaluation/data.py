@@ -1,4 +1,4 @@
-"""Where the items of tasks lie: a folder, or an archive by its address and checksum, which is fetched once."""
+"""The items of tasks on disk: a folder, or an archive by its address and checksum, which is fetched once."""
 
 from __future__ import annotations
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.config.layout import Layout
-from efficientbench.config.schema import ParallelConfig, RunConfig
+from efficientbench.config.schema import ParallelConfig
 from efficientbench.devices.registry import find_device
 from efficientbench.evaluation.registry import check_names
 from efficientbench.evaluation.results import FOLDER
 from efficientbench.evaluation.task import Options
+from efficientbench.generation.shared_layout import check_shared
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.running.trained import TrainedRun
@@ -24,7 +23,7 @@ from efficientbench.training.checkpoints.manifest import read_manifest
 
 @dataclass(frozen=True)
 class Asked:
-    """What all ranks are told."""
+    """The words that all ranks get."""
 
     names: tuple[str, ...]
     """Of tasks."""
@@ -64,7 +63,7 @@ def evaluate_on_ranks(asked: Asked, console: Console) -> int:
     run = TrainedRun.read(asked.options.folder)
     config = run.job.config
     device = find_device(config.device, trains=False)
-    check_layout(config, asked.parallel, device.count(), device.memory_capacity_bytes() is None)
+    check_shared(config, asked.parallel, device.count(), device.memory_capacity_bytes() is None)
     checkpoint, problems = run.checkpoint(asked.step)
     for problem in problems:
         console.print(f"warning: {problem}")
@@ -81,22 +80,3 @@ def evaluate_on_ranks(asked: Asked, console: Console) -> int:
     # A rank that is killed leaves the cursor hidden, as its progress bar had it.
     console.show_cursor()
     return exit_code
-
-
-def check_layout(config: RunConfig, parallel: ParallelConfig, devices: int, oversubscribe: bool) -> None:
-    """Refuse a layout in which the model of a run cannot be evaluated.
-
-    Args:
-        config: the run.
-        parallel: tp and dp of the evaluation.
-        devices: of this machine.
-        oversubscribe: whether ranks may share a device.
-
-    Raises:
-        ConfigError: the message has every reason.
-    """
-    if config.model.moe is not None and parallel.tp > 1:
-        raise ConfigError("--tp: the experts of this model are not split for an evaluation: leave --tp out, give --dp")
-    changes = {"recompute": "none", "micro_batch_size": 1, "global_batch_size": parallel.dp}
-    training = config.training.model_copy(update=changes)
-    Layout.of(config.model_copy(update={"parallel": parallel, "training": training}), devices, 1, oversubscribe)

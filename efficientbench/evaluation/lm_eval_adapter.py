@@ -5,16 +5,19 @@ Cuts, windows and first tokens are those of lm-eval's `hf` backend, so that both
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from rich.console import Console
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.evaluation.scoring import Continuation, Scored, Scorer
+from efficientbench.evaluation.progress import EvaluationProgress
+from efficientbench.evaluation.scoring import SHORTEST_SHARED, Continuation, Scored, Scorer
 from efficientbench.generation.generate import generate
 from efficientbench.generation.sampling import Sampling
 
@@ -25,18 +28,22 @@ MAX_NEW_TOKENS = 256
 """Of a text, where a task does not say; lm-eval's own number."""
 LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names by which tasks say it; the first one counts."""
+MOST_CHOICES = 16
+"""Of an item, whose context is computed once however long it is."""
 
 Request = tuple[Any, list[int], list[int]]
 """What the answer is kept under, context and continuation."""
+Answer = tuple[float, bool]
+"""Log-likelihood, and whether each token is the likeliest."""
 
 
 class Adapter(TemplateLM):
     """An open run as a model of lm-eval."""
 
-    def __init__(self, run: Opened, batch_tokens: int, on_scored: Callable[[int, int], None]) -> None:
-        """Take the run, the tokens of a batch, and what is told how many of how many requests are answered."""
+    def __init__(self, run: Opened, batch_tokens: int, console: Console) -> None:
+        """Take the run, the tokens of a batch, and where the progress is shown."""
         super().__init__()
-        self.run, self.on_scored = run, on_scored
+        self.run, self.console = run, console
         position = run.config.model.position.longest
         self.max_length: int = position or run.config.training.seq_len
         """Tokens that the model reads at most: as its export says, those of a training sequence."""
@@ -50,7 +57,7 @@ class Adapter(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Return what tells apart requests that lm-eval keeps."""
+        """Return the key that distinguishes requests that lm-eval keeps."""
         return self.run.tokenizer.fingerprint
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
@@ -59,22 +66,43 @@ class Adapter(TemplateLM):
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False, **kwargs: Any
-    ) -> list[tuple[float, bool]]:
+    ) -> list[Answer]:
         """Return of each continuation its log-likelihood, and whether each of its tokens is the likeliest."""
-        answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-        # The choices of an item have one context, and follow each other.
-        numbers = [list(part) for _, part in groupby(range(len(requests)), lambda each: requests[each][1])]
-        groups = [[self._continuation(*requests[each][1:]) for each in part] for part in numbers]
-        done = 0
-        for batch in self.scorer.score(groups):
-            for group, scored in batch:
-                for number, found in zip(numbers[group], scored, strict=True):
-                    answers[number] = _answer(found, requests[number][2])
-                    if requests[number][0] is not None:
-                        self.cache_hook.add_partial("loglikelihood", requests[number][0], answers[number])
-                done += len(numbers[group])
-            self.on_scored(done, len(requests))
+        answers: list[Answer] = [(0.0, False)] * len(requests)
+        for number, answer in self._answers(requests):
+            answers[number] = answer
+            self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
         return answers
+
+    def _answers(self, requests: Sequence[Request]) -> Iterator[tuple[int, Answer]]:
+        """Yield the numbers of requests and their answers, batch after batch."""
+        numbers = self._groups(requests)
+        groups = [[self._continuation(*requests[each][1:]) for each in part] for part in numbers]
+        costs = [sum(len(each.tokens) for each in group) for group in groups]
+        with self._progress(len(requests), sum(costs)) as progress:
+            for batch in self.scorer.score(groups):
+                for group, scored in batch:
+                    for number, found in zip(numbers[group], scored, strict=True):
+                        yield number, _answer(found, requests[number][2])
+                progress.add(sum(len(numbers[group]) for group, _ in batch), sum(costs[group] for group, _ in batch))
+
+    def _groups(self, requests: Sequence[Request]) -> list[list[int]]:
+        """Return the numbers of requests whose context is computed once, as the choices of an item follow each other.
+
+        All requests of a task may have one context, as an empty one: they are no group, which would be one batch.
+        """
+
+        def key(number: int) -> int | list[int]:
+            _, context, end = requests[number]
+            return context if len(context) >= SHORTEST_SHARED or len(end) == 1 else number
+
+        found: list[list[int]] = []
+        for _, part in groupby(range(len(requests)), key):
+            numbers = list(part)
+            longest = max(len(requests[each][1]) + len(requests[each][2]) for each in numbers)
+            most = max(self.scorer.batch_tokens // longest, MOST_CHOICES)
+            found += [numbers[first : first + most] for first in range(0, len(numbers), most)]
+        return found
 
     def _continuation(self, context: Sequence[int], end: Sequence[int]) -> Continuation:
         if len(end) > self.max_length:
@@ -92,12 +120,14 @@ class Adapter(TemplateLM):
             tokens = self.tok_encode(request.args[0])
             pairs = get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, 1)
             windows += [(number, *make_disjoint_window(pair)) for pair in pairs]
-        found = self._loglikelihood_tokens([(None, context, end) for _, context, end in windows])
+        left = Counter(number for number, _, _ in windows)
         sums = [0.0] * len(requests)
-        for (number, _, _), (likelihood, _) in zip(windows, found, strict=True):
+        for at, (likelihood, _) in self._answers([(None, context, end) for _, context, end in windows]):
+            number = windows[at][0]
             sums[number] += likelihood
-        for request, total in zip(requests, sums, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+            left[number] -= 1
+            if left[number] == 0:
+                self.cache_hook.add_partial("loglikelihood_rolling", requests[number].args, sums[number])
         return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -106,18 +136,20 @@ class Adapter(TemplateLM):
         by_settings: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             by_settings.setdefault(repr(request.args[1]), []).append(number)
-        done = 0
-        for numbers in by_settings.values():
-            numbers.sort(key=lambda number: len(requests[number].args[0]))
-            for first in range(0, len(numbers), self.batch):
-                part = numbers[first : first + self.batch]
-                asked = {number: requests[number].args[0] for number in part}
-                for number, text in self._texts(asked, requests[part[0]].args[1]).items():
-                    texts[number] = text
-                    self.cache_hook.add_partial("generate_until", requests[number].args, text)
-                done += len(part)
-                self.on_scored(done, len(requests))
+        with self._progress(len(requests), len(requests)) as progress:
+            for numbers in by_settings.values():
+                numbers.sort(key=lambda number: len(requests[number].args[0]))
+                for first in range(0, len(numbers), self.batch):
+                    part = numbers[first : first + self.batch]
+                    asked = {number: requests[number].args[0] for number in part}
+                    for number, text in self._texts(asked, requests[part[0]].args[1]).items():
+                        texts[number] = text
+                        self.cache_hook.add_partial("generate_until", requests[number].args, text)
+                    progress.add(len(part), len(part))
         return texts
+
+    def _progress(self, requests: int, cost: float) -> EvaluationProgress:
+        return EvaluationProgress("requests of lm-eval", requests, cost, self.console)
 
     def _texts(self, contexts: Mapping[int, str], settings: Mapping[str, Any]) -> dict[int, str]:
         """Return the continuations of one batch; all are by the number of the request, which draws its tokens."""
@@ -155,7 +187,7 @@ class Adapter(TemplateLM):
         return {number: _cut(text, stops) for number, text in texts.items()}
 
 
-def _answer(scored: Scored, end: Sequence[int]) -> tuple[float, bool]:
+def _answer(scored: Scored, end: Sequence[int]) -> Answer:
     return -float(scored.losses.sum()), scored.greedy.tolist() == list(end)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.evaluation.evaluate import memory_errors_explained
 from efficientbench.evaluation.publish import publish
 from efficientbench.evaluation.results import FOLDER, ResultFile
 from efficientbench.evaluation.task import ItemResult, Options, Summary, prompt_hash
@@ -36,35 +37,33 @@ def evaluate_by_lm_eval(names: Sequence[str], options: Options, step: int | None
         console: for progress and figures.
 
     Raises:
-        ConfigError: lm-eval is not installed, or has no such task.
+        ConfigError: lm-eval is not installed, has no such task, or cannot load it.
         CheckpointError, DataError, DeviceError: as `opened`.
         GenerationError: the model computed NaN.
+        EvaluationError: the memory does not suffice.
     """
     try:
         import lm_eval
-        from lm_eval.tasks import TaskManager
+
+        from efficientbench.evaluation.lm_eval_tasks import Tasks
     except ModuleNotFoundError as error:
         raise ConfigError(f"--lm-eval: {error.name} is not installed: pip install 'efficientbench[eval]'") from None
-    manager = TaskManager(include_path=None if options.data is None else str(options.data))
-    unknown = [name for name in names if name not in manager.all_tasks]
-    if unknown:
-        raise ConfigError(f"--lm-eval: lm-eval {lm_eval.__version__} has no task {unknown[0]!r}: `lm-eval ls tasks`")
+    manager = Tasks(include_path=None if options.data is None else str(options.data))
+    manager.check(names)
     with opened(options.folder, step) as run:
         from efficientbench.evaluation.lm_eval_adapter import Adapter
 
-        def progress(done: int, requests: int) -> None:
-            console.print(f"lm-eval: {done:,} of {requests:,} requests", highlight=False)
-
         checksum = identity(checkpoint_folder(options.folder, run.step))
         (options.folder / FOLDER).mkdir(exist_ok=True)
-        found = lm_eval.simple_evaluate(
-            Adapter(run, options.batch_tokens, progress),
-            tasks=list(names),
-            limit=options.limit,
-            use_cache=str(options.folder / FOLDER / f"lm_eval_{checksum[:12]}"),
-            task_manager=manager,
-            bootstrap_iters=0,
-        )
+        with memory_errors_explained(options.batch_tokens):
+            found = lm_eval.simple_evaluate(
+                Adapter(run, options.batch_tokens, console),
+                tasks=list(names),
+                limit=options.limit,
+                use_cache=str(options.folder / FOLDER / f"lm_eval_{checksum[:12]}"),
+                task_manager=manager,
+                bootstrap_iters=0,
+            )
         about = {"step": run.step, "checkpoint_sha256": checksum}
     for name, results in found["results"].items():
         settings = {

@@ -1,4 +1,4 @@
-"""How far an evaluation is, and how long it will take: a bar on a terminal, a line now and then in a file."""
+"""The progress of an evaluation and the time that is left: a bar on a terminal, a line now and then in a file."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.evaluation.chat_core import chat_core
+from efficientbench.evaluation.core.bundle import NAMES as CORE_TASKS
 from efficientbench.evaluation.task import Options, Summary, Task
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def check_names(names: list[str]) -> None:
     if not names:
         raise ConfigError(f"--tasks: none is named; there are {', '.join(TASKS)}")
     for name in names:
+        if name in CORE_TASKS and name not in TASKS:
+            raise ConfigError(f"--tasks: {name} is one of the 22 tasks of core, and is scored only there: give core")
         # A task from outside is looked up when it is made.
         if name not in TASKS and ":" not in name:
             near = get_close_matches(name, TASKS, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -12,16 +13,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from efficientbench.config.errors import ConfigError
 from efficientbench.evaluation.task import ItemResult, Summary, Task
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import no_link, write_whole
 from efficientbench.metrics.foreign import parse_json
+from efficientbench.metrics.records.record_parts import TrainingScore
 
 FOLDER = "evaluation"
 """Of a run's folder: `<task>.jsonl` and `<task>.json`."""
 FORMAT = 1
 """Of both files."""
+_SCORE = TypeAdapter(TrainingScore)
 
 
 class ResultFile:
@@ -146,3 +151,13 @@ def write_summary(path: Path, header: Mapping[str, Any], items: int, summary: Su
     """
     values = {"format": FORMAT, **header, "items": items, **asdict(summary)}
     write_whole(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+
+
+def read_scores(folder: Path) -> list[TrainingScore]:
+    """Return the figures of every summary in a folder, in the order of steps; files that are none do not count."""
+    found = []
+    for path in folder.glob("*.json"):
+        # A file that somebody has damaged must not cost a record.
+        with contextlib.suppress(OSError, ValueError):
+            found.append(_SCORE.validate_json(path.read_bytes()))
+    return sorted(found, key=lambda each: (each.step, each.task))

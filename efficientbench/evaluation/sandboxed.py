@@ -24,27 +24,35 @@ _CAPABILITIES = 0x20080522
 _CREATE_RULESET, _ADD_RULE, _RESTRICT = 444, 445, 446
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _EXECUTE, _READ_FILE, _READ_FOLDER = 1, 4, 8
-_FIRST = 16
-"""Offset of the low half of a call's first argument in `struct seccomp_data`, on both machines."""
+_FIRST, _SECOND = 16, 24
+"""Offsets of the low halves of a call's first arguments in `struct seccomp_data`, on both machines."""
+_SET_OWNER, _SET_OWNER_EX = 8, 15
+"""Of fcntl(2): whom the kernel signals, by any signal, when a file is ready."""
+_OTHER_NUMBERS = 0x40000000
+"""From here on x86-64 counts its calls once more, for programs of 32-bit addresses (seccomp(2))."""
 
 _CALLS = {
     "x86_64": (
         0xC000003E,
         {"clone": 56, "fork": 57, "vfork": 58, "clone3": 435, "socket": 41, "prlimit64": 302, "kill": 62}
-        | {"tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "pidfd_send_signal": 424},
+        | {"tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "pidfd_send_signal": 424}
+        | {"ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "io_uring_setup": 425, "fcntl": 72},
     ),
     "aarch64": (
         0xC00000B7,
         {"clone": 220, "clone3": 435, "socket": 198, "prlimit64": 261, "kill": 129}
-        | {"tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "pidfd_send_signal": 424},
+        | {"tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "pidfd_send_signal": 424}
+        | {"ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "io_uring_setup": 425, "fcntl": 25},
     ),
 }
 """By machine: the number by which Linux knows it (audit.h), and those of system calls."""
 _REFUSALS = {
     **dict.fromkeys(("clone", "fork", "vfork", "clone3"), errno.EAGAIN),
-    "socket": errno.ENETUNREACH,
+    # io_uring makes sockets too, and its queue is no system call.
+    **dict.fromkeys(("socket", "io_uring_setup"), errno.ENETUNREACH),
 }
-"""How a refused call fails: a new process as if there were too many; signals, and limits of others, as not allowed."""
+"""How a refused call fails: a new process as if there were too many; signals, limits and memory of others, as not
+allowed."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -108,17 +116,23 @@ def confine_files(readable: list[str], folder: str) -> bool:
 
 
 def filter_calls() -> bool:
-    """Refuse processes and threads, sockets, signals, and limits of others; return whether the kernel does so here."""
+    """Refuse processes, threads, sockets, and signals, limits and memory of others; return whether the kernel does."""
     if platform.machine() not in _CALLS:
         return False
     machine, numbers = _CALLS[platform.machine()]
     # Classic BPF: (code, jump if true, jump if false, constant). It loads the machine, then the call's number.
     steps = [(0x20, 0, 0, 4), (0x15, 1, 0, machine), (0x06, 0, 0, _KILL), (0x20, 0, 0, 0)]
+    # By its second number a refused call would be allowed.
+    steps += [(0x35, 0, 1, _OTHER_NUMBERS), (0x06, 0, 0, _KILL)]
     for name, number in numbers.items():
         refused = (0x06, 0, 0, _ERRNO | _REFUSALS.get(name, errno.EPERM))
         if name == "prlimit64":
             # Its first argument names the process; 0 is this one, which may read its own limits.
             steps += [(0x15, 0, 4, number), (0x20, 0, 0, _FIRST), (0x15, 0, 1, 0), (0x06, 0, 0, _ALLOW), refused]
+        elif name == "fcntl":
+            # Its second argument is the command.
+            steps += [(0x15, 0, 5, number), (0x20, 0, 0, _SECOND)]
+            steps += [(0x15, 2, 0, _SET_OWNER), (0x15, 1, 0, _SET_OWNER_EX), (0x06, 0, 0, _ALLOW), refused]
         else:
             steps += [(0x15, 0, 1, number), refused]
     packed = b"".join(struct.pack("HBBI", *step) for step in [*steps, (0x06, 0, 0, _ALLOW)])

@@ -1,7 +1,8 @@
-"""How likely a model finds continuations: the loss of each of their tokens, and whether it would have chosen it.
+"""Score continuations: the loss of each of their tokens, and whether the model would have chosen it.
 
 Continuations of one group begin alike, as the choices of a few-shot question do. What they share is computed once, and
-all go on from its cache. V = vocabulary.
+all go on from its cache. Those that differ in their last token alone, as letters do, are one row, since the model never
+reads that token. R = rows, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Scored:
 
 
 Group = Sequence[Continuation]
+Row = tuple[tuple[int, ...], int]
+"""What the model reads of a continuation, all but its last token, and the first place that is scored."""
 NOTHING = Scored(np.zeros(0), np.zeros(0, np.int64))
 
 
@@ -76,7 +79,7 @@ class Scorer:
         # Those that share nothing are computed in one pass, the others in two.
         alone = [number for number, each in enumerate(shared) if not each]
         for numbers in (alone, [number for number, each in enumerate(shared) if each]):
-            tokens = {number: sum(map(_length, groups[number])) for number in numbers}
+            tokens = {number: sum(len(read) for read, _ in _rows(groups[number])) for number in numbers}
             numbers.sort(key=lambda number: (tokens[number], shared[number]))
             for part in padded_parts(numbers, tokens.__getitem__, self.batch_tokens):
                 found = iter(self._batch([groups[each] for each in part], [shared[each] for each in part]))
@@ -87,15 +90,15 @@ class Scorer:
     @torch.no_grad()
     def _batch(self, groups: Sequence[Group], shared: Sequence[int]) -> list[Scored]:
         """Score the continuations of all groups, one after the other, without those that have nothing to score."""
-        rows = [(at, each) for at, group in enumerate(groups) for each in group if _length(each)]
+        rows = [(at, row) for at, group in enumerate(groups) for row in _rows(group)]
         if not rows:
             return []
-        width = max(_length(each) - shared[at] for at, each in rows)
+        width = max(len(read) - shared[at] for at, (read, _) in rows)
         # Rows are filled up behind their longest beginning, for which an encoding may have no positions.
         if self.longest is not None and max(shared) + width > self.longest:
             shared = [0] * len(groups)
-        inputs = [each.tokens[shared[at] : -1] for at, each in rows]
-        places = [range(each.first - 1 - shared[at], len(each.tokens) - 1 - shared[at]) for at, each in rows]
+        inputs = [read[shared[at] :] for at, (read, _) in rows]
+        places = [range(first - 1 - shared[at], len(read) - shared[at]) for at, (read, first) in rows]
         tokens, only = self._filled(inputs, max(shared)), _padded(places).to(self.device)
         if any(shared):
             cache = self._beginnings(groups, shared, tokens.shape[1])
@@ -105,8 +108,10 @@ class Scorer:
                 logits = self.model(tokens, only=only)
         else:
             logits = self.model(tokens, only=only)
-        wanted = _padded([each.tokens[each.first :] for _, each in rows]).to(self.device)
-        return _losses(whole_logits(self.model, logits), wanted, [len(each) for each in places])
+        places_of = {row: place for place, row in enumerate(rows)}
+        scored = [(at, each) for at, group in enumerate(groups) for each in group if _length(each)]
+        wanted = [each.tokens[each.first :] for _, each in scored]
+        return _losses(whole_logits(self.model, logits), [places_of[at, _row(each)] for at, each in scored], wanted)
 
     def _beginnings(self, groups: Sequence[Group], shared: Sequence[int], room: int) -> Cache:
         """Return the cache behind what each group shares, a row for each, with room for so many tokens more."""
@@ -142,28 +147,47 @@ def _length(continuation: Continuation) -> int:
     return len(continuation.tokens) - 1 if scored else 0
 
 
+def _row(continuation: Continuation) -> Row:
+    return tuple(continuation.tokens[:-1]), continuation.first
+
+
+def _rows(group: Group) -> list[Row]:
+    """Return what the model reads for a group, each once."""
+    return list(dict.fromkeys(_row(each) for each in group if _length(each)))
+
+
 def _shared(group: Group) -> int:
-    """Return how many tokens are to be computed once for all that is scored of a group."""
-    scored = [each for each in group if _length(each)]
-    if len(scored) < 2:
+    """Return how many tokens are to be computed once for all rows of a group."""
+    rows = _rows(group)
+    if len(rows) < 2:
         return 0
     # The token before the first scored one is left to each, since its logits are wanted.
-    alike = min(common([each.tokens for each in scored]), *(each.first - 1 for each in scored))
+    alike = min(common([read for read, _ in rows]), *(first - 1 for _, first in rows))
     return alike if alike >= SHORTEST_SHARED else 0
 
 
-def _losses(logits: torch.Tensor, wanted: torch.Tensor, counts: Sequence[int]) -> list[Scored]:
-    """Return what the tokens `wanted` [B, n] score by their logits [B, n, V]; `counts`: how many of each row count."""
-    losses, greedy = torch.empty(wanted.shape, dtype=torch.float64), torch.empty(wanted.shape, dtype=torch.int64)
-    for row, (each, right) in enumerate(zip(logits, wanted, strict=True)):  # all in float32 would take much memory
-        values = each.float()
-        losses[row] = torch.nn.functional.cross_entropy(values, right, reduction="none").cpu()
-        greedy[row] = values.argmax(dim=-1).cpu()
+def _losses(logits: torch.Tensor, rows: Sequence[int], wanted: Sequence[Sequence[int]]) -> list[Scored]:
+    """Return what continuations score.
+
+    Args:
+        logits: at the places that are scored, [R, n, V].
+        rows: of each continuation.
+        wanted: its scored tokens, n at most.
+
+    Raises:
+        GenerationError: a loss is NaN or infinite.
+    """
+    right = _padded(wanted).to(logits.device)
+    losses, greedy = torch.empty(right.shape, dtype=torch.float64), torch.empty(right.shape, dtype=torch.int64)
+    for at, row in enumerate(rows):  # all in float32 would take much memory
+        values = logits[row].float()
+        losses[at] = torch.nn.functional.cross_entropy(values, right[at], reduction="none").cpu()
+        greedy[at] = values.argmax(dim=-1).cpu()
     found = []
-    for row, count in enumerate(counts):
-        if not bool(losses[row, :count].isfinite().all()):
+    for at, count in enumerate(map(len, wanted)):
+        if not bool(losses[at, :count].isfinite().all()):
             raise GenerationError("a loss is not finite: the weights are broken, or too large for the dtype")
-        found.append(Scored(losses[row, :count].numpy(), greedy[row, :count].numpy()))
+        found.append(Scored(losses[at, :count].numpy(), greedy[at, :count].numpy()))
     return found
 
 

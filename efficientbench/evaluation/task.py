@@ -1,4 +1,4 @@
-"""What a task of an evaluation is: items, how each is scored, and what follows from all of them."""
+"""A task of an evaluation: items, how each is scored, and what follows from all of them."""
 
 from __future__ import annotations
 

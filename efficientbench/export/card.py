@@ -47,11 +47,32 @@ def model_card(
         warnings: about the exported files.
         imported: name and class of the model whose weights were imported; None: they were trained here.
     """
-    training = config.training
-    tokens_per_step = training.global_batch_size * training.seq_len
     smoke = (
         " (a smoke run: a scaled-down model, whose figures do not stand for the named one's)" if config.smoke else ""
     )
+    facts = _facts(config, architecture, step, steps, record, imported)
+    lines = [
+        f"# {_text(config.name)}",
+        "",
+        f"A language model that EfficientBench {'imported' if imported is not None else 'trained'}, as run "
+        f"`{config.name}`{smoke}.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {_text(name)} | {_text(value)} |" for name, value in facts),
+        "",
+        *([TRAINING_TEXT, ""] if imported is None else []),
+        *(f"Note: {_text(warning)}.\n" for warning in warnings),
+    ]
+    return FRONT_MATTER + "\n".join(lines)
+
+
+def _facts(
+    config: RunConfig, architecture: Architecture, step: int, steps: int, record: RunRecord | None, imported: str | None
+) -> list[tuple[str, str]]:
+    """Return the rows of the card's table: of the training, the files, and the record where there is one."""
+    training = config.training
+    tokens_per_step = training.global_batch_size * training.seq_len
     facts = [
         ("class", CLASSES[architecture]),
         (
@@ -76,20 +97,7 @@ def model_card(
         facts.append(("record", f"{ABSENT}: the run has no record.json, which is written at its end"))
     else:
         facts += _recorded(record, step)
-    lines = [
-        f"# {_text(config.name)}",
-        "",
-        f"A language model that EfficientBench {'imported' if imported is not None else 'trained'}, as run "
-        f"`{config.name}`{smoke}.",
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {_text(name)} | {_text(value)} |" for name, value in facts),
-        "",
-        *([TRAINING_TEXT, ""] if imported is None else []),
-        *(f"Note: {_text(warning)}.\n" for warning in warnings),
-    ]
-    return FRONT_MATTER + "\n".join(lines)
+    return facts
 
 
 def _recorded(record: RunRecord, step: int) -> list[tuple[str, str]]:

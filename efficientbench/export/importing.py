@@ -146,7 +146,7 @@ def _write_run(
         progress={},
     )
     with warnings.catch_warnings():
-        # Megatron tells of libraries that it does without.
+        # Megatron warns of libraries that it does without.
         warnings.simplefilter("ignore")
         from efficientbench.training.checkpoints.alone import write_weights
 

@@ -52,6 +52,8 @@ def sft_arguments(job: TuningJob, deepspeed: dict[str, Any] | None, device_type:
         dataset_kwargs={"skip_prepare_dataset": True},
         max_length=None,
         packing=False,
+        dataloader_num_workers=config.data.workers,
+        dataloader_pin_memory=config.data.pin_memory,
     )
     # The ranks join as the device is asked for.
     _ = args.device

@@ -1,4 +1,4 @@
-"""The base model of a fine-tuning: a folder, the hub's, or a tiny Qwen2 that is made on the spot."""
+"""The base model of a fine-tuning: a folder, the hub's, ModelScope's, or a tiny Qwen2 that is made on the spot."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import complete_folder, exclusive_lock
+from efficientbench.data_tools.hub import fetch_from_hub, is_of_modelscope
 from efficientbench.finetuning.base_model_shape import TINY_SHAPE
 from efficientbench.finetuning.config import TINY
 from efficientbench.finetuning.examples import CHATML
 from efficientbench.finetuning.rows import Row, read_rows
 
 SEED = 1234
+_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+"""Of a model on ModelScope: configuration, weights, chat template and tokenizer; no pickle and no code."""
 
 
 def find_model(model: str, cache: Path) -> str:
@@ -30,6 +34,8 @@ def find_model(model: str, cache: Path) -> str:
             if not folder.is_dir():
                 make_tiny(folder)
         return str(folder)
+    if is_of_modelscope(model):
+        model = str(_of_modelscope(model))
     from transformers import AutoConfig
 
     try:
@@ -40,6 +46,17 @@ def find_model(model: str, cache: Path) -> str:
             f"model: {model} is neither a folder with a model nor one that the hub gives: {first}"
         ) from None
     return str(Path(model).absolute()) if Path(model).is_dir() else model
+
+
+def _of_modelscope(model: str) -> Path:
+    """Return the local folder of a model on ModelScope, downloaded where it is not here yet. Raises ConfigError."""
+    try:
+        folder = fetch_from_hub(model, _FILES)
+    except DataError as error:
+        raise ConfigError(f"model: {error}") from None
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(f"model: {model} has no weights in .safetensors files, which alone are taken")
+    return folder
 
 
 def load_tokenizer(model: str) -> Any:

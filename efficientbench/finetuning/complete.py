@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.finetuning.config import SAME, FinetuneConfig
 from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import read_record
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import differences, settings
-
-PLACES = ("output", "cache")
-"""Keys of folders, which change nothing that is learned or measured."""
 
 
 def with_seeds(config: FinetuneConfig, index: int) -> FinetuneConfig:
@@ -37,7 +36,11 @@ def is_complete(folder: OutputFolder, config: FinetuneConfig, device_name: str) 
     """Return whether the folder holds the complete record of this configuration, on such devices."""
     with contextlib.suppress(MetricsError):
         record = read_record(folder.record)
-        recorded, wanted = (settings(each, PLACES) for each in (record.config, config.model_dump(mode="json")))
         found = (record.status, record.device_name, record.formula_id)
-        return found == ("completed", device_name, FORMULAS) and not differences(recorded, wanted)
+        return found == ("completed", device_name, FORMULAS) and trains_the_same(record.config, config)
     return False
+
+
+def trains_the_same(recorded: Mapping[str, Any], config: FinetuneConfig) -> bool:
+    """Return whether an earlier run's configuration, as JSON has it, learns and measures the same as `config`."""
+    return not differences(settings(recorded, SAME), settings(config.model_dump(mode="json"), SAME))

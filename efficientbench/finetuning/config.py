@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from efficientbench.config.part import (
     Fraction,
+    Label,
     Name,
     NonNegativeFloat,
     NonNegativeInt,
@@ -17,12 +18,13 @@ from efficientbench.config.part import (
     Seconds,
     require,
 )
-from efficientbench.config.schema import Label
 from efficientbench.finetuning.curriculum_config import CurriculumConfig
 from efficientbench.finetuning.methods import AdapterConfig, Method
 
 TINY = "tiny"
 """The model that is made on the spot."""
+SAME = ("output", "cache", "wandb")
+"""Keys of folders and of a sink: they change nothing that is learned or measured."""
 
 
 class ExamplesConfig(Part):
@@ -47,6 +49,10 @@ class ExamplesConfig(Part):
         description="what happens to longer examples; truncate cuts the end of the answer, and drops an example "
         "whose prompt leaves no answer",
     )
+    workers: NonNegativeInt = Field(
+        default=0, description="processes of each rank that fill up its batches; 0: the rank itself; the order stays"
+    )
+    pin_memory: bool = Field(default=True, description="whether batches wait in page-locked memory of the host")
 
 
 class TuningConfig(Part):
@@ -137,8 +143,11 @@ class FinetuneConfig(Part):
         default=1, description="ranks on each node where its processors train; an accelerator has one each"
     )
     output: str = Field(default="output/finetuning", description="folder in which the run has its own folder")
+    wandb: Label | None = Field(default=None, description="project of Weights & Biases that gets the run; unset: none")
     cache: str = Field(default="output/data", description="folder for the tiny model and the scores of examples")
-    model: str = Field(description="folder or hub id of the base model; tiny: a small Qwen2 that is made on the spot")
+    model: str = Field(
+        description="base model: folder, hub id or modelscope:OWNER/NAME; tiny: a small Qwen2 that is made on the spot"
+    )
     adapter: AdapterConfig = AdapterConfig()
     data: ExamplesConfig = ExamplesConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
@@ -156,8 +165,13 @@ class FinetuneConfig(Part):
     def accumulation(self, world: int) -> int:
         """Return the micro-batches of a step on each of `world` ranks.
 
-        Raises ValueError: the global batch cannot be divided so; the message names the nearest that can.
+        Raises:
+            ValueError: the global batch, or the ranks by hpZ, cannot be divided so; the message names what can be.
         """
+        hpz = self.zero.hpz
+        if hpz < world and world % hpz:
+            near = min((each for each in range(1, world + 1) if world % each == 0), key=lambda each: abs(each - hpz))
+            raise ValueError(f"zero.hpz: groups of {hpz} do not divide {world} ranks; the nearest that do: {near}")
         at_once, batch = self.training.micro_batch_size * world, self.training.global_batch_size
         if batch % at_once:
             near = max(1, round(batch / at_once)) * at_once

@@ -1,4 +1,4 @@
-"""What a curriculum is made of: levels of difficulty, the score behind them, the pace, and the baselines."""
+"""The parts of a curriculum: levels of difficulty, the score behind them, the pace, and the baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How difficult samples are: by their label, or by a number for each, cut into levels of equal size."""
+"""The difficulty of samples: by their label, or by a number for each, cut into levels of equal size."""
 
 from __future__ import annotations
 

@@ -1,18 +1,21 @@
 """The effect of a curriculum: held-out losses of runs with the same seeds, compared at equal loss tokens.
 
 `paced − shuffled` is the effect of the order, `shuffled − random` that of the mixture, `paced − random_levels` that of
-the difficulties. Easy samples are mostly short, so that runs of equal steps have not learned from as many tokens.
+the difficulties, `reversed − shuffled` that of the opposite order. Easy samples are mostly short, so that runs of equal
+steps have not learned from as many tokens.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.language.counted import number_of
 from efficientbench.metrics.definitions import standard_error
 from efficientbench.metrics.ratio import SIGNIFICANCE, Estimate, holm
 
@@ -22,6 +25,7 @@ COMPARISONS = {
     "order": ("paced", "shuffled"),
     "mixture": ("shuffled", "random"),
     "difficulties": ("paced", "random_levels"),
+    "reversal": ("reversed", "shuffled"),
 }
 """Effect → the two orders whose difference it is."""
 
@@ -68,7 +72,7 @@ class Effect:
     def verdict(self) -> str:
         """The difference in words."""
         if len(self.seeds) < FEWEST_SEEDS:
-            return f"no verdict: {len(self.seeds)} seeds, {FEWEST_SEEDS} are needed"
+            return f"no verdict: {number_of(len(self.seeds), 'seed')}, {FEWEST_SEEDS} are needed"
         if self.p_value >= SIGNIFICANCE:
             return "no difference measurable"
         return f"{abs(self.difference):.4f} nats {'lower' if self.difference < 0 else 'higher'}"
@@ -77,8 +81,13 @@ class Effect:
 def effect(first: Sequence[LossCurve], second: Sequence[LossCurve]) -> Effect:
     """Return the difference of two orders' losses, paired by seed.
 
-    Raises ConfigError: the sides have not the same seeds, or a single one, or a run has no loss so early.
+    Raises ConfigError: the sides have not the same seeds, or a single one, or one twice; or a run has no loss so early.
     """
+    counts = [Counter(curve.seed for curve in side) for side in (first, second)]
+    twice = sorted({seed for each in counts for seed, count in each.items() if count > 1})
+    if twice:
+        told = ", ".join(map(str, twice))
+        raise ConfigError(f"seeds {told} ran more than once with one order: name a folder that has each run once")
     sides = [{curve.seed: curve for curve in side} for side in (first, second)]
     seeds = tuple(sorted(sides[0].keys() & sides[1].keys()))
     alone = sorted(sides[0].keys() ^ sides[1].keys())
@@ -94,7 +103,7 @@ def effect(first: Sequence[LossCurve], second: Sequence[LossCurve]) -> Effect:
 
 
 def effects(curves: Mapping[str, Sequence[LossCurve]]) -> dict[str, Effect]:
-    """Return the effects of order, mixture and difficulties, as far as both sides ran.
+    """Return the effects of order, mixture, difficulties and reversal, as far as both sides ran.
 
     Their p values are corrected for their number (Holm 1979): where nothing has an effect, 95 % of comparisons claim
     none at all. Intervals stay those of single differences.

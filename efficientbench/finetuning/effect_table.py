@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.finetuning.config import SAME
 from efficientbench.finetuning.effect import COMPARISONS, LossCurve, effects
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RunRecord, load_records
@@ -20,7 +21,7 @@ ALL = "all"
 
 
 def print_effects(folder: Path, console: Console) -> None:
-    """Print what order, mixture and difficulties change in held-out losses, in all and by level.
+    """Print what order, mixture, difficulties and reversal change in held-out losses, in all and by level.
 
     Raises:
         ConfigError: the runs differ in more than order and seed, or no two orders can be compared.
@@ -87,8 +88,8 @@ def _order(record: RunRecord) -> str:
 
 
 def _other_keys(record: RunRecord) -> dict[str, Any]:
-    """Return the configuration without order, seeds and places, and what was computed on."""
-    config = {key: value for key, value in record.config.items() if key not in ("label", "output", "cache")}
+    """Return the configuration without order, seeds and what changes nothing, and what was computed on."""
+    config = {key: value for key, value in record.config.items() if key not in ("label", *SAME)}
     config["curriculum"] = {
         key: value for key, value in config["curriculum"].items() if key not in ("order", "use", "seed")
     }

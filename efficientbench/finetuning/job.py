@@ -1,4 +1,4 @@
-"""What the ranks of a fine-tuning are given, as a file."""
+"""The job that the ranks of a fine-tuning get, as a file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What listens to a fine-tuning: measurement, the log of its steps, and a request to stop."""
+"""The listeners of a fine-tuning: measurement, the log of its steps, and a request to stop."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
 
+from efficientbench.finetuning.spent import Spent, StepBegins
 from efficientbench.metrics import EfficiencyCallback
+from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.steplog import StepLog
+from efficientbench.metrics.records.wandb_log import WandbLog
 from efficientbench.training.errors import NonFiniteError
 
 LINES = 20
@@ -59,6 +63,20 @@ class Journal(TrainerCallback):
         return self._log
 
 
+class DeepSpeedFile(TrainerCallback):
+    """Writes DeepSpeed's configuration as it trains: 'auto' has become a figure; of rank 0."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # The Trainer has filled it in as it made the optimizer.
+        if state.is_world_process_zero:
+            # accelerate asks for no lines in the log by an infinite number of steps, which JSON lacks.
+            given = {key: value for key, value in args.hf_deepspeed_config.config.items() if key != "steps_per_print"}
+            write_whole(self._path, json.dumps(given, indent=2, allow_nan=False) + "\n")
+
+
 class Stop(TrainerCallback):
     """Ends a training after the step in which any rank was asked to stop, with a checkpoint."""
 
@@ -75,7 +93,36 @@ class Stop(TrainerCallback):
             control.should_training_stop = control.should_save = True
 
 
-def listeners(stop: Stop, monitor: EfficiencyCallback, steps_file: Path) -> list[TrainerCallback]:
-    """Return the callbacks in the order in which the Trainer must call them; `steps_file`: the Journal's."""
+class Sent(TrainerCallback):
+    """Sends each step and each held-out loss to Weights & Biases, under the names of other trainings; of rank 0."""
+
+    NAMES = {
+        "loss": "train/loss",
+        "grad_norm": "train/grad_norm",
+        "learning_rate": "train/learning_rate",
+        "eval_loss": "validation/loss",
+    }
+
+    def __init__(self, sink: WandbLog) -> None:
+        self._sink = sink
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        values = {shown: float(logs[name]) for name, shown in self.NAMES.items() if name in logs}
+        if values:
+            self._sink.scalars("step", state.global_step, values)
+
+
+def listeners(
+    stop: Stop, monitor: EfficiencyCallback, spent: Spent, steps_file: Path, sink: WandbLog | None = None
+) -> list[TrainerCallback]:
+    """Return the callbacks in the order in which the Trainer must call them.
+
+    Args:
+        stop: hears of a request to stop.
+        monitor: measures.
+        spent: counts where the wall time goes.
+        steps_file: the Journal's.
+        sink: gets what the Journal gets; None: there is none.
+    """
     # The monitor pauses where a checkpoint follows, and only Stop knows of the last one.
-    return [stop, monitor, Journal(steps_file)]
+    return [stop, StepBegins(spent), monitor, spent, Journal(steps_file), *([] if sink is None else [Sent(sink)])]

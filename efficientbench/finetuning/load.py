@@ -14,6 +14,7 @@ from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.load import merged, parse, unknown_key
 from efficientbench.config.matrix import EXPERIMENTS, Overlay, load_yaml
 from efficientbench.config.part import Name, Part
+from efficientbench.config.words import ALIASES
 from efficientbench.finetuning.config import FinetuneConfig
 
 RUNS = EXPERIMENTS / "finetuning.yaml"
@@ -29,25 +30,6 @@ set -euo pipefail
 exec bash "$(dirname "${{BASH_SOURCE[0]}}")/../../launchers/finetune_named.sh" {name} "$@"
 """
 
-WORDS = {
-    "use_curriculum": "curriculum.use",
-    "curriculum": "curriculum.use",
-    "curriculum_seed": "curriculum.seed",
-    "lora_r": "adapter.r",
-    "lora_alpha": "adapter.alpha",
-    "lora_dropout": "adapter.dropout",
-    "target_modules": "adapter.targets",
-    "lora_target_modules": "adapter.targets",
-    "cutoff_len": "data.max_length",
-    "micro_batch_size": "training.micro_batch_size",
-    "batch_size": "training.global_batch_size",
-    "num_epochs": "training.epochs",
-    "learning_rate": "training.learning_rate",
-    "base_model": "model",
-    "data_path": "data.path",
-    "output_dir": "output",
-}
-"""Words of other recipes → our keys."""
 _USES = {"true": "auto", "false": "off"}
 _DECIDED = ("method", "size", "smoke")
 
@@ -150,3 +132,39 @@ def _value(key: str, text: str, field: FieldInfo) -> object:
     if key == "adapter.targets" and not text.startswith("["):
         return [name.strip() for name in text.split(",")]
     return parse(key, text, field)
+
+
+WORDS = {word: key for word, key in ALIASES.items() if key in settable_keys()} | {
+    "use_curriculum": "curriculum.use",
+    "curriculum": "curriculum.use",
+    "curriculum_seed": "curriculum.seed",
+    "lora_r": "adapter.r",
+    "lora_alpha": "adapter.alpha",
+    "lora_dropout": "adapter.dropout",
+    "target_modules": "adapter.targets",
+    "lora_target_modules": "adapter.targets",
+    "cutoff_len": "data.max_length",
+    "batch_size": "training.global_batch_size",
+    "per_device_train_batch_size": "training.micro_batch_size",
+    "epochs": "training.epochs",
+    "num_epochs": "training.epochs",
+    "num_train_epochs": "training.epochs",
+    "max_steps": "training.steps",
+    "warmup_steps": "training.warmup_steps",
+    "grad_clip": "training.clip",
+    "clip_grad": "training.clip",
+    "max_grad_norm": "training.clip",
+    "seq_len": "data.max_length",
+    "seq_length": "data.max_length",
+    "max_seq_len": "data.max_length",
+    "eval_every": "training.validate_every_steps",
+    "eval_interval": "training.validate_every_steps",
+    "eval_steps": "training.validate_every_steps",
+    "save_steps": "checkpoint.interval",
+    "dataloader_num_workers": "data.workers",
+    "dataloader_pin_memory": "data.pin_memory",
+    "base_model": "model",
+    "data_path": "data.path",
+    "output_dir": "output",
+}
+"""Words of other recipes and of trainings → our keys."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -11,7 +11,6 @@ from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.part import Fraction, Part, PositiveFloat, PositiveInt
 
 Method = Literal["lora", "lora_plus", "rslora", "dora", "pissa", "freeze", "full"]
-METHODS: tuple[Method, ...] = get_args(Method)
 
 WITH_ADAPTER = ("lora", "lora_plus", "rslora", "dora", "pissa")
 """Methods that leave the base model's weights as they are and train low-rank matrices beside them."""

@@ -39,6 +39,8 @@ class PlanRequest:
     """Of a device."""
     rates: Rates | None
     """None: the plan has no times."""
+    dtype: str = "bf16"
+    """That the run asks for; memory and traffic are counted in bf16."""
 
     @property
     def batch(self) -> int:

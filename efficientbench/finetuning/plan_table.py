@@ -17,6 +17,7 @@ from efficientbench.finetuning.step import (
     compute_time_s,
     crosses_nodes,
 )
+from efficientbench.language.counted import number_of
 from efficientbench.planning.plan_table import plain_table
 
 SHOWN_LAYOUTS = 5
@@ -47,7 +48,7 @@ def _memory(plan: TuningPlan) -> _Titled:
     parameters, trained = request.shape.parameters, request.trained.parameters(request.shape)
     title = (
         f"{request.name}: {parameters:,} parameters, {trained:,} trained ({trained / parameters:.2%}); "
-        f"{_words(plan.layout)} on {plan.layout.world} ranks"
+        f"{_words(plan.layout)} on {number_of(plan.layout.world, 'rank')}"
     )
     table = plain_table("peak memory of a rank", ("GB",))
     for name, size in plan.memory.items():
@@ -146,6 +147,8 @@ def _notes(plan: TuningPlan, best: list[TuningPlan]) -> list[str]:
         f"FLOPs of a token at full length: {flops.training / 1e9:.1f} GFLOP of the method, {flops.hardware / 1e9:.1f} "
         f"on the device{again}"
     ]
+    if plan.request.dtype != "bf16":
+        lines.append(f"memory and traffic are those of bf16: training.dtype={plan.request.dtype} takes more of both")
     if not best:
         lines.append(
             f"no layout of ZeRO 2 or 3 fits {plan.request.memory_bytes / 1e9:g} GB: more ranks, or shorter samples"

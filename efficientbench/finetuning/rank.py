@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.methods import WITH_ADAPTER
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
 from efficientbench.launchers.processes.failure import Failure, report_failure
+from efficientbench.metrics.records.record import FIGURES, read_record
+from efficientbench.metrics.records.wandb_log import WandbLog
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import ran_out_of_memory, users_mistake
 from efficientbench.running.output_folder import OutputFolder
@@ -46,11 +49,7 @@ def main() -> int:
 
 
 def tune_rank(job: TuningJob, rank: int, stop_requested: Callable[[], bool]) -> bool:
-    """Train this rank's part, save, verify, and on rank 0 write the record; return whether it was stopped early.
-
-    Each line of the order answers a fault: arguments before the model, or ZeRO-3 partitions none of it; one order for
-    all ranks, compared; one training; saving on all ranks, or what others hold of the weights is missing.
-    """
+    """Train this rank's part, save, verify, and on rank 0 write the record; return whether it was stopped early."""
     device = find_device(job.config.device)
     if device.type == "cpu":
         allow_cpu_ranks()
@@ -62,34 +61,63 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: Callable[[], bool]) -> 
     from efficientbench.finetuning.arguments import sft_arguments
     from efficientbench.finetuning.base_model import load_tokenizer
     from efficientbench.finetuning.build import build, saved_shapes
-    from efficientbench.finetuning.listeners import Stop, listeners
+    from efficientbench.finetuning.listeners import DeepSpeedFile, Stop, listeners
+    from efficientbench.finetuning.peak import peak_on_the_spot
     from efficientbench.finetuning.record import Recording
+    from efficientbench.finetuning.spent import Spent
     from efficientbench.finetuning.trainer import Tuner
     from efficientbench.metrics import EfficiencyCallback
 
     recording = Recording(job, device)
-    args = sft_arguments(job, deepspeed_config(job.config, device), device.type)
+    deepspeed = deepspeed_config(job.config, device)
+    # Before the model: ZeRO-3 partitions only what is loaded after it knows the arguments.
+    args = sft_arguments(job, deepspeed, device.type)
     train, held_out, order, levels = read_examples(job.examples)
+    # One order for all ranks, or their batches overlap.
     _check_world(job, fingerprint_of(train, held_out, order))
+    recording.measured_peak_flops = peak_on_the_spot(job, device, args.device)
     model, initial = build(job.config, job.model)
     tokenizer = load_tokenizer(job.model)
     monitor = EfficiencyCallback(warmup_steps=job.config.measurement.warmup_steps)
     stop = Stop(stop_requested)
-    callbacks = listeners(stop, monitor, job.output / "steps.jsonl")
-    ratio = job.config.adapter.lora_plus_ratio if job.config.method == "lora_plus" else None
-    shapes = saved_shapes(model)
-    trainer = Tuner(model, args, tokenizer, callbacks, train, held_out, order, ratio, job.held_out_losses)
-    trainer.load_held_out_losses(job.resumed_step)
-    trainer.train(resume_from_checkpoint=str(job.resume) if job.resume is not None else None)
-    saved = None if stop.stopped else _save(job, trainer, shapes, initial, rank)
-    dist.barrier()
-    assert monitor.run is not None  # the training has ended
-    recording.write(trainer, monitor.run, train, held_out, order, levels, saved)
+    spent = Spent(recording.begin_s, job.config.measurement.warmup_steps, bool(job.resumed_step))
+    with _sink(job, rank) as sink:
+        callbacks = listeners(stop, monitor, spent, job.output / "steps.jsonl", sink)
+        if deepspeed is not None:
+            callbacks.append(DeepSpeedFile(job.output / "deepspeed.json"))
+        ratio = job.config.adapter.lora_plus_ratio if job.config.method == "lora_plus" else None
+        shapes = saved_shapes(model)
+        trainer = Tuner(model, args, tokenizer, callbacks, train, held_out, order, ratio, job.held_out_losses)
+        trainer.before_evaluation = spent.evaluation_begins
+        trainer.load_held_out_losses(job.resumed_step)
+        trainer.train(resume_from_checkpoint=str(job.resume) if job.resume is not None else None)
+        saved = None if stop.stopped else _save(job, trainer, shapes, initial, rank)
+        dist.barrier()
+        assert monitor.run is not None  # the training has ended
+        recording.write(trainer, monitor.run, train, held_out, order, levels, saved, spent.spent())
+        if sink is not None:
+            record = read_record(OutputFolder(job.output).record)
+            sink.figures({name: getattr(record, name) for name in FIGURES})
     return stop.stopped
 
 
+@contextlib.contextmanager
+def _sink(job: TuningJob, rank: int) -> Iterator[WandbLog | None]:
+    """Yield the sink that the configuration asks for, on rank 0, and close it, also after an error.
+
+    Raises MetricsError: it cannot be opened.
+    """
+    config = job.config
+    if config.wandb is None or rank:
+        yield None
+        return
+    settings = {**config.model_dump(mode="json"), "resumed_after": job.resumed_step}
+    with contextlib.closing(WandbLog(config.wandb, job.output, config.name, settings)) as sink:
+        yield sink
+
+
 def _log_quietly() -> None:
-    """Send what the libraries tell to this process's log: the terminal shows the run's own lines."""
+    """Send what the libraries print to this process's log: the terminal shows the run's own lines."""
     import datasets
     import deepspeed.utils
     import transformers
@@ -133,6 +161,7 @@ def _save(
 
     has_adapter = job.config.method in WITH_ADAPTER
     folder = job.output / ("adapter" if has_adapter else "model")
+    # On all ranks, or what the others hold of the weights is missing.
     trainer.save_model(str(folder))
     if rank:
         return None

@@ -16,15 +16,16 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.devices.base import Device
 from efficientbench.finetuning.cost import Trained, TuningFlops, attended_length, tuning_flops
 from efficientbench.finetuning.job import TuningJob
+from efficientbench.finetuning.peak import devices_of, peak_of
 from efficientbench.finetuning.shapes import shape_of
 from efficientbench.metrics.definitions import FORMULAS, ratio_standard_error
-from efficientbench.metrics.hardware import peak_flops
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.records.environment import collect_environment, sensor_states
 from efficientbench.metrics.records.facts import Quality, RunFacts, Tuning, Validation
 from efficientbench.metrics.records.measured_parts import measured_parts
 from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.records.summarize import nothing_measured, quality_curve, summarize
+from efficientbench.metrics.records.time_spent import TimeSpent
 
 if TYPE_CHECKING:
     from efficientbench.finetuning.examples import Examples
@@ -39,7 +40,9 @@ class Recording:
 
     def __init__(self, job: TuningJob, device: Device) -> None:
         self._job, self._device = job, device
-        self._started_at, self._begin_s = datetime.now(timezone.utc), time.monotonic()
+        self._started_at, self.begin_s = datetime.now(timezone.utc), time.monotonic()
+        self.measured_peak_flops: float | None = None
+        """Of one device before the run, FLOP/s; None where it was not measured."""
 
     def failed(self, reason: str) -> RunRecord:
         """Return the record of a run that failed: what was run, and for every figure `reason` in its place."""
@@ -63,6 +66,7 @@ class Recording:
         order: np.ndarray,
         levels: np.ndarray,
         saved_numbers: int | None,
+        spent: TimeSpent | None,
     ) -> None:
         """Write the record of a run that has ended; all ranks call it, and the first one writes.
 
@@ -74,6 +78,7 @@ class Recording:
             order: of the whole run.
             levels: of the held-out examples; -1: none.
             saved_numbers: that the verified files hold; None: the run was stopped.
+            spent: where the wall time went; None: not known of earlier attempts.
         """
         if trainer.args.process_index:
             return
@@ -81,13 +86,13 @@ class Recording:
         parameters, trained = _parameters(trainer.model)
         # Of all examples, so that repeats, which draw others, have one cost of a token.
         flops = _flops(job, train, self._device)
-        facts = _facts(job, self._device, parameters, flops)
+        facts = _facts(job, self._device, parameters, flops, self.measured_peak_flops)
         read = _Read(train, order, config.training.micro_batch_size, job.steps)
         quality, validations = _quality(trainer, run, held_out, read)
         tuned = Tuning(
             trained, len(run.step_numbers) * config.training.global_batch_size, read.padded(run.step_numbers)
         )
-        summary = summarize(run, facts, quality, tuned=tuned)
+        summary = summarize(run, facts, quality, tuned=tuned, spent=spent)
         missing = (
             {} if flops is not None else {"flops_per_token": "the costs of this model's architecture are not known"}
         )
@@ -108,7 +113,7 @@ class Recording:
 
     def _times(self, status: str) -> dict[str, Any]:
         started_at = self._started_at.isoformat(timespec="seconds")
-        return {"status": status, "started_at": started_at, "duration_s": time.monotonic() - self._begin_s}
+        return {"status": status, "started_at": started_at, "duration_s": time.monotonic() - self.begin_s}
 
 
 class _Read:
@@ -137,7 +142,6 @@ class _Read:
 def identity(job: TuningJob, device: Device, parameters: int | None, flops: float | None) -> dict[str, Any]:
     """Return what was run, on which devices and by which formulas, by the record's field names."""
     config = job.config
-    shares_host = device.memory_capacity_bytes() is None
     label = f"__{config.label}" if config.label else ""
     return {
         "run": f"{config.method}_{config.size}{label}",
@@ -148,7 +152,7 @@ def identity(job: TuningJob, device: Device, parameters: int | None, flops: floa
         "parameters": parameters,
         "parameters_active": parameters,
         "flops_per_token": flops,
-        "devices": job.nodes if shares_host else job.world,
+        "devices": devices_of(job, device),
         "device_name": device.names()[0],
         "dtype": config.training.dtype,
         "seq_len": config.data.max_length,
@@ -185,14 +189,21 @@ def _flops(job: TuningJob, train: Examples, device: Device) -> TuningFlops | Non
     return tuning_flops(shape, trained, tokens, config.training.recompute, scored, projected)
 
 
-def _facts(job: TuningJob, device: Device, parameters: int, flops: TuningFlops | None) -> RunFacts:
-    peak, source = job.config.measurement.peak_flops, "configuration (measurement.peak_flops)"
-    if peak is None:
-        peak, source = peak_flops(device.names()[0], job.config.training.dtype)
-    devices = job.nodes if device.memory_capacity_bytes() is None else job.world
-    training = None if flops is None else flops.training
-    hardware = None if flops is None else flops.training + flops.recomputed
-    return RunFacts(parameters, parameters, devices, training, None, hardware, peak, source)
+def _facts(
+    job: TuningJob, device: Device, parameters: int, flops: TuningFlops | None, measured_peak: float | None
+) -> RunFacts:
+    peak, source = peak_of(job, device)
+    return RunFacts(
+        parameters=parameters,
+        parameters_active=parameters,
+        devices=devices_of(job, device),
+        flops_per_token=None if flops is None else flops.training,
+        flops_per_token_full_square=None,
+        flops_per_token_hardware=None if flops is None else flops.training + flops.recomputed,
+        peak_flops=peak,
+        peak_flops_source=source,
+        measured_peak_flops=None if peak else measured_peak,
+    )
 
 
 def _quality(trainer: Tuner, run: RunMeasurement, held_out: Examples, read: _Read) -> tuple[Quality, list[Validation]]:

@@ -1,19 +1,25 @@
-"""What of a configuration a plan needs, without a device and without torch."""
+"""The part of a configuration that a plan needs, without a device and without torch."""
 
 from __future__ import annotations
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.devices.registry import all_devices
 from efficientbench.finetuning.base_model_shape import TINY_SHAPE
 from efficientbench.finetuning.config import TINY, FinetuneConfig
 from efficientbench.finetuning.cost import TILE_BYTES, TRITON_TILE_BYTES, Trained, ZeroLayout
 from efficientbench.finetuning.methods import WITH_ADAPTER, check_targets
 from efficientbench.finetuning.plan import PlanRequest, ranks_of_a_node
-from efficientbench.finetuning.shapes import shape_of, shape_of_config
+from efficientbench.finetuning.shapes import Shape, shape_of, shape_of_config
 from efficientbench.finetuning.step import Rates
 from efficientbench.metrics.hardware import device_rates
 
 MEMORY_GB = 64.0
 """Of an Ascend 910B, where no device is named."""
+
+
+def shape_of_base(model: str) -> Shape:
+    """Return the shape of a base model as the configuration names it. Raises ConfigError: it is not known."""
+    return shape_of_config(TINY_SHAPE) if model == TINY else shape_of(model)
 
 
 def plan_request(
@@ -40,7 +46,7 @@ def plan_request(
         raise ConfigError(str(error)) from None
     found = device_rates(device, config.training.dtype, config.measurement.peak_flops) if device else None
     capacity = memory_gb * 1e9 if memory_gb is not None else (found.memory_bytes if found else None)
-    shape = shape_of_config(TINY_SHAPE) if config.model == TINY else shape_of(config.model)
+    shape = shape_of_base(config.model)
     adapter, zero = config.adapter, config.zero
     if config.method in WITH_ADAPTER:
         check_targets(adapter.targets, shape.matrices)
@@ -55,12 +61,20 @@ def plan_request(
         offload=zero.offload,
         tokens=config.data.max_length,
         persistence=10 * shape.hidden if zero.persistence_threshold is None else zero.persistence_threshold,
-        # The table has GPUs alone, where the loss has its Triton kernel.
-        tile_bytes=TILE_BYTES if found is None else TRITON_TILE_BYTES,
+        tile_bytes=_tile_bytes(found.backend if found else None),
     )
     peak = config.measurement.peak_flops
     rates = Rates("the device of measurement.peak_flops", peak) if peak is not None else None
     if found is not None:
         rates = Rates(found.name, found.peak_flops, found.in_node_bytes_s, found.between_nodes_bytes_s)
     trained = Trained(config.method, adapter.r, adapter.targets, adapter.freeze_layers)
-    return PlanRequest(config.name, shape, trained, layout, capacity or MEMORY_GB * 1e9, rates)
+    return PlanRequest(config.name, shape, trained, layout, capacity or MEMORY_GB * 1e9, rates, config.training.dtype)
+
+
+def _tile_bytes(backend: str | None) -> int:
+    """Return the bytes of a logit while the loss is computed, by the backend of the device; None: it is not named.
+
+    TRL has a kernel for it where Triton serves the device type.
+    """
+    has_triton = any(each.triton for each in all_devices() if each.backend == backend)
+    return TRITON_TILE_BYTES if has_triton else TILE_BYTES

@@ -12,6 +12,7 @@ from typing import Any
 
 from efficientbench.config.errors import nearest
 from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.hub import is_of_modelscope
 
 Message = dict[str, str]
 FORMS = "{instruction, input, output}, {prompt, completion} or {messages}"
@@ -53,6 +54,11 @@ def read_rows(path: str | None, difficulty_field: str, levels: Sequence[str]) ->
 def _entries(path: str) -> Iterator[tuple[str, Any]]:
     file = Path(path)
     if not file.is_file():
+        if is_of_modelscope(path):
+            raise DataError(
+                f"data.path: `efficientbench-data download {path}` brings its files, of which data.path names the one "
+                "to train on: ModelScope does not say which that is"
+            )
         if file.exists() or not _HUB.fullmatch(path):
             raise DataError(
                 f"data.path: {path} is no file; a JSON, JSONL or parquet file serves, or the hub's owner/name"
@@ -73,7 +79,8 @@ def _entries(path: str) -> Iterator[tuple[str, Any]]:
 
 def _of_json(file: Path) -> Iterator[tuple[str, Any]]:
     try:
-        text = file.read_text(encoding="utf-8")
+        # Some editors begin a file with a byte order mark.
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read: {error}") from None
     if text.lstrip().startswith("["):

@@ -12,12 +12,13 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.finetuning.base_model import find_model
-from efficientbench.finetuning.complete import folder_of
+from efficientbench.finetuning.complete import folder_of, trains_the_same
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.examples import write_examples
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.prepare import Prepared, prepare
 from efficientbench.finetuning.record import Recording
+from efficientbench.language.counted import number_of
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.interfaces import check_interfaces
 from efficientbench.launchers.network.node_link import NodeLink
@@ -26,6 +27,7 @@ from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import read_record, write_record
+from efficientbench.metrics.records.wandb_log import check_wandb
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import NO_RECORD, users_mistake, write_failure
@@ -49,6 +51,7 @@ def finetune(config: FinetuneConfig, mode: str, folder: OutputFolder | None = No
     """
     cluster = Cluster.from_environment(os.environ) if mode == "dlc" else None
     check_interfaces(os.environ, cluster)
+    check_wandb(config.wandb)
     device = find_device(config.device)
     for name, value in device.environment(1).items():
         os.environ.setdefault(name, value)
@@ -151,11 +154,11 @@ def _resumable(folder: OutputFolder, config: FinetuneConfig, prepared: Prepared,
         earlier = None
     if earlier is not None and earlier.world != world:
         raise ConfigError(
-            f"{folder.path} holds checkpoints of {earlier.world} ranks, and this run has {world}: start as many, "
-            "because each keeps its part of the optimizer, or --fresh begins anew"
+            f"{folder.path} holds checkpoints of {number_of(earlier.world, 'rank')}, and this run has {world}: start "
+            "as many, because each keeps its part of the optimizer, or --fresh begins anew"
         )
-    same = earlier is not None and (earlier.config, earlier.fingerprint) == (config, prepared.fingerprint)
-    if not same:
+    recorded = earlier.config.model_dump(mode="json") if earlier is not None else {}
+    if earlier is None or earlier.fingerprint != prepared.fingerprint or not trains_the_same(recorded, config):
         raise ConfigError(
             f"{folder.path} holds checkpoints of another configuration or of other examples: --fresh begins anew, "
             "label=NAME takes another folder"
@@ -167,14 +170,14 @@ def _announce(job: TuningJob, prepared: Prepared, device: Device) -> None:
     config, record = job.config, prepared.order.record
     print(
         f"{config.name}: {job.model}, {len(prepared.train):,} examples, {len(prepared.held_out):,} held out, "
-        f"{job.steps:,} steps of {config.training.global_batch_size}, {config.training.dtype}\n"
-        f"{job.world} rank{'s' if job.world > 1 else ''} on {device.names()[0]}, ZeRO-{config.zero.stage}; "
+        f"{number_of(job.steps, 'step')} of {config.training.global_batch_size}, {config.training.dtype}\n"
+        f"{number_of(job.world, 'rank')} on {device.names()[0]}, ZeRO-{config.zero.stage}; "
         f"order: {record.used}"
     )
     for kind, count in (("", prepared.data.too_long), ("held-out ", prepared.held_out_too_long)):
         if count:
             treated = f"data.too_long={config.data.too_long}"
-            print(f"{count:,} {kind}examples of more than {config.data.max_length:,} tokens ({treated})")
+            print(f"{number_of(count, f'{kind}example')} of more than {config.data.max_length:,} tokens ({treated})")
     for warning in prepared.order.warnings:
         print(f"warning: {warning}")
     if job.resume is not None:

@@ -1,4 +1,4 @@
-"""What a fine-tuning leaves: adapters or whole models, read again and checked before a run counts as complete."""
+"""The results of a fine-tuning: adapters or whole models, read again and checked before a run counts as complete."""
 
 from __future__ import annotations
 

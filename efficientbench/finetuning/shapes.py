@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from efficientbench.config.errors import ConfigError, nearest
+from efficientbench.data_tools.hub import MODELSCOPE
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
 """`model_type` of the decoders whose layers are as counted here."""
+_WITH_ATTENTION_BIAS = ("qwen3", "llama")
+"""Families whose `attention_bias` is that of all four projections."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Shape:
     tied: bool
     """Whether the output projection is the embedding's table."""
     qkv_bias: bool = False
+    output_bias: bool = False
+    """Whether the output projection of attention has a bias, too."""
     qk_norm: bool = False
     """Whether queries and keys have a norm over each head."""
 
@@ -66,7 +71,9 @@ class Shape:
     def layer_vectors(self) -> tuple[int, ...]:
         """Lengths of one layer's biases and norms."""
         biases = (self.query_width, self.key_width, self.key_width) if self.qkv_bias else ()
-        return (*biases, self.hidden, self.hidden, *((self.head_dim, self.head_dim) if self.qk_norm else ()))
+        output_bias = (self.hidden,) if self.output_bias else ()
+        norms = (self.head_dim, self.head_dim) if self.qk_norm else ()
+        return (*biases, *output_bias, self.hidden, self.hidden, *norms)
 
     @property
     def layer_parameters(self) -> int:
@@ -114,9 +121,11 @@ def shape_of(model: str) -> Shape:
         except (ValueError, KeyError, TypeError) as error:
             reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
             raise ConfigError(f"model: {file} gives no shape: {reason}") from None
-    if model in PUBLISHED:
-        return PUBLISHED[model]
-    near = nearest(model, PUBLISHED)
+    # ModelScope has the published models under the same names.
+    name = model.removeprefix(MODELSCOPE)
+    if name in PUBLISHED:
+        return PUBLISHED[name]
+    near = nearest(name, PUBLISHED)
     hint = f"; did you mean {near}?" if near else ""
     raise ConfigError(
         f"model: the shape of {model} is not known here: give the folder that holds its config.json, or one of "
@@ -134,8 +143,9 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape:
     family = config["model_type"]
     if family not in FAMILIES:
         raise ValueError(f"model_type {family!r} is none of {', '.join(FAMILIES)}")
-    if config.get("attention_bias") or config.get("mlp_bias"):
-        raise ValueError("attention_bias and mlp_bias are not counted")
+    if config.get("mlp_bias"):
+        raise ValueError("mlp_bias is not counted")
+    attention_bias = family in _WITH_ATTENTION_BIAS and bool(config.get("attention_bias"))
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     return Shape(
         layers=config["num_hidden_layers"],
@@ -146,6 +156,7 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape:
         ffn=config["intermediate_size"],
         vocab=config["vocab_size"],
         tied=config.get("tie_word_embeddings", False),
-        qkv_bias=family == "qwen2",
+        qkv_bias=family == "qwen2" or attention_bias,
+        output_bias=attention_bias,
         qk_norm=family == "qwen3",
     )

@@ -1,4 +1,4 @@
-"""What the ranks of a fine-tuning send in a step, and the time that a step takes by it, without torch."""
+"""The transfers of a fine-tuning's step between ranks, and the time that a step takes by them, without torch."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -67,6 +67,8 @@ class Tuner(SFTTrainer):
         self._held_out = held_out.rows()
         self.held_out_losses: dict[int, np.ndarray] = {}
         """Steps before it → each held-out example's sum of losses and number of tokens, float64 [examples, 2]."""
+        self.before_evaluation: Callable[[], object] | None = None
+        """Called before each held-out loss is measured."""
         super().__init__(
             model,
             args=args,
@@ -110,6 +112,8 @@ class Tuner(SFTTrainer):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Measure the held-out loss as a mean over tokens; all ranks must call this together."""
+        if self.before_evaluation is not None:
+            self.before_evaluation()
         losses = self._losses()
         self.held_out_losses[self.state.global_step] = losses
         if self.is_world_process_zero():

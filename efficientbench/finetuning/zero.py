@@ -54,7 +54,7 @@ def deepspeed_config(config: FinetuneConfig, device: Device) -> dict[str, Any] |
 def allow_cpu_ranks() -> None:
     """Let DeepSpeed train on CPUs in this process, by gloo.
 
-    accelerate turns DeepSpeed on only where it is not told to use the CPU, and then finds no backend for one: it would
+    accelerate turns DeepSpeed on only where it is not asked to use the CPU, and then finds no backend for one: it would
     run every rank alone. On a host with accelerators it would take theirs. So its answer becomes gloo.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"

@@ -1,4 +1,4 @@
-"""What one row of a measurement of generation is of."""
+"""One row of a measurement of generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `efficientbench generate` does: prompts from the command line, text on the screen as it comes."""
+"""`efficientbench generate`: prompts from the command line, text on the screen as it comes."""
 
 from __future__ import annotations
 
@@ -7,39 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from efficientbench.config.errors import ConfigError
 from efficientbench.devices.registry import find_device
 from efficientbench.generation.case import Case
 from efficientbench.generation.errors import GenerationError
 from efficientbench.generation.generate import Emitted, check_lengths, generate
-from efficientbench.generation.memory import batch_that_fits, usable_bytes
-from efficientbench.generation.opened import opened
+from efficientbench.generation.memory import lack_of_memory, usable_bytes
+from efficientbench.generation.opened import Opened, opened
 from efficientbench.generation.sampling import Sampling
 from efficientbench.generation.text_stream import TextStream
 from efficientbench.running.failures import ran_out_of_memory
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
-
-
-def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
-    """Return the texts to continue: `prompt`, each line of a file, or one that is empty.
-
-    Raises ConfigError: both are given, the file cannot be read, or has no line.
-    """
-    if prompt is not None and file is not None:
-        raise ConfigError("--prompt and --file: give one of them")
-    if file is None:
-        return [prompt or ""]
-    try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except OSError as error:
-        raise ConfigError(f"--file: {file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--file: {file} is no UTF-8 text: {error.reason} at byte {error.start}") from None
-    if not lines:
-        raise ConfigError(f"--file: {file} has no prompt: write one on each line")
-    return lines
 
 
 def generate_text(
@@ -53,9 +32,7 @@ def generate_text(
     with opened(folder, step) as run:
         for problem in run.warnings:
             print(f"warning: {problem}", file=sys.stderr)
-        # An empty text begins as a document does: behind the end of another.
-        prompts = [tokens or [run.tokenizer.eod_id] for tokens in run.tokenizer.encode_batch(list(texts))]
-        check_lengths(run.config.model, prompts, max_new_tokens)
+        prompts = tokenized(run, texts, max_new_tokens)
         steps = generate(run.model, prompts, sampling, max_new_tokens, [run.tokenizer.eod_id], batch=batch)
         screen = Screen(run.tokenizer.decode, texts, prompts, sys.stdout)
         try:
@@ -74,10 +51,17 @@ def generate_text(
             screen.close()
             case = Case(max(map(len, prompts)), min(batch, len(prompts)), max_new_tokens)
             device = find_device(run.config.device, trains=False)
-            helps = batch_that_fits(run.config, case, usable_bytes(device))
-            print(f"error: out of memory with {case.batch} prompts at once: {helps}", file=sys.stderr)
+            print(f"error: {lack_of_memory(run.config, case, usable_bytes(device))}", file=sys.stderr)
             return 1
     return 0
+
+
+def tokenized(run: Opened, texts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
+    """Return the tokens of prompts. Raises ConfigError: as `check_lengths`."""
+    # An empty text begins as a document does: behind the end of another.
+    prompts = [tokens or [run.tokenizer.eod_id] for tokens in run.tokenizer.encode_batch(list(texts))]
+    check_lengths(run.config.model, prompts, max_new_tokens)
+    return prompts
 
 
 class Screen:

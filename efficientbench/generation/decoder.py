@@ -47,7 +47,10 @@ class Decoder:
         self._compiled = step
 
     def _forward(self, tokens: torch.Tensor, only: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model(tokens, only=only)
+        # On a CPU a mode that stands behind torch.cuda's names takes its part of every call, for none of these.
+        plain = torch._C.DisableTorchFunction() if self.device.type == "cpu" else contextlib.nullcontext()
+        with plain:
+            logits: torch.Tensor = self.model(tokens, only=only)
         return logits
 
     @contextlib.contextmanager
@@ -101,6 +104,21 @@ class Decoder:
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows alone."""
         self.cache.select(torch.tensor(rows, device=self.device))
+
+
+def compiled_step(model: GPT) -> Forward:
+    """Return a decoding step as one compiled graph, made anew for each reach, batch and room.
+
+    What was compiled before is forgotten: of one function torch keeps a few graphs alone.
+    """
+    torch.compiler.reset()
+
+    def step(tokens: torch.Tensor, only: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = model(tokens, only=only)
+        return logits
+
+    compiled: Forward = torch.compile(step, fullgraph=True, dynamic=False)
+    return compiled
 
 
 def whole_logits(model: GPT, logits: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from efficientbench.config.variant import known, missing
 from efficientbench.costs.generation import decode_bytes
 from efficientbench.devices.base import Device
 from efficientbench.generation.case import Case
-from efficientbench.generation.decoder import Decoder, reach
+from efficientbench.generation.decoder import Decoder, Forward, compiled_step, reach
 from efficientbench.generation.generate import Row, next_tokens
 from efficientbench.generation.sampling import Sampling
 from efficientbench.metrics import AllocatorSensor, EfficiencyMonitor, merge
@@ -53,6 +53,8 @@ class Setting:
     """Where it is from, or why it is not known."""
     repeats: int = 5
     """Fewest requests of each phase, beside one of warm-up."""
+    compiled: bool = False
+    """Whether decoding steps are compiled; prefill is not."""
     least_s: float = 2.0
     """Shortest time of the measured steps of each phase: power is read a few times a second."""
 
@@ -78,14 +80,15 @@ def measure(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement
         GenerationError: the model computed NaN or infinity.
     """
     rows = [Row(number) for number in range(case.batch)]
+    step = compiled_step(setting.model) if setting.compiled else None
     _release(setting.device)
     with _monitor(setting, warmup_steps=1) as monitor:
-        prefilled = _prefill(setting, case, monitor, rows)
+        prefilled = _prefill(setting, case, monitor, rows, step)
     prefill = merge([monitor.finish()])
     _release(setting.device)
     assert prefilled.decoder is not None
     with prefilled.decoder.bound():
-        # The first continuation is warm-up; nothing else would have time to count.
+        # The first continuation is warm-up, in which steps are compiled; nothing else would have time to count.
         with _experts_touched(setting.model) as touched:
             _continue(setting, case, prefilled, rows)
         with _monitor(setting) as monitor:
@@ -120,7 +123,9 @@ def prompts_of(case: Case, vocabulary: int) -> list[list[int]]:
     return torch.randint(vocabulary, (case.batch, case.prompt_tokens), generator=generator).tolist()
 
 
-def _prefill(setting: Setting, case: Case, monitor: EfficiencyMonitor, rows: Sequence[Row]) -> _Prefilled:
+def _prefill(
+    setting: Setting, case: Case, monitor: EfficiencyMonitor, rows: Sequence[Row], step: Forward | None
+) -> _Prefilled:
     prompts = prompts_of(case, setting.config.model.vocab_size)
     done = _Prefilled()
     warm = False
@@ -128,7 +133,7 @@ def _prefill(setting: Setting, case: Case, monitor: EfficiencyMonitor, rows: Seq
         # Before the next cache is allocated.
         done.decoder = None
         monitor.begin_step()
-        done.decoder = Decoder(setting.model, prompts, case.max_new_tokens)
+        done.decoder = Decoder(setting.model, prompts, case.max_new_tokens, step)
         with done.decoder.bound():
             # The cache, which is being filled with zeros.
             setting.device.synchronize()

@@ -1,4 +1,4 @@
-"""What `efficientbench generate --measure` does: a row for each combination, a record after each row, a table."""
+"""`efficientbench generate --measure`: a row for each combination, a record after each row, a table."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 TRAINING_ONLY = ("cross_entropy", "weight_gradient", "grouped_weight_gradient")
 """Parts of a model's kernels that generation does not use."""
+
+EAGER = "eager, an operation at a time"
+COMPILED = "a step by torch.compile, with a graph for each power of two of positions"
+COMPILING = frozenset({"TorchDynamoException", "FailOnRecompileLimitHit"})
+"""Names of what torch raises for a step that it cannot compile, or not for so many lengths."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ def _is_folder(run: str) -> bool:
 
 
 def _named(run: str, arguments: Sequence[str], smoke: bool, matrix: Path) -> tuple[RunConfig, str | None]:
-    """Return the configuration of a run's name, and what to tell of its vocabulary, if anything."""
+    """Return the configuration of a run's name, and what to print of its vocabulary, if anything."""
     config, said = resolve_run(run, smoke, arguments, matrix)
     for axis in ("tp", "cp", "pp", "vpp", "ep", "dp"):
         size = getattr(config.parallel, axis)
@@ -111,14 +116,19 @@ def _named(run: str, arguments: Sequence[str], smoke: bool, matrix: Path) -> tup
     return config, said
 
 
-def measure_run(found: Target, cases: Sequence[Case], repeats: int) -> int:
-    """Measure all rows, write the record, print the table; return the exit code: 1 where no row could be measured."""
+def measure_run(found: Target, cases: Sequence[Case], repeats: int, compiled: bool = False) -> int:
+    """Measure all rows, write the record, print the table; return the exit code: 1 where no row could be measured.
+
+    Raises ConfigError: steps shall be compiled of a model with experts, or the folder cannot be written.
+    """
     from efficientbench.generation.measure import Setting
     from efficientbench.generation.results import print_results
 
+    if compiled and found.config.model.moe is not None:
+        raise ConfigError("--compile: which experts get tokens is decided in the step, which has no graph of its own")
     device = find_device(found.config.device, trains=False)
     peak, source = _bandwidth(device)
-    setting = Setting(found.model, found.config, device, peak, source, repeats)
+    setting = Setting(found.model, found.config, device, peak, source, repeats, compiled)
     book = _Book(found, setting)
     try:
         for case in cases:
@@ -181,13 +191,15 @@ class _Book:
 
         config, setting = self.found.config, self.setting
         layers = [layer for layer in self.found.model.modules() if isinstance(layer, Stateful)]
+        launched = COMPILED if setting.compiled else EAGER
         return GenerationRecord(
             **subject(config),
             devices=1,
             device_name=setting.device.names()[0],
             dtype=config.training.dtype,
             weights=self.found.weights,
-            decode_path=f"eager, an operation at a time; attention: {layers[0].decodes_by}",
+            decode_path=f"{launched}; attention: {layers[0].decodes_by}",
+            steps="compiled" if setting.compiled else "eager",
             status=status,
             started_at=self.started_at.isoformat(timespec="seconds"),
             duration_s=time.monotonic() - self.began_s,
@@ -212,12 +224,14 @@ def _row(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement | 
             return measure(setting, case)
     except (ConfigError, GenerationError) as error:
         reason = str(error)
-    except (RuntimeError, MemoryError) as error:
-        if not ran_out_of_memory(error):
-            raise
+    except Exception as error:
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
-        helps = batch_that_fits(config, case, usable)
-        reason = f"out of memory at batch {case.batch:,}: {first_line}; {helps}"
+        if ran_out_of_memory(error):
+            reason = f"out of memory at batch {case.batch:,}: {first_line}; {batch_that_fits(config, case, usable)}"
+        elif setting.compiled and not COMPILING.isdisjoint(each.__name__ for each in type(error).__mro__):
+            reason = f"torch.compile failed: {first_line}"
+        else:
+            raise
     failed = GenerationRow(
         prompt_tokens=case.prompt_tokens, batch=case.batch, max_new_tokens=case.max_new_tokens, failure=reason
     )

@@ -45,8 +45,13 @@ def in_chinese(text: str) -> str:
 
 def translate_help(command: Any) -> None:
     """Give a command of click, its parameters and its subcommands their Chinese help."""
+    # Imported here: it imports typer, which the doctor does not need.
+    from efficientbench.language.help_page import ChineseContext
+
     command.help = in_chinese(command.help or "")
-    for parameter in command.params:
+    command.context_class = ChineseContext
+    # The option --help is made where it is first asked for, and kept.
+    for parameter in (*command.params, command.get_help_option(ChineseContext(command))):
         if getattr(parameter, "help", None):
             parameter.help = in_chinese(parameter.help)
     for each in getattr(command, "commands", {}).values():

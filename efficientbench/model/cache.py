@@ -1,4 +1,4 @@
-"""What decoding keeps of the tokens so far: a state in each attention layer, and how many tokens each row has.
+"""The cache of decoding: a state of the tokens so far in each attention layer, and how many tokens each row has.
 
 A layer's state is known to that layer alone. It may hold keys and values, or a recurrent layer's state.
 B = rows (sequences), S = tokens of a row in one forward pass, T = tokens that a row has room for.
@@ -93,7 +93,7 @@ class Stateful:
     state: State | None = None
     """Set while a cache is bound to the model: `forward` then continues from it."""
     cache: Cache | None = None
-    """The model's; its `chunk` tells where the tokens of the present forward pass lie."""
+    """The model's; its `chunk` says where the tokens of the present forward pass lie."""
 
     def new_state(self, rows: int, tokens: int) -> State:
         """Return the state of `rows` sequences that have no tokens yet, with room for `tokens` each."""

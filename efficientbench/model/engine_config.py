@@ -73,7 +73,7 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         num_moe_experts=experts.experts if experts else None,
         moe_ffn_hidden_size=model.ffn_hidden_size if experts else None,
         moe_router_topk=experts.top_k if experts else 2,
-        moe_aux_loss_coeff=experts.auxiliary_loss if experts else 0.0,
+        moe_aux_loss_coeff=experts.balancing(config.training.objective) if experts else 0.0,
         moe_router_load_balancing_type="aux_loss",
         # Logits of nearly equal size decide where a token goes.
         moe_router_dtype="fp32",

@@ -36,6 +36,7 @@ from efficientbench.model import context_parallel, megatron_patches, moe
 from efficientbench.model.cache import Cache
 from efficientbench.model.engine_config import transformer_config
 from efficientbench.model.initial_weights import initialize, set_weights
+from efficientbench.model.kernels import few_tokens
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel, causal_attention
 from efficientbench.model.kernels.choose_attention import AttentionShape, choose
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
@@ -138,7 +139,7 @@ class GPT(GPTModel):
         vocabulary = min(max(self.unpadded_vocab_size - first_token, 0), table.shape[0])
         softcap = self.logit_softcap
         if labels is None or loss_mask is None:
-            logits = torch.matmul(hidden, table[:vocabulary].t()).transpose(0, 1)
+            logits = few_tokens.linear(hidden, table[:vocabulary]).transpose(0, 1)
             return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
         def loss(rows: slice) -> torch.Tensor:

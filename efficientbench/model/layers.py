@@ -11,7 +11,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch.distributed import ProcessGroup
 
 from efficientbench.model.engine_config import EngineConfig
-from efficientbench.model.kernels.norm import rms_norm
+from efficientbench.model.kernels.norm import rms_norm, sum_and_norm
 from efficientbench.model.kernels.relu2 import relu2
 from efficientbench.model.kernels.swiglu import swiglu
 
@@ -37,8 +37,12 @@ class RMSNorm(torch.nn.Module):
         # Each rank sees only its part of the sequence: Megatron sums gradients of parameters marked so.
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalize x [..., H]; the same shape comes back."""
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Normalize x [..., H]; the same shape comes back. With a residual return their sum, and the sum normalized."""
+        if residual is not None:
+            return sum_and_norm(x, residual, self.weight, self.eps)
         return rms_norm(x, self.weight, self.eps, self.fuse)
 
 
@@ -90,21 +94,32 @@ def feed_forward_spec() -> ModuleSpec:
 
 
 class Layer(TransformerLayer):
-    """Megatron's layer, which in evaluation goes from part to part without asking for any feature of training."""
+    """Megatron's layer, which asks for no feature of Megatron's in evaluation, nor with fused parts.
+
+    A fused second norm also adds the attention's output. It does so in a call of its module, since Megatron waits there
+    for the weight.
+    """
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: None = None, **others: object
     ) -> tuple[torch.Tensor, None]:
         """hidden_states [S, B, H] → the same shape, and no context; `others` are unused arguments of Megatron's."""
-        if self.training or torch.is_grad_enabled():
+        trains = self.training or torch.is_grad_enabled()
+        if trains and not self.config.fuse:
             output: tuple[torch.Tensor, None] = super().forward(hidden_states, attention_mask, **others)
             return output
         attended = self.self_attention(self.input_layernorm(hidden_states), attention_mask=None)
+        if trains:
+            hidden_states, normed = self.pre_mlp_layernorm(_with_bias(*attended), hidden_states)
+            return hidden_states + _with_bias(*self.mlp(normed)), None
         hidden_states = _add(attended, hidden_states)
         return _add(self.mlp(self.pre_mlp_layernorm(hidden_states)), hidden_states), None
 
 
 def _add(part: tuple[torch.Tensor, torch.Tensor | None], residual: torch.Tensor) -> torch.Tensor:
     """Return output, bias and residual [S, B, H] together, in the place of the output."""
-    output, bias = part
-    return (output if bias is None else output + bias).add_(residual)
+    return _with_bias(*part).add_(residual)
+
+
+def _with_bias(output: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return output if bias is None else output + bias

@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.distributed_c10d import _CoalescingManager
 
 from efficientbench.model import token_dispatch
+from efficientbench.model.kernels import few_tokens
 from efficientbench.model.kernels.weight_gradient import add_product
 
 
@@ -147,7 +148,7 @@ def _product(differentiable: Callable[..., torch.Tensor]) -> Callable[..., torch
             return differentiable(
                 layer, input=input, weight=weight, bias=bias, sequence_parallel=sequence_parallel, **others
             )
-        output = torch.matmul(input, weight.t())
+        output = few_tokens.linear(input, weight)
         return output if bias is None else output + bias
 
     return product

@@ -15,6 +15,7 @@ from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.devices.base import Device
 from efficientbench.devices.cpu import CPU
 from efficientbench.devices.registry import all_devices, device_called
+from efficientbench.language.counted import number_of
 from efficientbench.metrics.hardware import DeviceRates, device_rates
 from efficientbench.planning.plan import Plan, make_plan, with_kernels
 from efficientbench.planning.step_time import Projection, project
@@ -118,13 +119,14 @@ def layout_of_world(config: RunConfig, world: int, devices_per_node: int) -> tup
         fitting = f"set it to {world // model_ranks}" if world % model_ranks == 0 else "change tp, cp or pp"
         raise ConfigError(
             f"parallel.dp: tp × cp × pp × dp = {parallel.tp} × {parallel.cp} × {parallel.pp} × {parallel.dp} = "
-            f"{model_ranks * parallel.dp} ranks, but --world is {world}: leave dp out, or {fitting}"
+            f"{number_of(model_ranks * parallel.dp, 'rank')}, but --world is {world}: leave dp out, or {fitting}"
         )
     if parallel.dp is None and world % model_ranks:
         whole = world // model_ranks
         near = " or ".join(str(count * model_ranks) for count in (whole, whole + 1) if count)
+        are = "rank is" if world == 1 else "ranks are"
         raise ConfigError(
-            f"--world: {world} ranks are not whole replicas of tp × cp × pp = {parallel.tp} × {parallel.cp} × "
+            f"--world: {world} {are} not whole replicas of tp × cp × pp = {parallel.tp} × {parallel.cp} × "
             f"{parallel.pp} = {model_ranks}: {near} would be, or another tp, cp or pp"
         )
     config = fit_micro_batch(config, per_node, nodes)

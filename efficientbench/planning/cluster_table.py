@@ -11,10 +11,11 @@ from rich.table import Table
 from efficientbench.config.variant import known, missing
 from efficientbench.costs.communication import Transfer, micro_batch_transfers, step_transfers
 from efficientbench.costs.rank_grid import Group
+from efficientbench.language.counted import number_of
 from efficientbench.metrics.definitions import flops_utilization
 from efficientbench.planning.cluster_plan import ClusterPlan
 from efficientbench.planning.fitting import remedies
-from efficientbench.planning.plan import gigabytes, memory_parts, number_of
+from efficientbench.planning.plan import gigabytes, memory_parts
 from efficientbench.planning.plan_table import plain_table
 from efficientbench.planning.step_time import assumptions, bubble_fraction, crosses_nodes
 

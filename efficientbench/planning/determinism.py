@@ -1,4 +1,4 @@
-"""What a run with `training.deterministic` promises, and what it does not."""
+"""The promises of a run with `training.deterministic`, and their limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def not_promised(config: RunConfig, device: Device, environment: Mapping[str, st
 
 
 def determinism(config: RunConfig, device: Device) -> str | None:
-    """Return what to tell the user of a run with `training.deterministic`; None for a run without."""
+    """Return what to print of a run with `training.deterministic`; None for a run without."""
     if not config.training.deterministic:
         return None
     gaps = "; ".join(f"{part}: {reason}" for part, reason in not_promised(config, device).items())

@@ -1,4 +1,4 @@
-"""Whether a run fits into memory, and the changes of its command line that would make it fit."""
+"""Check that a run fits into memory, and name the changes of its command line that would make it fit."""
 
 from __future__ import annotations
 

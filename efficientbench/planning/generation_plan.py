@@ -1,4 +1,4 @@
-"""What generating with a run's model takes on one device: bounds by the roofline, and what its memory holds.
+"""The cost of generating with a run's model on one device: bounds by the roofline, and memory.
 
 A batch is static: its rows begin with prompts of one length and are decoded together.
 """

@@ -1,4 +1,4 @@
-"""How fast the processor and its memory exchange bytes, measured: no table has a host's bandwidth."""
+"""The rate at which the processor and its memory exchange bytes, measured: no table has a host's bandwidth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ METHOD = "a sum of large tensors"
 CPUS = Path("/sys/devices/system/cpu")
 """Where Linux describes processors and their caches."""
 SMALLEST_BYTES = 64 * 2**20
-"""Of the tensor, also where Linux does not tell how large the caches are."""
+"""Of the tensor, also where Linux does not report how large the caches are."""
 
 
 def memory_bytes_s() -> float:

@@ -15,6 +15,7 @@ from efficientbench.costs.memory import RankMemory, memory_by_stage
 from efficientbench.costs.model import Flops, Parameters, count_parameters, flops_per_token
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import device_called
+from efficientbench.language.counted import number_of
 
 
 class Hardware(Protocol):
@@ -124,11 +125,6 @@ def hidden(config: RunConfig) -> str | None:
 def memory_parts(memory: RankMemory) -> list[tuple[str, int]]:
     """Return the name and the bytes of each part of a rank's peak memory."""
     return [(field.name.replace("_", " "), getattr(memory, field.name)) for field in fields(memory)]
-
-
-def number_of(number: int, noun: str) -> str:
-    """Return a number with its noun, as 1 rank or 2,048 ranks."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def gigabytes(size_bytes: float) -> str:

@@ -12,8 +12,10 @@ from rich.table import Table
 
 from efficientbench.config.backbone import CHOICES
 from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.model import ModelConfig
+from efficientbench.config.schema import RunConfig
 from efficientbench.config.training import TrainingConfig
 from efficientbench.config.variant import known, shown
 from efficientbench.costs.model import (
@@ -204,6 +206,19 @@ def _optimizer_rows(training: TrainingConfig) -> list[tuple[str, str]]:
     return [("optimizer", f"muon ({training.matrix_rate:g}) for layers' matrices; not the distributed optimizer")]
 
 
+def _rollout_rows(config: RunConfig, layout: Layout) -> list[tuple[str, str]]:
+    """Return what a rank needs beside the training to sample answers; no row where it samples none."""
+    rl, training, model = config.rl, config.training, config.model
+    if training.objective != "rl":
+        return []
+    questions = -(-training.global_batch_size // rl.samples // layout.dp)
+    answers = min(max(rl.batch // rl.samples, 1), questions) * rl.samples
+    # As many positions as the update computes, and a token behind the last of them.
+    each = partial(cache_bytes, model, training.seq_len + 1, training.dtype, layout.tp)
+    size = shown(lambda: f"at most {gigabytes(answers * each())} on a rank")
+    return [("cache of rollouts", f"{size}, for {answers:,} answers; not in the estimate")]
+
+
 def _run_rows(plan: Plan) -> list[tuple[str, str]]:
     config, layout, budget = plan.config, plan.layout, plan.budget
     training, flops = config.training, known(lambda: plan.flops)
@@ -226,6 +241,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
         ("sequence", f"{training.seq_len:,} tokens, {training.dtype}"),
         ("batch, in sequences", f"{batch} {layout.dp}"),
         *_optimizer_rows(training),
+        *_rollout_rows(config, layout),
         ("tokens per step", f"{budget.tokens_per_step:,}"),
         ("steps", f"{budget.steps:,}, the first {budget.warmup_steps:,} not measured" if budget.counted else uncounted),
         ("tokens", f"{budget.tokens:,}" if budget.counted else uncounted),

@@ -15,9 +15,10 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.part import AUTO
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.memory import memory_by_stage
+from efficientbench.language.counted import number_of
 from efficientbench.metrics.hardware import DeviceRates, device_rates
 from efficientbench.planning.cluster_plan import accelerator, whole_nodes
-from efficientbench.planning.plan import gigabytes, number_of, with_kernels
+from efficientbench.planning.plan import gigabytes, with_kernels
 from efficientbench.planning.step_time import Projection, project
 
 MOST_RANKED = 10

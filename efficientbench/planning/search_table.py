@@ -6,8 +6,8 @@ from rich.console import Console
 
 from efficientbench.config.variant import known
 from efficientbench.costs.model import flops_per_token
+from efficientbench.language.counted import number_of
 from efficientbench.metrics.definitions import flops_utilization
-from efficientbench.planning.plan import number_of
 from efficientbench.planning.plan_table import plain_table
 from efficientbench.planning.search import Candidate, Search
 from efficientbench.planning.step_time import assumptions

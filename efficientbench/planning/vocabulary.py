@@ -33,7 +33,7 @@ def resolve_run(
     """Return a run's configuration as `resolve` does, with a vocabulary that its text's tokenizer fits into.
 
     Returns:
-        The configuration, and what to tell the user where the model has grown; else None.
+        The configuration, and what to print where the model has grown; else None.
 
     Raises:
         ConfigError: as of `resolve`; or `model.vocab_size` is given, and too small for the tokenizer.
@@ -50,7 +50,7 @@ def is_given(overrides: Sequence[str]) -> bool:
 
 
 def with_vocabulary(config: RunConfig, given: bool) -> tuple[RunConfig, str | None]:
-    """Return the run with a vocabulary that its text's tokenizer fits into, and what to tell the user, if anything.
+    """Return the run with a vocabulary that its text's tokenizer fits into, and what to print, if anything.
 
     Args:
         config: the run.

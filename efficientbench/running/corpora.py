@@ -20,6 +20,7 @@ from efficientbench.data_tools.intact import BlockReader, verified_part
 from efficientbench.data_tools.manifest import load_checksums, load_record
 from efficientbench.data_tools.splitting import SPLITS, split_documents
 from efficientbench.data_tools.tokenizer import load_tokenizer
+from efficientbench.language.counted import number_of
 from efficientbench.metrics.records.facts import Reading
 from efficientbench.metrics.records.record_parts import DataSource
 from efficientbench.planning.vocabulary import too_small
@@ -134,8 +135,8 @@ def check_split(split: Sequence[float], corpus: Corpus) -> None:
         if is_wanted and count == 0:
             helps = f"set data.split=[{corpus.documents - 1},1,0]" if corpus.documents > 1 else "more are needed"
             raise ConfigError(
-                f"data.split: {list(split)} leaves none of the {corpus.documents:,} documents of {corpus.source} for "
-                f"{name}; {helps}"
+                f"data.split: {list(split)} leaves none of the {number_of(corpus.documents, 'document')} of "
+                f"{corpus.source} for {name}; {helps}"
             )
 
 
@@ -175,7 +176,7 @@ def _show_progress(source: str, done: int, parts: int) -> None:
 def _check_conversations(config: RunConfig, corpora: Sequence[Corpus]) -> None:
     """Raise a ConfigError unless the source is one pair of conversations with a mask."""
     objective, first = config.training.objective, config.data.sources[0] or "the sample text"
-    made = "python -m data_tools chat MIXTURE.yaml --output PREFIX"
+    made = "efficientbench-data chat MIXTURE.yaml --output PREFIX"
     if len(corpora) > 1:
         raise ConfigError(
             f"training.objective={objective} takes one source, and data.path has {len(corpora)}: name all tasks in one "

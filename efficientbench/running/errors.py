@@ -1,4 +1,4 @@
-"""Which errors the user can mend; imports nothing heavy, for the command line to print a mistake at once."""
+"""The errors that a user can mend; imports nothing heavy, for the command line to print a mistake at once."""
 
 from __future__ import annotations
 

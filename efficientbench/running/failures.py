@@ -1,4 +1,4 @@
-"""Why a run failed: the failure that an exception means, and what the parent process writes of it."""
+"""The reason why a run failed: the failure that an exception means, and what the parent process writes of it."""
 
 from __future__ import annotations
 

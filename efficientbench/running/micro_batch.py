@@ -61,7 +61,7 @@ def resized(config: RunConfig, size: int) -> RunConfig:
 def decide(runs: Runs, device_type: str, device_name: str, trial: bool = True, nodes: int = 1) -> int:
     """Return the micro-batch of all runs of a suite: that of its file, or the largest that all can have.
 
-    Runs that cannot have any are left out; planning them tells why.
+    Runs that cannot have any are left out; planning them reports why.
 
     Args:
         runs: of one suite.
@@ -117,6 +117,7 @@ def _plans(runs: Runs, size: int, nodes: int, room: float = ROOM) -> list[tuple[
             return None
         own_bytes = part.memory_capacity_bytes()
         needed = known(plan.node_memory_bytes if own_bytes is None else plan.rank_memory_bytes) or 0
+        # The plan makes it smaller where a replica would get less than one micro-batch.
         if plan.config.training.micro_batch_size != size or needed > room * (own_bytes or memory_limit_bytes()):
             return None
         plans.append((needed, plan))
@@ -150,6 +151,7 @@ def _fits(plan: Plan, device_type: str) -> bool:
         hang_limit_s=config.faults.hang_limit_s,
     )
     if exit_code in STOP_EXIT_CODES.values():
+        # The user has stopped the trial, and with it the run.
         raise SystemExit(exit_code)
     size, fits = config.training.micro_batch_size, exit_code == 0
     if not fits and failures[0].kind != "out_of_memory":

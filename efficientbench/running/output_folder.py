@@ -18,7 +18,8 @@ HELD_OUT_LOSSES = "held_out_losses.npz"
 """Of a fine-tuning."""
 WRITTEN = (
     *("checkpoint", "steps.jsonl", HELD_OUT_LOSSES, "config.json", "tensorboard", "log", "tokenizer"),
-    *("evaluation", "trace.json.gz", "step_shares.json", "adapter", "model", "generation.json", "record.json"),
+    *("evaluation", "wandb", "trace.json.gz", "step_shares.json", "adapter", "model", "deepspeed.json"),
+    *("generation.json", "record.json"),
 )
 """What `set_aside` moves, in this order: files and folders of one run, from its first attempt to its last. After a kill
 in between, no checkpoint is left to resume from, and the record of a complete run still says that it is complete."""

@@ -1,4 +1,4 @@
-"""What the process of a rank sets up before its work, and how it ends."""
+"""The set-up of a rank's process before its work, and its end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def set_up_logging(path: Path) -> None:
     logging.basicConfig(
         stream=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
-    # Where a library ends the process by a signal, the threads' stacks are all that tells why.
+    # Where a library ends the process by a signal, the threads' stacks are all that shows why.
     faulthandler.enable(file=log)
     # The launcher sends SIGUSR1 when a run hangs: every thread's stack goes to the log, also from a native call.
     faulthandler.register(signal.SIGUSR1, file=log)

@@ -25,8 +25,9 @@ from efficientbench.training.checkpoints.manifest import (
 )
 from efficientbench.training.errors import CheckpointError
 
-SAME = ("output", "data.cache", "training.global_batch_tokens")
-"""Keys of folders, and of the batch in another unit: two measurements that differ in these alone measure the same."""
+SAME = ("output", "data.cache", "wandb", "training.global_batch_tokens")
+"""Keys of folders, of a sink and of the batch in another unit: two measurements that differ in these alone measure the
+same."""
 INITIALISED_SAME = (*SAME, "init.run")
 """The same of configurations from `initialised`, whose `init.sha256` says what lies in that folder."""
 MAY_DIFFER = (

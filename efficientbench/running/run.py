@@ -18,6 +18,7 @@ from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.manifest import Corpus
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
+from efficientbench.language.counted import number_of
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.connectivity import check_connectivity
 from efficientbench.launchers.network.interfaces import check_interfaces, hccl_address, hccl_port
@@ -29,6 +30,7 @@ from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.cgroup import memory_limit_bytes
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
+from efficientbench.metrics.records.wandb_log import check_wandb
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.planning.determinism import determinism
 from efficientbench.planning.fitting import check_fits
@@ -38,7 +40,6 @@ from efficientbench.planning.plan import (
     gigabytes,
     hidden,
     make_plan,
-    number_of,
     with_kernels,
 )
 from efficientbench.planning.text_budget import text_budget
@@ -68,6 +69,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     """
     cluster = Cluster.from_environment(os.environ) if mode == "dlc" else None
     check_interfaces(os.environ, cluster)
+    check_wandb(config.wandb)
     config = initialised(config)
     device = find_device(config.device)
     settings = dict(device.environment(config.parallel.tp))
@@ -235,7 +237,7 @@ def _announce(plan: Plan, micro_batch_size: int, device: Device) -> None:
 def _announce_data(plan: Plan, corpora: Sequence[Corpus]) -> None:
     for weight, corpus in zip(plan.config.data.weights, corpora, strict=True):
         share = f"{weight:.3g} of the samples: " if len(corpora) > 1 else ""
-        print(f"data: {share}{corpus.source}, {corpus.documents:,} documents, {corpus.tokens:,} tokens")
+        print(f"data: {share}{corpus.source}, {number_of(corpus.documents, 'document')}, {corpus.tokens:,} tokens")
     if plan.config.training.epochs is not None:
         print(f"training.epochs={plan.config.training.epochs}: {plan.length}")
     print(text_budget(plan, [corpus.tokens for corpus in corpora]))

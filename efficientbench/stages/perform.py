@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.files import exclusive_lock, write_file
+from efficientbench.data_tools.files import disk_errors_explained, exclusive_lock, write_file
 from efficientbench.devices.registry import device_called, find_device
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
@@ -48,6 +48,7 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
     Raises:
         ConfigError: a mistake in the request, or the folder was made from other data.
         DataError: the folder is damaged.
+        MetricsError: Weights & Biases is to get the runs, and is not installed.
     """
     request.check()
     try:
@@ -80,6 +81,9 @@ def perform(steps: Sequence[Step], work: Path, node: int = 0) -> int:
         steps: in their order.
         work: folder whose lock lets one node at a time prepare.
         node: number of this one among those that share the folder; 0 where it is alone.
+
+    Raises:
+        DataError: the mark of a complete step cannot be written.
     """
     for number, step in enumerate(steps, start=1):
         if step.kind is Kind.MEASURE and node > 0:
@@ -127,7 +131,8 @@ def _run(step: Step) -> int:
         return STOP_EXIT_CODES[signal.Signals(signals[0])]
     code = child.returncode if child.returncode >= 0 else 128 - child.returncode
     if code == 0 and step.made is not None and step.mark is not None:
-        write_file(step.made, step.mark.encode())
+        with disk_errors_explained(step.made.parent):
+            write_file(step.made, step.mark.encode())
     return code
 
 

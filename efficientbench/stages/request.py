@@ -1,4 +1,4 @@
-"""What a pipeline is asked to do, and from what its folder was made."""
+"""The request that a pipeline gets, and from what its folder was made."""
 
 from __future__ import annotations
 

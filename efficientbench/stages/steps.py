@@ -10,6 +10,7 @@ from pathlib import Path
 
 from efficientbench.config.load import resolve
 from efficientbench.evaluation.registry import CHAT
+from efficientbench.metrics.records.wandb_log import check_wandb
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.stages.recipe import run_name, write_matrix
 from efficientbench.stages.request import BASE, RL, SFT, Request
@@ -69,6 +70,7 @@ def make_pipeline(request: Request) -> Pipeline:
 
     Raises:
         ConfigError: a variant or a key is unknown, or a run cannot be configured so.
+        MetricsError: Weights & Biases is to get the runs, and is not installed.
         OSError: the folder cannot be written.
     """
     steps = [*_prepared(request)]
@@ -135,7 +137,9 @@ def _trained(request: Request, variant: str | None) -> tuple[list[Step], Path]:
     for stage in request.stages:
         name = run_name(stage, variant, request.layers)
         keys = _keys(request, stage, before)
-        before = OutputFolder.of_repeat(resolve(name, overrides=keys, matrix_file=matrix)).path
+        config = resolve(name, overrides=keys, matrix_file=matrix)
+        check_wandb(config.wandb)
+        before = OutputFolder.of_repeat(config).path
         # --repeat keeps a complete run instead of training again.
         words = (TOOLS, "run", name, request.mode, "--matrix", str(matrix), "--repeat", "1", *keys)
         steps.append(Step(name, Kind.TRAIN, words))

@@ -19,7 +19,8 @@ from pydantic.fields import FieldInfo
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import settable_keys, unknown_key
-from efficientbench.config.schema import MOST_LABEL, RunConfig
+from efficientbench.config.part import MOST_LABEL
+from efficientbench.config.schema import RunConfig
 from efficientbench.config.words import ALIASES
 from efficientbench.finetuning.config import FinetuneConfig
 

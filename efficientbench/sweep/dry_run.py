@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from efficientbench.language.counted import number_of
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.progress import seconds
@@ -83,7 +84,7 @@ def _sum(todo: Sequence[Estimate], at_once: int) -> str:
     # A sum stands for all runs or is not printed.
     time = f"; about {seconds(sum(times) / at_once)}" if todo and len(times) == len(todo) else ""
     energy = f"; about {_energy(sum(energies))}" if todo and len(energies) == len(todo) else ""
-    return f"{len(todo)} runs to do{together}{time}{energy}"
+    return f"{number_of(len(todo), 'run')} to do{together}{time}{energy}"
 
 
 def _sources(estimates: Sequence[Estimate | None]) -> list[str]:

@@ -118,7 +118,9 @@ def parallel_runs(jobs: str, machine: Machine) -> int | None:
     if not re.fullmatch("[0-9]{1,4}", jobs) or not 1 <= int(jobs) <= MOST_RUNS:
         raise ConfigError(f"--jobs: {jobs[:40]!r} is neither auto nor a number from 1 to {MOST_RUNS:,}")
     if not machine.shared and int(jobs) > len(machine.devices):
-        raise ConfigError(f"--jobs: {jobs} runs cannot have devices of their own: there are {len(machine.devices)}")
+        raise ConfigError(
+            f"--jobs: {jobs} runs cannot have devices of their own: this machine has {len(machine.devices)}"
+        )
     return int(jobs)
 
 

@@ -1,4 +1,4 @@
-"""How one run of a sweep ended: done, stopped, or failed for a reason."""
+"""The end of one run of a sweep: done, stopped, or failed for a reason."""
 
 from __future__ import annotations
 

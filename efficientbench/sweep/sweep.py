@@ -12,12 +12,12 @@ from pathlib import Path
 from rich.console import Console
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.language.counted import number_of
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 from efficientbench.launchers.processes.launch import received_signals
 from efficientbench.metrics.cgroup import usable_cores
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RunRecord, load_records
-from efficientbench.planning.plan import number_of
 from efficientbench.running.failures import write_failure
 from efficientbench.sweep.dry_run import print_dry_run
 from efficientbench.sweep.estimate import Estimate, estimate
@@ -28,7 +28,8 @@ from efficientbench.sweep.queue import Queue, State
 from efficientbench.sweep.scheduler import Scheduler, is_complete
 from efficientbench.sweep.selection import Request
 from efficientbench.sweep.tasks import Task, build_tasks
-from efficientbench.sweep.tuning_tasks import NOT_ESTIMATED, tuning_tasks
+from efficientbench.sweep.tuning_plan import estimate_tuning
+from efficientbench.sweep.tuning_tasks import TuningTask, tuning_tasks
 from efficientbench.sweep.tunings import names_tunings
 
 NEXT_CALL = {
@@ -65,33 +66,23 @@ def sweep(
         ConfigError: a mistake in the request, or a folder that cannot be written.
     """
     tunes = names_tunings(request)
-    if tunes and cluster is not None:
-        raise ConfigError("--device: a fine-tuning is planned by `efficientbench finetune NAME --plan --device NAME`")
     machine = cluster or find_machine(_device(request))
     at_once = parallel_runs(jobs, machine)
-    tasks = tuning_tasks(request, machine, at_once) if tunes else build_tasks(request, machine, at_once, dry_run)
+    if tunes:
+        tasks = tuning_tasks(request, machine, at_once, cluster is not None)
+    else:
+        tasks = build_tasks(request, machine, at_once, dry_run)
     suite = _suite(tasks)
     queue = Queue(suite)
     if dry_run:
-        states = [_next_state(task, queue.read(task.id), machine, request, retry_failed) for task in tasks]
-        trained = [task.is_trained(machine.name, request.retry_smaller) for task in tasks]
-        states = [
-            "trained" if each and state == "queued" else state for each, state in zip(trained, states, strict=True)
-        ]
-        records, cores = _records(suite), usable_cores()
-        estimates = [_estimate(task, machine, records, cores) for task in tasks]
-        most = len(slots(machine, at_once)) // max(task.slots for task in tasks)
-        print_dry_run(tasks, states, estimates, max(1, most))
-        if cluster is not None:
-            print(f"planned for {number_of(cluster.nodes, 'node')} of {len(cluster.devices)} × {cluster.name}")
-        if request.generate:
-            print("generation with each trained model: time and energy are not estimated")
+        states = [_planned_state(task, queue, machine, request, retry_failed) for task in tasks]
+        _print_plan(tasks, states, machine, at_once, request.generate, cluster is not None)
         return 0
     queue.make()
     if request.repeat is not None:
         tasks = take_turns(tasks, queue.folder)
     display = Display(Console(highlight=False), len(tasks))
-    display.print(f"{len(tasks)} runs in {suite} on {machine.name}; the queue: {queue.folder / 'queue'}")
+    display.print(f"{number_of(len(tasks), 'run')} in {suite} on {machine.name}; the queue: {queue.folder / 'queue'}")
     with received_signals() as signals:
         try:
             left = _enter(tasks, queue, machine, request, retry_failed, display)
@@ -112,11 +103,32 @@ def sweep(
     return 0 if all(end == "done" for end in ends) else 1
 
 
+def _print_plan(
+    tasks: Sequence[Task],
+    states: Sequence[str],
+    machine: Machine,
+    at_once: int | None,
+    generates: bool,
+    elsewhere: bool,
+) -> None:
+    """Print the runs with their states and estimates; `elsewhere`: the machine is not this one."""
+    records, cores = _records(_suite(tasks)), usable_cores()
+    estimates = [_estimate(task, machine, records, cores) for task in tasks]
+    most = len(slots(machine, at_once)) // max(task.slots for task in tasks)
+    print_dry_run(tasks, states, estimates, max(1, most))
+    if elsewhere:
+        print(f"planned for {number_of(machine.nodes, 'node')} of {len(machine.devices)} × {machine.name}")
+    if generates:
+        print("generation with each trained model: time and energy are not estimated")
+
+
 def _estimate(task: Task, machine: Machine, records: Sequence[RunRecord], cores: float) -> Estimate | None:
     """Return the estimate of a run; None where it is refused."""
     if task.refused is not None:
         return None
-    return NOT_ESTIMATED if task.plan is None else estimate(task.plan, machine, records, cores)
+    if isinstance(task, TuningTask) and task.tuning is not None:
+        return estimate_tuning(task.tuning, task.projection)
+    return None if task.plan is None else estimate(task.plan, machine, records, cores)
 
 
 def _records(suite: Path) -> list[RunRecord]:
@@ -144,6 +156,12 @@ def _suite(tasks: Sequence[Task]) -> Path:
     """Return the folder that has all runs' folders."""
     first = tasks[0]
     return first.folder.path.parent if first.id == first.folder.path.name else first.folder.path.parent.parent
+
+
+def _planned_state(task: Task, queue: Queue, machine: Machine, request: Request, retry_failed: bool) -> str:
+    """Return the run's state as the sweep would begin; `trained` where only its generation is left to do."""
+    state = _next_state(task, queue.read(task.id), machine, request, retry_failed)
+    return "trained" if state == "queued" and task.is_trained(machine.name, request.retry_smaller) else state
 
 
 def _next_state(task: Task, state: State | None, machine: Machine, request: Request, retry_failed: bool) -> str:

@@ -1,4 +1,4 @@
-"""Whether a step's loss and gradients are finite, and on which ranks they are not.
+"""Check that a step's loss and gradients are finite, and find the ranks where they are not.
 
 Reductions spread a number that is not finite to every rank, so each rank checks its own loss and gradients before them.
 The checks travel with the step's other sums, and the device decides on them: they add no wait to a step.

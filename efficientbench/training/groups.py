@@ -27,11 +27,18 @@ MARGIN_S = 60.0
 
 
 @contextlib.contextmanager
-def world(backend: str, hang_limit_s: float = HANG_LIMIT_S) -> Iterator[None]:
-    """Start torch.distributed over the ranks that the environment describes (RANK, WORLD_SIZE, MASTER_*)."""
+def world(backend: str, hang_limit_s: float = HANG_LIMIT_S, bound_to: torch.device | None = None) -> Iterator[None]:
+    """Start torch.distributed over the ranks that the environment describes (RANK, WORLD_SIZE, MASTER_*).
+
+    Args:
+        backend: of torch.distributed.
+        hang_limit_s: how long a collective may wait for a rank.
+        bound_to: the device of this rank for which all groups are made at once; None: with their first collective.
+    """
     timeout = datetime.timedelta(seconds=hang_limit_s + MARGIN_S)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(backend, store=_store(rank, size, timeout), rank=rank, world_size=size, timeout=timeout)
+    store = _store(rank, size, timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound_to)
     yield
     # Not after an error: a rank that failed reports it and ends, without waiting for the others.
     dist.destroy_process_group()
@@ -111,6 +118,13 @@ def meet_on_host(name: str) -> None:
     if store.add(f"{name}: arrived", 1) == dist.get_world_size():
         store.set(f"{name}: complete", "1")
     store.wait([f"{name}: complete"])
+
+
+def any_rank(here: bool, device: torch.device) -> bool:
+    """Return whether it is so on any rank. All ranks must ask together; `device`: this rank's."""
+    found = torch.tensor([int(here)], dtype=torch.int32, device=device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return bool(found)
 
 
 def gather_rows(values: torch.Tensor) -> torch.Tensor:

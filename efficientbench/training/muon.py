@@ -146,7 +146,7 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
-        """`groups`: as torch takes them, with `matrices`."""
+        """Take groups as torch takes them, with `matrices`."""
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "momentum": momentum(1)})
 
     @torch.no_grad()

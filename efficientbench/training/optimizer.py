@@ -196,7 +196,7 @@ def _obeys(device: torch.device) -> bool:
         adamw = torch.optim.AdamW([weight], lr=0.5, betas=(0.5, 0.5), fused=True)
         for flag, gradient in ((1.0, torch.nan), (0.0, 8.0)):
             weight.grad = torch.full_like(weight, gradient)
-            with _told([adamw], torch.full((), flag, device=device), torch.full((), 4.0, device=device)):
+            with _flagged([adamw], torch.full((), flag, device=device), torch.full((), 4.0, device=device)):
                 adamw.step()
             state = [value.cpu() for value in adamw.state[weight].values()]
             if flag and (any(map(torch.count_nonzero, state)) or not bool((weight.cpu() == 1).all())):
@@ -209,7 +209,7 @@ def _obeys(device: torch.device) -> bool:
 
 
 @contextlib.contextmanager
-def _told(optimizers: list[torch.optim.AdamW | Muon], skip: torch.Tensor, divisor: torch.Tensor) -> Iterator[None]:
+def _flagged(optimizers: list[torch.optim.AdamW | Muon], skip: torch.Tensor, divisor: torch.Tensor) -> Iterator[None]:
     """Let fused AdamW and Muon skip the block's step where `skip` is 1, else divide gradients by `divisor`."""
     # The attributes that torch.amp.GradScaler sets.
     for each in optimizers:
@@ -268,5 +268,5 @@ class QueuedUpdate:
         # AdamW's kernel divides as it reads: clipping by itself would be a pass over all gradients. The quotient is
         # that of torch's clip_grads_with_norm_. In a skipped step it may be NaN, and the kernel does not read it.
         divisor = ((norm + 1e-6) / clip).clamp(min=1.0) if clip > 0.0 else torch.ones_like(norm)
-        with _told([part.optimizer for part in parts], skip, divisor):
+        with _flagged([part.optimizer for part in parts], skip, divisor):
             self.optimizer.step_with_ready_grads()

@@ -1,4 +1,4 @@
-"""Which conversations a sequence holds: whole ones, by their lengths alone."""
+"""Pack whole conversations into sequences, by their lengths alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each parameter is for the optimizer: its learning rate, its weight decay, and its name in the record."""
+"""The role of each parameter for the optimizer: its learning rate, its weight decay, and its name in the record."""
 
 from __future__ import annotations
 

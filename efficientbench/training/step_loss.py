@@ -23,7 +23,7 @@ class StepLoss:
 
     By the targets of its own micro-batch, a target of a short answer would weigh more. The weights are divided before
     the forward pass, which then knows the gradient's scale: the gradients of the output projection need no tensor that
-    waits for it. A loss scaler, which fp16 has, tells it in the backward pass only.
+    waits for it. A loss scaler, which fp16 has, gives it in the backward pass only.
     """
 
     def __init__(self, stages: list[DistributedDataParallel], micro_batches: int, scaler: bool) -> None:

@@ -1,4 +1,4 @@
-"""What each rank sends to all others at the end of a step, in one row."""
+"""The row of numbers that each rank sends to all others at the end of a step."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ class Trainer:
         layers = [routed[first : first + 1 + moe.experts] for first in range(0, len(routed), 1 + moe.experts)]
         losses = len(layers) * training.global_batch_size // training.micro_batch_size
         return Routing(
-            auxiliary_loss=sum(layer[0] for layer in layers) / losses if moe.auxiliary_loss else None,
+            auxiliary_loss=sum(each[0] for each in layers) / losses if moe.balancing(training.objective) else None,
             tokens_per_expert=tuple(tuple(map(int, layer[1:])) for layer in layers),
         )
 

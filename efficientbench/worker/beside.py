@@ -1,4 +1,4 @@
-"""What a rank does beside its training steps, where the run asks for it: rollouts before each, scores after some."""
+"""The work of a rank beside its training steps: rollouts before each and scores after some, where the run asks."""
 
 from __future__ import annotations
 

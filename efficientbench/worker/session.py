@@ -50,13 +50,13 @@ def train_rank(
         from efficientbench.training.waits import Waits
         from efficientbench.worker.beside import Beside
         from efficientbench.worker.build_trainer import build_trainer
-        from efficientbench.worker.listeners.scores import training_scores
+        from efficientbench.worker.listeners.scores import all_scores
 
     heartbeat.at(0, "meeting the other ranks")
     waits = Waits(device, job.layout.pp)
     limit_s = job.config.faults.hang_limit_s
     with (
-        groups.world(device.backend, limit_s),
+        groups.world(device.backend, limit_s, device.group_device(torch_device)),
         groups.model_parallel(job.config.parallel, job.config.training.seed, limit_s),
         waits.recorded(),
     ):
@@ -98,10 +98,11 @@ def train_rank(
                 record = build_record(
                     job, device, facts, measured, recorder, *named, batches, stopped, started_at, duration_s, spent
                 )
-                further = {"reinforcement": learned, "training_scores": training_scores(job.output)}
+                further = {"reinforcement": learned, **all_scores(job.output)}
                 record = record.model_copy(update=further)
                 reporter.recorder.write_curve(record.quality_curve)
                 write_record(record, reporter.folder.record)
+                recorder.sinks.figures(record)
         finally:
             monitor.close()
             beside.close()

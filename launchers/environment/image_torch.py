@@ -1,4 +1,4 @@
-"""Finds a torch with an accelerator in the interpreter that runs this file, and writes pins that leave it in place.
+"""Find a torch with an accelerator in the interpreter that runs this file, and write pins that leave it in place.
 
 bootstrap.sh runs `python3 launchers/environment/image_torch.py CONSTRAINTS OUTPUT` with the machine's own
 interpreter, before anything of ours is installed: standard library only. Exit status 0: such a torch is there, OUTPUT
@@ -20,12 +20,16 @@ NO_ACCELERATOR = 3
 
 
 def normalized(name: str) -> str:
-    """The name under which package indexes know a distribution (PEP 503)."""
+    """Return the name under which package indexes know a distribution (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def requirement_name(requirement: str) -> str:
-    """The normalized name that a requirement line such as ``numpy<2; python_version<"3.12"`` begins with."""
+    """Return the normalized name at the beginning of a requirement, such as `numpy<2; python_version<"3.12"`.
+
+    Raises:
+        ValueError: it begins with no name.
+    """
     match = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", requirement)
     if match is None:
         raise ValueError(f"no distribution name in requirement {requirement!r}")
@@ -33,7 +37,7 @@ def requirement_name(requirement: str) -> str:
 
 
 def accelerator() -> str | None:
-    """``"npu"`` or ``"cuda"`` where this interpreter's torch has such a device, else ``None``.
+    """Return "npu" or "cuda" where this interpreter's torch has such a device, else None.
 
     torch_npu is taken at its presence: it imports only after CANN's environment script was sourced.
     """
@@ -50,7 +54,7 @@ def accelerator() -> str | None:
 
 
 def needed_by(roots: list[str]) -> set[str]:
-    """Normalized names of the installed distributions that ``roots`` need, directly or not, extras left out."""
+    """Return the normalized names of the installed distributions that `roots` need, directly or not, without extras."""
     seen: set[str] = set()
     pending = [normalized(root) for root in roots]
     while pending:
@@ -67,7 +71,7 @@ def needed_by(roots: list[str]) -> set[str]:
 
 
 def pins_beside_image(pins: list[str]) -> list[str]:
-    """Our pins without torch and all that it needs, plus torch, torch-npu and numpy as they were found.
+    """Return our pins without torch and all that it needs, plus torch, torch-npu and numpy as they were found.
 
     What torch needs is left unpinned rather than held: pip keeps the image's version where that also serves us, and
     the image's torch says itself what it cannot do without. numpy is held since torch is compiled against it.
@@ -84,7 +88,7 @@ def pins_beside_image(pins: list[str]) -> list[str]:
 
 
 def metadata_folder(name: str) -> Path:
-    """Folder that goes when another version of an installed distribution takes its place."""
+    """Return the folder that goes when another version of an installed distribution takes its place."""
     distribution = importlib.metadata.distribution(name)
     for file in distribution.files or []:
         if file.parent.suffix in (".dist-info", ".egg-info"):

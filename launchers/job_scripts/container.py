@@ -1,4 +1,4 @@
-"""What surrounds a run on its node: the cluster's modules, and the container that the run is in."""
+"""The surroundings of a run on its node: the cluster's modules, and the container that the run is in."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class NodeLink:
     """One node's end; of a single node, a connection to nobody."""
 
     def __init__(self, node: int, nodes: int, connections: Mapping[int, tuple[socket.socket, Seal]]) -> None:
-        """`connections`: of node 0, to every other node; of the others, to node 0; each with its seal."""
+        """Take connections, each with its seal: of node 0 to every other node, of the others to node 0."""
         self.node, self.nodes = node, nodes
         self._connections = {other: connection for other, (connection, _) in connections.items()}
         self._seals = {other: seal for other, (_, seal) in connections.items()}

@@ -1,4 +1,4 @@
-"""Why a run ended early: what a rank reports, the launchers of all nodes exchange, and `failure.json` holds."""
+"""The reason why a run ended early: ranks report it, launchers exchange it, and `failure.json` holds it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SENT_WHEN = {
     signal.SIGKILL: " (the kernel does so when memory runs out)",
     signal.SIGBUS: " (a file that it had open was cut short, or shared memory is full)",
 }
-"""Signal → what its name alone does not tell."""
+"""Signal → what its name alone does not say."""
 
 REPORT_VARIABLE = "EFFICIENTBENCH_FAILURE_FILE"
 """Environment variable that names the file in which a rank reports its failure."""

@@ -1,4 +1,4 @@
-"""Whether the ranks of a run make progress, and if not, which of them the others wait for."""
+"""Find out whether the ranks of a run make progress, and if not, which of them the others wait for."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from efficientbench.metrics.analysis.conditions import CONDITIONS, KERNELS, Diff
 from efficientbench.metrics.analysis.noise import aa_floor, identical_runs, text_noise
 from efficientbench.metrics.analysis.quality import Cost, cost_to_loss, lowest_common_loss
 from efficientbench.metrics.analysis.repeats import Group, model_identity
+from efficientbench.metrics.analysis.rollouts import rollout_ratios
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.ratio import Estimate, Ratio, Side, corrected, make_ratio
 from efficientbench.metrics.records.record import FIGURES, RunRecord
@@ -54,6 +55,9 @@ class Comparison:
     """Validation loss of the cost to a quality, nats; None where `unavailable['cost']` has the reason."""
     costs: tuple[Ratio, ...]
     """Ratios of tokens, time and energy to the target loss."""
+    rollouts: tuple[Ratio, ...]
+    """Ratios of what sampling answers took, beside which all other figures are of updates; empty where a run learned
+    otherwise than by rewards."""
     speed_only: str | None
     """Why speed alone is compared: a run's losses say nothing about its architecture, or they differ by no more than
     noise. Else None."""
@@ -78,18 +82,7 @@ def compare(
     Raises:
         MetricsError: the runs differ in conditions that are not in `despite`, or `despite` names one that is none.
     """
-    known = (*CONDITIONS, KERNELS)
-    unknown = [name for name in despite if name not in known]
-    if unknown:
-        raise MetricsError(f"{unknown[0]} is no condition of a comparison: they are {', '.join(known)}")
-    found = differences(first.first, second.first)
-    refused = [difference for difference in found if difference.condition not in despite]
-    if refused:
-        names = ",".join(dict.fromkeys(difference.condition for difference in refused))
-        raise MetricsError(
-            f"{first.name} and {second.name} differ in more than the model; "
-            f"{'; '.join(map(str, refused))}. To compare them all the same: --despite {names}"
-        )
+    found = _differences(first, second, despite)
     alike = identical_runs(first, second, neighbours)
     ratios, unavailable = [], {}
     for metric in METRICS:
@@ -99,8 +92,9 @@ def compare(
         else:
             unavailable[metric] = why
     target, costs = _costs(first, second, target_loss, alike, unavailable)
-    judged = corrected([*ratios, *costs], SAME)
-    ratios, costs = judged[: len(ratios)], judged[len(ratios) :]
+    rollouts = rollout_ratios(first, second, alike, unavailable)
+    judged = iter(corrected([*ratios, *costs, *rollouts], SAME))
+    ratios, costs, rollouts = ([next(judged) for _ in part] for part in (ratios, costs, rollouts))
     changed = changed_keys(first.first, second.first)
     model = {key: values for key, values in changed.items() if key.startswith("model.")}
     return Comparison(
@@ -114,8 +108,29 @@ def compare(
         unavailable=unavailable,
         target_loss=target,
         costs=tuple(costs),
+        rollouts=tuple(rollouts),
         speed_only=_short_of_text([*first.records, *second.records]) or _speed_only(ratios),
     )
+
+
+def _differences(first: Group, second: Group, despite: Collection[str]) -> list[Difference]:
+    """Return the conditions in which the groups differ.
+
+    Raises MetricsError: one of them is not in `despite`, or `despite` names one that is none.
+    """
+    known = (*CONDITIONS, KERNELS)
+    unknown = [name for name in despite if name not in known]
+    if unknown:
+        raise MetricsError(f"{unknown[0]} is no condition of a comparison: they are {', '.join(known)}")
+    found = differences(first.first, second.first)
+    refused = [difference for difference in found if difference.condition not in despite]
+    if refused:
+        names = ",".join(dict.fromkeys(difference.condition for difference in refused))
+        raise MetricsError(
+            f"{first.name} and {second.name} differ in more than the model; "
+            f"{'; '.join(map(str, refused))}. To compare them all the same: --despite {names}"
+        )
+    return found
 
 
 _COVERED = (

@@ -38,6 +38,9 @@ def _tokens(record: RunRecord) -> str:
         return (
             f"{record.steps_measured * record.global_batch_size:,} examples in {record.steps_measured:,} measured steps"
         )
+    if record.reinforcement is not None:
+        # How many of them are an answer's, the model itself decides.
+        return f"{record.tokens:,} of questions, answers and padding in {record.steps_measured:,} measured steps"
     # A whole percent, since seeds pack conversations in other orders.
     learned = record.supervised_tokens
     share = "" if learned in (None, record.tokens) else f", {learned / record.tokens:.0%} of them supervised,"
@@ -50,7 +53,15 @@ def _data(record: RunRecord) -> str:
     if record.data is None:
         return f"{section.get('path') or 'the embedded sample'}, split {split}" if section else "not named"
     sources = " + ".join(f"{each.weight:g} {each.source} ({each.fingerprint[:12]})" for each in record.data)
-    return f"{sources}, split {split}"
+    return f"{sources}, split {split}{_questions(record)}"
+
+
+def _questions(record: RunRecord) -> str:
+    """Return the rows that a run learned from by its rewards; empty where it learned from text."""
+    if record.reinforcement is None:
+        return ""
+    files = " + ".join(digest[:12] for digest in record.reinforcement.files_sha256)
+    return f", questions {files or 'that the task makes'}"
 
 
 def _layout(record: RunRecord) -> str:
@@ -87,10 +98,10 @@ def _init(record: RunRecord) -> str:
 
 def _limits(record: RunRecord) -> str:
     """Return what limits the devices' speed and power, each different device once."""
-    told = [_device_limits(each) for each in record.device_conditions] or [
+    found = [_device_limits(each) for each in record.device_conditions] or [
         _machine_limits(each) for each in record.machine_conditions
     ]
-    return "; ".join(dict.fromkeys(told)) or NOT_RECORDED
+    return "; ".join(dict.fromkeys(found)) or NOT_RECORDED
 
 
 def _device_limits(conditions: DeviceConditions) -> str:
@@ -100,7 +111,7 @@ def _device_limits(conditions: DeviceConditions) -> str:
     texts = [f"{name} {value:g} {unit}" for name, (value, unit) in parts.items() if value is not None]
     texts += [] if own.ecc is None else [f"ECC {'on' if own.ecc else 'off'}"]
     texts += [] if own.nvlinks is None else [f"{own.nvlinks} NVLinks"]
-    # A driver tells of clocks that a user has set only by what they do.
+    # A driver reports clocks that a user has set only by what they do.
     texts += [CLOCKS_SET] if conditions.slowed_by.get(CLOCKS_SET, 0) >= 0.5 else []
     return ", ".join(texts)
 
@@ -118,13 +129,16 @@ def _software(record: RunRecord) -> str:
     packages, versions = (record.environment.get(name) for name in ("packages", "versions"))
     drivers = dict.fromkeys(each.settings.driver for each in record.device_conditions)
     found = {"driver": " and ".join(filter(None, drivers)) or None}
-    found |= {key: packages.get(key) for key in _COMPUTING} if isinstance(packages, dict) else {}
+    names = (*_COMPUTING, *_TUNING) if record.finetuning else _COMPUTING
+    found |= {key: packages.get(key) for key in names} if isinstance(packages, dict) else {}
     found |= versions if isinstance(versions, dict) else {}
     return ", ".join(f"{name} {version}" for name, version in found.items() if version) or NOT_RECORDED
 
 
 _COMPUTING = ("torch", "torch-npu", "megatron-core")
 """Packages whose versions decide how fast a run is."""
+_TUNING = ("transformers", "trl", "peft", "accelerate", "deepspeed")
+"""Those that do so of fine-tunings as well."""
 NOT_RECORDED = "not recorded"
 
 
@@ -217,8 +231,8 @@ def shared_conditions(record: RunRecord) -> dict[str, str]:
     axes = zip(("tp", "pp", "dp", "ep", "cp"), sizes, strict=True)
     layout = ", ".join(f"{axis} {size}" for axis, size in axes) + (", overlapped" if overlaps else "")
     scale = "smoke" if record.smoke else "full size"
-    told = {name: CONDITIONS[name](record) for name in _SHARED}
-    return {"scale": scale, "layout": layout} | {name: text for name, text in told.items() if text != NOT_RECORDED}
+    found = {name: CONDITIONS[name](record) for name in _SHARED}
+    return {"scale": scale, "layout": layout} | {name: text for name, text in found.items() if text != NOT_RECORDED}
 
 
 def _grid(record: RunRecord) -> tuple[int, ...]:

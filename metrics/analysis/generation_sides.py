@@ -18,11 +18,12 @@ _CONDITIONS: dict[str, Callable[[GenerationRecord], str]] = {
     "device": lambda record: f"{record.devices} × {record.device_name}",
     "dtype": lambda record: record.dtype,
     "engine": lambda record: record.engine,
+    "steps": lambda record: record.steps,
     # They decide which experts get tokens, and which blocks NSA reads.
     "weights": lambda record: "random" if record.weights == "random" else "a checkpoint's",
     "formulas": lambda record: record.formula_id,
 }
-OF_GENERATION = ("engine", "weights")
+OF_GENERATION = ("engine", "steps", "weights")
 """Conditions that training has not."""
 
 
@@ -46,7 +47,7 @@ def common_combinations(sides: Sequence[Generating], despite: Collection[str] = 
 
     Args:
         sides: both models.
-        despite: conditions that may differ: device, dtype, engine, weights, formulas.
+        despite: conditions that may differ: device, dtype, engine, steps, weights, formulas.
 
     Raises:
         MetricsError: they were measured under different conditions, generation was measured of another model than was
@@ -80,7 +81,7 @@ def measured_rows(made: Sequence[GenerationRecord]) -> list[GenerationRow]:
 
 
 def combination_of(row: GenerationRow) -> Combination:
-    """Return what tells a row from the others of its record."""
+    """Return what distinguishes a row from the others of its record."""
     return row.prompt_tokens, row.batch, row.max_new_tokens
 
 

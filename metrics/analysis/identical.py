@@ -1,4 +1,4 @@
-"""Runs of identical models in a report, which tell the noise between runs: looked up by model and conditions.
+"""Runs of identical models in a report, which show the noise between runs: looked up by model and conditions.
 
 `noise.identical_runs` answers for one pair. A report asks for thousands, so that what belongs together is found once.
 """
@@ -28,7 +28,7 @@ class IdenticalRuns:
         for group in groups:
             runs[self._models[id(group)]] += len(group.records)
         self._sets: dict[tuple[str, str], list[Group]] = {}
-        """Rows of models with enough runs to tell their noise, by model and conditions."""
+        """Rows of models with enough runs to estimate their noise, by model and conditions."""
         for group in groups:
             model = self._models[id(group)]
             if runs[model] >= MIN_REPEATS:

@@ -27,7 +27,7 @@ from efficientbench.metrics.student import t_quantile_95
 
 Unit = Literal["J", "device hours"]
 MANY = 10_000
-"""Degrees of freedom of an interval that does not say how many values told it: its quantile is about the normal one."""
+"""Degrees of freedom of an interval of an unknown number of values: its quantile is about the normal one."""
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from efficientbench.metrics.records.record import (
     load_records,
     read_record,
 )
-from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, QualityPoint, Rechecks
+from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, QualityPoint, Rechecks, Reinforcement
 from efficientbench.metrics.student import mean_confidence_interval
 
 _NAMES = ("variant", "size", "label")
-_SAME = ("output", "data.cache", "cache", "training.global_batch_tokens")
-"""Keys of folders, and of the batch in another unit: they change nothing that is measured."""
+_SAME = ("output", "data.cache", "cache", "wandb", "training.global_batch_tokens")
+"""Keys of folders, of a sink and of the batch in another unit: they change nothing that is measured."""
 _SEEDS = ("training.seed", "curriculum.seed")
 _BEFORE = {"training.optimizer": "adamw", "evaluation.core_every": 0, "evaluation.core_limit": 100}
 """What runs did that are older than these keys."""
@@ -117,7 +117,7 @@ def model_identity(record: RunRecord) -> str:
     """Return the same text for runs of one model, trained the same way, whatever their names and seeds are.
 
     One model has one configuration, and also the same parameters, FLOPs and kernels: a configuration alone does not
-    tell that two runs built and computed the same.
+    show that two runs built and computed the same.
     """
     return _identity(record, without=(*_SAME, *_SEEDS, *_NAMES))
 
@@ -131,6 +131,7 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
         "layout": [record.tp, record.pp, record.dp, record.ep, record.cp, record.micro_batch_size],
         "kernels": record.kernels,
         "data": [(source.fingerprint, source.weight) for source in record.data or ()],
+        "questions": None if record.reinforcement is None else record.reinforcement.files_sha256,
         "model": [record.parameters, record.parameters_active, record.flops_per_token],
         "status": record.status,
         # Each seed of a fine-tuning draws examples of other lengths.
@@ -171,11 +172,6 @@ def load_neighbours(*folders: Path) -> list[Group]:
                 with suppress(MetricsError):
                     records.append(read_record(file))
     return group_repeats(records)
-
-
-def combine_repeats(records: Iterable[RunRecord]) -> list[RunRecord]:
-    """Return one record for each group of repeats; a run that nothing repeats stays as it is."""
-    return [combine(group) for group in group_repeats(records)]
 
 
 def combine(group: Group) -> RunRecord:
@@ -222,8 +218,10 @@ def combine(group: Group) -> RunRecord:
         "outliers": [outlier for record in records for outlier in record.outliers],
         "quality_curve": _mean_curve(group),
         "rechecks": _rechecks(records),
+        "reinforcement": _learned(records),
         "resumed_after_steps": min((record.resumed_after_steps for record in records), key=len),
         "training_scores": [],
+        "evaluations": [],
         "disturbances": [disturbance for record in records for disturbance in record.disturbances],
         "validation_sequence_losses": mean_sequence_losses(records),
     }
@@ -237,6 +235,12 @@ def _rechecks(records: Sequence[RunRecord]) -> Rechecks | None:
         return None
     mismatches = [mismatch for each in made for mismatch in each.mismatches][:MOST_MISMATCHES]
     return Rechecks(sum(each.count for each in made), sum(each.mismatched for each in made), mismatches)
+
+
+def _learned(records: Sequence[RunRecord]) -> Reinforcement | None:
+    """Return what all runs learned from by their rewards; None where they learned from text."""
+    found = [record.reinforcement for record in records if record.reinforcement is not None]
+    return Reinforcement.of_repeats(found) if found else None
 
 
 def mean_sequence_losses(records: Sequence[RunRecord]) -> list[float]:

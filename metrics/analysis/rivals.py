@@ -2,7 +2,7 @@
 
 The best row is chosen after the fact, so that every pair of rows and every figure counts as a comparison (Bonferroni):
 where all models are alike, a report claims no difference at all in 95 % of sets. That is stricter than `compare`, which
-is told beforehand which two rows to compare.
+knows beforehand which two rows to compare.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Standing:
     level: tuple[int, ...] = ()
     """Rows that differ from the best by no more than noise."""
     open: tuple[int, ...] = ()
-    """Rows without a verdict: too few runs tell the noise."""
+    """Rows without a verdict: too few runs to estimate the noise."""
     apart: dict[int, tuple[Difference, ...]] = field(default_factory=dict)
     """Rows that are not compared with the best → the conditions in which they differ from it."""
     unavailable: dict[int, str] = field(default_factory=dict)

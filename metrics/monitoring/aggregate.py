@@ -11,6 +11,7 @@ from typing import Any
 from efficientbench.metrics.definitions import window_length_s
 from efficientbench.metrics.device_use import DeviceConditions, Disturbance, MachineConditions, RankWaits
 from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.monitoring.by_rank import rank_uses
 from efficientbench.metrics.monitoring.idle import NOT_READ
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, RunMeasurement
 from efficientbench.metrics.sensors.base import Scope
@@ -84,6 +85,7 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         ),
         sensors=tuple(sensor for rank in ranks for sensor in rank.sensors),
         waits=waits,
+        rank_uses=rank_uses(ranks, [] if scope == "host" else devices.devices),
         device_conditions=_device_conditions(ranks),
         machine_conditions=_machine_conditions(ranks),
     )
@@ -93,8 +95,8 @@ def _device_conditions(ranks: Sequence[RankMeasurement]) -> tuple[DeviceConditio
     """Return those of each accelerator: the rank that reads several of a node is the first of those that use them."""
     found: dict[str, DeviceConditions] = {}
     for rank in ranks:
-        told = [device.conditions for device in rank.devices if device.conditions is not None]
-        for place, conditions in enumerate(told):
+        known = [device.conditions for device in rank.devices if device.conditions is not None]
+        for place, conditions in enumerate(known):
             found.setdefault(conditions.device, replace(conditions, rank=rank.rank + place))
     return tuple(sorted(found.values(), key=attrgetter("rank")))
 

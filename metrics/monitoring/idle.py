@@ -1,4 +1,4 @@
-"""What devices take before there is work for them."""
+"""The memory and power that devices take before there is work for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from efficientbench.metrics.sensors.base import Counters, Sensor
 READINGS = 10
 """Within the time that a monitor waits for them."""
 NOT_READ = "nobody waited before the run to read it"
-"""Why there is no idle power where a monitor was not told to wait, or no sensor reads power."""
+"""Why there is no idle power where a monitor was not asked to wait, or no sensor reads power."""
 
 
 class PowerReading(NamedTuple):

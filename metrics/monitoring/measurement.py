@@ -13,6 +13,7 @@ from efficientbench.metrics.device_use import (
     DeviceConditions,
     Disturbance,
     MachineConditions,
+    RankUse,
     RankWaits,
     Timeline,
 )
@@ -160,6 +161,8 @@ class RunMeasurement:
     """What each sensor of each rank measured."""
     waits: tuple[RankWaits, ...] = ()
     """Of every rank; empty: `unavailable` has the reason."""
+    rank_uses: tuple[RankUse, ...] = ()
+    """Of every rank; empty for a single rank, and where no step was measured."""
     power_idle_w: float | None = None
     """Of all devices together, before there was work for them."""
     device_conditions: tuple[DeviceConditions, ...] = ()

@@ -86,6 +86,8 @@ class GenerationRecord(Subject):
     weights: str = fact("", "'random', or the training step whose checkpoint was loaded")
     engine: str = fact("", "the program and its kind of batch: the figures are of no other", default=ENGINE)
     decode_path: str = fact("", "how a decoding step is launched, and the kernel that attends to the cache")
+    steps: Literal["eager", "compiled"] = fact("", "whether torch.compile made a graph of a decoding step",
+        default="eager")
     status: Literal["completed", "stopped"] = fact("", "completed, or stopped (on request) before the last row")
     started_at: Annotated[str, AfterValidator(iso_time)] = fact("UTC", "when it began, ISO 8601")
     duration_s: NonNegativeFloat = fact("s", "from start to end, set-up included")

@@ -47,7 +47,7 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
             flops_per_token: of forward and backward, for MFU; None: as the model counts.
             dtype: of the matrix products: 'bf16', 'fp16' or 'fp32'; None: that of the model's parameters.
             peak_flops: dense FLOP/s of one device, where the table of devices lacks it.
-            seed: tells repeats apart.
+            seed: distinguishes repeats.
 
         Raises:
             MetricsError: no step was measured, the dtype is not known, or the record cannot be written.

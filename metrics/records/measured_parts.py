@@ -30,6 +30,7 @@ def measured_parts(run: RunMeasurement, outliers: Sequence[Outlier]) -> dict[str
         "windows": [Window(begin_s, end_s) for begin_s, end_s in run.windows],
         "disturbances": longest(run.disturbances, MAXIMUM_DISTURBANCES),
         "rank_waits": list(run.waits),
+        "rank_uses": list(run.rank_uses),
         "device_conditions": list(run.device_conditions),
         "machine_conditions": list(run.machine_conditions),
         "outliers": sorted(slowest, key=lambda outlier: outlier.step),

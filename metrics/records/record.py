@@ -12,7 +12,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationError, model_validator
 
 from efficientbench.metrics.definitions import speed_only_reason
-from efficientbench.metrics.device_use import DeviceConditions, Disturbance, MachineConditions, RankWaits, Timeline
+from efficientbench.metrics.device_use import (
+    DeviceConditions,
+    Disturbance,
+    MachineConditions,
+    RankUse,
+    RankWaits,
+    Timeline,
+)
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.foreign import plain_text, plain_texts, read_whole
@@ -96,8 +103,10 @@ class RunRecord(Metrics, Identity):
     """When others used the run's devices; the 500 longest times."""
     rank_waits: list[RankWaits] = []
     """The ranks' own waits of `exposed_communication_s` and `pipeline_bubble_s`; empty where these are absent."""
+    rank_uses: list[RankUse] = []
+    """Step time, memory, utilization and energy of each rank; empty for a single one, or where no step was measured."""
     device_conditions: list[DeviceConditions] = []
-    """Settings of each accelerator, and how it fared in the measured window; empty where no driver told them."""
+    """Settings of each accelerator, and how it fared in the measured window; empty where no driver reported them."""
     machine_conditions: list[MachineConditions] = []
     """What the ranks' machines gave them, one entry for all ranks that have the same; empty where nobody asked."""
     kernels: dict[str, str] = {}
@@ -130,6 +139,8 @@ class RunRecord(Metrics, Identity):
     """Every validation of the run; empty where none ran."""
     training_scores: list[TrainingScore] = []
     """What `evaluation.core_every` and `rl.test_every` found, in the order of steps; empty for several runs."""
+    evaluations: list[TrainingScore] = []
+    """What `evaluate` found of checkpoints, each task's last, in the order of steps; empty for several runs."""
     validation_loss_se_values: Few | None = None
     """Documents, or runs where the record stands for several, over which `validation_loss_se` is the spread: its
     interval is Student's. None where it is not known."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
@@ -152,7 +154,26 @@ class PhaseCost:
     tokens: int
     """That it computed: rollouts those of the answers, updates with what fills up their sequences."""
     energy_j: float | None
-    """None where no sensor measures it (`unavailable` has the reason, as energy_j)."""
+    """None where no sensor measures it: `energy_unavailable` has the reason."""
+    energy_unavailable: str | None = None
+    """Why there is no energy; None where there is, and in records older than this field."""
+
+    @classmethod
+    def of_repeats(cls, costs: Sequence[PhaseCost | None]) -> PhaseCost | None:
+        """Return the mean over repeats; it, or its energy, is None where a repeat lacks that."""
+        known = [cost for cost in costs if cost is not None]
+        if len(known) < len(costs):
+            return None
+        tokens = round(sum(cost.tokens for cost in known) / len(known))
+        time_s = math.fsum(cost.time_s for cost in known) / len(known)
+        reason = next((cost.energy_unavailable for cost in known if cost.energy_j is None), None)
+        return cls(time_s, tokens, _mean([cost.energy_j for cost in known]), reason)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None where a value is missing."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if len(known) == len(values) else None
 
 
 @dataclass(frozen=True)
@@ -185,3 +206,16 @@ class Reinforcement:
     """The measured steps themselves, of which alone are all other figures of the record."""
     files_sha256: list[str]
     """Of the questions' rows, and of the code of a task from outside this project."""
+
+    @classmethod
+    def of_repeats(cls, repeats: Sequence[Reinforcement]) -> Reinforcement:
+        """Return the questions of all repeats together, and the means of their rewards and costs."""
+        return replace(
+            repeats[0],
+            questions=sum(each.questions for each in repeats),
+            without_signal=sum(each.without_signal for each in repeats),
+            reward_first=_mean([each.reward_first for each in repeats]),
+            reward_last=_mean([each.reward_last for each in repeats]),
+            rollouts=PhaseCost.of_repeats([each.rollouts for each in repeats]),
+            updates=PhaseCost.of_repeats([each.updates for each in repeats]),
+        )

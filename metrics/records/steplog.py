@@ -104,8 +104,8 @@ def last_elapsed_s(path: Path) -> float | None:
     Raises MetricsError: the file cannot be read.
     """
     lines = _whole_lines(path)[0] if path.exists() else []
-    told = (values["elapsed_s"] for _, values in reversed(lines) if isinstance(values.get("elapsed_s"), float))
-    return next(told, None)
+    elapsed = (values["elapsed_s"] for _, values in reversed(lines) if isinstance(values.get("elapsed_s"), float))
+    return next(elapsed, None)
 
 
 def _whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], str | None]:

@@ -1,4 +1,4 @@
-"""Where the wall time of a run went."""
+"""The wall time of a run, by what it was spent on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a report says first: which row of each set is best in a figure, in words, and what cannot be told.
+"""The first lines of a report: which row of each set is best in a figure, in words, and what stays open.
 
-A difference inside the noise is called none, and where nothing tells the noise there is no verdict. `analysis.rivals`
+A difference inside the noise is called none, and where nothing shows the noise there is no verdict. `analysis.rivals`
 has the statistics.
 """
 
@@ -134,7 +134,7 @@ def print_answers(suites: Sequence[Suite], console: Console) -> None:
 
 
 def open_questions(suites: Sequence[Suite]) -> tuple[str, ...]:
-    """Return what the sets cannot tell and why, each reason once."""
+    """Return what the sets cannot answer and why, each reason once."""
     found: dict[str, dict[str, None]] = {}
     for suite in suites:
         if len(suite.rows) == 1:

@@ -25,7 +25,10 @@ from efficientbench.metrics.report.headline import absences, notes, results_tabl
 from efficientbench.metrics.report.hparams import HPARAMS_FOLDER, write_hparams
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.loss_costs import cost_tables
+from efficientbench.metrics.report.optimizers import optimizers_table
 from efficientbench.metrics.report.paper import NO_ENERGY, paper_markdown, paper_tables
+from efficientbench.metrics.report.rank_table import rank_table
+from efficientbench.metrics.report.rollouts import rollouts_table
 from efficientbench.metrics.report.step_shares import load_step_shares
 from efficientbench.metrics.report.suites import Rows, make_rows
 from efficientbench.metrics.report.table import Table, escape, markdown_table
@@ -125,9 +128,9 @@ def markdown(
         parts += [f"## {table.title}", markdown_table(table)]
     if evaluations is not None and evaluations.rows:
         parts += [f"## {evaluations.title}", markdown_table(evaluations), *map(escape, evaluations.notes)]
-    wall = wall_time_table(records)
-    if wall is not None:
-        parts += [f"## {wall.title}", markdown_table(wall), *map(escape, wall.notes)]
+    found = (optimizers_table(records), rollouts_table(records), wall_time_table(records), rank_table(records))
+    for each in filter(None, found):
+        parts += [f"## {each.title}", markdown_table(each), *map(escape, each.notes)]
     for table in cost_tables(records):
         parts += [f"## Cost, {escape(table.title)}", markdown_table(table), *map(escape, table.notes)]
     missing = [f"- {escape(str(absence))}" for absence in absences(records)]

@@ -16,8 +16,10 @@ from efficientbench.metrics.analysis.paired import CORE
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.foreign import plain_text, read_whole
 from efficientbench.metrics.records.figure import count
+from efficientbench.metrics.records.generation import GenerationRecord
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, current_files, read_record
 from efficientbench.metrics.report.environments import environments
+from efficientbench.metrics.report.served import Served, generation_of
 from efficientbench.metrics.report.table import ABSENT, Table, escape, markdown_table
 from efficientbench.metrics.student import half_interval_95
 
@@ -35,6 +37,8 @@ class Stage:
     run: str
     """Its folder, relative to the reported one."""
     record: RunRecord
+    generation: GenerationRecord | None
+    """What using its model costs; None: not measured."""
 
     @property
     def name(self) -> str:
@@ -59,7 +63,7 @@ def load_pipelines(folder: Path) -> list[Pipeline]:
     for path in current_files(folder, RECORD_NAME):
         with contextlib.suppress(MetricsError):
             run = str(path.parent.relative_to(folder))
-            stages[run] = Stage(plain_text(run), read_record(path))
+            stages[run] = Stage(plain_text(run), read_record(path), generation_of(path.parent))
     before = {run: _before(stage, folder, stages) for run, stage in stages.items()}
     chains = [_chain(run, before) for run in stages if run not in before.values()]
     return [[stages[run] for run in chain] for chain in chains if len(chain) > 1]
@@ -130,9 +134,11 @@ def card_table(pipelines: Sequence[Pipeline], evaluations: Table, price_per_hour
         evaluations: see `evaluations_table`; the first figure of each task is shown.
         price_per_hour: of one device; None: no cost.
     """
-    scores = _Scores.of(evaluations, {stage.run for pipeline in pipelines for stage in pipeline})
+    stages = {stage.run: stage for pipeline in pipelines for stage in pipeline}
+    scores = _Scores.of(evaluations, stages)
+    served = Served.of({run: stage.generation for run, stage in stages.items()})
     costs = ("hours", "device hours", "kJ", *(["cost"] if price_per_hour is not None else []))
-    header = ("pipeline", "stage", "data", "tokens", "loss", *scores.tasks, *costs)
+    header = ("pipeline", "stage", "data", "tokens", "loss", *scores.tasks, *served.header, *costs)
     rows: list[tuple[str, ...]] = []
     for pipeline in pipelines:
         title = pipeline[-1].run
@@ -142,12 +148,13 @@ def card_table(pipelines: Sequence[Pipeline], evaluations: Table, price_per_hour
                 ended = "" if stage.record.status == "completed" else f" ({stage.record.status})"
                 own = [scores.values.get(stage.run, {}).get(task, ABSENT) for task in scores.tasks]
                 spent = _costs([stage.record], price_per_hour)
-                rows.append((title, name + ended, *_learned(stage.record), *own, *spent))
+                rows.append((title, name + ended, *_learned(stage.record), *own, *served.cells(stage.run), *spent))
             if not of_name:
                 rows.append((title, name, *[ABSENT] * (len(header) - 2)))
         spent = _costs([stage.record for stage in pipeline], price_per_hour)
-        rows.append((title, ALL, *[""] * (3 + len(scores.tasks)), *spent))
-    return Table(header, rows, (0, 1, 2), "Report card", _notes(pipelines, scores, price_per_hour))
+        rows.append((title, ALL, *[""] * (3 + len(scores.tasks) + len(served.header)), *spent))
+    notes = (*_notes(pipelines, scores, price_per_hour), *served.notes)
+    return Table(header, rows, (0, 1, 2), "Report card", notes)
 
 
 def _learned(record: RunRecord) -> tuple[str, str, str]:
@@ -193,8 +200,8 @@ def _notes(pipelines: Sequence[Pipeline], scores: _Scores, price: float | None) 
         "Hours are whole runs, set-up and evaluation included; kJ are those of the measured steps alone, RL's with the "
         "answers that it samples before them.",
     ]
-    if price is not None:
-        notes.append(f"Cost: {price:,.3g} for a device and hour.")
+    no_price = "No cost: it needs the price of a device and hour (--price-per-hour X)."
+    notes.append(no_price if price is None else f"Cost: {price:,.3g} for a device and hour.")
     for pipeline in pipelines:
         last, stages = pipeline[-1].run, {stage.name for stage in pipeline}
         missing = [name for name in STAGES if name not in stages]

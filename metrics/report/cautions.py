@@ -1,4 +1,4 @@
-"""What speaks against the figures of some runs: one line a kind, with the runs that it concerns."""
+"""Reasons to doubt the figures of some runs: one line a kind, with the runs that it concerns."""
 
 from __future__ import annotations
 

@@ -20,11 +20,14 @@ UNITS = {name: FIGURES[name].compared for name in METRICS} | {
     "tokens_to_loss": "tokens to it",
     "time_to_loss_s": "seconds to it",
     "energy_to_loss_j": "joules to it",
+    "rollout_tokens_per_s": "rollout tokens/s",
+    "rollout_energy_j_per_token": "rollout J/token",
 }
 FLOOR_METRICS = ("tokens_per_s", "energy_j_per_token", "aec_w", "amu_gb", "validation_loss")
 """Figures whose noise floor is reported."""
 _MOST_NAMED = 8
 """Models that a line on a noise floor names."""
+ROLLOUTS_APART = "Answers that were sampled to learn from; the figures above are of the updates alone:"
 
 
 def unit_scale(metric: str) -> float:
@@ -42,6 +45,10 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print()
         console.print(Text(f"To a validation loss of {comparison.target_loss:.4g}:"))
         print_table(comparison_table(comparison.costs), console, gap=1)
+    if comparison.rollouts:
+        console.print()
+        console.print(Text(ROLLOUTS_APART))
+        print_table(comparison_table(comparison.rollouts), console, gap=1)
     console.print()
     for line in _bases(comparison):
         console.print(Text(line))
@@ -75,7 +82,7 @@ def _introduction(comparison: Comparison) -> list[str]:
 
 def _bases(comparison: Comparison) -> list[str]:
     """Return the sentences on the sources of intervals and verdicts, or why there are none."""
-    ratios = (*comparison.ratios, *comparison.costs)
+    ratios = (*comparison.ratios, *comparison.costs, *comparison.rollouts)
     bases = dict.fromkeys(ratio.basis for ratio in ratios if ratio.low is not None)
     lines = [f"Intervals, 95 %, each figure's own: {'; '.join(bases) or NO_INTERVAL}."]
     if any(ratio.measurable is None for ratio in ratios):
@@ -129,7 +136,9 @@ def print_spread(group: Group, console: Console) -> None:
     seeds = ", ".join(str(record.seed) for record in group.records)
     smoke = " (smoke)" if group.first.smoke else ""
     console.print()
-    console.print(Text(f"{group.name}{smoke}, {len(group.records)} runs (seeds {seeds})"))
+    count = len(group.records)
+    runs = f"1 run (seed {seeds})" if count == 1 else f"{count} runs (seeds {seeds})"
+    console.print(Text(f"{group.name}{smoke}, {runs}"))
     rows = []
     for metric in METRICS:
         spread = group.spread(metric)

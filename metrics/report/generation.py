@@ -91,24 +91,27 @@ def _same_run(generation: GenerationRecord, record: RunRecord) -> bool:
 
 
 def generation_table(generated: Sequence[Generated], records: Sequence[RunRecord]) -> Table:
-    """Return a row for each combination of prompt, batch and new tokens, beside its run's training."""
+    """Return a row for each combination of prompt, batch and new tokens, beside its run's training if any has one."""
     titles = [title for title, _, _ in _SHOWN.values()]
-    header = ("run", "prompt", "batch", "new", *titles, "training tokens/s", "training J/token")
+    beside_training = any(each.trained is not None for each in generated)
+    header = ("run", "prompt", "batch", "new", *titles)
+    header = (*header, "training tokens/s", "training J/token") if beside_training else header
     rows = []
     for each in generated:
         trained = None if each.trained is None else records[each.trained]
         for row in each.record.rows:
             sizes = (f"{row.prompt_tokens:,}", f"{row.batch:,}", f"{row.max_new_tokens:,}")
-            figures = (_cell(name, row) for name in _SHOWN)
+            figures = (shown_cell(name, row) for name in _SHOWN)
             of_training = (
                 number(trained.tokens_per_s if trained else None, ",.0f"),
                 number(trained.energy_j_per_token if trained else None, ".3g"),
             )
-            rows.append((each.name, *sizes, *figures, *of_training))
+            rows.append((each.name, *sizes, *figures, *(of_training if beside_training else ())))
     return Table(header, rows, title=TITLE, notes=generation_notes(generated))
 
 
-def _cell(name: str, row: GenerationRow) -> str:
+def shown_cell(name: str, row: GenerationRow) -> str:
+    """Return a figure in the unit of its title."""
     _, form, unit = _SHOWN[name]
     value = row.value(name)
     if name == "decode_time_s_ci_high":

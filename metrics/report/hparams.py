@@ -20,7 +20,7 @@ from efficientbench.metrics.report.generation import Generated
 HPARAMS_FOLDER = "hparams"
 SETTINGS = (*Identity.model_fields, "recompute", "formula_id", "speed_only", "tokens_per_parameter")
 FIGURES_SHOWN = [name for name, row in FIGURES.items() if (row.better or row.headline) and name not in SETTINGS]
-"""Figures by which runs are told apart: those of the table of results, and those with a better way."""
+"""Figures that distinguish runs: those of the table of results, and those with a better way."""
 
 
 GENERATED = (
@@ -104,7 +104,7 @@ def _write_run(record: RunRecord, folder: Path) -> None:
 
 
 def _write_generated(each: Generated, folder: Path, number: int) -> None:
-    """Write a file of scalars; `number` tells it from that of a copied folder, which began in the same second."""
+    """Write a file of scalars; `number` sets it apart from that of a copied folder, which began in the same second."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter

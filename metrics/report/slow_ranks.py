@@ -18,22 +18,22 @@ def slowed(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence for each run with a device that heat or a fault slowed."""
     sentences = []
     for record in records:
-        told = [
+        causes = [
             f"rank {each.rank} by {cause} in {share:.0%} of the readings"
             for each in record.device_conditions
             for cause, share in each.slowed_by.items()
             if cause in (*HEAT, HARDWARE) and share >= LEAST_SHARE
         ]
-        if told:
-            more = f", and {len(told) - MOST_NAMED:,} more" if len(told) > MOST_NAMED else ""
-            sentences.append(f"{record.run} was slowed: {'; '.join(told[:MOST_NAMED])}{more}.")
+        if causes:
+            more = f", and {len(causes) - MOST_NAMED:,} more" if len(causes) > MOST_NAMED else ""
+            sentences.append(f"{record.run} was slowed: {'; '.join(causes[:MOST_NAMED])}{more}.")
     return sentences
 
 
 def straggling(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence for each run of one pipeline stage with a rank that waits far less than the others do.
 
-    Stages have unequal work, so that their waits do not tell.
+    Stages have unequal work, so that their waits say nothing.
     """
     sentences = []
     for record in records:

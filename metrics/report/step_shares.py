@@ -1,4 +1,4 @@
-"""Where a step's time goes: what `efficientbench profile` found in a trace, by kind of work."""
+"""The shares of a step's time by kind of work, as `efficientbench profile` found them in a trace."""
 
 from __future__ import annotations
 

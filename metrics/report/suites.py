@@ -108,7 +108,7 @@ def _suite(key: tuple[str, str, str], label: str, members: Sequence[_Member], id
 
 
 def _condition_labels(first: dict[tuple[str, str, str], RunRecord]) -> dict[tuple[str, str, str], str]:
-    """Return for each set the conditions that tell it from other sets of its suite and size."""
+    """Return for each set the conditions that distinguish it from other sets of its suite and size."""
     alike: dict[tuple[str, str], list[tuple[tuple[str, str, str], dict[str, str]]]] = {}
     for key, record in first.items():
         alike.setdefault(key[:2], []).append((key, shared_conditions(record)))
@@ -117,8 +117,11 @@ def _condition_labels(first: dict[tuple[str, str, str], RunRecord]) -> dict[tupl
         # The title says of every set whether it is of smoke runs.
         names = [name for name in sets[0][1] if name != "scale"]
         differing = [name for name in names if len({texts[name] for _, texts in sets}) > 1]
+        shared = {name: set.intersection(*(set(texts[name].split(", ")) for _, texts in sets)) for name in differing}
         for key, texts in sets:
-            labels[key] = ", ".join(f"{name} {texts[name]}" for name in differing)
+            # Of a long condition, as a layout, only what sets this set apart.
+            own = {name: [part for part in texts[name].split(", ") if part not in shared[name]] for name in differing}
+            labels[key] = ", ".join(f"{name} {', '.join(parts) or texts[name]}" for name, parts in own.items())
     return labels
 
 

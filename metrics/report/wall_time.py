@@ -1,4 +1,4 @@
-"""Where the wall time of the runs went, as a table."""
+"""The table of the runs' wall time, by what it was spent on."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _boost(processors: Path) -> bool | None:
 
 
 def _is_virtual(root: Path) -> bool | None:
-    """Return whether the processor says that a hypervisor is below it; only x86 tells."""
+    """Return whether the processor says that a hypervisor is below it; only x86 says so."""
     flags = re.search(r"^flags\s*:(.*)$", _read(root / "proc/cpuinfo"), re.MULTILINE)
     return None if flags is None else "hypervisor" in flags[1].split()
 
@@ -72,7 +72,7 @@ def _container(root: Path, environment: Mapping[str, str]) -> str | None:
 
 
 def _image(root: Path, environment: Mapping[str, str]) -> str | None:
-    """Return the image's name, without registry, folders and digest, which may tell whose it is."""
+    """Return the image's name, without registry, folders and digest, which may show whose it is."""
     named = next((environment[name] for name in _IMAGE_NAMES if environment.get(name)), "")
     if not named:
         found = re.search(r'^image="(.+)"$', _read(root / "run/.containerenv"), re.MULTILINE)
@@ -87,7 +87,7 @@ def _fabric(root: Path) -> list[str]:
 
 
 def _ethernet(root: Path) -> list[str]:
-    """Return the rate of each adapter of Ethernet that is up; virtual ones do not tell theirs, or tell -1."""
+    """Return the rate of each adapter of Ethernet that is up; virtual ones do not report theirs, or report -1."""
     found = []
     for adapter in sorted((root / "sys/class/net").glob("*")):
         speed = _read(adapter / "speed")

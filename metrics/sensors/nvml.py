@@ -38,7 +38,8 @@ class NvmlSensor(Sensor):
 
     Memory is the driver's figure for the whole device, with the driver's reservation and other processes. Utilization
     is the share of the driver's last sampling period (1/6 to 1 s) in which a kernel ran. The energy counter (Volta and
-    newer) counts since the driver was loaded; its difference is preferred over polled power.
+    newer) counts since the driver was loaded; its difference is preferred over polled power. That is a mean over the
+    last second on GPUs after GA100 (nvmlDeviceGetPowerUsage in NVIDIA's documentation), and lags in short windows.
 
     Args:
         uuids: the devices by UUID, the surest way: `torch.cuda.get_device_properties(i).uuid` as text.

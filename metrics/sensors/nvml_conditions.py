@@ -1,4 +1,4 @@
-"""What NVML tells of a GPU's limits, and of what keeps its clock down."""
+"""The limits of a GPU, and the reasons that keep its clock down, as NVML reports them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REASONS = {
 
 
 def read_settings(nvml: Any, handle: Any) -> DeviceSettings:
-    """Return what limits a GPU's speed and power; what its driver does not tell, as of a MIG slice, is None."""
+    """Return what limits a GPU's speed and power; what its driver does not report, as of a MIG slice, is None."""
 
     def asked(query: Callable[[], Value]) -> Value | None:
         try:
@@ -59,7 +59,7 @@ def read_settings(nvml: Any, handle: Any) -> DeviceSettings:
 
 
 def read_state(nvml: Any, handle: Any) -> DeviceState | None:
-    """Return temperature, clock and what keeps it down; None where the driver does not tell all of them."""
+    """Return temperature, clock and what keeps it down; None where the driver does not report all of them."""
     try:
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         return DeviceState(

@@ -1,4 +1,4 @@
-"""Reads the processes of a run on Linux, and tells other processes on an accelerator from them."""
+"""Read the processes of a run on Linux, and distinguish other processes on an accelerator from them."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def other_processes(listed: Collection[int], own: Collection[int]) -> OtherUse |
 
     Returns:
         None also if none of the listed belongs to the run. Then the run has no context on the device yet, or the
-        driver reports ids of the host while this is a container, and nobody can tell whose they are.
+        driver reports ids of the host while this is a container, and nobody can know whose they are.
     """
     others = sorted(pid for pid in listed if not _belongs_to(pid, own))
     if not others or len(others) == len(listed):

@@ -42,8 +42,8 @@ class Zone:
 
     def read_uj(self) -> int:
         """Return the energy used since the zone was opened, µJ."""
-        # A register that wraps around twice between readings cannot be told from one that wraps once. Samples in
-        # between prevent it: a register of 32 bits lasts about an hour at 60 W.
+        # A register that wraps around twice between readings looks like one that wraps once. Samples in between prevent
+        # it: a register of 32 bits lasts about an hour at 60 W.
         now_uj = int(os.pread(self.energy, 64, 0))
         used_uj = now_uj - self.last_uj
         self.total_uj += used_uj if used_uj >= 0 else used_uj + self.range_uj

@@ -36,17 +36,20 @@ from support.measured import Figure, options, report
 from efficientbench.finetuning.base_model import find_model
 from efficientbench.finetuning.complete import folder_of_repeat, is_complete, with_seeds
 from efficientbench.finetuning.config import FinetuneConfig
-from efficientbench.finetuning.effect import Effect, LossCurve, effect, effects
+from efficientbench.finetuning.effect import FEWEST_SEEDS, Effect, LossCurve, effect, effects
 from efficientbench.finetuning.load import resolve_tuning
 from efficientbench.finetuning.prepare import prepare
 from efficientbench.finetuning.run import prepare_job
 from efficientbench.launchers.network.node_link import NodeLink
 from efficientbench.metrics.records.record import RunRecord, read_record
 
-ROWS, HELD_OUT, STEPS, BATCH, MAX_LENGTH, RATE = 1800, 120, 120, 8, 320, 3e-3
+ROWS, HELD_OUT, STEPS, BATCH, RATE = 1200, 120, 80, 8, 4e-3
+MOST_CHARACTERS, MAX_LENGTH = 480, 320
+"""Of question and answer together, and of their tokens."""
 LEVELS = ("explain", "reasoning", "topology")
 BASELINES = ("paced", "shuffled", "random", "reversed", "random_levels")
 HALVES = "[{end: 0.5, mixture: [1, 0]}, {end: 1, mixture: [0, 1]}]"
+"""Of the planted case, whose rate rises in the first half and falls in the second: both weigh the same."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +62,25 @@ class Case:
 
 
 def cases(work: Path) -> list[Case]:
-    planted = (f"data.validation={work / 'forwards.jsonl'}", "curriculum.levels=[backwards, forwards]")
+    planted = (
+        *(f"data.path={work / 'planted.jsonl'}", f"data.validation={work / 'forwards.jsonl'}"),
+        *("curriculum.levels=[backwards, forwards]", f"curriculum.stages={HALVES}"),
+        f"training.warmup_steps={STEPS // 2}",
+    )
     return [
         Case("steps", BASELINES, (f"data.path={work / 'rows.jsonl'}", "curriculum.score=steps")),
         Case("dealt", BASELINES[:2], (f"data.path={work / 'dealt.jsonl'}",)),
-        Case(
-            "planted",
-            BASELINES[:2],
-            (f"data.path={work / 'planted.jsonl'}", *planted, f"curriculum.stages={HALVES}"),
-        ),
+        Case("planted", BASELINES[:2], planted),
     ]
 
 
 def write_rows(gsm8k: Path, work: Path) -> None:
     """Write the rows of each case, from the same questions and answers."""
-    lines = gsm8k.read_text(encoding="utf-8").splitlines()[: ROWS + HELD_OUT]
-    if len(lines) < ROWS + HELD_OUT:
-        raise SystemExit(f"{gsm8k}: {len(lines):,} rows, and {ROWS + HELD_OUT:,} are needed")
-    rows = [{"prompt": row["question"], "completion": row["answer"]} for row in map(json.loads, lines)]
+    read = [json.loads(line) for line in gsm8k.read_text(encoding="utf-8").splitlines()]
+    rows = [{"prompt": row["question"], "completion": row["answer"]} for row in read]
+    rows = [row for row in rows if sum(map(len, row.values())) <= MOST_CHARACTERS][: ROWS + HELD_OUT]
+    if len(rows) < ROWS + HELD_OUT:
+        raise SystemExit(f"{gsm8k}: {len(rows):,} rows are short enough, and {ROWS + HELD_OUT:,} are needed")
     chance = random.Random(0)
     dealt = [{**row, "difficulty": chance.choice(LEVELS)} for row in rows]
     planted = [
@@ -96,39 +100,42 @@ def backwards(row: dict[str, str]) -> dict[str, str]:
 def configuration(case: Case, order: str, index: int, work: Path) -> FinetuneConfig:
     """Return the configuration of one run; `index` counts the seeds."""
     words = (
-        *case.overrides,
         *(f"output={work / case.name}", f"cache={work}", f"label={order}", "device=cpu", "cpu_ranks=1"),
         *("zero.stage=0", f"data.max_length={MAX_LENGTH}", f"data.validation_examples={HELD_OUT}"),
         *("data.validation_share=0.5", f"curriculum.order={order}", "curriculum.use=required"),
         *(f"training.steps={STEPS}", f"training.global_batch_size={BATCH}", f"training.micro_batch_size={BATCH}"),
         *(f"training.learning_rate={RATE}", "training.validate_every_steps=20", f"checkpoint.interval={STEPS}"),
+        *case.overrides,
     )
     return with_seeds(resolve_tuning("full_tiny", overrides=words), index)
 
 
 def train_all(configs: Sequence[FinetuneConfig], at_once: int, work: Path) -> None:
-    """Train each run in a process of its own, so many at once."""
+    """Train each run in a process of its own, so many at once; after a failure those that run are waited for."""
     import deepspeed  # noqa: F401, imported once for all
     import trl
 
     _ = trl.SFTTrainer
     model = find_model("tiny", work)
-    waiting, running, ended = list(configs), dict[int, FinetuneConfig](), 0
-    while waiting or running:
-        while waiting and len(running) < at_once:
+    waiting, running, failed = list(configs), dict[int, FinetuneConfig](), list[str]()
+    while running or (waiting and not failed):
+        while waiting and not failed and len(running) < at_once:
             config = waiting.pop(0)
             running[forked(config, model)] = config
         pid, status = os.wait()
-        config, ended = running.pop(pid), ended + 1
+        config = running.pop(pid)
         if code := os.waitstatus_to_exitcode(status):
-            raise SystemExit(f"{folder_of_repeat(config).path}: the run ended with {code}: see said.txt there")
-        print(f"{ended} of {len(configs)} runs, the last {config.output}, {config.label}", flush=True)
+            failed.append(f"{folder_of_repeat(config).path}: the run ended with {code}: see said.txt there")
+        left = len(waiting) + len(running)
+        print(f"{len(configs) - left} of {len(configs)} runs, the last {config.output}, {config.label}", flush=True)
+    if failed:
+        raise SystemExit("; ".join(failed))
 
 
 def forked(config: FinetuneConfig, model: str) -> int:
     """Start a run in a child of this process, and return its process id."""
     folder = folder_of_repeat(config)
-    folder.log.mkdir(parents=True, exist_ok=True)
+    folder.path.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -175,10 +182,7 @@ Found = dict[str, Effect]
 def differences(case: Case, records: dict[str, list[RunRecord]]) -> Found:
     """Return each difference of a case, with p values that are corrected for their number."""
     found = effects({order: [curve(each) for each in runs] for order, runs in records.items()})
-    if "reversed" in records:
-        # A control of its own, which the table of effects does not have.
-        sides = ([curve(each) for each in records[order]] for order in ("reversed", "shuffled"))
-        found["reversed"] = effect(*sides)
+    if case.name == "steps":
         for level in LEVELS:
             sides = ([curve(each, level) for each in records[order]] for order in ("paced", "shuffled"))
             found[f"order {level}"] = effect(*sides)
@@ -192,11 +196,11 @@ NAMES = {
     "steps order topology": "the same, of most steps",
     "steps mixture": "by steps: shuffled − random",
     "steps difficulties": "by steps: paced − random_levels",
-    "steps reversed": "by steps: reversed − shuffled",
+    "steps reversal": "by steps: reversed − shuffled",
     "dealt order": "levels dealt at random: paced − shuffled",
     "planted order": "backwards answers first: paced − shuffled",
 }
-JUDGED = ("steps order", "steps mixture", "steps difficulties", "dealt order", "planted order")
+JUDGED = ("steps order", "steps mixture", "steps difficulties", "steps reversal", "dealt order", "planted order")
 
 
 def figure(name: str, found: Effect) -> Figure:
@@ -226,10 +230,12 @@ def failed_controls(found: Found) -> list[str]:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--gsm8k", type=Path, required=True, help="rows of GSM8K's training split, JSONL")
-    parser.add_argument("--seeds", type=int, default=6, help="runs of each order, 5 or more for a verdict")
+    parser.add_argument("--seeds", type=int, default=FEWEST_SEEDS, help=f"runs of each order, {FEWEST_SEEDS} or more")
     parser.add_argument("--at-once", type=int, default=len(os.sched_getaffinity(0)), help="runs at once; losses stay")
     parser.add_argument("--work", type=Path, default=Path("output/curriculum"), help="where everything goes")
     arguments: argparse.Namespace = parser.parse_args()
+    if arguments.seeds < FEWEST_SEEDS:
+        parser.error(f"--seeds {arguments.seeds}: fewer than {FEWEST_SEEDS} give no verdict")
     work = arguments.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     write_rows(arguments.gsm8k, work)
@@ -263,10 +269,10 @@ def main() -> None:
             figures |= {f"loss {order}": final_loss(order, own) for order, own in records.items()}
     figures |= {name: figure(name, found[name]) for name in NAMES}
     conditions = (
-        f"a Qwen2 of 4 layers of width 64 from random weights, all of it trained; {ROWS:,} rows of GSM8K, {HELD_OUT} "
-        f"held out, {STEPS} steps of {BATCH} rows of at most {MAX_LENGTH} tokens, float32; differences of held-out "
-        "losses per supervised token at equal loss tokens, paired by seed, Student's t; verdicts of one case are "
-        "corrected for their number"
+        f"a Qwen2 of 4 layers of width 64 from random weights, all of it trained; {ROWS:,} rows of GSM8K of at most "
+        f"{MOST_CHARACTERS} characters, {HELD_OUT} held out, {STEPS} steps of {BATCH} rows, float32; differences of "
+        "held-out losses per supervised token at equal loss tokens, paired by seed, Student's t; verdicts of one case "
+        "are corrected for their number"
     )
     problems = failed_controls(found)
     report(__file__, argparse.Namespace(write=arguments.write and not problems), figures, conditions)

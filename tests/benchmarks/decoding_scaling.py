@@ -42,11 +42,14 @@ def main() -> None:
             figures[f"{variant} exponent"] = Figure(what, exponent(medians_s))
             for length, each in times_s.items():
                 figures[f"{variant} {length}"] = Figure.with_range(
-                    f"{variant.upper()}: a new token after {length - 1:,}", [time_s * 1e3 for time_s in each], "ms"
+                    f"{variant.upper()}: a new token after {length - 1:,}",
+                    [time_s * 1e3 for time_s in each],
+                    "ms",
+                    "steps",
                 )
     conditions = (
-        f"{arguments.size}, one layer, float32, {arguments.batch} rows, {arguments.threads} threads, median of "
-        f"{REPETITIONS} steps"
+        f"{arguments.size}, one layer with its projections, float32, rows: {arguments.batch}, threads: "
+        f"{arguments.threads}, {REPETITIONS} steps at each length in turn"
     )
     report(__file__, arguments, figures, conditions)
 
@@ -64,12 +67,17 @@ def measure(name: str, batch: int) -> dict[int, list[float]]:
         for tensor in vars(state).values():
             tensor.normal_()
     tokens, only = torch.zeros(batch, 1, dtype=torch.int64), torch.zeros(batch, dtype=torch.int64)
-    times_s = {}
-    with torch.no_grad(), cache.bound():
-        for length in LENGTHS:
-            cache.lengths.fill_(length - 1)
-            cache.reach = length
-            times_s[length] = [seconds(lambda: model(tokens, only=only)) for _ in range(WARMUP + REPETITIONS)][WARMUP:]
+    times_s: dict[int, list[float]] = {length: [] for length in LENGTHS}
+    # As `Decoder` computes a step: without the mode behind the names of torch.cuda.
+    with torch.no_grad(), torch._C.DisableTorchFunction(), cache.bound():
+        # In turn, so that what slows the machine down for a while slows all lengths.
+        for number in range(WARMUP + REPETITIONS):
+            for length in LENGTHS:
+                cache.lengths.fill_(length - 1)
+                cache.reach = length
+                time_s = seconds(lambda: model(tokens, only=only))
+                if number >= WARMUP:
+                    times_s[length].append(time_s)
     return times_s
 
 

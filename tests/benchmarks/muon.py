@@ -1,11 +1,11 @@
-"""What Muon costs beside AdamW in memory and time, and what it gains: the loss after the same tokens.
+"""What Muon costs beside AdamW in memory, time and energy, and what it gains: the loss after the same tokens.
 
     python tests/benchmarks/muon.py [--seeds 5] [--steps 200] [--rounds 20] [--results FILE] [--write]
 
 Trains a narrow GQA on the sample text with each optimizer, each of three learning rates and each seed, in one process.
 An optimizer counts with the learning rate of its lowest mean loss over seeds; losses of one seed are a pair, since it
 decides initial weights and the order of the text. What is trained is kept in the results file, line by line: a call
-after an interruption goes on.
+after an interruption goes on. Energy takes a meter of the processor (RAPL).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import random
 import statistics
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ from support.training_steps import Step, our_trainer, random_tokens
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.corpus import Corpus
+from efficientbench.metrics import EfficiencyMonitor, merge
+from efficientbench.metrics.monitoring.sensor_registry import device_sensors
 from efficientbench.metrics.student import mean_confidence_interval
 from efficientbench.running.corpora import prepare_corpora
 
@@ -44,6 +47,8 @@ RATES = {"adamw": (1e-3, 3e-3, 9e-3), "muon": (1e-2, 3e-2, 9e-2)}
 """Learning rates of the layers' matrices by optimizer."""
 OTHERS_RATE = 3e-3
 """Learning rate by AdamW of all that Muon does not update."""
+BLOCK_STEPS = 10
+"""Steps of a block whose energy is read: many times what lies between two updates of a counter."""
 WIDTH, LAYERS, HEAD_DIM, FFN, SEQUENCE, BATCH, VALIDATION_TOKENS = 192, 4, 32, 576, 128, 4, 16_384
 
 
@@ -101,20 +106,25 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     with world_of_one_rank() as device:
-        figures = costs(arguments.steps, arguments.rounds, device)
+        figures, unmetered = costs(arguments.steps, arguments.rounds, device)
         losses = trained(arguments, device)
     figures |= gains(losses, range(1, arguments.seeds + 1), arguments.steps)
     conditions = (
         f"GQA of {LAYERS} layers, width {WIDTH}, float32, one rank, {arguments.threads} threads; {arguments.steps} "
         f"steps of {BATCH} × {SEQUENCE} tokens of the sample text; no weight decay; paired seeds; rates of "
         f"AdamW {', '.join(f'{rate:g}' for rate in RATES['adamw'])}, of Muon "
-        f"{', '.join(f'{rate:g}' for rate in RATES['muon'])} with {OTHERS_RATE:g} for what AdamW updates beside it"
+        f"{', '.join(f'{rate:g}' for rate in RATES['muon'])} with {OTHERS_RATE:g} for what AdamW updates beside "
+        f"it{unmetered}"
     )
     report(__file__, arguments, figures, conditions)
 
 
-def costs(steps: int, rounds: int, device: torch.device) -> dict[str, Figure]:
-    """Measure the optimizer's states, and the time of a step in rounds of both, in random order."""
+def costs(steps: int, rounds: int, device: torch.device) -> tuple[dict[str, Figure], str]:
+    """Measure the optimizer's states, and time and energy of a step in rounds of both, in random order.
+
+    Returns:
+        The figures, and for the conditions why there is no energy; empty where there is one.
+    """
     sides: dict[str, Step] = {}
     states: dict[str, float] = {}
     for name in NAMES:
@@ -134,7 +144,8 @@ def costs(steps: int, rounds: int, device: torch.device) -> dict[str, Figure]:
     }
     ratios, more_ms = [muon / adamw for muon, adamw in pairs], [(muon - adamw) * 1e3 for muon, adamw in pairs]
     tokens = BATCH * SEQUENCE
-    return figures | {
+    joules, unmetered = energies(sides, rounds)
+    figures |= {
         "time": Figure.with_bootstrap(
             f"time of a training step of {tokens} tokens, Muon over AdamW", ratios, statistics.geometric_mean
         ),
@@ -142,6 +153,33 @@ def costs(steps: int, rounds: int, device: torch.device) -> dict[str, Figure]:
             "time that Muon adds to a step, however many tokens it has", more_ms, statistics.median, "ms"
         ),
     }
+    return figures | joules, unmetered
+
+
+def energies(sides: Mapping[str, Step], rounds: int) -> tuple[dict[str, Figure], str]:
+    """Return the energy of a trained token with each optimizer, in blocks of both in random order, or why not."""
+    tokens = BATCH * SEQUENCE
+    joules: dict[str, list[float]] = {name: [] for name in NAMES}
+    for _ in range(rounds):
+        for name in random.sample(list(NAMES), 2):
+            with EfficiencyMonitor(device_sensors("cpu")) as monitor:
+                for _ in range(BLOCK_STEPS):
+                    with monitor.step(tokens):
+                        sides[name]()
+            run = merge([monitor.finish()])
+            if run.energy_j is None:
+                return {}, f"; energy n/a: {run.unavailable['energy_j']}"
+            joules[name].append(run.energy_j / run.tokens)
+    figures = {
+        f"{name} energy": Figure.with_bootstrap(
+            f"{title}: energy of a token", joules[name], statistics.fmean, "J", n_of="blocks"
+        )
+        for name, title in NAMES.items()
+    }
+    ratios = [muon / adamw for muon, adamw in zip(joules["muon"], joules["adamw"], strict=True)]
+    what = f"energy of a training step of {tokens} tokens, Muon over AdamW"
+    figures["energy"] = Figure.with_bootstrap(what, ratios, statistics.geometric_mean)
+    return figures, ""
 
 
 def state_bytes(trainer: Trainer) -> float:

@@ -55,7 +55,8 @@ class State:
 
     micro_batch_size: int
     before: bool = False
-    """With the output table's gradient in a sum of its own, two norms of the gradients, and a pass that clips them."""
+    """With the output table's gradient in a sum of its own, two norms of the gradients, a pass that clips them, and all
+    norms apart from the sums before them."""
 
 
 STATES = {
@@ -102,6 +103,8 @@ def predicted_mfu(state: State) -> float:
         moved += 6 * rank_embedding(config, layout) * FLOAT32_BYTES
         # The second norm's read, and clipping's read and write, for AdamW's write of what it has clipped.
         once += 2 * rank_parameters(config, layout, 0) * FLOAT32_BYTES
+        # The first sum of a layer read again by its norm, and its gradients added in a pass of their own.
+        moved += 3 * tokens * config.model.hidden_size * DTYPE_BYTES[training.dtype] * config.model.layers
     # As operations of their own, which the formulas leave out: the bias is added to queries, keys and values, their
     # gradients are joined, and the bias's gradient is their sum.
     width = (config.model.heads + 2 * config.model.key_value_heads) * config.model.head_dim

@@ -12,33 +12,41 @@ from support.oracle import relative_error, text
 from support.ranks import Ranks
 
 LENGTH = 64
-PARTS = [23, *[1] * 20, 3, 3, 15]
+FEW = [[23, *[1] * 20, 3, 3, 15]]
+MANY = [[1] * LENGTH, [5, *[3] * 19, 2], [40, *[3] * 8], [LENGTH]]
+"""Tokens that are computed first, and at a time after them, each way of computing a whole sequence."""
 
 
 NAMES = ("gqa_1.5B", "mqa_1.5B", "mla_1.5B", "nsa_1.5B", "relative_1.5B", "moe_1.5Bx8")
 CELLS = [*((name, {"tp": 2}) for name in NAMES), ("moe_1.5Bx8", {"ep": 2, "dp": 2})]
-MORE = ("mqa_1.5B", "relative_1.5B")
+MORE = [("mqa_1.5B", {"tp": 2}), ("relative_1.5B", {"tp": 2}), ("moe_1.5Bx8", {"tp": 2})]
 """Proofs alone."""
 
 
+@pytest.mark.parametrize("ways", [FEW, pytest.param(MANY, marks=pytest.mark.proof)], ids=["few", "many"])
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        pytest.param(name, layout, marks=pytest.mark.proof if name in MORE else (), id=f"{name} {' '.join(layout)}")
+        pytest.param(
+            name, layout, marks=pytest.mark.proof if (name, layout) in MORE else (), id=f"{name} {' '.join(layout)}"
+        )
         for name, layout in CELLS
     ],
 )
-def test_two_ranks_decode_the_logits_of_one(name: str, layout: dict[str, int], ranks: Callable[[int], Ranks]) -> None:
+def test_two_ranks_decode_the_logits_of_one(
+    name: str, layout: dict[str, int], ways: list[list[int]], ranks: Callable[[int], Ranks]
+) -> None:
     config = tiny(name, "model.init_std=0.2", f"training.seq_len={LENGTH}")
     tokens = text(config, LENGTH)
-    [alone] = ranks(1).call(decode, config, tokens, PARTS)
-    assert relative_error(alone.parts, alone.whole) < 1e-5
+    [alone] = ranks(1).call(decode, config, tokens, ways)
+    assert all(relative_error(logits, alone.whole) < 1e-5 for logits in alone.parts)
     shared = config.model_copy(update={"parallel": config.parallel.model_copy(update=layout)})
-    answers = ranks(2).call(decode, shared, tokens, PARTS)
+    answers = ranks(2).call(decode, shared, tokens, ways)
     for answer in answers:
-        assert relative_error(answer.parts, alone.whole) < 1e-5
+        for way, logits in zip(ways, answer.parts, strict=True):
+            assert relative_error(logits, alone.whole) < 1e-5, f"{way[0]} tokens, then {way[1:2]} at a time"
         assert answer.cache_bytes == answer.formula_bytes
-        assert answer.sampled == answers[0].sampled
-    assert torch.equal(answers[0].parts, answers[1].parts)
+        assert answer.sampled == alone.sampled
+    assert all(map(torch.equal, answers[0].parts, answers[1].parts))
     # Latents, and the only group of MQA, lie on each rank whole.
     assert (answers[0].cache_bytes < alone.cache_bytes) == ("tp" in layout and name not in ("mla_1.5B", "mqa_1.5B"))

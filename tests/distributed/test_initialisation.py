@@ -97,7 +97,7 @@ def test_any_layout_begins_with_the_weights_of_any_other(
 
 
 @pytest.mark.parametrize("kept", [SAVED, STEPS], ids=["everything", "weights alone"])
-@pytest.mark.parametrize("target", ["DP 2", "DP 2, plain optimizer"])
+@pytest.mark.parametrize("target", ["DP 2", pytest.param("DP 2, plain optimizer", marks=pytest.mark.proof)])
 def test_masters_are_the_weights_in_another_dtype(
     kept: int, target: str, ranks: Callable[[int], Ranks], corpus: Path, base: Base, tmp_path: Path
 ) -> None:

@@ -32,7 +32,8 @@ sys.exit(launch([sys.executable, sys.argv[1]], int(sys.argv[2]), cluster, Path(s
 """
 
 
-@pytest.mark.parametrize("ranks_per_node", [1, pytest.param(2, marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
 def test_the_ranks_of_two_nodes_reduce_together(tmp_path: Path, ranks_per_node: int) -> None:
     port = free_port()
     script = tmp_path / "worker.py"

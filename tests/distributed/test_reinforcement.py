@@ -26,6 +26,8 @@ LAYOUTS = {
     "TP 2 x DP 2": (4, ["parallel.tp=2", "parallel.dp=2"]),
     # Replicas of 1 and 2 questions, and one question at a time.
     "3 questions, DP 2": (2, ["parallel.dp=2", "training.global_batch_size=12", "rl.batch=2"]),
+    "DP 2, by Muon": (2, ["parallel.dp=2", "training.optimizer=muon"]),
+    "TP 2, by Muon": (2, ["parallel.tp=2", "training.optimizer=muon"]),
 }
 CELLS = [
     ("gqa_1.5B", "DP 2"),
@@ -36,6 +38,8 @@ CELLS = [
     ),
     pytest.param("gqa_1.5B", "TP 2 x DP 2", marks=pytest.mark.proof),
     pytest.param("gqa_1.5B", "3 questions, DP 2", marks=pytest.mark.proof),
+    *(pytest.param("gqa_1.5B", layout, marks=pytest.mark.proof) for layout in ("DP 2, by Muon", "TP 2, by Muon")),
+    pytest.param("moe_1.5Bx8", "DP 2", marks=pytest.mark.proof),
 ]
 
 
@@ -148,11 +152,14 @@ def test_a_task_from_outside_asks_and_rewards(ranks: Callable[..., Ranks], pair:
     assert sum(by_task.without_signal) < 2 * QUESTIONS
 
 
-def test_equal_rewards_move_nothing(ranks: Callable[..., Ranks], pair: Path) -> None:
-    same = ("rl.reward=support.outside_rewards:all_the_same", "training.weight_decay=0")
-    [found] = ranks(1).call(learned, config_of(pair, *same), pair, 2)
+# Experts would move by their load-balancing loss.
+@pytest.mark.parametrize(("name", "optimizer"), [("gqa_1.5B", "adamw"), ("gqa_1.5B", "muon"), ("moe_1.5Bx8", "adamw")])
+def test_equal_rewards_move_nothing(name: str, optimizer: str, ranks: Callable[..., Ranks], pair: Path) -> None:
+    reward = "rl.reward=support.outside_rewards:all_the_same"
+    same = (reward, "training.weight_decay=0", f"training.optimizer={optimizer}")
+    [found] = ranks(1).call(learned, config_of(pair, *same, name=name), pair, 2)
     assert found.without_signal == [QUESTIONS] * 2
-    assert found.losses == [0, 0]
+    assert found.losses == found.norms == [0, 0]
     assert not found.moved
 
 

@@ -79,6 +79,9 @@ RESHARDED = [
     ("nsa_1.5B", "DP 2", "TP 2"),
     ("nanochat_d12", "TP 2 with SP x PP 2", "DP 2"),
     ("nanochat_d12", "PP 2", "TP 2"),
+    *(("gqa_1.5B by Muon", "DP 2", to) for to in ("TP 2 with SP", "PP 2")),
+    ("mla_1.5B by Muon", "TP 2", "DP 2"),
+    ("moe_1.5Bx8 by Muon", "EP 2", "TP 2 with SP"),
 ]
 QUICK_RESHARDED = [("gqa_1.5B", "DP 2", "TP 2 with SP"), ("moe_1.5Bx8", "EP 2", "TP 2 with SP")]
 
@@ -86,7 +89,9 @@ Saved = Callable[..., tuple[Resumed, Path]]
 
 
 def configured(name: str, cache: Path, overrides: list[str]) -> RunConfig:
-    return tiny(name, f"data.cache={cache}", f"checkpoint.interval={SAVED}", *overrides)
+    named, muon, _ = name.partition(" by Muon")
+    optimizer = ["training.optimizer=muon"] if muon else []
+    return tiny(named, f"data.cache={cache}", f"checkpoint.interval={SAVED}", *optimizer, *overrides)
 
 
 @pytest.fixture(scope="module")

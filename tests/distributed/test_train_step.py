@@ -171,7 +171,7 @@ def test_fp16_gradients_that_overflow_stay_the_loss_scalers_matter(trained: Call
         assert outcome.skipped == [False, True, False, False, False]
 
 
-@pytest.mark.parametrize("distributed", ["true", "false"])
+@pytest.mark.parametrize("distributed", ["true", pytest.param("false", marks=pytest.mark.proof)])
 def test_fp16_experts_that_overflow_change_the_scale_of_all(
     trained: Callable[..., list[Poisoned]], distributed: str
 ) -> None:

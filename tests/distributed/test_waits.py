@@ -59,7 +59,7 @@ def second_step(config: RunConfig, prefix: Path, pauses: list[Pauses]) -> Seen:
         return *waits.take(), step_s
 
 
-@pytest.mark.parametrize(("virtual", "layers"), [(1, 2), (2, 4)])
+@pytest.mark.parametrize(("virtual", "layers"), [(1, 2), pytest.param(2, 4, marks=pytest.mark.proof)])
 def test_a_pipelines_bubble(virtual: int, layers: int, ranks: Callable[[int], Ranks], corpus: Path) -> None:
     """1F1B of 2 stages and 2 micro-batches, in units of a forward pass f; B = 2 f.
 
@@ -76,7 +76,7 @@ def test_a_pipelines_bubble(virtual: int, layers: int, ranks: Callable[[int], Ra
         assert own_s + across_s <= step_s - micro_batches * (forward_s + backward_s)
 
 
-@pytest.mark.parametrize("overlap", ["true", "false"])
+@pytest.mark.parametrize("overlap", ["true", pytest.param("false", marks=pytest.mark.proof)])
 def test_a_slow_rank_keeps_its_replica_waiting(overlap: str, ranks: Callable[[int], Ranks], corpus: Path) -> None:
     pauses, slow_s = [(0.0, 0.0), (0.1, 0.2)], 0.6
     config = tiny("gqa_1.5B", "parallel.dp=2", f"parallel.overlap={overlap}")

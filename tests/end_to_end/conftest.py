@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import ROOT, TIME_LIMIT_S, TINY, Finished, efficientbench
+from support.conversation_pairs import VOCABULARY, write_conversations
 from support.places import job_environment
 
 SCRIPT = ROOT / "experiments" / "attention_variants" / "run_gqa_1.5B.sh"
@@ -52,6 +53,14 @@ def train(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Callable[...,
         return finished[overrides]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def chat_run(train: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that has learned a few conversations; its tokens are bytes and chat tokens."""
+    pair = write_conversations(tmp_path_factory.mktemp("pair"), 60)
+    words = ("training.objective=sft", f"model.vocab_size={VOCABULARY}", "data.split=[9,1,0]", f"data.path={pair}")
+    return train(*words).folder
 
 
 @pytest.fixture(scope="session")

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import ROOT, Finished, efficientbench
-from support.conversation_pairs import VOCABULARY, row, write_conversations
-
-CHOICES = {"text": ["ice", "fire"], "label": ["A", "B"]}
-ROWS: dict[str, dict[str, Any]] = {
-    "arc": {"question": "Hot?", "choices": CHOICES, "answerKey": "B"},
-    "mmlu": {"question": "Which?", "choices": ["a", "b", "c", "d"], "answer": 2},
-    "gsm8k": {"question": "How many?", "answer": "It is <<2*3=6>>6.\n#### 6"},
-    "humaneval": {
-        "prompt": "def up(x):\n",
-        "canonical_solution": "    return x + 1\n",
-        "test": "def check(candidate):\n    assert candidate(1) == 2\n",
-        "entry_point": "up",
-    },
-}
+from support.chat_rows import ROWS
+from support.command_line import ROOT, efficientbench
+from support.conversation_pairs import row
 
 
 def summary(folder: Path, task: str) -> dict[str, Any]:
@@ -31,12 +19,10 @@ def summary(folder: Path, task: str) -> dict[str, Any]:
 
 
 @pytest.mark.proof
-def test_chat_tasks_and_their_mean(train: Callable[..., Finished], tmp_path: Path) -> None:
+def test_chat_tasks_and_their_mean(chat_run: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    pair = write_conversations(tmp_path / "pair", 60)
-    overrides = ("training.objective=sft", f"model.vocab_size={VOCABULARY}", "data.split=[9,1,0]", f"data.path={pair}")
-    folder = train(*overrides).folder
+    folder = shutil.copytree(chat_run, tmp_path / "run")
     data = tmp_path / "data"
     data.mkdir()
     for name, one in ROWS.items():

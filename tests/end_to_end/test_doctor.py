@@ -22,6 +22,7 @@ def test_the_report_has_every_section_and_the_remedies() -> None:
     assert {("✓", name) for name in names} <= found
     assert "computes in" in done.stdout
     assert "memory (AMU), utilization (PCU)" in done.stdout
+    assert "a run measures mfu_of_measured_peak instead" in " ".join(done.stdout.split())
     # Each sensor says in a line what it reads here, or why it reads nothing.
     sensors = re.findall(r"^[✓✗].* sensor (\w+): ", done.stdout, re.MULTILINE)
     assert {"nvml", "dcmi", "host", "rapl"} <= set(sensors)

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import Finished, efficientbench
+from support.chat_rows import write_chat_tasks
+from support.command_line import TINY, Finished, efficientbench
 from support.core_bundle import write_bundle
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import ParallelConfig
-from efficientbench.evaluation.launch import check_layout
+from efficientbench.generation.shared_layout import check_shared
 
 TASKS = ("core", "loss", "position_loss")
+CHAT = ("mmlu", "gsm8k", "humaneval")
 
 
 def items(folder: Path, task: str) -> dict[str, dict[str, Any]]:
@@ -71,18 +73,58 @@ def test_several_ranks_find_what_one_finds(train: Callable[..., Finished], tmp_p
     assert summary(together, "core")["computed_items"] == 56 - 19
 
 
+@pytest.mark.proof
+def test_ranks_that_share_experts_find_what_one_finds(cache: str, tmp_path: Path) -> None:
+    words = (f"output={tmp_path}", f"data.cache={cache}", *TINY, "parallel.dp=2", "parallel.ep=2")
+    efficientbench("run", "moe_1.5Bx8", "--smoke", *words, expect=0)
+    alone, together = tmp_path / "alone", tmp_path / "moe_1.5Bx8_smoke"
+    shutil.copytree(together, alone)
+    write_bundle(tmp_path / "bundle", ("jeopardy", "copa"))
+    asked = ("--tasks", ",".join(TASKS), "--data", str(tmp_path / "bundle"), "--batch-tokens", "400")
+    efficientbench("evaluate", str(alone), *asked, expect=0)
+    efficientbench("evaluate", str(together), *asked, "--tp", "2", "--dp", "2", expect=0)
+    for task in TASKS:
+        alike(alone, together, task)
+        assert (summary(together, task)["tp"], summary(together, task)["dp"]) == (2, 2)
+
+
+@pytest.mark.proof
+def test_several_ranks_write_the_answers_of_one(chat_run: Path, tmp_path: Path) -> None:
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    for folder in (alone, together):
+        shutil.copytree(chat_run, folder)
+    # Five items for two replicas, of which one has a batch more.
+    data = write_chat_tasks(tmp_path / "data", CHAT, 5)
+    words = ("--tasks", ",".join(CHAT), "--data", str(data), "--allow-code", "--batch-tokens", "10")
+    sampled = ("--samples", "2", "--temperature", "1.0", "--max-new-tokens", "6")
+    efficientbench("evaluate", str(alone), *words, *sampled, expect=0)
+    efficientbench("evaluate", str(together), *words, *sampled, "--tp", "2", "--dp", "2", expect=0)
+    for task in CHAT:
+        alike(alone, together, task)
+        found = summary(together, task)
+        assert (found["tp"], found["dp"], found["computed_items"]) == (2, 2, 5)
+        others = items(together, task)
+        for name, line in items(alone, task).items():
+            for part in ("samples", "scores", "programs"):
+                assert line.get(part) == others[name].get(part)
+    assert items(together, "gsm8k")["row/0"]["samples"] != items(together, "gsm8k")["row/1"]["samples"]
+
+
 def test_layouts_that_cannot_be_evaluated_are_refused() -> None:
     gqa, moe = resolve("gqa_1.5B"), resolve("moe_1.5Bx8")
-    check_layout(gqa, ParallelConfig(tp=2, dp=3), 1, oversubscribe=True)
-    check_layout(moe, ParallelConfig(dp=5), 1, oversubscribe=True)
+    check_shared(gqa, ParallelConfig(tp=2, dp=3), 1, oversubscribe=True)
+    check_shared(moe, ParallelConfig(tp=2, dp=5), 1, oversubscribe=True)
     with pytest.raises(ConfigError, match=r"tp: 5 does not divide the 12 heads"):
-        check_layout(gqa, ParallelConfig(tp=5, dp=1), 8, oversubscribe=False)
+        check_shared(gqa, ParallelConfig(tp=5, dp=1), 8, oversubscribe=False)
     with pytest.raises(ConfigError, match="= 8 ranks, but there are 4 devices"):
-        check_layout(gqa, ParallelConfig(tp=2, dp=4), 4, oversubscribe=False)
-    with pytest.raises(ConfigError, match="--tp: the experts of this model are not split"):
-        check_layout(moe, ParallelConfig(tp=2, dp=1), 8, oversubscribe=False)
+        check_shared(gqa, ParallelConfig(tp=2, dp=4), 4, oversubscribe=False)
 
 
 def test_lm_eval_is_asked_by_one_process(tmp_path: Path) -> None:
     done = efficientbench("evaluate", str(tmp_path), "--lm-eval", "hellaswag", "--dp", "2", expect=2)
     assert "lm-eval asks one process" in done.stderr
+
+
+def test_items_of_lm_eval_are_not_searched_in_the_training_text(tmp_path: Path) -> None:
+    done = efficientbench("evaluate", str(tmp_path), "--lm-eval", "hellaswag", "--contamination", expect=2)
+    assert "items of lm-eval's tasks are not searched" in done.stderr

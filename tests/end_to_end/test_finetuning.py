@@ -8,20 +8,24 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from support.command_line import ROOT, efficientbench, environment, free_port, interrupted, record, started, until
 
 from efficientbench.finetuning.examples import Examples, read_examples
-from efficientbench.finetuning.methods import METHODS, WITH_ADAPTER
+from efficientbench.finetuning.methods import WITH_ADAPTER, Method
+from efficientbench.finetuning.saved import merge
+from efficientbench.metrics.records.time_spent import NOT_TIMED
+from efficientbench.metrics.report.wall_time import PARTS
 
 pytestmark = [
     pytest.mark.proof,
     pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11"),
 ]
 
+METHODS = get_args(Method)
 STEPS = "training.steps=4,training.validate_every_steps=0,checkpoint.interval=2,data.validation_examples=24"
 RELATIVE = 1e-5
 """Bound of what float32 losses may differ by."""
@@ -92,6 +96,7 @@ def test_a_resumed_run_has_the_losses_of_one_that_never_stopped(tuned: Path, met
         assert (again["learning_rate"], again["tokens_trained"]) == (whole["learning_rate"], whole["tokens_trained"])
     content = record(tuned / name_of(method, 3))
     assert content["resumed_after_steps"] == [2]
+    assert (content["wall_s"], content["unavailable"]["goodput"]) == (None, NOT_TIMED)
     # The loss before the first step is that of the first attempt.
     assert [point["step"] for point in content["finetuning"]["held_out"]] == [0, 4]
     assert [point["step"] for point in content["quality_curve"]] == [4]
@@ -138,6 +143,17 @@ def test_what_is_saved_has_the_held_out_loss_of_the_run(tuned: Path, method: str
     assert abs(after - before) > 20 * RELATIVE * before
 
 
+@pytest.mark.parametrize("method", ["lora", "rslora", "dora", "pissa"])
+def test_a_merged_model_has_the_held_out_loss_of_the_run(tuned: Path, method: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = tuned / name_of(method, 3)
+    merge(folder, tmp_path / "whole")
+    _, held_out, _, _ = read_examples(folder / "examples.npz")
+    found = plain_loss(AutoModelForCausalLM.from_pretrained(tmp_path / "whole"), held_out)
+    assert found == pytest.approx(record(folder)["finetuning"]["held_out"][-1]["loss"], rel=RELATIVE)
+
+
 def test_what_pissa_saves_in_bf16_has_the_loss_of_the_run_within_its_precision(tuned: Path) -> None:
     folder = tuned / name_of("pissa", 0, "training.dtype=bf16")
     before, after = saved_losses(folder, "pissa")
@@ -176,6 +192,13 @@ def test_a_record_has_what_was_trained_and_read(tuned: Path) -> None:
     assert content["examples_per_s"] == pytest.approx(16 / (2 * content["al_s"]))
     assert content["st_samples_per_param_s"] == pytest.approx(content["examples_per_s"] / content["parameters"])
     assert content["perplexity"] == pytest.approx(math.exp(content["validation_loss"]))
+    assert (content["mfu"], content["measured_peak_flops"] > 1e9) == (None, True)
+    used = content["flops_per_token"] * content["tokens_per_s"] / content["measured_peak_flops"]
+    assert content["mfu_of_measured_peak"] == pytest.approx(used)
+    parts = [content[part] for part in PARTS]
+    assert sum(parts) == pytest.approx(content["wall_s"])
+    assert min(content["evaluation_s"], content["checkpoints_s"], content["goodput"]) > 0
+    assert (content["restarts_s"], content["wall_s"] <= content["duration_s"]) == (0, True)
     assert content["memory_idle_gb"] is None
     assert content["unavailable"]["memory_idle_gb"] == "the monitor starts after the model was built"
     assert (content["variant"], content["status"], content["dp"], content["devices"]) == ("dora", "completed", 2, 1)
@@ -201,7 +224,7 @@ def tokens_of_batches(train: Examples, order: np.ndarray) -> np.ndarray:
 
 def test_a_tiny_qwen_trains_on_the_spot_and_is_reported(tmp_path: Path) -> None:
     places = (f"output={tmp_path}", f"cache={tmp_path / 'cache'}", "device=cpu")
-    done = efficientbench("finetune", "lora_32B", "--smoke", *places, expect=0, stderr="")
+    done = efficientbench("finetune", "lora_32B", "--smoke", *places, limit_s=120, expect=0, stderr="")
     folder = tmp_path / "lora_32B_smoke"
     content = record(folder)
     assert (content["run"], content["smoke"], content["status"]) == ("lora_32B", True, "completed")
@@ -242,7 +265,8 @@ def test_a_run_that_is_stopped_saves_and_the_same_command_goes_on(tmp_path: Path
     assert "holds checkpoints of 2 ranks, and this run has 4" in done.stderr
     done = efficientbench(*words, "training.steps=4", expect=2)
     assert "holds checkpoints of another configuration" in done.stderr
-    with started(*words, *steps) as again:
+    # A sink changes nothing that is learned.
+    with started(*words, *steps, "wandb=trial", WANDB_MODE="offline", WANDB_ERROR_REPORTING="false") as again:
         until(lambda: len(losses(folder)) > int(checkpoint.name.rpartition("-")[2]) + 1, "a further step")
         again.send_signal(signal.SIGTERM)
         stdout, stderr = again.communicate(timeout=120)

@@ -50,4 +50,4 @@ def test_text_tokenizer_tokens_training_evaluation(tmp_path: Path, shared_data: 
     again = call()
     assert again.returncode == 0
     assert "seed 1234: complete, kept" in again.stdout
-    assert "step " not in again.stdout.split("== training")[1].split("base_d8, 1 runs")[0]
+    assert "step " not in again.stdout.split("== training")[1].split("base_d8, 1 run ")[0]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support import outside
-from support.command_line import ROOT, TINY, Finished, damage, efficientbench
+from support.command_line import ROOT, TINY, Finished, damage, efficientbench, started
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.generation.opened import opened
@@ -38,6 +39,48 @@ def test_texts_do_not_depend_on_the_batch(train: Callable[..., Finished], prompt
     greedy = efficientbench("generate", str(folder), "--prompt", PROMPTS[2], expect=0).stdout
     assert greedy.startswith(PROMPTS[2])
     assert len(greedy) > len(PROMPTS[2]) + 10
+
+
+@pytest.mark.proof
+def test_ranks_that_share_the_model_write_what_one_writes(
+    train: Callable[..., Finished], prompts: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
+    words = ("generate", str(folder), "--file", str(prompts), "--max-new-tokens", "20", "--temperature", "1")
+    alone = efficientbench(*words, expect=0)
+    together = efficientbench(*words, "--tp", "2", expect=0)
+    assert (together.stdout, together.stderr) == (alone.stdout, alone.stderr)
+    refused = efficientbench(*words, "--tp", "3", expect=2).stderr
+    assert "tp: 3 does not divide the 4 heads" in refused
+    missing = efficientbench(*words, "--tp", "2", "--step", "99", expect=2)
+    assert "no such checkpoint; there: step_00000006" in missing.stderr
+    assert "Traceback" not in missing.stderr
+
+
+@pytest.mark.proof
+def test_ranks_share_experts(cache: str, prompts: Path, tmp_path: Path) -> None:
+    words = (f"output={tmp_path}", f"data.cache={cache}", *TINY, "parallel.dp=2", "parallel.ep=2")
+    efficientbench("run", "moe_1.5Bx8", "--smoke", *words, expect=0)
+    asked = ("generate", str(tmp_path / "moe_1.5Bx8_smoke"), "--file", str(prompts), "--temperature", "1")
+    assert efficientbench(*asked, "--tp", "2", expect=0).stdout == efficientbench(*asked, expect=0).stdout
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ctrl_c_ends_with_what_there_is(ranks: int, train: Callable[..., Finished], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
+    words = ("generate", str(folder), "--prompt", PROMPTS[0], "--max-new-tokens", "20000", "--tp", str(ranks))
+    with started(*words) as process:
+        assert process.stdout is not None
+        begun = process.stdout.read(len(PROMPTS[0]) + 2)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert begun.startswith(PROMPTS[0])
+    assert rest.endswith("\n")
 
 
 @pytest.mark.proof

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +25,15 @@ def base(train: Callable[..., Finished]) -> Path:
     return finished.folder
 
 
+def evaluated(run: Path, tmp_path: Path) -> dict[str, float]:
+    """The figures of the task `loss` on a text."""
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": f"import os {number} " * number}) + "\n" for number in range(1, 9)))
+    efficientbench("evaluate", str(run), "--text", str(text), expect=0)
+    figures: dict[str, float] = json.loads((run / "evaluation" / "loss.json").read_text())["figures"]
+    return figures
+
+
 def test_an_export_comes_back_bit_for_bit_and_trains_further(base: Path, cache: str, tmp_path: Path) -> None:
     first, run, second = tmp_path / "first model", tmp_path / "run", tmp_path / "second"
     efficientbench("export", str(base), str(first), expect=0)
@@ -35,6 +46,7 @@ def test_an_export_comes_back_bit_for_bit_and_trains_further(base: Path, cache: 
     assert names == {path.name for path in second.iterdir()}
     assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names - {"README.md"})
     assert "| imported from | first model (LlamaForCausalLM) |" in (second / "README.md").read_text()
+    assert evaluated(run, tmp_path) == pytest.approx(evaluated(shutil.copytree(base, tmp_path / "base"), tmp_path))
 
     words = ("run", "llama_first-model", "--matrix", str(run / "matrix.yaml"), *NOT_SHAPES, f"output={tmp_path}")
     given = (f"init.run={run}", f"data.tokenizer={run / 'tokenizer'}", f"data.cache={cache}", "parallel.tp=2")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import ROOT, Finished, efficientbench, failure, record, steps
+from support import made_up_meter
+from support.command_line import ROOT, TINY, Finished, efficientbench, failure, record, steps
 from support.conversation_pairs import VOCABULARY, write_conversations
 from support.outside_rewards import write_questions
 
@@ -19,22 +20,30 @@ from efficientbench.training.checkpoints.manifest import complete, find_good, ve
 
 STEPS, SAMPLES, QUESTIONS = 8, 2, 2
 MINE = """
-import os, pathlib, signal
+import os, pathlib, signal, sys
 
 asked = []
+
+def kill_at_update(frame, event, argument):
+    # The step takes its micro-batches: all answers are there, and it has learned from none.
+    if event == "call" and frame.f_code.co_name == "training_step":
+        os.kill(os.getpid(), signal.SIGKILL)
 
 def length(example, completion):
     asked.append(example)
     killed = pathlib.Path(__file__).with_name("killed")
-    # The last answer of step 6: it has not learned from any of that step.
+    # The last answer of step 6.
     if len(asked) == 6 * 4 and not killed.exists():
         killed.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+        sys.setprofile(kill_at_update)
     return len(completion)
 
 def faulty(example, completion):
     asked.append(example)
     return 1.0 if len(asked) < 8 else float("nan")
+
+def plain(example, completion):
+    return len(completion)
 
 def filling(example, completion):
     asked.append(example)
@@ -114,6 +123,7 @@ def test_the_record_has_rollouts_and_updates_apart(train: Callable[..., Finished
     assert found["updates"]["time_s"] == pytest.approx(sum(measured))
     for phase in ("rollouts", "updates"):
         assert (found[phase]["energy_j"] is None) == ("energy_j" in content["unavailable"])
+        assert (found[phase]["energy_j"] is None) == bool(found[phase]["energy_unavailable"])
     assert content["validation_loss"] is not None
     # Its epochs are not those of the conversations that it only validates on.
     assert content["unavailable"]["epochs"].startswith("reinforcement learning reads no text")
@@ -129,6 +139,27 @@ def test_the_record_has_rollouts_and_updates_apart(train: Callable[..., Finished
     summary = json.loads((run.folder / "evaluation" / "training" / "gsm8k_00000008.json").read_text())
     assert summary["figures"].keys() == {"accuracy", "pass_at_1", "pass_at_2"}
     assert "step 4: accuracy 0.0000, pass_at_1 0.0000" in run.done.stdout
+    assert [(each["task"], each["step"]) for each in content["training_scores"]] == [("gsm8k", 4), ("gsm8k", 8)]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    ("spends", "other", "times"), [("rollouts", "updates", QUESTIONS * SAMPLES), ("updates", "rollouts", 1)]
+)
+def test_joules_of_one_phase_are_none_of_the_other(
+    spends: str, other: str, times: int, tiny: tuple[str, ...], folder: Path, data: Path, tmp_path: Path
+) -> None:
+    words = (*tiny, *asked(data, "rl.reward=support.made_up_meter:length"))
+    efficientbench(*words, expect=0, **made_up_meter.lay_out(tmp_path, spends))
+    content = record(folder)
+    found = content["reinforcement"]
+    # The first step is warm-up. What is read a little outside of a window is scaled to its length.
+    assert 0 < found[spends]["energy_j"] <= made_up_meter.SPENT_J * times * (STEPS - 1)
+    assert found[spends]["energy_unavailable"] is None
+    assert found[other]["energy_j"] is None
+    assert "the meter stood still" in found[other]["energy_unavailable"]
+    # All other figures are those of the updates.
+    assert content["energy_j"] == found["updates"]["energy_j"]
 
 
 @pytest.mark.proof
@@ -140,7 +171,8 @@ def test_killed_between_rollouts_and_update_it_resumes_the_same(
     killed = efficientbench(*words, **environment)
     assert killed.returncode == 1
     assert (place / "killed").exists()
-    assert len(lines(folder, "step")) == 5
+    # The answers of step 6 are there, the step itself is not.
+    assert (len(lines(folder, "rollouts")), len(lines(folder, "step"))) == (6, 5)
     efficientbench(*words, expect=0, **environment)
     resumed = lines(folder, "rollouts"), lines(folder, "step"), record(folder)
     assert resumed[2]["resumed_after_steps"] == [4]
@@ -155,11 +187,12 @@ def test_killed_between_rollouts_and_update_it_resumes_the_same(
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_a_reward_that_is_none_names_question_and_sample(
-    tiny: tuple[str, ...], folder: Path, data: Path, mine: tuple[Path, dict[str, str]]
+    replicas: int, tiny: tuple[str, ...], folder: Path, data: Path, mine: tuple[Path, dict[str, str]]
 ) -> None:
-    # The first checkpoint is of step 1, and the eighth answer the second one to the second question of step 2.
-    words = asked(data, "rl.reward=my_rewards:faulty", "checkpoint.interval=1")
+    # The first checkpoint is of step 1, and a rank's eighth answer the second one to a question of a later step.
+    words = asked(data, "rl.reward=my_rewards:faulty", "checkpoint.interval=1", f"parallel.dp={replicas}")
     done = efficientbench(*tiny, *words, expect=2, **mine[1])
     assert "reward my_rewards:faulty returned nan at question " in done.stderr
     assert ", sample 1: it must return a finite number" in done.stderr
@@ -205,6 +238,40 @@ def test_a_task_from_outside_asks_and_rewards(tiny: tuple[str, ...], folder: Pat
     refused = efficientbench(*tiny, *asked(data, *missing), expect=2, **outside)
     assert "support.outside_task:Missing is no class of" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.proof
+def test_a_sweep_over_optimizers_learns_from_rewards_and_sets_them_side_by_side(
+    tmp_path: Path, cache: str, data: Path, mine: tuple[Path, dict[str, str]]
+) -> None:
+    words = ("--only", "gqa_1.5B", "--smoke", f"output={tmp_path / 'runs'}", f"data.cache={cache}", *TINY)
+    axis = ("--set", "training.optimizer=adamw,muon")
+    efficientbench("sweep", *words, *asked(data, "rl.reward=my_rewards:plain"), *axis, expect=0, **mine[1])
+    folders = [tmp_path / "runs" / f"gqa_1.5B_smoke__optimizer={name}" for name in ("adamw", "muon")]
+    records = [record(folder) for folder in folders]
+    updated = [{group["role"]: group["optimizer"] for group in each["parameter_groups"]} for each in records]
+    assert [each["matrices"] for each in updated] == ["adamw", "muon"]
+    assert [each["others"] for each in updated] == ["adamw", "adamw"]
+    # The same weights answer the first questions, and others after the first update.
+    first, second = (lines(folder, "rollouts") for folder in folders)
+    assert (len(first), len(second)) == (STEPS, STEPS)
+    assert first[0] == second[0]
+    losses = [[line["loss"] for line in lines(folder, "step")] for folder in folders]
+    assert losses[0][0] == losses[1][0]
+    assert losses[0][1:] != losses[1][1:]
+    report = (tmp_path / "runs" / "report.md").read_text(encoding="utf-8")
+    for title in ("Optimizers beside each other", "Rewards, and what sampling answers took"):
+        assert f"## {title}\n" in report
+    despite = ("--despite", "optimizer,layout")
+    compared = efficientbench("compare", *map(str, folders), *despite, expect=0).stdout
+    assert "despite a different optimizer: adamw against muon" in compared
+    assert "rollout tokens/s" in compared
+    # Whoever reads a run's folder does not import what its command named.
+    efficientbench("generate", str(folders[1]), "--prompt", "1?", "--max-new-tokens", "2", expect=0)
+    refused = efficientbench("compare", *map(str, folders), expect=2).stderr
+    assert "optimizer: adamw against muon" in refused
+    # How long the answers are is the runs' own.
+    assert "tokens:" not in refused
 
 
 def test_a_reward_that_is_not_there_is_refused(tiny: tuple[str, ...], folder: Path, data: Path) -> None:

@@ -10,9 +10,12 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.chat_rows import write_chat_tasks
 from support.command_line import ROOT, TINY, Finished, efficientbench, losses, record
+from support.conversation_pairs import VOCABULARY, write_conversations
 from support.core_bundle import write_bundle
 
 from efficientbench.metrics.records.generation import read_generation
@@ -73,15 +76,12 @@ def test_the_first_generation_trains_in_fp16_on_torchs_operators(on_npu: Callabl
     assert found == ("fp16", "torch scaled_dot_product_attention", ["attention", "norm", "rope", "swiglu"])
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("chip", "reason"),
     [
         ("Ascend910A", "training.dtype=bf16: Ascend910A has no bf16 arithmetic: add training.dtype=fp16"),
-        pytest.param(
-            "Ascend310P3",
-            "device=npu cannot be used here: Ascend310P3 is made for inference and cannot train",
-            marks=pytest.mark.proof,
-        ),
+        ("Ascend310P3", "device=npu cannot be used here: Ascend310P3 is made for inference and cannot train"),
     ],
 )
 def test_what_a_chip_cannot_is_told_before_anything_starts(
@@ -112,33 +112,74 @@ def test_prompts_continue_as_on_the_cpu(chip: str, train: Callable[..., Finished
     assert (measured.device_name, [row.failure for row in measured.rows]) == (chip, [None])
 
 
-def scored(path: Path) -> dict[str, tuple[str, list[float | None], bool | None]]:
-    """What a file of results has of each item: its prompt, the losses of its choices, right or wrong."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
-    return {line["item"]: (line["prompt_sha256"], line["losses"], line["right"]) for line in lines}
+@pytest.mark.proof
+def test_a_chip_that_cannot_train_generates_in_fp16(on_npu: Callable[..., Finished]) -> None:
+    folder = on_npu("training.dtype=fp16", chip="Ascend910PremiumA").folder
+    words = ("generate", str(folder), "--prompt", "def main(", "--max-new-tokens", "24")
+    npu = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(SIMULATED)]), "SIMULATED_NPUS": "1"}
+    texts = [
+        efficientbench(*words, expect=0, SIMULATED_NPU=chip, **npu).stdout
+        for chip in ("Ascend910PremiumA", "Ascend310P3")
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("def main(")
+    assert len(texts[0]) > len("def main(") + 10
+
+
+@pytest.mark.proof
+def test_a_310p_which_cannot_train_talks(on_npu: Callable[..., Finished], tmp_path: Path) -> None:
+    pair = write_conversations(tmp_path / "pair", 100)
+    keys = ("training.objective=sft", f"model.vocab_size={VOCABULARY}", "data.split=[9,1,0]", f"data.path={pair}")
+    run = on_npu(*keys)
+    assert run.done.returncode == 0, run.done.stderr
+    words = ("chat", str(run.folder), "-p", "7??", "--temperature", "2", "--seed", "5", "--max-new-tokens", "8")
+    npu = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(SIMULATED)]), "SIMULATED_NPUS": "1"}
+    answers = [
+        efficientbench(*words, expect=0, **npu, SIMULATED_NPU=chip).stdout for chip in ("Ascend310P3", "Ascend910B2")
+    ]
+    assert answers[0] == answers[1] != "\n"
+
+
+def scored(path: Path) -> dict[str, dict[str, Any]]:
+    """The lines of a file of results by their items."""
+    return {line["item"]: line for line in map(json.loads, path.read_text().splitlines()[1:])}
+
+
+def on_both(run: Path, tasks: tuple[str, ...], data: Path, tmp_path: Path, *words: str) -> None:
+    """Evaluate a run on the CPU and on a simulated NPU: item by item the losses, answers and verdicts are the same."""
+    found = []
+    for device in ("cpu", "npu"):
+        folder = tmp_path / device
+        shutil.copytree(run, folder)
+        npu = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(SIMULATED)]), "SIMULATED_NPUS": "1"}
+        asked = ("evaluate", str(folder), "--tasks", ",".join(tasks), "--data", str(data), *words)
+        efficientbench(*asked, expect=0, **(npu if device == "npu" else {}))
+        found.append({task: scored(folder / "evaluation" / f"{task}.jsonl") for task in tasks})
+        assert json.loads((folder / "evaluation" / f"{tasks[0]}.json").read_text())["device"] == device
+    on_cpu, on_npu = found
+    for task, items in on_cpu.items():
+        assert items.keys() == on_npu[task].keys()
+        for name, line in items.items():
+            other = on_npu[task][name]
+            for part in ("prompt_sha256", "answer", "right", "samples"):
+                assert line.get(part) == other.get(part)
+            # A choice without a token of its own has no loss.
+            theirs = [None if loss is None else pytest.approx(loss, rel=RELATIVE) for loss in other["losses"] or ()]
+            assert (line["losses"] or []) == theirs
 
 
 @pytest.mark.proof
 def test_items_are_scored_as_on_the_cpu(train: Callable[..., Finished], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(train().folder, folder)
     write_bundle(tmp_path / "bundle", ("jeopardy", "copa", "winogrande"))
-    npu = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(SIMULATED)]), "SIMULATED_NPUS": "1"}
-    environments: tuple[dict[str, str], ...] = ({}, npu)
-    found = []
-    for environment in environments:
-        words = ("evaluate", str(folder), "--tasks", "core,loss", "--data", str(tmp_path / "bundle"))
-        efficientbench(*words, expect=0, **environment)
-        found.append({task: scored(folder / "evaluation" / f"{task}.jsonl") for task in ("core", "loss")})
-        shutil.rmtree(folder / "evaluation")
-    on_cpu, on_npu = found
-    for task, items in on_cpu.items():
-        assert items.keys() == on_npu[task].keys()
-        for name, (prompt, of_choices, right) in items.items():
-            other = on_npu[task][name]
-            assert (prompt, right) == (other[0], other[2])
-            # A choice without a token of its own has no loss.
-            assert of_choices == [None if loss is None else pytest.approx(loss, rel=RELATIVE) for loss in other[1]]
+    on_both(train().folder, ("core", "loss", "position_loss"), tmp_path / "bundle", tmp_path)
+
+
+@pytest.mark.proof
+def test_questions_are_answered_as_on_the_cpu(chat_run: Path, tmp_path: Path) -> None:
+    tasks = ("mmlu", "gsm8k", "passkey")
+    data = write_chat_tasks(tmp_path / "data", tasks[:2], 3)
+    sampled = ("--samples", "2", "--temperature", "1.0", "--max-new-tokens", "8", "--lengths", "512", "--limit", "2")
+    on_both(chat_run, tasks, data, tmp_path, *sampled)
 
 
 @pytest.mark.proof

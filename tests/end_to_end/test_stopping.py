@@ -38,10 +38,9 @@ def left_behind(temporary: Path) -> set[str]:
     return {str(path) for path in temporary.glob("efficientbench_*")} | shared
 
 
+@pytest.mark.proof
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    ("number", "exit_code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.proof), (signal.SIGTERM, 143)]
-)
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stop_signal_ends_after_the_step(
     tiny: Tiny, tmp_path: Path, folder: Path, number: signal.Signals, exit_code: int
 ) -> None:
@@ -112,6 +111,7 @@ def test_a_killed_rank_is_named_with_the_reason(tiny: Tiny, folder: Path) -> Non
     assert not any(process.is_running() for process in family)
 
 
+@pytest.mark.proof
 def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(tiny: Tiny, folder: Path) -> None:
     words = (*tiny, "training.steps=100", "checkpoint.interval=10")
     with started(*words) as run:

@@ -68,6 +68,7 @@ def test_a_sweep_goes_on_over_a_failure_and_keeps_what_is_done(sweep: Words, tmp
     assert "started" not in again.stdout
 
 
+@pytest.mark.proof
 def test_hostile_names_reach_no_shell_and_stay_in_the_folder(sweep: Words, tmp_path: Path) -> None:
     efficientbench(*sweep, "--set", f"data.path={HOSTILE}", cwd=tmp_path, expect=1)
     ((name, state),) = states(tmp_path).items()

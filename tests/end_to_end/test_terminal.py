@@ -6,11 +6,12 @@ import os
 import pty
 import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
-from support.command_line import LONG, command, environment, failure, record, workers
+import pytest
+from support.command_line import LONG, TINY, command, environment, failure, record, workers
 
-Tiny = tuple[str, ...]
 CONTROL_C = b"\x03"
 HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 
@@ -68,12 +69,30 @@ def screen(shown: bytes) -> list[str]:
     return lines
 
 
-def test_a_bar_that_leaves_nothing_behind(tiny: Tiny, tmp_path: Path) -> None:
-    terminal = Terminal((*tiny, *LONG))
+@dataclass(frozen=True)
+class Interrupted:
+    """A run that Ctrl-C has ended while its bar was shown."""
+
+    words: tuple[str, ...]
+    folder: Path
+    shown: bytes
+    exit_code: int
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Interrupted:
+    output = tmp_path_factory.mktemp("terminal")
+    words = ("run", "gqa_1.5B", "--smoke", f"output={output}", f"data.cache={cache}", *TINY, *LONG)
+    terminal = Terminal(words)
     terminal.read_until(rb"training .*/20000.*ETA.*loss \d")
     os.write(terminal.main, CONTROL_C)
-    assert terminal.end() == 130
-    shown = terminal.shown
+    exit_code = terminal.end()
+    return Interrupted(words, output / "gqa_1.5B_smoke", terminal.shown, exit_code)
+
+
+def test_a_bar_that_leaves_nothing_behind(interrupted: Interrupted) -> None:
+    assert interrupted.exit_code == 130
+    shown = interrupted.shown
     assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR)
     assert b"Traceback" not in shown
     lines = screen(shown)
@@ -82,13 +101,13 @@ def test_a_bar_that_leaves_nothing_behind(tiny: Tiny, tmp_path: Path) -> None:
     assert told[0].startswith("step 1/20000 | loss ")
     # The bar has the times; the lines fit the width without them, and the log has everything.
     assert all(len(line) <= 100 and "elapsed" not in line for line in told)
-    assert "elapsed 0:00:0" in (tmp_path / "gqa_1.5B_smoke" / "log" / "rank_0.log").read_text()
+    assert "elapsed 0:00:0" in (interrupted.folder / "log" / "rank_0.log").read_text()
     assert any("(stopped)" in line for line in lines)
 
 
-def test_the_cursor_comes_back_after_a_killed_rank(tiny: Tiny, folder: Path) -> None:
-    terminal = Terminal((*tiny, *LONG))
-    terminal.read_until(rb"training .*ETA.*loss \d")
+def test_the_same_command_goes_on_and_the_cursor_comes_back_after_a_killed_rank(interrupted: Interrupted) -> None:
+    terminal, folder = Terminal(interrupted.words), interrupted.folder
+    terminal.read_until(rb"(?s)goes on after step \d+, from .*training .*ETA.*loss \d")
     workers(terminal.process.pid)[0].kill()
     assert terminal.end() == 1
     assert terminal.shown.rindex(SHOW_CURSOR) > terminal.shown.rindex(HIDE_CURSOR)

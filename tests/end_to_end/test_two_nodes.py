@@ -22,6 +22,7 @@ def test_two_nodes_make_one_record(tiny: Tiny, tmp_path: Path) -> None:
     content = record(folder)
     # The host that both "nodes" share is one device.
     assert (content["dp"], content["devices"], content["status"]) == (2, 1, "completed")
+    assert [each["rank"] for each in content["rank_uses"]] == [0, 1]
     assert len(losses(folder)) == 6
     assert [path.parent for path in tmp_path.rglob("record.json")] == [folder]
     assert {path.name for path in (folder / "log").iterdir()} >= {"rank_0.log", "rank_1.log"}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.configs import tiny
-from support.core_bundle import LM, MC, SCHEMA, TASKS, plain_scores, write_bundle
+from support.core_bundle import MC, TASKS, plain_scores, write_bundle
 from support.exported import checkpointed
 from support.oracle import build, weights_of
 from support.plain_decoder import PlainDecoder
@@ -115,35 +115,6 @@ def test_the_tasks_are_those_of_the_metric() -> None:
     assert len(NAMES) == 22
 
 
-@pytest.mark.parametrize("kind", [MC, SCHEMA, LM])
-def test_what_the_model_prefers_is_right(kind: str, tokenizers: dict[str, TextTokenizer]) -> None:
-    model = build(config_of("gqa_1.5B")).eval()
-    encode = tokenizers["own"].encode_batch
-    texts = ["import os path and writes 1", "import os path and reads the model 1"]
-    if kind != LM:
-        groups = [continuations(kind, texts, encode, 0, None)]
-        [[(_, scored)]] = list(Scorer(model, None, 999).score(groups))
-        best = min(range(2), key=lambda choice: scored[choice].mean)
-        with torch.no_grad():
-            for each, ours in zip(groups[0], scored, strict=True):
-                table = model(torch.tensor([list(each.tokens)]))[0].log_softmax(dim=-1)
-                wanted = [table[at - 1, each.tokens[at]].item() for at in range(each.first, len(each.tokens))]
-                np.testing.assert_allclose(-ours.losses, wanted, atol=1e-5)
-        assert scored[best].mean < scored[1 - best].mean
-        return
-    prompt = [0, *encode(texts[:1])[0]]
-    with torch.no_grad():
-        for _ in range(5):
-            prompt.append(int(model(torch.tensor([prompt]))[0, -1].argmax()))
-    [[(_, [scored])]] = list(Scorer(model, None, 999).score([[Continuation(prompt, len(prompt) - 5)]]))
-    assert scored.greedy.tolist() == prompt[-5:]
-    [[(_, [other])]] = list(
-        Scorer(model, None, 999).score([[Continuation([*prompt[:-1], prompt[-1] ^ 1], len(prompt) - 5)]])
-    )
-    assert other.greedy.tolist() == prompt[-5:]
-    assert other.losses[-1] > scored.losses[-1]
-
-
 VARIANTS = (
     *("gqa_1.5B", "nsa_1.5B", "learnable_absolute_1.5B"),
     *(pytest.param(name, marks=pytest.mark.proof) for name in ("mla_1.5B", "relative_1.5B", "moe_1.5Bx8")),
@@ -200,6 +171,31 @@ def test_what_choices_share_is_computed_once() -> None:
     beginnings, ends = computed
     assert 3 * 199 <= beginnings <= 3 * 199 * 1.13
     assert ends == 3 * 4 * 3
+
+
+@pytest.mark.parametrize("name", ["gqa_1.5B", "nsa_1.5B"])
+def test_choices_that_differ_in_their_last_token_are_computed_once(name: str) -> None:
+    model = build(config_of(name, "training.seq_len=64")).eval()
+    computed: list[int] = []
+    hook = model.register_forward_pre_hook(lambda module, given: computed.append(given[0].numel()))
+    shots = [each % 300 for each in range(40)]
+    groups = [
+        # A single pass over the shots.
+        [Continuation([*shots, letter], 40) for letter in (5, 9, 17, 9)],
+        # One over the shots, and one over two rows of two tokens.
+        [Continuation([*shots, *end], 40) for end in ((5, 6), (5, 7), (8, 6))],
+        # What is scored differs, though the model reads the same.
+        [Continuation([7, 8, 9], 1), Continuation([7, 8, 3], 2), Continuation([7, 8, 4], 2)],
+    ]
+    found = dict(each for batch in Scorer(model, None, 40).score(groups) for each in batch)
+    hook.remove()
+    assert sorted(computed) == [2 * 2, 2 * 2, 40, 40]
+    for number, group in enumerate(groups):
+        for each, ours in zip(group, found[number], strict=True):
+            np.testing.assert_allclose(ours.losses, alone(model, each), atol=2e-5)
+    letters = [scored.losses for scored in found[0]]
+    assert letters[1] == letters[3]
+    assert letters[0] != letters[1]
 
 
 def test_too_long_prompts_lose_their_beginning(tokenizers: dict[str, TextTokenizer]) -> None:

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from efficientbench.model.kernels import few_tokens, norm, relu2, rope, swiglu, weight_gradient
 from efficientbench.model.kernels import grouped_mm as kernel
-from efficientbench.model.kernels import norm, relu2, rope, swiglu, weight_gradient
 from efficientbench.model.kernels.cross_entropy import LossKernel, linear_cross_entropy
 from efficientbench.model.kernels.grouped_mm import RowGroups
 from efficientbench.model.kernels.nsa import gate
@@ -72,6 +72,18 @@ def test_norm_without_weights(device: str, dtype: torch.dtype, fuse: bool) -> No
     agree(
         lambda x: norm.rms_norm(x, None, 1e-2, fuse), lambda x: F.rms_norm(x, (48,), None, 1e-2), [x], TOLERANCE[dtype]
     )
+
+
+@pytest.mark.parametrize("fuse", FUSED, indirect=True)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_norm_of_a_sum(device: str, dtype: torch.dtype, fuse: bool) -> None:
+    def formula(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        total = x + residual
+        return torch.cat([total, F.rms_norm(total, (48,), weight, 1e-6)])
+
+    x, residual = (torch.randn(7, 3, 48, device=device, dtype=dtype) for _ in range(2))
+    weight = torch.rand(48, device=device, dtype=dtype)
+    agree(lambda x, r, w: torch.cat(norm.sum_and_norm(x, r, w, 1e-6)), formula, [x, residual, weight], TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("fuse", EITHER, indirect=True)
@@ -281,3 +293,18 @@ def test_nothing_waits_for_an_nvidia_gpu() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 8, 9])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_logits_of_a_few_tokens(tokens: int, dtype: torch.dtype) -> None:
+    hidden, table = torch.randn(1, tokens, 48, dtype=dtype), torch.randn(131, 48, dtype=dtype)
+    agree(few_tokens.linear, lambda x, w: x @ w.t(), [hidden, table], TOLERANCE[dtype])
+    assert few_tokens.linear(hidden, table).is_contiguous()
+    several = torch.randn(48, 2, 3, dtype=dtype).permute(1, 2, 0)
+    agree(few_tokens.linear, lambda x, w: x @ w.t(), [several, table], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 9])
+def test_a_rank_whose_part_of_the_table_is_all_padding_has_no_logits(tokens: int) -> None:
+    assert few_tokens.linear(torch.randn(1, tokens, 48), torch.empty(0, 48)).shape == (1, tokens, 0)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from rich.console import Console
 from support.configs import tiny
 from support.exported import checkpointed
 from support.oracle import build, weights_of
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.tokenizer import TextTokenizer
+from efficientbench.evaluation import progress
+from efficientbench.evaluation.scoring import SHORTEST_SHARED, Group, Scored
 from efficientbench.export.hugging_face import Model, write_model
 from efficientbench.generation.opened import Opened
 
@@ -36,7 +42,7 @@ def adapter(name: str, tokenizer: TextTokenizer, budget: int, *overrides: str) -
         name, "model.vocab_size=301", "model.init_std=0.2", "model.tied=false", "training.seq_len=64", *overrides
     )
     run = Opened(build(config).eval(), config, tokenizer, 1, ())
-    return Adapter(run, budget, lambda done, requests: None), run
+    return Adapter(run, budget, Console(quiet=True)), run
 
 
 def instances(kind: Any, arguments: list[tuple[Any, ...]]) -> list[Instance]:
@@ -78,8 +84,9 @@ def test_likelihoods_and_texts_are_those_of_the_hf_backend(
     assert all("q" not in text for text in found_texts)
 
 
-def test_a_variant_that_is_not_exported_answers(tokenizers: dict[str, TextTokenizer]) -> None:
-    ours, run = adapter("nsa_1.5B", tokenizers["own"], 4096)
+@pytest.mark.parametrize("name", ["nsa_1.5B", "absolute_1.5B", "relative_1.5B"])
+def test_a_variant_that_is_not_exported_answers(name: str, tokenizers: dict[str, TextTokenizer]) -> None:
+    ours, run = adapter(name, tokenizers["own"], 4096)
     encode = ours.tok_encode
     for (context, end), (found, _) in zip(PAIRS, ours.loglikelihood(instances("loglikelihood", PAIRS)), strict=True):
         blanks = len(context) - len(context.rstrip())
@@ -109,3 +116,56 @@ def test_repeated_samples_are_drawn_one_by_one(tokenizers: dict[str, TextTokeniz
         texts[ours.batch] = ours.generate_until(asked)
     assert len(set(texts[2])) > 8
     assert texts[2] == texts[5]
+
+
+def test_progress_counts_requests(tokenizers: dict[str, TextTokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_INTERVAL_S", 0.0)
+    ours, _ = adapter("gqa_1.5B", tokenizers["own"], 1)
+    for asked, call in (
+        (instances("loglikelihood", PAIRS), ours.loglikelihood),
+        (instances("generate_until", [("x", {"max_gen_toks": 2, "until": []})] * 5), ours.generate_until),
+    ):
+        shown = io.StringIO()
+        ours.console = Console(file=shown, soft_wrap=True)
+        call(asked)
+        lines = shown.getvalue().splitlines()
+        assert len(lines) > 2
+        assert lines[-1] == f"requests of lm-eval: {len(asked)} of {len(asked)} items, 0:00:00 left"
+
+
+@pytest.mark.parametrize("context", ["", "import os path while the model "])
+def test_a_context_of_all_items_makes_no_batch_of_all(context: str, tokenizers: dict[str, TextTokenizer]) -> None:
+    ours, run = adapter("gqa_1.5B", tokenizers["own"], 512)
+    sizes: list[int] = []
+    hook = run.model.register_forward_pre_hook(lambda module, given: sizes.append(given[0].numel()))
+    found = ours.loglikelihood(instances("loglikelihood", [(context, f" reads {number}") for number in range(200)]))
+    hook.remove()
+    assert len(found) == 200
+    assert context == "" or len(ours.tok_encode(context)) > SHORTEST_SHARED
+    # Sequences are filled up by an eighth at most.
+    assert max(sizes) <= 512 * 9 / 8
+
+
+def test_texts_are_kept_as_they_come(tokenizers: dict[str, TextTokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+    from lm_eval.api.model import CacheHook, hash_args
+
+    ours, _ = adapter("gqa_1.5B", tokenizers["own"], 1)
+    kept: dict[str, float] = {}
+    ours.cache_hook = CacheHook(None)
+    ours.cache_hook.dbdict = kept
+    texts = instances("loglikelihood_rolling", [(LONG,), ("x",), (CONTEXT,)])
+    keys = [hash_args("loglikelihood_rolling", text.args) for text in texts]
+    whole = ours.loglikelihood_rolling(texts)
+    assert [kept[key] for key in keys] == whole
+    kept.clear()
+    scored = ours.scorer.score
+
+    def killed(groups: Sequence[Group]) -> Iterator[list[tuple[int, list[Scored]]]]:
+        yield from itertools.islice(scored(groups), 2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ours.scorer, "score", killed)
+    with pytest.raises(KeyboardInterrupt):
+        ours.loglikelihood_rolling(texts)
+    assert kept[keys[1]] == whole[1]
+    assert keys[0] not in kept

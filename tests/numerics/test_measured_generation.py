@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from support.configs import tiny
-from support.oracle import build
+from support.oracle import build, relative_error
 from support.reads import Reads
 
 from efficientbench.config.schema import RunConfig
@@ -15,7 +15,7 @@ from efficientbench.costs.generation import cache_bytes_read, weight_bytes_read
 from efficientbench.costs.model import cache_bytes, feed_forward_parameters
 from efficientbench.devices.registry import find_device
 from efficientbench.generation.case import Case
-from efficientbench.generation.decoder import Decoder
+from efficientbench.generation.decoder import Decoder, compiled_step
 from efficientbench.generation.measure import Setting, measure, prompts_of
 from efficientbench.model.cache import Cache
 
@@ -116,3 +116,21 @@ def test_steps_after_a_rewind_are_the_same(name: str) -> None:
         decoder.rewind()
         for step, logits in enumerate(first, start=1):
             assert torch.equal(decoder.step([step, step]), logits)
+
+
+@pytest.mark.proof
+def test_compiled_steps_have_the_same_logits_and_a_graph_for_each_reach() -> None:
+    config = tiny("gqa_1.5B")
+    model, prompts = build(config).eval(), prompts_of(Case(253, 2, 8), config.model.vocab_size)
+    step = compiled_step(model)
+    compiled, other = Decoder(model, prompts, 8, step), Decoder(model, prompts, 8)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with compiled.bound():
+        compiled.prefill()
+        # The fourth token is the 257th.
+        found = [compiled.step([token, token]) for token in range(7)]
+    with other.bound():
+        other.prefill()
+        wanted = [other.step([token, token]) for token in range(7)]
+    assert relative_error(torch.stack(found), torch.stack(wanted)) < 1e-5
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs == 2

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from support import mixtral, qwen2
 from support.configs import tiny
 from support.oracle import build, relative_error, weights_of
 from support.plain_decoder import PlainDecoder
-from support.qwen2 import same_weights, to_qwen2
 
 from efficientbench.config.schema import RunConfig
 
@@ -19,11 +19,25 @@ pytestmark = pytest.mark.usefixtures("single_rank")
 QUESTIONS, SAMPLES, LENGTH, SIZE = 2, 3, 13, 2
 PROMPTS, LENGTHS = (4, 6), (9, 14, 11, 14, 8, 10)
 UNLIKE, ALIKE = [[1.0, 0.0, 1.0], [0.3, -2.0, 0.1]], [[0.1, 0.1, 0.1], [1.0, 1.0, 1.0]]
+# What makes them like a model of transformers, and that model.
+BESIDE: dict[str, tuple[list[str], Callable[..., torch.nn.Module], Callable[..., dict[str, torch.Tensor]]]] = {
+    "gqa_1.5B": ([], qwen2.same_weights, qwen2.to_qwen2),
+    "moe_1.5Bx8": (["model.attention.qkv_bias=false"], mixtral.same_weights, mixtral.to_mixtral),
+}
 
 
-def configured() -> RunConfig:
+@pytest.fixture(autouse=True)
+def own_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron keeps the scale of the experts' loss in its class, in the shape that the process first gave it."""
+    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+
+    monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", None)
+
+
+def configured(name: str) -> RunConfig:
     return tiny(
-        "gqa_1.5B",
+        name,
+        *("training.objective=rl", f"rl.samples={SAMPLES}", "rl.max_new_tokens=8", *BESIDE[name][0]),
         *("model.init_std=0.2", "training.gradient_clip=0", "training.weight_decay=0"),
         *(f"training.seq_len={LENGTH}", f"training.micro_batch_size={SIZE}"),
         f"training.global_batch_size={QUESTIONS * SAMPLES}",
@@ -83,8 +97,9 @@ def our_gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.main_grad for name, parameter in global_parameters(model).items()}
 
 
-def test_gradients_are_those_of_the_policy() -> None:
-    config = configured()
+@pytest.mark.parametrize("name", BESIDE)
+def test_gradients_are_those_of_the_policy(name: str) -> None:
+    config = configured(name)
     model, rollouts = build(config), written(config)
     oracle = PlainDecoder(weights_of(model), config.model)
     counted, expected = sum(int(sampled.sum()) for _, sampled in rollouts), torch.zeros((), dtype=torch.float64)
@@ -94,21 +109,22 @@ def test_gradients_are_those_of_the_policy() -> None:
     expected.backward()
     loss, _, targets = our_step(config, model, UNLIKE)
     assert (targets, loss) == (counted, pytest.approx(expected.item(), rel=1e-5))
-    for name, found in our_gradients(model).items():
-        gradient = oracle.weights[name].grad
+    for parameter, found in our_gradients(model).items():
+        gradient = oracle.weights[parameter].grad
         assert gradient is not None
-        assert relative_error(found, gradient) < 1e-5, name
+        assert relative_error(found, gradient) < 1e-5, parameter
 
 
-def test_equal_rewards_move_nothing() -> None:
+@pytest.mark.parametrize("name", BESIDE)
+def test_equal_rewards_move_nothing(name: str) -> None:
     from efficientbench.reinforcement.advantages import without_signal
 
-    config = configured()
+    config = configured(name)
     model = build(config)
     before = weights_of(model)
     assert without_signal(torch.tensor(ALIKE)) == QUESTIONS
     assert our_step(config, model, ALIKE)[:2] == (0, 0)
-    assert all(torch.equal(before[name], weight) for name, weight in weights_of(model).items())
+    assert all(torch.equal(before[parameter], weight) for parameter, weight in weights_of(model).items())
 
 
 def test_advantages() -> None:
@@ -122,20 +138,35 @@ def test_advantages() -> None:
 
 
 @pytest.mark.proof
-def test_gradients_are_those_of_trl(tmp_path: Path) -> None:
-    """TRL's GRPOTrainer, told to leave out what our loss leaves out."""
+@pytest.mark.parametrize("name", BESIDE)
+def test_gradients_are_those_of_trl(name: str, tmp_path: Path) -> None:
+    """TRL's GRPOTrainer, told to leave out what our loss leaves out; from the rewards on all is its own."""
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    config = configured()
+    from efficientbench.reinforcement.advantages import advantages
+
+    _, same_weights, renamed = BESIDE[name]
+    config = configured(name)
     model, rollouts = build(config), written(config)
+    cut = [(*each, PROMPTS[row // SAMPLES]) for row, each in enumerate(rollouts)]
+
+    def answered(prompts: list[str], trainer: object) -> dict[str, object]:
+        return {
+            "prompt_ids": [tokens[:first].tolist() for tokens, _, first in cut],
+            "completion_ids": [tokens[first:].tolist() for tokens, _, first in cut],
+            "env_mask": [sampled[first:].int().tolist() for _, sampled, first in cut],
+            # The policy's own, since each answer is learned from once.
+            "logprobs": None,
+        }
+
     words = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
     trainer = trl.GRPOTrainer(
         same_weights(weights_of(model), config.model),
-        lambda completions, **columns: [0.0] * len(completions),
+        lambda completions, **columns: [reward for each in UNLIKE for reward in each],
         trl.GRPOConfig(
             str(tmp_path),
             per_device_train_batch_size=len(rollouts),
@@ -143,6 +174,8 @@ def test_gradients_are_those_of_trl(tmp_path: Path) -> None:
             beta=0.0,
             scale_rewards="none",
             loss_type="dapo",
+            # Of experts.
+            router_aux_loss_coef=0.0,
             gradient_checkpointing=False,
             bf16=False,
             use_cpu=True,
@@ -150,23 +183,16 @@ def test_gradients_are_those_of_trl(tmp_path: Path) -> None:
         ),
         datasets.Dataset.from_dict({"prompt": ["a"] * len(rollouts)}),
         processing_class=PreTrainedTokenizerFast(tokenizer_object=words, eos_token="a", pad_token="a"),
+        rollout_func=answered,
     )
     trainer.model.eval()
-    inputs = {"prompt_ids": [], "prompt_mask": [], "completion_ids": [], "completion_mask": [], "tool_mask": []}
-    for row, (tokens, sampled) in enumerate(rollouts):
-        prompt, completion = tokens[: PROMPTS[row // SAMPLES]], tokens[PROMPTS[row // SAMPLES] :]
-        ahead, behind = max(PROMPTS) - len(prompt), LENGTH + 1 - min(PROMPTS) - len(completion)
-        inputs["prompt_ids"].append(torch.nn.functional.pad(prompt, (ahead, 0)))
-        inputs["prompt_mask"].append(torch.nn.functional.pad(torch.ones_like(prompt), (ahead, 0)))
-        inputs["completion_ids"].append(torch.nn.functional.pad(completion, (0, behind)))
-        inputs["completion_mask"].append(torch.nn.functional.pad(torch.ones_like(completion), (0, behind)))
-        inputs["tool_mask"].append(torch.nn.functional.pad(sampled[-len(completion) :].long(), (0, behind)))
-    counted = torch.tensor(float(sum(int(sampled.sum()) for _, sampled in rollouts)))
-    given = {name: torch.stack(each) for name, each in inputs.items()}
-    advantages = torch.tensor(advantages_of(UNLIKE))
-    expected = trainer._compute_loss(trainer.model, {**given, "advantages": advantages, "num_items_in_batch": counted})
+    given = trainer._generate_and_score_completions([{"prompt": "a"} for _ in rollouts])
+    gained = advantages(torch.tensor(UNLIKE)).flatten()
+    torch.testing.assert_close(given["advantages"], gained, rtol=0, atol=1e-6)
+    assert int(given["num_items_in_batch"]) == sum(int(sampled.sum()) for _, sampled in rollouts)
+    expected = trainer._compute_loss(trainer.model, given)
     expected.backward()
     our_step(config, model, UNLIKE)
-    found = to_qwen2(our_gradients(model), config.model)
-    for name, parameter in trainer.model.named_parameters():
-        assert relative_error(found[name], parameter.grad) < 1e-5, name
+    found = renamed(our_gradients(model), config.model)
+    for each, parameter in trainer.model.named_parameters():
+        assert relative_error(found[each], parameter.grad) < 1e-5, each

@@ -26,16 +26,14 @@ from support.chat_tokenizers import (
 )
 from support.command_line import until
 from support.configs import tiny
-from support.learning import learn
 from support.oracle import build
-from support.served import Served, chat_of, served
+from support.served import Served, call, chat_of, learned_chat, learned_tokens, served
 
 from efficientbench.chat.answers import Chat
 from efficientbench.chat.pool import pool_of
 from efficientbench.chat.terminal import Conversation
 from efficientbench.chat.web import PAGE_POLICY
-from efficientbench.data_tools.chat.conversations import TEXT, read_messages, read_prompt
-from efficientbench.data_tools.chat.render import make_renderer
+from efficientbench.data_tools.chat.conversations import TEXT, read_prompt
 from efficientbench.devices.cpu import CPU
 from efficientbench.generation.opened import Opened
 from efficientbench.generation.sampling import Sampling
@@ -235,19 +233,6 @@ def test_the_page_loads_nothing_from_elsewhere(server: Served) -> None:
     assert (health["status"], health["model"], health["models"]) == ("ok", "tiny", 2)
 
 
-def learned_chat(folder: Path, messages: list[Any]) -> Chat:
-    """A model that knows one conversation by heart."""
-    rendered = make_renderer(of_bytes(folder / "tokenizer"), "own").conversation(read_messages(messages))
-    return learned_tokens(folder, rendered.ids.tolist(), rendered.mask.tolist())
-
-
-def learned_tokens(folder: Path, ids: list[int], mask: list[int]) -> Chat:
-    """A model that knows these ids by heart, where the mask is 1."""
-    config = tiny("gqa_1.5B", "model.vocab_size=266", "model.init_std=0.2", "model.tied=false")
-    model = learn(build(config), config, torch.tensor([ids]), torch.tensor([mask]))
-    return chat_of(Opened(model, config, of_bytes(folder / "tokenizer"), 1, ()))
-
-
 @pytest.mark.proof
 def test_calls_of_the_calculator_are_shown_and_come_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = [{"type": "text", "text": "It is "}, *call("6*7", "42"), {"type": "text", "text": "42."}]
@@ -296,8 +281,3 @@ def test_a_call_without_a_result_is_no_part_of_the_next(tmp_path: Path) -> None:
             else:
                 parts.append([part["type"], part["text"]])
     assert [each for each in parts if each[1]] == [["python", "a"], ["python", "6*7"], ["python_output", "42"]]
-
-
-def call(expression: str, result: str) -> list[dict[str, str]]:
-    """A call of the calculator and its result, as parts of a message."""
-    return [{"type": "python", "text": expression}, {"type": "python_output", "text": result}]

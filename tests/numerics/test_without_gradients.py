@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from support.configs import BACKBONE, tiny
 from support.oracle import build, text
+from torch.overrides import TorchFunctionMode
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -54,3 +57,30 @@ def test_the_layers_of_a_decoding_step_call_no_autograd_function(run: str) -> No
 def _names(kind: type) -> set[str]:
     """The names of all classes that derive from one."""
     return {each for child in kind.__subclasses__() for each in (child.__name__, *_names(child))}
+
+
+class Calls(TorchFunctionMode):
+    """Counts what passes a mode, as the one behind the names of torch.cuda, which slows each call down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_model_of_a_decoding_step_on_a_cpu_passes_no_mode() -> None:
+    from efficientbench.generation.decoder import Decoder
+
+    model = build(tiny("gqa_1.5B")).eval()
+    decoder = Decoder(model, [[3, 4, 5]], room=4)
+    with decoder.bound():
+        decoder.prefill()
+        with Calls() as step:
+            decoder.step([6])
+    with torch.no_grad(), Calls() as whole:
+        model(torch.tensor([[3, 4, 5]]))
+    # Around the model a step makes and moves a few tensors of its own.
+    assert step.count < whole.count / 4

@@ -54,8 +54,9 @@ def command(*words: str) -> list[str]:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """This process's, with one thread a process; `changes` on top."""
-    ours = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    """This process's, with this checkout before all else and one thread a process; `changes` on top."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ours = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     return {**os.environ, **ours, **changes}
 
 

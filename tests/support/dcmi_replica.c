@@ -1,5 +1,5 @@
 /* DCMI's functions as the DCMI API Reference declares them, for two cards of made-up NPUs: one chip on card 2, two on
-   card 5. Environment: DCMI_LACKS names functions that fail, DCMI_RUBBISH makes utilization and power nonsense,
+   card 5. Environment: DCMI_LACKS names functions that fail, DCMI_RUBBISH makes utilization, power and heat nonsense,
    DCMI_PIDS lists processes on every chip, DCMI_NAME is the chips' name ("910B2"), DCMI_CARD_POWER what a card's
    microcontroller says, in 0.1 W, DCMI_ONE_DIE leaves the second chip of card 5 out, whose logical id is then unset. */
 #include <stdlib.h>
@@ -34,6 +34,16 @@ struct dcmi_chip_info_v2 {
 struct dcmi_die_id { unsigned int soc_die[5]; };
 struct dcmi_proc_mem_info { int proc_id; unsigned long proc_mem_usage; };
 enum dcmi_die_type { NDIE, VDIE };
+enum dcmi_freq_type { DCMI_FREQ_HBM = 6, DCMI_FREQ_AICORE_CURRENT_ = 7, DCMI_FREQ_AICORE_MAX = 9 };
+struct dcmi_ecc_info {
+    int enable_flag;
+    unsigned int single_bit_error_cnt;
+    unsigned int double_bit_error_cnt;
+    unsigned int total_single_bit_error_cnt;
+    unsigned int total_double_bit_error_cnt;
+    unsigned int single_bit_isolated_pages_cnt;
+    unsigned int double_bit_isolated_pages_cnt;
+};
 
 static int fails(const char *function) {
     const char *lacks = getenv("DCMI_LACKS");
@@ -74,6 +84,25 @@ int dcmi_get_device_utilization_rate(int card_id, int device_id, int input_type,
 int dcmi_get_device_power_info(int card_id, int device_id, int *power) {
     *power = getenv("DCMI_RUBBISH") ? -1 : 1000 * card_id + 5 * device_id;
     return fails("dcmi_get_device_power_info");
+}
+
+int dcmi_get_device_temperature(int card_id, int device_id, int *temperature) {
+    *temperature = getenv("DCMI_RUBBISH") ? 0x7ffd : 40 + card_id + device_id;
+    return fails("dcmi_get_device_temperature");
+}
+
+int dcmi_get_device_frequency(int card_id, int device_id, enum dcmi_freq_type input_type, unsigned int *frequency) {
+    if (input_type != DCMI_FREQ_AICORE_CURRENT_ && input_type != DCMI_FREQ_AICORE_MAX) return -8001;
+    *frequency = input_type == DCMI_FREQ_AICORE_MAX ? 1850 : (unsigned int)(1800 - 10 * card_id - device_id);
+    return fails("dcmi_get_device_frequency");
+}
+
+int dcmi_get_device_ecc_info(int card_id, int device_id, int input_type, struct dcmi_ecc_info *info) {
+    (void)device_id;
+    if (input_type != 2) return -8001;
+    memset(info, 0, sizeof *info);
+    info->enable_flag = card_id == 2; info->total_single_bit_error_cnt = 3;
+    return fails("dcmi_get_device_ecc_info");
 }
 
 int dcmi_mcu_get_power_info(int card_id, int *power) {

@@ -16,16 +16,16 @@ class Decoded:
 
     whole: torch.Tensor
     """Logits [B, S, V] of one forward pass."""
-    parts: torch.Tensor
-    """The same, part after part from a cache."""
+    parts: list[torch.Tensor]
+    """The same, part after part from a cache, one way after the other."""
     cache_bytes: int
     formula_bytes: int
     sampled: list[int]
     """Tokens that continue two prompts."""
 
 
-def decode(config: RunConfig, tokens: torch.Tensor, parts: list[int]) -> Decoded:
-    """Decode tokens [B, S] in parts of so many, and sample from the same model."""
+def decode(config: RunConfig, tokens: torch.Tensor, ways: list[list[int]]) -> Decoded:
+    """Decode tokens [B, S] in parts of so many, in each of several ways, and sample from the same model."""
     from efficientbench.costs.model import cache_bytes
     from efficientbench.generation.decoder import whole_logits
     from efficientbench.generation.generate import generate
@@ -38,12 +38,15 @@ def decode(config: RunConfig, tokens: torch.Tensor, parts: list[int]) -> Decoded
         [model] = build_stages(config, torch.device("cpu"))
         model.eval()
         whole = whole_logits(model, model(tokens))
-        cache, logits = Cache(model, *tokens.shape), []
-        with cache.bound():
-            for part in tokens.split(parts, dim=1):
-                cache.counts.fill_(part.shape[1])
-                logits.append(whole_logits(model, model(part)))
-                cache.advance()
+        decoded = []
+        for parts in ways:
+            cache, logits = Cache(model, *tokens.shape), []
+            with cache.bound():
+                for part in tokens.split(parts, dim=1):
+                    cache.counts.fill_(part.shape[1])
+                    logits.append(whole_logits(model, model(part)))
+                    cache.advance()
+            decoded.append(torch.cat(logits, dim=1))
         steps = generate(model, [tokens[0, :9].tolist(), tokens[1, :4].tolist()], Sampling(1.0, seed=7), 12)
         sampled = [each.token for emitted in steps for each in emitted]
         if config.parallel.ep > 1:
@@ -52,4 +55,4 @@ def decode(config: RunConfig, tokens: torch.Tensor, parts: list[int]) -> Decoded
             for _ in generate(model, [tokens[0, :5].tolist()], Sampling(), 12, stop):
                 pass
         formula = len(tokens) * cache_bytes(config.model, tokens.shape[1], config.training.dtype, config.parallel.tp)
-        return Decoded(whole, torch.cat(logits, dim=1), cache.bytes, formula, sampled)
+        return Decoded(whole, decoded, cache.bytes, formula, sampled)

@@ -10,7 +10,7 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -83,12 +83,16 @@ def report(
     figures: dict[str, Figure],
     conditions: str,
     device: Device | None = None,
+    machine: Mapping[str, str] | None = None,
 ) -> None:
-    """Print the figures of `script` (its `__file__`), measured on `device` (the CPU); write them with `--write`."""
+    """Print the figures of `script` (its `__file__`), measured on `device` (the CPU); write them with `--write`.
+
+    `machine`: the fields `machine` and `software` of a measurement that was made elsewhere.
+    """
     print(conditions, *figures.values(), sep="\n", flush=True)
     if arguments.write:
         plain = {key: _plain(figure) for key, figure in figures.items()}
-        write_content(script, device or CPU(), {"conditions": conditions, "figures": plain})
+        write_content(script, device or CPU(), {**(machine or {}), "conditions": conditions, "figures": plain})
 
 
 def write_content(script: str, device: Device, content: dict[str, object]) -> None:

@@ -13,20 +13,23 @@ if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
 
 
+CPU = torch.device("cpu")
+
+
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest difference, relative to the largest expected value."""
     return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
-def build(config: RunConfig) -> GPT:
+def build(config: RunConfig, device: torch.device = CPU) -> GPT:
     """A model whose norms and biases are not ones and zeros, which would hide mistakes."""
     from efficientbench.model.gpt import build_stages
 
-    [model] = build_stages(config, torch.device("cpu"))
+    [model] = build_stages(config, device)
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         if parameter.dim() == 1:
-            parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
+            parameter.data += (torch.randn(parameter.shape, generator=generator) * 0.1).to(device)
     return model
 
 

@@ -7,18 +7,26 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 import uvicorn
+from fastapi import FastAPI
 from openai import OpenAI
+from support.chat_tokenizers import of_bytes
 from support.command_line import until
+from support.configs import tiny
+from support.learning import learn
+from support.oracle import build
 
 from efficientbench.chat.answers import Chat
 from efficientbench.chat.pool import pool_of
 from efficientbench.chat.serve import LOOPBACK_NAMES, listening
 from efficientbench.chat.web import make_app
+from efficientbench.data_tools.chat.conversations import read_messages
 from efficientbench.data_tools.chat.render import make_renderer
 from efficientbench.generation.calls import find_calculator
 from efficientbench.generation.opened import Opened
@@ -67,11 +75,16 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(chat: Chat, models: int = 1, key: str | None = None) -> Iterator[Served]:
-    """Serve a chat while the block runs."""
+def served(
+    chat: Chat, models: int = 1, key: str | None = None, also: Callable[[FastAPI], None] | None = None
+) -> Iterator[Served]:
+    """Serve a chat while the block runs; `also` may give the application further pages."""
     with listening("127.0.0.1", 0) as listener, pool_of(chat.run, models) as pool:
+        app = make_app(chat, pool, key, LOOPBACK_NAMES)
+        if also is not None:
+            also(app)
         config = uvicorn.Config(
-            make_app(chat, pool, key, LOOPBACK_NAMES),
+            app,
             loop="asyncio",
             http="h11",
             ws="none",
@@ -88,3 +101,21 @@ def served(chat: Chat, models: int = 1, key: str | None = None) -> Iterator[Serv
             server.should_exit = True
             thread.join(timeout=60)
             assert not thread.is_alive()
+
+
+def learned_chat(folder: Path, messages: list[Any]) -> Chat:
+    """A model that knows one conversation by heart."""
+    rendered = make_renderer(of_bytes(folder / "tokenizer"), "own").conversation(read_messages(messages))
+    return learned_tokens(folder, rendered.ids.tolist(), rendered.mask.tolist())
+
+
+def learned_tokens(folder: Path, ids: list[int], mask: list[int]) -> Chat:
+    """A model that knows these ids by heart, where the mask is 1."""
+    config = tiny("gqa_1.5B", "model.vocab_size=266", "model.init_std=0.2", "model.tied=false")
+    model = learn(build(config), config, torch.tensor([ids]), torch.tensor([mask]))
+    return chat_of(Opened(model, config, of_bytes(folder / "tokenizer"), 1, ()))
+
+
+def call(expression: str, result: str) -> list[dict[str, str]]:
+    """A call of the calculator and its result, as parts of a message."""
+    return [{"type": "python", "text": expression}, {"type": "python_output", "text": result}]

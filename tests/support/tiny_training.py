@@ -33,7 +33,7 @@ class Observed:
 
         if isinstance(event, StepEnded):
             self.losses.append(event.loss)
-            self.norms.append(event.gradient_norm or float("nan"))
+            self.norms.append(float("nan") if event.gradient_norm is None else event.gradient_norm)
             if event.routing is not None:
                 self.auxiliary_losses.append(event.routing.auxiliary_loss or float("nan"))
                 self.tokens_per_expert.append(event.routing.tokens_per_expert)

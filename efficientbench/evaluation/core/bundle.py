@@ -90,8 +90,10 @@ def read_bundle(folder: Path, limit: int | None) -> Bundle:
             absent[name] = "core.yaml does not list it"
         elif name not in baselines:
             absent[name] = "eval_meta_data.csv has no baseline of it"
-        elif not (path := folder / "eval_data" / str(listed[name]["dataset_uri"])).is_file():
-            absent[name] = f"{path.relative_to(folder)} is absent"
+        elif (uri := listed[name].get("dataset_uri")) is None:
+            raise DataError(f"core.yaml, {name}: dataset_uri is missing: where its rows lie in eval_data/")
+        elif not (path := folder / "eval_data" / str(uri)).is_file():
+            absent[name] = f"eval_data/{uri} is absent"
         else:
             tasks[name] = _task(name, listed[name], baselines[name], path, limit)
     if not tasks:
@@ -117,7 +119,11 @@ def _baselines(path: Path) -> dict[str, float]:
     """Return each task's accuracy by chance."""
     try:
         rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
-        return {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in rows}
+        percent = {row["Eval Task"]: float(row["Random baseline"]) for row in rows}
+        # An accuracy cannot be centred on 100.
+        if wrong := {name: value for name, value in percent.items() if not 0 <= value < 100}:
+            raise ValueError(f"percent from 0 to below 100 are needed: {wrong}")
+        return {name: value / 100 for name, value in percent.items()}
     except FileNotFoundError:
         raise ConfigError(f"core: {path} is missing, without which no accuracy is centred") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -137,9 +143,10 @@ def _task(name: str, listed: Mapping[str, Any], baseline: float, path: Path, lim
     random.Random(ORDER_SEED).shuffle(rows)
     rows = rows[:limit]
     if len(rows) <= shots:
+        cut = limit is not None and limit <= shots
         raise ConfigError(
-            f"core: {name} has {len(rows):,} rows{' by --limit' if limit else ''}, and needs its {shots} shots and one "
-            f"more{f': give --limit {shots + 1} or more' if limit else ''}"
+            f"core: {name} has {len(rows):,} rows{' by --limit' if cut else ''}, and needs its {shots} shots and one "
+            f"more{f': give --limit {shots + 1} or more; of a training, evaluation.core_limit' if cut else ''}"
         )
     return CoreTask(name, kind, shots, delimiter, baseline, hashlib.sha256(content).hexdigest(), rows)
 

@@ -1,4 +1,4 @@
-"""What Native Sparse Attention keeps for decoding, and how it goes on from that.
+"""The state that Native Sparse Attention keeps for decoding, and how it goes on from that.
 
 Tokens are kept whole for the selected branch alone. The compressed branch has one key for a block of tokens, the window
 a ring of the latest ones, and φ gets the latest tokens, which are no whole block yet.

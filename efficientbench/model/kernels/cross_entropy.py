@@ -29,7 +29,7 @@ class LossKernel:
     """Softmax and gradient by compiled kernels, which make no float32 copy of the logits."""
     gradient_is_one: bool = False
     """The caller's promise that the loss itself is what it minimizes. The forward pass then adds the table's gradient
-    to its `main_grad`, and keeps no float32 table until the backward pass tells a factor."""
+    to its `main_grad`, and keeps no float32 table until the backward pass has a factor."""
 
     def rows(self, vocabulary: int) -> int:
         """Return how many tokens one block has."""
@@ -228,7 +228,7 @@ def linear_cross_entropy(
         looked_up: whether the same table embeds on this stage. Its gradient is complete with that of the lookup, which
             autograd adds.
     """
-    # The function itself cannot tell: torch asks for gradients of parameters there also where none are taken.
+    # The function itself cannot know: torch asks for gradients of parameters there also where none are taken.
     with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or embedding.requires_grad)
     loss: torch.Tensor = LinearCrossEntropy.apply(
         hidden, embedding, vocabulary, labels, token_weights, group, kernel, softcap, looked_up, with_gradient

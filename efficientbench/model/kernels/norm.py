@@ -61,6 +61,27 @@ class FusedRMSNorm(torch.autograd.Function):
         return grad_x, grad_weight, None
 
 
+class FusedSumAndNorm(torch.autograd.Function):
+    """A sum and its RMSNorm by a few compiled kernels; keeps the sum and a factor per token.
+
+    Apart, the norm would read the sum once more, and the backward pass would add the sum's two gradients in a pass of
+    its own.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total, normed, factor = fused(_add_and_normalize)(x, residual, weight, epsilon)
+        ctx.save_for_backward(total, weight, factor)
+        return total, normed
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
+        grad, grad_weight = fused(_add_and_normalize_backward)(*grad_outputs, *ctx.saved_tensors)
+        return grad, grad, grad_weight, None
+
+
 def _normalize(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
     wide = x.float()
     factor = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + epsilon)
@@ -77,6 +98,32 @@ def _normalize_backward(
     projection = (weighted * normed).mean(dim=-1, keepdim=True)
     grad_x = ((weighted - normed * projection) * factor).to(x.dtype)
     return grad_x, None if weight is None else (grad * normed).flatten(0, -2).sum(dim=0).to(weight.dtype)
+
+
+def _add_and_normalize(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    total = residual + x
+    return total, *_normalize(total, weight, epsilon)
+
+
+def _add_and_normalize_backward(
+    grad_total: torch.Tensor,
+    grad_normed: torch.Tensor,
+    total: torch.Tensor,
+    weight: torch.Tensor | None,
+    factor: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    grad, grad_weight = _normalize_backward(grad_normed, total, weight, factor)
+    return grad_total + grad, grad_weight
+
+
+def sum_and_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x + residual and the sum's `rms_norm`, by compiled kernels; both are [..., H] in the inputs' dtype."""
+    total, normed = FusedSumAndNorm.apply(x, residual, weight, epsilon)
+    return total, normed
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, fuse: bool = False) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: `tensors_to_write` decides, and `tensors_to_read` asks for the same names again.
+"""The contents of a checkpoint: `tensors_to_write` decides, and `tensors_to_read` asks for the same names again.
 
 Weights, the optimizer's states and random generators lie in it as named rectangles (`shards`). Their names are
 `model.<global name>`, `optimizer.main.<…>` (float32 masters of bf16 and fp16 weights), `optimizer.exp_avg.<…>` and

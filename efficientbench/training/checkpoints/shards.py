@@ -1,4 +1,4 @@
-"""Which rectangles of which whole tensors this rank has, by names and places that no layout changes.
+"""The rectangles of whole tensors that this rank has, by names and places that no layout changes.
 
 Checkpoints know whole parameters by their global names, so that any layout can read what another wrote. A rank's part
 of a parameter lies in one flat run of memory, whole or (the distributed optimizer's states) cut anywhere. It consists

@@ -1,4 +1,4 @@
-"""Write steps and validations to `steps.jsonl` and TensorBoard, and keep what the record needs."""
+"""Write steps and validations to `steps.jsonl`, TensorBoard and other sinks, and keep what the record needs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from efficientbench.config.schema import RunConfig
+from efficientbench.language.counted import number_of
 from efficientbench.metrics.definitions import (
     BYTES_PER_GB,
     bits_per_byte,
@@ -21,7 +22,7 @@ from efficientbench.metrics.definitions import (
 from efficientbench.metrics.records.facts import Quality, Validation
 from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, QualityPoint, Rechecks
 from efficientbench.metrics.records.steplog import StepLog, cut_steps, read_steps
-from efficientbench.metrics.records.tensorboard import TensorBoardLog, cut_scalars
+from efficientbench.metrics.records.tensorboard import cut_scalars
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.events import (
@@ -33,6 +34,7 @@ from efficientbench.training.events import (
     ValidationEnded,
 )
 from efficientbench.worker.listeners.monitoring import Measure
+from efficientbench.worker.listeners.sinks import Sinks
 
 LARGEST_LOSS = 700.0
 """Nats; the perplexity of a larger loss overflows a float."""
@@ -63,7 +65,7 @@ class Recorder:
             lines = read_steps(folder.steps) if folder.steps.exists() else []
             self._written = {line.get("step", 0) for line in lines if line["kind"] == "evaluation"}
         self.steps = StepLog(folder.steps)
-        self.tensorboard = TensorBoardLog(folder.tensorboard)
+        self.sinks = Sinks(config, folder, manifest.step if manifest is not None else 0)
         self.losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
         self.validation: ValidationEnded | None = None
         self.validations: list[Validation] = []
@@ -71,7 +73,7 @@ class Recorder:
         """Step → what came between it and the step before."""
         self.stopped = False
         self._writing = False
-        self.moe = config.model.moe
+        self.moe, self._objective = config.model.moe, config.training.objective
         self.auxiliary_losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
         self.tokens_per_expert: tuple[tuple[int, ...], ...] = ()
         """[layers][experts], over the measured steps."""
@@ -137,9 +139,8 @@ class Recorder:
         if validation is None:
             reasons["validation_loss"] = "the run ended before a validation"
         elif validation.step < self._step_number:
-            reasons["validation_loss"] = (
-                f"the run was stopped {self._step_number - validation.step} steps after its last validation"
-            )
+            later = number_of(self._step_number - validation.step, "step")
+            reasons["validation_loss"] = f"the run was stopped {later} after its last validation"
             validation = None
         elif len(validation.document_losses) < 2:
             reasons["validation_loss_se"] = "a single document of validation text has no spread"
@@ -148,8 +149,9 @@ class Recorder:
         if self.moe is not None:
             reasons["tokens_per_expert"] = "no step was measured"
             reasons["auxiliary_loss"] = "no step was trained"
-            if self.moe.auxiliary_loss == 0:
-                reasons["auxiliary_loss"] = "model.moe.auxiliary_loss is 0: the run trained without it"
+            if not self.moe.balancing(self._objective):
+                why = "model.moe.auxiliary_loss is 0" if self.moe.auxiliary_loss == 0 else "rewards alone move weights"
+                reasons["auxiliary_loss"] = f"{why}: the run trained without it"
         return Quality(
             train_loss=_mean(self.losses),
             validation_loss=validation.loss if validation else None,
@@ -171,9 +173,9 @@ class Recorder:
             self.steps.write("quality", asdict(point))
 
     def close(self) -> None:
-        """Close both files."""
+        """Close the files and sinks."""
         self.steps.close()
-        self.tensorboard.close()
+        self.sinks.close()
 
     def _step(self, event: StepEnded) -> None:
         self._step_number = event.step
@@ -211,7 +213,7 @@ class Recorder:
                 **({"non_finite": event.non_finite} if event.non_finite is not None else {}),
             },
         )
-        self.tensorboard.scalars(
+        self.sinks.scalars(
             event.step,
             {
                 "train/loss": event.loss,
@@ -224,7 +226,7 @@ class Recorder:
                 "energy/power_w": power_w,
             },
         )
-        self.tensorboard.scalars(self.tokens, {"by_tokens/train_loss": event.loss})
+        self.sinks.by_tokens(self.tokens, "train_loss", event.loss)
 
     def _routing(self, event: StepEnded) -> dict[str, Any]:
         """Keep and return what the routers of a mixture of experts did; {} for a model without experts."""
@@ -243,7 +245,7 @@ class Recorder:
         values = {"auxiliary_loss": routing.auxiliary_loss, "load_imbalance": sum(imbalance) / len(imbalance)}
         by_layer = {f"load_imbalance_layer_{layer}": value for layer, value in enumerate(imbalance, start=1)}
         tagged = {f"experts/{name}": value for name, value in (values | by_layer).items()}
-        self.tensorboard.scalars(event.step, tagged)
+        self.sinks.scalars(event.step, tagged)
         return {**values, "load_imbalance_by_layer": imbalance, "tokens_per_expert": routing.tokens_per_expert}
 
     def _recheck(self, event: RecheckEnded) -> None:
@@ -286,8 +288,8 @@ class Recorder:
                 "elapsed_s": time.monotonic() - self._begin_s,
             },
         )
-        self.tensorboard.scalars(event.step, {f"validation/{name}": value for name, value in values.items()})
-        self.tensorboard.scalars(self.tokens, {"by_tokens/validation_loss": event.loss})
+        self.sinks.scalars(event.step, {f"validation/{name}": value for name, value in values.items()})
+        self.sinks.by_tokens(self.tokens, "validation_loss", event.loss)
 
 
 def _loss_se(validation: ValidationEnded) -> float | None:

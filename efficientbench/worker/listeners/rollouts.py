@@ -71,7 +71,7 @@ class Rollouts:
 
         Args:
             job: the run.
-            heartbeat: told of the answers that have ended, which may take long.
+            heartbeat: reports the answers that have ended, which may take long.
             measure: of the steps; its window stands still meanwhile.
             monitor: of the sampling.
             manifest: of the checkpoint that the run resumes from; None: it starts at step 1.
@@ -126,7 +126,7 @@ class Rollouts:
             "time_s": time_s,
         }
         recorder.steps.write("rollouts", {"step": step, **values})
-        recorder.tensorboard.scalars(step, {f"rollouts/{name}": value for name, value in values.items()})
+        recorder.sinks.scalars(step, {f"rollouts/{name}": value for name, value in values.items()})
 
     def _shown(self) -> str:
         totals = self.totals
@@ -163,7 +163,7 @@ def _cost(ranks: Sequence[RankMeasurement]) -> PhaseCost | None:
     run = merge(ranks)
     if not run.step_times_s:
         return None
-    return PhaseCost(time_s=math.fsum(run.step_times_s), tokens=run.tokens, energy_j=run.energy_j)
+    return PhaseCost(math.fsum(run.step_times_s), run.tokens, run.energy_j, run.unavailable.get("energy_j"))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter
-
 from efficientbench.costs.model import cache_bytes
 from efficientbench.data_tools.tokenizer import load_tokenizer
 from efficientbench.devices.base import Device
-from efficientbench.evaluation.results import FOLDER, ResultFile, write_summary
+from efficientbench.evaluation.results import FOLDER, ResultFile, read_scores, write_summary
 from efficientbench.evaluation.task import ItemResult, Summary, Task
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.monitoring.exchange import gather
@@ -32,8 +29,6 @@ if TYPE_CHECKING:
 TRAINING = Path(FOLDER, "training")
 """In a run's folder."""
 
-_SCORE = TypeAdapter(TrainingScore)
-
 
 class Scores(ABC):
     """A listener of every rank: replicas divide the items, and tensor-parallel ranks score theirs together."""
@@ -47,7 +42,7 @@ class Scores(ABC):
             job: the run.
             what: is evaluated, for people.
             every: steps between evaluations.
-            heartbeat: told of each batch, which may come long after the last step.
+            heartbeat: reports each batch, which may come long after the last step.
             measure: before it in the order of listeners; its window stands still meanwhile.
             device: of this rank.
 
@@ -104,16 +99,11 @@ class Scores(ABC):
             file.append([found[name] for name in names if name not in file.results])
         write_summary(path.with_suffix(".json"), header, len(names), summary)
         scalars = {f"{task.name}/{name}": value for name, value in summary.figures.items()}
-        recorder.tensorboard.scalars(step, scalars)
+        recorder.sinks.scalars(step, scalars)
         recorder.interruptions[step + 1] = f"the first step after an evaluation of {self.what}"
         print(f"step {step:,}: {self.shown(summary)}", flush=True)
 
 
-def training_scores(folder: Path) -> list[TrainingScore]:
-    """Return what all attempts of a run have scored, in the order of steps."""
-    found = []
-    for path in (folder / TRAINING).glob("*.json"):
-        # A file that somebody has damaged must not cost the record of a training.
-        with contextlib.suppress(OSError, ValueError):
-            found.append(_SCORE.validate_json(path.read_bytes()))
-    return sorted(found, key=lambda each: (each.step, each.task))
+def all_scores(folder: Path) -> dict[str, list[TrainingScore]]:
+    """Return the record's fields of what a run was scored by, in its training and by `evaluate`."""
+    return {"training_scores": read_scores(folder / TRAINING), "evaluations": read_scores(folder / FOLDER)}

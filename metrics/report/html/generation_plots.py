@@ -31,17 +31,19 @@ class Model:
 def generation_figures(generated: Sequence[Generated], runs: Sequence[Run]) -> list[Figure]:
     """Plot decode tokens/s of each batch, and the cache of a sequence, one line for each model.
 
-    Models on another device, or in another dtype, have plots of their own.
+    Models on another device, in another dtype, or with compiled steps have plots of their own.
     """
     look = _looks(generated, runs)
-    alike: dict[tuple[str, str], list[Model]] = {}
+    alike: dict[tuple[str, str, str], list[Model]] = {}
     for place, each in enumerate(generated):
         number = len(runs) + place if each.trained is None else runs[each.trained].number
-        model = Model(number, each.name, look[each.record.variant], each.record.rows)
-        alike.setdefault((each.record.device_name, each.record.dtype), []).append(model)
+        record = each.record
+        model = Model(number, each.name, look[record.variant], record.rows)
+        alike.setdefault((record.device_name, record.dtype, record.steps), []).append(model)
     figures = []
-    for (device_name, dtype), models in alike.items():
+    for (device_name, dtype, steps), models in alike.items():
         where = f", {device_name}, {dtype}" if len(alike) > 1 else ""
+        where += ", compiled steps" if steps == "compiled" else ""
         batches = {row.batch for model in models for row in model.rows if row.failure is None}
         for batch in sorted(batches):
             title = f"Decode tokens/s, batch {batch:,}{where}"

@@ -32,13 +32,19 @@ from efficientbench.metrics.report.html.scaling_plots import scaling_figures
 from efficientbench.metrics.report.html.share_plots import share_figures
 from efficientbench.metrics.report.html.svg import MOST_RUNS, Figure, Run, key, numbered
 from efficientbench.metrics.report.loss_costs import cost_tables
+from efficientbench.metrics.report.optimizers import optimizers_table
 from efficientbench.metrics.report.paper import paper_tables
+from efficientbench.metrics.report.rank_table import rank_table
+from efficientbench.metrics.report.rollouts import rollouts_table
 from efficientbench.metrics.report.step_shares import Profiled
 from efficientbench.metrics.report.suites import Rows, Suite
 from efficientbench.metrics.report.table import ABSENT, Table, number
 from efficientbench.metrics.report.wall_time import wall_time_table
 
 Plotted = TypeVar("Plotted")
+
+MOST_NAMED = 24
+"""Runs that one line names; a pointer on it shows all."""
 
 
 def page(
@@ -71,6 +77,7 @@ def page(
         shares=share_figures(profiled),
         now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
         most_runs=MOST_RUNS,
+        most_named=MOST_NAMED,
     )
 
 
@@ -108,7 +115,10 @@ def _content(rows: Rows, generations: Sequence[GenerationRecord]) -> dict[str, A
         "resumed": [run.name for run in validated[:MOST_RUNS] if run.record.resumed_after_steps],
         "cost_tables": cost_tables(records),
         "noise": noise_floors(records),
+        "optimizers": optimizers_table(records),
+        "rollouts": rollouts_table(records),
         "wall": wall_time_table(records),
+        "ranks": rank_table(records),
         "time": _plots(over_time, sampled),
         "paper": paper_tables(records),
         "experts": _plots(expert_figures, mixtures),

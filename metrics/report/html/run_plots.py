@@ -29,7 +29,7 @@ LEFT, RIGHT = 46, 388
 PANEL = 72
 GAP = 30
 MOST_BUCKETS = 200
-"""Points of a line: more cannot be told apart at its width."""
+"""Points of a line: more cannot be distinguished at its width."""
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,17 @@ _SIZES = _Scale(
 _SEQUENCES = _Scale(
     "sequence length, tokens",
     lambda record: record.seq_len,
-    # The same tokens a step are fewer sequences where these are longer.
+    # As many tokens a step are fewer sequences where these are longer.
     ("sequence", "global_batch", "tokens"),
     lambda record: (record.variant, record.size, str(record.global_batch_size * record.seq_len)),
     lambda record: f"{record.variant}_{record.size}",
+)
+_LONGER = _Scale(
+    _SEQUENCES.label,
+    _SEQUENCES.at,
+    ("sequence", "tokens"),
+    lambda record: (record.variant, record.size),
+    _SEQUENCES.name,
 )
 _STRONG = _Scale(
     "devices",
@@ -69,6 +76,7 @@ def scaling_figures(runs: Sequence[Run]) -> list[Figure]:
         found += _figure(f"{word} over sizes", metric, _SIZES, completed)
     for metric, word in (("tokens_per_s", "Speed"), ("amu_gb", "Memory")):
         found += _figure(f"{word} over sequence lengths", metric, _SEQUENCES, completed)
+        found += _figure(f"{word} over sequence lengths, with as many sequences a step", metric, _LONGER, completed)
     found += _efficiency("Strong scaling: one global batch on more devices", _STRONG, completed)
     found += _efficiency("Weak scaling: a global batch that grows with the devices", _WEAK, completed)
     return found

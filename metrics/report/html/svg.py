@@ -1,4 +1,4 @@
-"""What all plots share: runs with their looks, scales, axes, marks, labels. All text is escaped here."""
+"""The parts that all plots share: runs with their looks, scales, axes, marks, labels. All text is escaped here."""
 
 from __future__ import annotations
 

@@ -16,8 +16,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from efficientbench.metrics.device_use import DeviceSettings
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.sensors.ascend.chips import Chip, chip_power_w, choose_chips
+from efficientbench.metrics.sensors.ascend.conditions import read_settings, read_state
 from efficientbench.metrics.sensors.ascend.dcmi_library import (
     ChipInfo,
     DdrInfo,
@@ -28,7 +30,15 @@ from efficientbench.metrics.sensors.ascend.dcmi_library import (
     card_ids,
     load,
 )
-from efficientbench.metrics.sensors.base import MEMORY_AND_UTILIZATION, DeviceInfo, OtherUse, Sample, Scope, Sensor
+from efficientbench.metrics.sensors.base import (
+    MEMORY_AND_UTILIZATION,
+    DeviceInfo,
+    DeviceState,
+    OtherUse,
+    Sample,
+    Scope,
+    Sensor,
+)
 from efficientbench.metrics.sensors.host import machine_uuid
 from efficientbench.metrics.sensors.processes import other_processes
 
@@ -161,6 +171,14 @@ class DcmiSensor(Sensor):
             if others is not None:
                 found[uuid] = others
         return found
+
+    def settings(self) -> dict[str, DeviceSettings]:
+        found = {uuid: read_settings(self._dcmi, chip) for uuid, chip in self._chips.items()}
+        return {uuid: settings for uuid, settings in found.items() if settings is not None}
+
+    def states(self) -> dict[str, DeviceState]:
+        found = {uuid: read_state(self._dcmi, chip) for uuid, chip in self._chips.items()}
+        return {uuid: state for uuid, state in found.items() if state is not None}
 
     def _find_chips(self) -> list[Chip]:
         chips = []

@@ -57,6 +57,12 @@ class DieId(ctypes.Structure):
     _fields_ = (("soc_die", ctypes.c_uint * 5),)
 
 
+class EccInfo(ctypes.Structure):
+    """Error correction of a chip's memory."""
+
+    _fields_ = (("enabled", ctypes.c_int), ("counts", ctypes.c_uint * 6))
+
+
 class Process(ctypes.Structure):
     """One process on a chip."""
 

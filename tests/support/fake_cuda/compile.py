@@ -47,7 +47,7 @@ from triton.compiler import compiler as triton_compiler
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import KernelInterface
 
-from efficientbench.model.kernels import bias_gradient_triton, biased_attention_flex, cross_entropy, norm, rope
+from efficientbench.model.kernels import bias_gradient_triton, biased_attention_flex, cross_entropy, norm, relu2, rope
 from efficientbench.model.kernels import swiglu as activation
 from efficientbench.model.kernels.fusion import fused
 from efficientbench.model.kernels.nsa import choose_blocks, gate, range_attention_flex, selected_attention_fla
@@ -166,19 +166,26 @@ def compiled(function: Callable[..., Any], *arguments: Any) -> None:
 
 
 def small() -> None:
-    """Norm, rotation, activation, loss and NSA's choice of blocks."""
+    """Norm, rotation, activations, loss and NSA's choice of blocks."""
     x, weight, gate_up = tensor(SEQUENCE, BATCH, HIDDEN), tensor(HIDDEN), tensor(SEQUENCE, BATCH, 2 * FFN)
     angles = tensor(SEQUENCE, 1, 1, DIM // 2, dtype=torch.float32)
     compiled(fused(norm._normalize), x, weight, 1e-6)
     factor = tensor(SEQUENCE, BATCH, 1, dtype=torch.float32)
     compiled(fused(norm._normalize_backward), x, x, weight, factor)
+    compiled(fused(norm._normalize), x, None, 1e-6)
+    compiled(fused(norm._normalize_backward), x, x, None, factor)
+    compiled(fused(norm._add_and_normalize), x, x, weight, 1e-6)
+    compiled(fused(norm._add_and_normalize_backward), x, x, x, weight, factor)
     compiled(fused(rope._rotate_whole), tensor(SEQUENCE, BATCH, HEADS, DIM), angles, angles, False)
     compiled(fused(activation._activate), gate_up)
     compiled(fused(activation._activate_backward), tensor(SEQUENCE, BATCH, FFN), gate_up)
+    compiled(fused(relu2._activate), tensor(SEQUENCE, BATCH, FFN))
+    compiled(fused(relu2._activate_backward), tensor(SEQUENCE, BATCH, FFN), tensor(SEQUENCE, BATCH, FFN))
     logits, labels = tensor(1766, VOCABULARY), tensor(1766, dtype=torch.int64)
     rows = tensor(1766, dtype=torch.float32)
-    compiled(fused(cross_entropy._statistics), logits, labels, None)
-    compiled(fused(cross_entropy._grad_logits), logits, labels, rows, rows, None)
+    for softcap in (None, 15.0):
+        compiled(fused(cross_entropy._statistics), logits, labels, softcap)
+        compiled(fused(cross_entropy._grad_logits), logits, labels, rows, rows, softcap)
     sequences, group = BATCH * GROUPS, HEADS // GROUPS
     scores = tensor(sequences, SEQUENCE * group, COMPRESSED)
     log_sums = tensor(sequences, SEQUENCE, group, dtype=torch.float32)

@@ -18,7 +18,7 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,10 @@ def one_by_one(*arguments: object, **options: object) -> Iterator[_CoalescingMan
 dist._coalescing_manager = one_by_one  # before megatron takes it
 
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from support.fake_cuda.launches import Launches
 from support.training_steps import our_step, random_tokens
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.distributed_c10d import _CoalescingManager
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from triton.runtime.jit import KernelInterface
@@ -56,7 +57,7 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.model import context_parallel, gpt, megatron_patches
-from efficientbench.model.kernels import cross_entropy, flex, grouped_mm, norm, rope, swiglu, weight_gradient
+from efficientbench.model.kernels import cross_entropy, flex, grouped_mm, norm, relu2, rope, swiglu, weight_gradient
 from efficientbench.model.kernels.choose_attention import AttentionShape
 from efficientbench.model.kernels.nsa import choose_blocks, gate
 from efficientbench.planning.plan import make_plan
@@ -145,7 +146,7 @@ def stand_in(config: RunConfig, launches: Launches) -> None:
     weight_gradient.adds_wide = lambda device_type, dtype: device_type == "cuda"
     weight_gradient._add_wide = launches.as_one("addmm.dtype_out", lambda total, left, right: None)
     count_micro_batch(launches)
-    for module in (norm, rope, swiglu, cross_entropy, choose_blocks, gate):
+    for module in (norm, rope, swiglu, relu2, cross_entropy, choose_blocks, gate):
         module.fused = functools.cache(lambda function: launches.as_one(f"fused {function.__name__}", function))
     flex.runs = lambda device_type: device_type == "cuda"
     attend, attend_with_sums = (flex_attention(launches, with_sums) for with_sums in (False, True))
@@ -156,6 +157,17 @@ def stand_in(config: RunConfig, launches: Launches) -> None:
         rows = training.micro_batch_size * training.seq_len * moe.top_k
         grouped_mm.RowGroups.sizes = property(lambda self: [rows // len(self.ends)] * len(self.ends))
         megatron_patches._move_to_host = functools.partial(equal_counts, rows)
+        MoEAlltoAllTokenDispatcher.__init__ = with_numbers(MoEAlltoAllTokenDispatcher.__init__)
+
+
+def with_numbers(build: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor whose tensors, on the host, have numbers: a dispatcher sorts its rows by such a list."""
+
+    def build_with_numbers(*arguments: Any, **options: Any) -> None:
+        with unset_fake_temporarily():
+            build(*arguments, **options)
+
+    return build_with_numbers
 
 
 def equal_counts(rows: int, counts: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:

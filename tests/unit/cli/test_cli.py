@@ -6,12 +6,14 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.repository import ROOT
 
-from efficientbench.cli.options import overrides_of, resolve_arguments
+from efficientbench.cli import main
+from efficientbench.cli.options import of_depth, overrides_of, resolve_arguments
 from efficientbench.config.load import resolve
 
 # As for a user, whose first call keeps the byte code for the others.
@@ -19,14 +21,21 @@ WITH_BYTE_CODE = {name: value for name, value in os.environ.items() if name != "
 ENVIRONMENT = {**WITH_BYTE_CODE, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "efficientbench.cli", *words],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        check=False,
-    )
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`command(*words)` is exit code, stdout and stderr of the command line, in this process."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["efficientbench", *words])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return call
 
 
 LIBRARIES = """
@@ -47,42 +56,50 @@ def cpu_seconds(*words: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+LIMITS = {("--help",): 0.8, ("run", "gqa_1.5B", "learn_rate=64"): 2.2, ("plan", "gqa_1.5B"): 2.2}
+"""Words of a command → its most processor time, as a multiple of that of its libraries."""
+
+
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    ("words", "limit"), [(("--help",), 0.8), (("run", "gqa_1.5B", "learn_rate=64"), 2.2), (("plan", "gqa_1.5B"), 2.2)]
-)
-def test_answers_fast(words: tuple[str, ...], limit: float) -> None:
+def test_answers_fast() -> None:
     """Against its own libraries in turn: a busy machine slows both."""
-    pairs = [(cpu_seconds("-m", "efficientbench.cli", *words), cpu_seconds("-c", LIBRARIES)) for _ in range(5)]
-    own, libraries = (min(times) for times in zip(*pairs, strict=True))
-    assert own < limit * libraries
+    calls = [("-c", LIBRARIES), *(("-m", "efficientbench.cli", *words) for words in LIMITS)]
+    rounds = [[cpu_seconds(*call) for call in calls] for _ in range(5)]
+    libraries, *own = (min(times) for times in zip(*rounds, strict=True))
+    times = dict(zip(LIMITS, own, strict=True))
+    assert {words: time for words, time in times.items() if time >= LIMITS[words] * libraries} == {}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_starts_without_torch() -> None:
+    """One process makes all calls: what one of them has loaded stays."""
+    calls = [
         ["--help"],
         ["run", "gqa_1.5B", "learn_rate=64"],
         ["plan", "gqa_1.5B"],
         ["scripts", "--check"],
         ["launch", "gqa_1.5B", "--to", "slurm"],
-    ],
-)
-def test_starts_without_torch(words: list[str]) -> None:
-    program = (
-        "import sys; from efficientbench.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "print('torch' in sys.modules, 'megatron' in sys.modules)"
-    )
+    ]
+    program = f"""
+import sys
+from efficientbench.cli import main
+for words in {calls}:
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit:
+        pass
+    print("after", words, {{"torch", "megatron"}} & sys.modules.keys())
+"""
     done = subprocess.run(
-        [sys.executable, "-c", program, *words],
+        [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=True,
     )
-    assert done.stdout.splitlines()[-1] == "False False"
+    assert [line for line in done.stdout.splitlines() if line.startswith("after")] == [
+        f"after {words} set()" for words in calls
+    ]
 
 
 @pytest.mark.parametrize("module", ["efficientbench.cli", "efficientbench.data_tools"])
@@ -125,7 +142,7 @@ def test_too_little_memory_to_load_is_told_in_one_line() -> None:
         (["plan", "gqa_1.5B", "parallel.tp=8"], "error: parallel.tp: 8 does not divide the 12 heads"),
         (
             ["plan", "gqa_1.5B", "training.tokens=1"],
-            "error: training.tokens: 1 tokens at 32,768 a step are 1 of the 55",
+            "error: training.tokens: 1 token at 32,768 a step: 1 of the 55",
         ),
         (["report", "/nowhere/at/all"], "error: /nowhere/at/all: there is no such folder"),
         (["compare", "/nowhere/at/all", "/tmp"], "error: /nowhere/at/all: there is no such folder"),
@@ -143,21 +160,21 @@ def test_too_little_memory_to_load_is_told_in_one_line() -> None:
         (["run", "gqa_1.5B", "--smok"], "No such option"),
     ],
 )
-def test_mistakes_end_with_one_message(words: list[str], message: str) -> None:
-    done = command(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_mistakes_end_with_one_message(command: Command, words: list[str], message: str) -> None:
+    code, out, error = command(*words)
+    assert (code, out) == (2, "")
+    assert message in error
+    assert "Traceback" not in error
 
 
 @pytest.mark.parametrize(
     ("words", "shown", "count"),
     [("--smoke gqa_0.5B", "plan of gqa_0.5B_smoke", 1), ("--all --smoke dsw", " 64 ", 21)],
 )
-def test_plan_takes_the_words_of_run(words: str, shown: str, count: int) -> None:
-    done = command("plan", *words.split(), "training.seq_len=64")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count(shown) >= count
+def test_plan_takes_the_words_of_run(command: Command, words: str, shown: str, count: int) -> None:
+    code, out, error = command("plan", *words.split(), "training.seq_len=64")
+    assert (code, error) == (0, "")
+    assert out.count(shown) >= count
 
 
 @pytest.mark.parametrize(
@@ -177,3 +194,29 @@ def test_mode_and_overrides_in_any_order(words: list[str], mode: str, steps: int
 def test_data_and_tokenizer_are_keys_of_the_configuration() -> None:
     config = resolve("gqa_1.5B", overrides=overrides_of([], "a b=c.jsonl", "folder"))
     assert (config.data.path, config.data.tokenizer) == ("a b=c.jsonl", "folder")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("base_d12", ["depth=16", "lr=1e-3"], ("base_d16", ["lr=1e-3"])),
+        ("base", ["dlc", "depth=8"], ("base_d8", ["dlc"])),
+        ("nanochat_d20", ["depth=16", "depth=12"], ("nanochat_d12", [])),
+        ("base_d12", ["steps=9"], ("base_d12", ["steps=9"])),
+        # Two sizes contradict each other: the configuration refuses the key.
+        ("gqa_0.5B", ["depth=12"], ("gqa_0.5B", ["depth=12"])),
+        ("base_d12", ["depth=deep"], ("base_d12", ["depth=deep"])),
+    ],
+)
+def test_a_depth_names_the_run_of_that_depth(name: str, arguments: list[str], expected: tuple[str, list[str]]) -> None:
+    assert of_depth(name, arguments) == expected
+
+
+def test_run_and_launch_take_a_depth_and_say_which_there_are(command: Command) -> None:
+    config, _ = resolve_arguments("base", ["depth=16"], smoke=False, data=None, tokenizer=None)
+    assert (config.name, config.model.layers) == ("base_d16", 16)
+    code, written, error = command("launch", "base_d12", "depth=16", "--to", "torchrun", "--devices-per-node", "1")
+    assert (code, error) == (0, "")
+    assert "base_d16" in written
+    refused = (2, "", "error: there is no run called 'nanochat_d20': did you mean nanochat_d12?\n")
+    assert command("plan", "nanochat", "depth=20") == refused

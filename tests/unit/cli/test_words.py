@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from efficientbench.cli import examples
 from efficientbench.cli.words import list_keys, list_runs
 from efficientbench.config.errors import ConfigError
 
+QWEN = "Qwen/Qwen2.5-{}-Instruct"
 EXAMPLES = {
     "list": ("mqa_0.5B", "nanochat_d12", "sft_d20"),
     "list gqa": ("gqa_3B", "gqa_7B"),
@@ -22,8 +24,7 @@ EXAMPLES = {
 
 
 def test_these_are_the_examples() -> None:
-    helps = f"{list_runs.__doc__}{list_keys.__doc__}"
-    assert re.findall(r"efficientbench ([^;\n]+)", helps) == list(EXAMPLES)
+    assert [*examples.EXAMPLES["list"], *examples.EXAMPLES["keys"]] == list(EXAMPLES)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -59,3 +60,26 @@ def test_what_does_not_fit_in_a_matrix_of_ones_own_is_a_row(tmp_path: Path, caps
     path.write_text("variants: {v: {model: {attention: {query_groups: 5}}}}\nsuites: {}\n")
     list_runs(["v_1.5B"], path)
     assert re.search(r"^v_1\.5B +n/a +n/a +other", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_fine_tunings_are_listed_where_a_word_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    list_runs(["dora"])
+    names = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert names[:3] == [["fine-tuning", "base", "model"], ["dora_tiny", "tiny"], ["dora_0.5B", QWEN.format("0.5B")]]
+    assert len(names) == 7
+    list_runs(["7B"])
+    runs, _, tunings = capsys.readouterr().out.partition("\nfine-tuning ")
+    assert ("mla_7B" in runs, "lora_7B" in runs, "lora_7B" in tunings) == (True, False, True)
+    list_runs([])
+    assert capsys.readouterr().out.endswith("\nFine-tunings: efficientbench list finetuning.\n")
+
+
+def test_keys_of_fine_tunings_come_after_those_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    list_keys("lora_alpha")
+    title, key, *_ = capsys.readouterr().out.splitlines()
+    assert title == "of fine-tunings (efficientbench finetune):"
+    assert key.split() == ["adapter.alpha", "=", "128.0", "also", "lora_alpha"]
+    list_keys("warmup_st")
+    runs, _, tunings = capsys.readouterr().out.partition("\nof fine-tunings (efficientbench finetune):\n")
+    assert "measurement.warmup_steps = 5" in runs
+    assert "training.warmup_steps = unset" in tunings

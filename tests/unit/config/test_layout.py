@@ -72,7 +72,9 @@ def test_set_dp_may_leave_devices_idle() -> None:
         (["parallel.tp=3"], 8, 1, "= 3 × 1 × 1 = 3 must divide the 8 devices (1 × 8)"),
         (["parallel.tp=4", "parallel.pp=4"], 8, 1, "= 4 × 1 × 4 = 16 must divide the 8 devices"),
         (["parallel.dp=16", "training.micro_batch_size=1"], 8, 1, "= 16 ranks, but there are 8 devices (1 × 8)"),
-        (["parallel.dp=1"], 8, 2, "= 1 ranks cannot be spread evenly over 2 nodes"),
+        (["parallel.tp=2"], 1, 1, "= 2 × 1 × 1 = 2 must divide the 1 device (1 × 1)"),
+        (["parallel.dp=2", "training.micro_batch_size=1"], 1, 1, "= 2 ranks, but there is 1 device (1 × 1)"),
+        (["parallel.dp=1"], 8, 2, "= 1 rank cannot be spread evenly over 2 nodes"),
         (["parallel.tp=8"], 8, 1, "8 does not divide the 12 heads"),
         (["parallel.tp=3"], 3, 1, "3 is neither a divisor nor a multiple of the 2 query groups"),
         (["parallel.tp=7", "model.heads=14", "model.attention.query_groups=1"], 7, 1, "widths 2 × 1 × 128"),
@@ -187,13 +189,13 @@ def test_tokens_are_never_cut_short() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["training.tokens=100000"], "100,000 tokens at 32,768 a step are 4 of the 55 steps that 5 of warm-up and 50 "),
+        (["training.tokens=100000"], "100,000 tokens at 32,768 a step: 4 of the 55 steps that 5 of warm-up and 50 "),
         (
             ["training.tokens=100000"],
             "set training.tokens=1802240, or lower measurement.warmup_steps or measurement.min",
         ),
         (["training.steps=3"], "training.steps: 3 of the 55 steps"),
-        (["training.tokens=20x"], "training.tokens: 20x is 20,000 tokens at 32,768 a step are 1 of the 55 steps"),
+        (["training.tokens=20x"], "training.tokens: 20x is 20,000 tokens at 32,768 a step: 1 of the 55 steps"),
         (["training.steps=60", "training.tokens=20x"], "training.tokens: 20x and training.steps 60 both set"),
         (["training.steps=60", "training.tokens=1000000"], "both set the length; set one"),
         (["training.steps=60", "training.epochs=2"], "training.steps: 60 and training.epochs 2 both set the length"),

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from support import outside
 
+from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.variant import UndeclaredError
-from efficientbench.costs.generation import cache_bytes_read, weight_bytes_read
+from efficientbench.costs.generation import cache_bytes_read, generation_bytes, largest_batch, weight_bytes_read
 from efficientbench.costs.generation_work import decode_work, experts_touched, prefill_work
-from efficientbench.costs.model import count_parameters, flops_per_token
+from efficientbench.costs.memory import rank_experts, rank_parameters
+from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token
 
 
 def flops(work: dict[str, tuple[object, ...]]) -> float:
@@ -73,3 +75,15 @@ def test_a_variant_that_declares_nothing_has_no_figures(tmp_path: Path, monkeypa
         prefill_work(model, 16, 1, "fp32")
     with pytest.raises(UndeclaredError, match="declares no formula for FLOPs of decoding"):
         decode_work(model, 16, 1, "fp32")
+
+
+@pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B", "nsa_1.5B", "moe_1.5Bx8"])
+def test_a_rank_holds_its_share_of_weights_and_cache(name: str) -> None:
+    config = resolve(name, overrides=["parallel.tp=2", "parallel.sp=true", "parallel.dp=1"])
+    layout = Layout.of(config, 2, oversubscribe=True)
+    weights = 2 * (rank_parameters(config, layout, 0) + rank_experts(config, layout))
+    assert generation_bytes(config.model, 1, 999, 0, "bf16", tp=2) == pytest.approx(weights, rel=1e-3)
+    row = generation_bytes(config.model, 1, 999, 1, "bf16", 2) - generation_bytes(config.model, 1, 999, 0, "bf16", 2)
+    assert row == pytest.approx(cache_bytes(config.model, 1000, "bf16", 2), rel=0.02)
+    alone = largest_batch(config.model, 1, 999, "bf16", 80 * 10**9)
+    assert largest_batch(config.model, 1, 999, "bf16", 80 * 10**9, tp=2) > alone

@@ -219,16 +219,26 @@ def test_latents_are_whole_on_every_tensor_parallel_rank() -> None:
     assert two.weights - whole == (one.weights - whole) // 2
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+ARCHITECTURES = (
+    *((name, []) for name in ("gqa_1.5B", "mla_1.5B", "moe_1.5Bx8", "learnable_absolute_1.5B", "nsa_1.5B")),
+    ("relative_1.5B", []),
+    ("nanochat_d12", []),
+    ("gqa_1.5B", BACKBONE),
+)
+
+
 @pytest.mark.parametrize(
-    ("name", "overrides"),
+    ("name", "overrides", "recompute"),
     [
-        *((name, []) for name in ("gqa_1.5B", "mla_1.5B", "moe_1.5Bx8", "learnable_absolute_1.5B", "nsa_1.5B")),
-        ("relative_1.5B", []),
-        ("nanochat_d12", []),
-        ("gqa_1.5B", BACKBONE),
+        pytest.param(
+            *(name, overrides, recompute),
+            id=f"{name}{', keys' if overrides else ''}, {recompute}",
+            # Recomputation of one architecture quickly, of all in the proof.
+            marks=() if recompute == "none" or (name, overrides) == ("gqa_1.5B", []) else pytest.mark.proof,
+        )
+        for name, overrides in ARCHITECTURES
+        for recompute in ("none", "selective", "full")
     ],
-    ids=lambda value: value if isinstance(value, str) else "keys" if value else "",
 )
 def test_activations_are_those_that_autograd_keeps(
     name: str, overrides: list[str], recompute: str, single_rank: None

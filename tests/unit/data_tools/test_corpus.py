@@ -123,7 +123,7 @@ def test_a_manifest_beside_another_pair_is_refused(source: Path, tokenizer: str,
     other = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
     for path in (bin_path, idx_path):
         shutil.copy(path(other.prefix), path(corpus.prefix))
-    with pytest.raises(DataError, match=r"holds 1 documents of \d+ tokens, but .*manifest\.json says 50 of [0-9,]+:"):
+    with pytest.raises(DataError, match=r"holds 1 document of \d+ tokens, but .*manifest\.json says 50 of [0-9,]+:"):
         prepare_corpus(corpus.prefix, None, tmp_path / "cache", 300)
 
 

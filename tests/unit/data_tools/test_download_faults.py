@@ -70,7 +70,7 @@ def test_a_busy_server_is_asked_again(hub: HubState, tmp_path: Path, status: int
     assert [len(hub.asked(kind)) for kind in ("info", "tree", "resolve", "storage")] == [2, 4, 3, 2]
 
 
-@pytest.mark.parametrize("kind", ["tree", "storage"])
+@pytest.mark.parametrize("kind", [pytest.param("tree", marks=pytest.mark.proof), "storage"])
 def test_a_busy_server_is_asked_again_as_late_as_it_says(hub: HubState, tmp_path: Path, kind: str) -> None:
     hub.faults[kind] = [Fault(status=429, headers={"Retry-After": "1"})]
     begin_s = time.monotonic()
@@ -173,6 +173,7 @@ def test_a_disk_that_others_fill_is_said_and_the_download_goes_on_later(
     assert not partials(disk)
 
 
+@pytest.mark.proof
 def test_a_silent_server_is_left_and_the_transfer_goes_on_at_its_byte(
     hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return choose_engine(tokenizer, folder, []), tokenizer.backend
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(text=texts)
 def test_tiktoken_gives_the_tokenizers_ids(engines: tuple[Engine, Tokenizer], text: str) -> None:
     engine, backend = engines

@@ -84,7 +84,8 @@ def kill_after(process: subprocess.Popen[str], delay_s: float, prefix: Path) -> 
     return process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("kills", [1, 20])
 def test_killed_at_random_moments_it_continues_to_the_same_bytes(
     folder: Path, tmp_path: Path, undisturbed: dict[str, str], kills: int
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_full_disk_is_said_and_more_room_is_used(
     assert contents(prefix) == undisturbed
 
 
+@pytest.mark.proof
 def test_files_that_may_not_grow_are_said(folder: Path, tmp_path: Path) -> None:
     """The same where a limit of the system stops a file, which needs no disk of its own."""
     prefix = tmp_path / "tokens"

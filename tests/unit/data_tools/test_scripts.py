@@ -34,3 +34,20 @@ def test_a_script_calls_its_command_with_all_words(tmp_path: Path, script: str) 
     command = ["bash", str(clone / "data_tools" / script), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines() == ["-m", "efficientbench.data_tools", SCRIPTS[script], *words]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_needs_no_set_up_and_speaks_the_users_language(tmp_path: Path, script: str) -> None:
+    clone = tmp_path / "clone"
+    for name in (f"data_tools/{script}", "launchers/environment/ascend_env.sh"):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, clone / name)
+    for locale, word in (("C.UTF-8", "continues"), ("zh_CN.UTF-8", "继续")):
+        command = ["bash", str(clone / "data_tools" / script), "--num-files", "2", "--help"]
+        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": locale}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"bash data_tools/{script} [DATASET]" in done.stdout
+        assert f"efficientbench-data {SCRIPTS[script]} --help" in done.stdout
+        assert word in done.stdout
+        assert "pipefail" not in done.stdout

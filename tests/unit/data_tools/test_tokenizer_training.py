@@ -62,7 +62,7 @@ def test_what_it_saves_and_prints(inputs: Path, other: str, documents: list[str]
     facts = json.loads((tmp_path / "bpe" / "training.json").read_text())
     assert facts["held_out_documents"] == len(documents) // HELD_OUT_EVERY
     assert (facts["documents"] + facts["held_out_documents"], facts["rejected"]) == (len(documents), 1)
-    assert "1 documents were not usable" in out
+    assert "not usable: 1 document" in out
     assert facts["training_bytes"] + facts["held_out_bytes"] == sum(len(document.encode()) for document in documents)
     ours, theirs = facts["compression"]
     assert (ours["vocab_size"], theirs["vocab_size"], theirs["tokenizer"]) == (2000, 300, other)

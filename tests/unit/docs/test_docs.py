@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
 import re
 import shlex
@@ -67,9 +69,15 @@ def commands(page: Path) -> Iterator[list[str]]:
                 yield words
 
 
+@functools.cache
+def command_group(application: typer.Typer) -> Any:
+    """Return the commands of an application, built once for all pages."""
+    return typer.main.get_command(application)
+
+
 def parse(application: typer.Typer, words: Sequence[str]) -> dict[str, Any]:
     """Return the parameters of a command as its own parser reads them; run nothing."""
-    group: Any = typer.main.get_command(application)
+    group = command_group(application)
     if words[0].startswith("-"):
         return group.make_context("command", list(words), resilient_parsing=True).params
     assert words[0] in group.commands, f"there is no command {words[0]}"
@@ -135,8 +143,6 @@ def test_commands_parse(page: Path) -> None:
                 assert "=" not in word or word.partition("=")[0] in {*KEYS, "key"}, words
         elif first == "efficientbench-data":
             parse(data_app, rest)
-        elif first.startswith("python") and rest[:2] == ["-m", "data_tools"]:
-            parse(data_app, rest[2:] or ["--help"])
         elif first in ("bash", "source") or (first.startswith("python") and rest[0].endswith(".py")):
             script = ROOT / rest[0]
             assert script.is_file() or not rest[0].startswith(FOLDERS), words
@@ -169,6 +175,19 @@ def test_generated_blocks_are_up_to_date() -> None:
     command = [sys.executable, "docs/generate.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_block_whose_script_has_not_been_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    monkeypatch.setattr(generate, "MEASURED", tmp_path)
+    page = generate.filled(ROOT / "docs" / "benchmarks-generation.md")
+    assert "\n\nNot measured yet, by `tests/benchmarks/decoding_scaling.py`.\n\n<!-- end -->" in page
+    with pytest.raises(FileNotFoundError):
+        generate.measured("decoding_speed")
 
 
 def test_measured_figures_name_their_source_and_are_shown() -> None:

@@ -148,3 +148,18 @@ def test_the_check_is_ours_wherever_it_is_called(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=ours, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "--device" in done.stdout
+
+
+@pytest.mark.parametrize(("locale", "told"), [("C.UTF-8", "error: the Python"), ("zh_CN.UTF-8", "错误：尚未")])
+def test_a_machine_without_set_up_is_told_so_in_its_language(locale: str, told: str, tmp_path: Path) -> None:
+    # Its interpreter alone, without the packages of this environment.
+    python = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"
+    alone = {"PATH": os.environ["PATH"], "LANG": locale, "PYTHONUTF8": "1"}
+    if not subprocess.run([python, "-c", "import typer"], env=alone, capture_output=True, check=False).returncode:
+        pytest.skip("the interpreter itself has the packages")
+    copy = tmp_path / "launchers" / "check_npu.py"
+    copy.parent.mkdir()
+    shutil.copy(ROOT / "launchers" / "check_npu.py", copy)
+    done = subprocess.run([python, copy], env=alone, capture_output=True, encoding="utf-8", check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(told)

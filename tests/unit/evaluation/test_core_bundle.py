@@ -88,3 +88,22 @@ def test_a_broken_list_is_refused(bundle: Path) -> None:
     (bundle / "core.yaml").write_text(text.replace("multiple_choice\n", "riddle\n"))
     with pytest.raises(DataError, match="copa: icl_task_type 'riddle' is unknown"):
         read_bundle(bundle, None)
+    write_bundle(bundle, ("copa",))
+    (bundle / "core.yaml").write_text((bundle / "core.yaml").read_text().replace("dataset_uri", "data"))
+    with pytest.raises(DataError, match=r"core\.yaml, copa: dataset_uri is missing"):
+        read_bundle(bundle, None)
+
+
+@pytest.mark.parametrize("baseline", ["100", "-1", "nan", "half"])
+def test_a_baseline_that_no_accuracy_is_centred_on_is_refused(bundle: Path, baseline: str) -> None:
+    path = bundle / "eval_meta_data.csv"
+    path.write_text(path.read_text().replace("copa,x,50", f"copa,x,{baseline}"))
+    with pytest.raises(DataError, match=r"eval_meta_data\.csv: it has no random baselines"):
+        read_bundle(bundle, None)
+
+
+def test_a_file_of_few_rows_is_not_blamed_on_the_limit(bundle: Path) -> None:
+    path = bundle / "eval_data" / "language_modeling" / "jeopardy.jsonl"
+    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:7]), encoding="utf-8")
+    with pytest.raises(ConfigError, match="^core: jeopardy has 7 rows, and needs its 10 shots and one more$"):
+        read_bundle(bundle, 50)

@@ -136,6 +136,10 @@ def test_a_summary_says_why_a_figure_is_absent(tmp_path: Path) -> None:
 def test_names_and_folders_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no task 'los'; do you mean loss"):
         check_names(["los"])
+    with pytest.raises(ConfigError, match="hellaswag is one of the 22 tasks of core, and is scored only there"):
+        check_names(["loss", "hellaswag"])
+    # The chat tasks of these names are others.
+    check_names(["arc_easy", "arc_challenge"])
     with pytest.raises(ConfigError, match="none is named"):
         check_names([])
     with pytest.raises(ConfigError, match="mmlu: --data FOLDER is missing"):

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -142,24 +143,50 @@ def test_no_other_process_can_be_killed(held: dict[str, bool]) -> None:
         "os.kill({}, 0)",
         "signal.pidfd_send_signal(os.pidfd_open({}), 0)",
         "resource.prlimit({}, resource.RLIMIT_CPU)",
+        "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, {})",
+        "fcntl.fcntl(os.pipe()[0], 15, struct.pack('ii', 1, {}))",
     ):
-        outcome = attacked("import os, resource, signal\n" + way.format(os.getpid()), "signals", held)
+        outcome = attacked("import fcntl, os, resource, signal, struct\n" + way.format(os.getpid()), "signals", held)
         assert (way, outcome.ended) == (way, "signals")
-    # A program may ask what itself is allowed.
+    # A program may ask what itself is allowed, and what its files are.
     assert run_program("import resource\nresource.getrlimit(resource.RLIMIT_CPU)", LIMITS).passed
+    assert run_program("import fcntl\nfcntl.fcntl(1, fcntl.F_GETFL)", LIMITS).passed
 
 
-@pytest.mark.parametrize("call", ["tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"])
-def test_signals_are_refused_whatever_the_call(call: str, held: dict[str, bool]) -> None:
-    number = sandboxed._CALLS[platform.machine()][1][call]
+def called(number: int) -> str:
+    """A program that makes a system call with the id of this process."""
     # With a null signal and a null address: what is not refused fails for another reason, or does nothing.
-    program = (
+    return (
         "import ctypes, os\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
         f"if libc.syscall({number}, {os.getpid()}, 0, 0, 0):\n"
         "    raise OSError(ctypes.get_errno(), 'refused')\n"
     )
-    assert attacked(program, "signals", held).ended == "signals"
+
+
+@pytest.mark.parametrize("call", ["tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"])
+def test_signals_are_refused_whatever_the_call(call: str, held: dict[str, bool]) -> None:
+    assert attacked(called(number_of(call)), "signals", held).ended == "signals"
+
+
+@pytest.mark.parametrize("call", ["ptrace", "process_vm_readv", "process_vm_writev"])
+def test_the_memory_of_others_is_out_of_reach(call: str, held: dict[str, bool]) -> None:
+    assert attacked(called(number_of(call)), "signals", held).ended == "signals"
+
+
+def test_no_queue_of_calls_makes_a_socket(held: dict[str, bool]) -> None:
+    assert attacked(called(number_of("io_uring_setup")), "signals", held).ended == "network"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="others count their system calls once")
+@pytest.mark.parametrize("call", ["fork", "socket"])
+def test_a_call_by_its_second_number_ends_the_program(call: str, held: dict[str, bool]) -> None:
+    outcome = attacked(called(0x40000000 + number_of(call)), "signals", held)
+    assert (outcome.ended, outcome.message) == ("left", f"exit status -{signal.SIGSYS.value} before its end")
+
+
+def number_of(call: str) -> int:
+    return sandboxed._CALLS[platform.machine()][1][call]
 
 
 def test_a_network_of_its_own_needs_no_map_of_users(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,12 @@ def test_another_base_or_zero_stage_is_a_difference() -> None:
     assert [each.condition for each in differences(tuning(), other)] == ["tokens", "init", "layout"]
 
 
+def test_another_deepspeed_is_a_difference() -> None:
+    packages = [{"torch": "2.13.0", "deepspeed": version} for version in ("0.19.8", "0.18.4")]
+    (found,) = differences(*(tuning(environment={"packages": each}) for each in packages))
+    assert str(found) == "software: torch 2.13.0, deepspeed 0.19.8 against torch 2.13.0, deepspeed 0.18.4"
+
+
 def test_the_methods_stand_side_by_side_in_the_papers_layout() -> None:
     figures = {"trainable_parameters": 1_000, "st_samples_per_param_s": 2e-9, "energy_j_per_sample": 3.25}
     (table,) = paper_tables([tuning(method=method, **figures) for method in ("full", "pissa", "lora")])

@@ -12,6 +12,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 from efficientbench.finetuning.listeners import Stop, listeners
+from efficientbench.finetuning.spent import Spent
 from efficientbench.metrics import EfficiencyCallback
 
 SAVING_S = 0.3
@@ -19,7 +20,8 @@ SAVING_S = 0.3
 
 def test_the_checkpoint_of_a_stopped_run_is_not_measured(tmp_path: Path) -> None:
     monitor = EfficiencyCallback(tokens_per_step=1, warmup_steps=0, sensors=[])
-    callbacks = [DefaultFlowCallback, *listeners(Stop(lambda: True), monitor, tmp_path / "steps.jsonl")]
+    spent = Spent(time.monotonic(), 0, False)
+    callbacks = [DefaultFlowCallback, *listeners(Stop(lambda: True), monitor, spent, tmp_path / "steps.jsonl")]
     handler = CallbackHandler(callbacks, None, None, None, None)
     args = TrainingArguments(output_dir=str(tmp_path), include_num_input_tokens_seen="all", save_strategy="no")
     state, control = TrainerState(max_steps=10), TrainerControl()
@@ -34,3 +36,6 @@ def test_the_checkpoint_of_a_stopped_run_is_not_measured(tmp_path: Path) -> None
     assert monitor.run is not None
     ((begin_s, end_s),) = monitor.run.windows
     assert end_s - begin_s < SAVING_S
+    found = spent.spent()
+    assert found is not None
+    assert found.checkpoints_s >= SAVING_S

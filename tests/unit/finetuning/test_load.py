@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
+from support.repository import ROOT
 from typer.testing import CliRunner
 
 from efficientbench.cli.app import app
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.scripts import check_scripts
-from efficientbench.finetuning.load import named_tunings, resolve_tuning, tuning_scripts
+from efficientbench.finetuning.load import WORDS, named_tunings, resolve_tuning, settable_keys, tuning_scripts
 
 
 def test_every_method_has_every_size() -> None:
@@ -44,6 +46,27 @@ def test_the_words_of_the_recipe_are_taken() -> None:
     assert (config.training.micro_batch_size, config.training.epochs, config.training.steps) == (2, 2, None)
     assert config.data.max_length == 512
     assert resolve_tuning("lora_tiny", overrides=["curriculum=required"]).curriculum.use == "required"
+    loaded = resolve_tuning("lora_tiny", overrides=["dataloader_num_workers=4", "dataloader_pin_memory=False"]).data
+    assert (loaded.workers, loaded.pin_memory) == (4, False)
+
+
+def test_the_keys_that_the_launchers_help_names_are_taken() -> None:
+    told = (ROOT / "launchers" / "finetune_named.sh").read_text(encoding="utf-8")
+    examples = re.findall(r"\w+=[\w.-]+", told.partition("key=value  ")[2].partition("\n")[0])
+    assert len(examples) == 2
+    resolve_tuning("lora_tiny", overrides=examples)
+
+
+def test_the_words_of_trainings_and_of_transformers_are_taken() -> None:
+    words = ("lr=3e-4", "gbs=16", "mbs=4", "seq_len=256", "steps=1e2", "warmup_steps=5", "eval_every=7", "save_steps=9")
+    config = resolve_tuning("lora_tiny", overrides=words)
+    training = config.training
+    assert (training.learning_rate, training.global_batch_size, training.micro_batch_size) == (3e-4, 16, 4)
+    assert (training.steps, training.warmup_steps, training.validate_every_steps) == (100, 5, 7)
+    assert (config.data.max_length, config.checkpoint.interval) == (256, 9)
+    training = resolve_tuning("lora_tiny", overrides=["seed=7", "clip_grad=0.5", "eval_interval=3"]).training
+    assert (training.seed, training.clip, training.validate_every_steps) == (7, 0.5, 3)
+    assert set(WORDS.values()) <= set(settable_keys())
 
 
 @pytest.mark.parametrize(
@@ -54,6 +77,8 @@ def test_the_words_of_the_recipe_are_taken() -> None:
         ("lora_tiny", "zero.stage=1", "zero.stage: "),
         ("lora_tiny", "curriculum=maybe", "curriculum.use: "),
         ("lora_tiny", "steps", "an override is written key=value"),
+        # Names of trainings: keys that a fine-tuning lacks are not offered.
+        ("lora_tiny", "tp=2", "tp: unknown key; keys begin with adapter, "),
     ],
 )
 def test_a_mistake_is_told_with_its_key(name: str, override: str, told: str) -> None:
@@ -69,6 +94,14 @@ def test_a_batch_that_cannot_be_divided_names_the_nearest() -> None:
         config.accumulation(16)
 
 
+def test_groups_of_hpz_that_do_not_divide_the_ranks_are_refused() -> None:
+    config = resolve_tuning("lora_32B", overrides=["zero.hpz=7"])
+    with pytest.raises(ValueError, match="groups of 7 do not divide 16 ranks; the nearest that do: 8"):
+        config.accumulation(16)
+    # DeepSpeed makes one group of fewer ranks.
+    assert config.accumulation(4) == 32
+
+
 def test_a_warm_up_as_long_as_the_run_is_refused() -> None:
     config = resolve_tuning("lora_32B")
     assert (config.warmup(176), config.warmup(5000)) == (17, 100)
@@ -81,3 +114,9 @@ def test_python_3_10_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     done = CliRunner().invoke(app, ["finetune", "lora_tiny", "--smoke"])
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception) == "fine-tuning needs Python 3.11 or 3.12, as TRL does; this is 3.10.14"
+
+
+def test_options_of_the_plan_start_no_training() -> None:
+    for option in (("--device", "H100 SXM"), ("--memory-gb", "80")):
+        done = CliRunner().invoke(app, ["finetune", "lora_7B", *option])
+        assert (done.exit_code, "are of --plan" in done.output) == (2, True)

@@ -33,6 +33,11 @@ def test_a_32b_model_on_two_nodes_of_64_gb() -> None:
         assert words in text, words
 
 
+def test_figures_of_another_dtype_than_bf16_are_called_so() -> None:
+    told = "memory and traffic are those of bf16: training.dtype=fp32 takes more of both"
+    assert [told in printed(name, world=2) for name in ("lora_tiny", "lora_0.5B")] == [True, False]
+
+
 def test_a_named_device_gives_memory_and_time() -> None:
     text = printed("lora_32B", "training.micro_batch_size=4", device="H100 SXM")
     assert "fits in 80 GB" in text

@@ -40,6 +40,14 @@ def test_all_forms_of_an_example_are_the_same(tmp_path: Path, row: dict[str, Any
     assert read.difficulty == "explain"
 
 
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, suffix: str) -> None:
+    path = Path(write(tmp_path / f"rows{suffix}", [ALPACA]))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    (read,) = read_rows(str(path), "difficulty", LEVELS)
+    assert read.messages == tuple(CHAT["messages"])
+
+
 @pytest.mark.parametrize(
     ("row", "told"),
     [
@@ -69,6 +77,11 @@ def test_what_is_no_json_is_told_with_its_line(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is no file; a JSON, JSONL or parquet file serves"):
         read_rows(str(tmp_path / "none.json"), "difficulty", LEVELS)
+
+
+def test_of_a_dataset_on_modelscope_a_file_is_asked_for() -> None:
+    with pytest.raises(DataError, match="`efficientbench-data download modelscope:owner/some` brings its files"):
+        read_rows("modelscope:owner/some", "difficulty", LEVELS)
 
 
 def test_the_manual_of_python_has_levels_by_the_length_of_answers() -> None:

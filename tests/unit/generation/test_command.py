@@ -13,9 +13,14 @@ from support.configs import tiny
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.registry import load_kinds
-from efficientbench.generation import command
-from efficientbench.generation.command import Screen, read_prompts
+from efficientbench.config.schema import ParallelConfig
+from efficientbench.costs.generation import generation_bytes
+from efficientbench.generation import command, rank
+from efficientbench.generation.command import Screen
+from efficientbench.generation.errors import LackOfMemoryError
 from efficientbench.generation.generate import Emitted, Row
+from efficientbench.generation.on_ranks import Request
+from efficientbench.generation.prompts import read_prompts
 from efficientbench.generation.sampling import Sampling
 
 
@@ -101,3 +106,32 @@ def test_a_lack_of_memory_names_the_largest_batch_that_fits(
     monkeypatch.setattr(command, "usable_bytes", lambda device: 10**9)
     assert command.generate_text(Path("run"), ["a"] * 8, Sampling(), 4, 4, None) == 1
     assert "error: out of memory with 4 prompts at once: --batch 3 would fit" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("single_rank")
+def test_ranks_name_the_largest_batch_that_fits_each_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch
+
+    def full(*arguments: object, **options: object) -> Iterator[list[Emitted]]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        yield []
+
+    parallel = ParallelConfig(tp=2, dp=1)
+    config = tiny("gqa_1.5B", "device=cpu").model_copy(update={"parallel": parallel})
+    tokenizer = SimpleNamespace(encode_batch=lambda texts: [[1, 2]] * len(texts), decode=letters, eod_id=0)
+    run = SimpleNamespace(config=config, tokenizer=tokenizer, model=torch.nn.Linear(1, 1))
+    asked = Request(tmp_path, (), None, 2, ("a",) * 8, Sampling(), 4, 4)
+    monkeypatch.setattr(rank, "opened", lambda folder, step, parallel: contextlib.nullcontext(run))
+    monkeypatch.setattr(rank, "generate", full)
+    fits = generation_bytes(config.model, 2, 4, 2, "fp32", tp=2)
+    assert fits < generation_bytes(config.model, 2, 4, 1, "fp32")
+    monkeypatch.setattr(rank, "usable_bytes", lambda device, ranks: {2: fits}[ranks])
+    with pytest.raises(LackOfMemoryError) as found:
+        rank.generate_rank(asked, 1, lambda: False)
+    failure = rank.diagnose(found.value, asked, tmp_path / "rank_1.log")
+    assert (failure.kind, failure.reason) == (
+        "out_of_memory",
+        "out of memory with 4 prompts at once: --batch 2 would fit",
+    )
+    for_weights = rank.diagnose(torch.OutOfMemoryError("CUDA out of memory."), asked, tmp_path / "rank_1.log")
+    assert for_weights.reason == "out of memory for the weights: a --tp above 2 may fit"

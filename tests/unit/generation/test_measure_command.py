@@ -111,6 +111,27 @@ def test_a_row_that_fails_leaves_the_others(
     assert reason in (second.failure or "")
 
 
+@pytest.mark.parametrize("kind", ["InternalTorchDynamoError", "FailOnRecompileLimitHit"])
+def test_a_step_that_cannot_be_compiled_is_a_row_with_its_reason(
+    kind: str, found: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo import exc
+
+    def untraceable(setting: Any, case: Case) -> Any:
+        assert setting.compiled
+        raise getattr(exc, kind)("Data-dependent branching\n  Explanation: more")
+
+    monkeypatch.setattr(measuring, "measure", untraceable)
+    assert measure_run(found, CASES[:1], 1, compiled=True) == 1
+    record = read_generation(found.folder.generation)
+    assert record.rows[0].failure == "torch.compile failed: Data-dependent branching"
+    assert record.steps == "compiled"
+    assert record.decode_path.startswith("a step by torch.compile, with a graph for each power of two")
+    experts = Target(found.model, tiny("moe_1.5Bx8"), "random", found.folder)
+    with pytest.raises(ConfigError, match="--compile: which experts get tokens"):
+        measure_run(experts, CASES[:1], 1, compiled=True)
+
+
 def test_an_interruption_leaves_the_rows_so_far(found: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     quick(monkeypatch)
     real = measuring.measure
@@ -169,7 +190,7 @@ def test_names_and_folders_are_told_apart(tmp_path: Path) -> None:
     ("words", "message"),
     [
         *((["--measure", *option], "each token is the likeliest; leave --temperature") for option in SAMPLING),
-        (["--repeats", "3"], "--prompt-tokens, --repeats, --smoke and --matrix are of --measure"),
+        (["--repeats", "3"], "--prompt-tokens, --repeats, --compile, --smoke and --matrix are of --measure"),
         (["--measure", "--prompt", "a"], "prompts are random tokens"),
     ],
 )

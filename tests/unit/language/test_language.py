@@ -137,6 +137,8 @@ def test_the_table_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_chinese_user_gets_chinese_help() -> None:
     asked = efficientbench("launch", "--help", LC_ALL="zh_CN.UTF-8")
     assert (asked.returncode, asked.stderr) == (0, "")
-    for words in ("写出在其他节点上启动运行的脚本", "--container", "在容器中运行"):
+    shown = ("写出在其他节点上启动运行的脚本", "--container", "在容器中运行")
+    for words in (*shown, "用法：", "参数:", "选项:", "[默认：1", "显示此帮助并退出。"):
         assert words in asked.stdout
+    assert not re.search("Usage|Options|Arguments|default|Show this", asked.stdout)
     assert not HAN.search(efficientbench("launch", "--help", LC_ALL="C.UTF-8").stdout)

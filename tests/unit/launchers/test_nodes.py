@@ -147,6 +147,7 @@ def test_the_cause_on_another_node_comes_before_what_it_caused_here(nodes: Calla
         assert (code, message) == (1, "error: rank 3 on node 1: the third layer is crooked\n")
 
 
+@pytest.mark.proof
 def test_ranks_that_are_ended_with_the_others_are_not_the_cause(nodes: Callable[..., Nodes]) -> None:
     body = """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -174,6 +175,7 @@ def test_a_signal_that_reaches_one_node_stops_all(nodes: Callable[..., Nodes], t
     assert (tmp_path / "failure_0").read_text() == '["stopped", null, null]'
 
 
+@pytest.mark.proof
 def test_a_rank_that_was_asked_itself_stops_all(nodes: Callable[..., Nodes]) -> None:
     running = nodes(STOPS)
     os.kill(running.pids()[3], signal.SIGTERM)

@@ -174,3 +174,9 @@ def test_figures_that_no_device_has_keep_no_report_from_being_made() -> None:
     [figure] = difference_figures([suite])
     assert "inf" not in figure.plot
     assert "nan" not in figure.plot
+
+
+def test_a_set_is_named_by_what_sets_it_apart_and_by_no_more() -> None:
+    records = [make_record({"run": f"gqa_{count}", "devices": count, "dp": count}) for count in (4, 8)]
+    labels = [suite.conditions for suite in make_rows(records).suites]
+    assert labels == ["layout dp 4, device 4 × Trace 9000", "layout dp 8, device 8 × Trace 9000"]

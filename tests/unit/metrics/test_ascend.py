@@ -15,10 +15,11 @@ from support import metrics_parts
 from support.repository import ROOT
 
 from efficientbench.metrics import MetricsError
+from efficientbench.metrics.device_use import DeviceSettings
 from efficientbench.metrics.sensors.ascend import dcmi_library
 from efficientbench.metrics.sensors.ascend.chips import Chip, choose_chips
 from efficientbench.metrics.sensors.ascend.dcmi import DcmiSensor
-from efficientbench.metrics.sensors.base import Sample
+from efficientbench.metrics.sensors.base import DeviceState, Sample
 from efficientbench.metrics.sensors.host import machine_uuid
 
 MB = 1 << 20
@@ -144,6 +145,22 @@ def test_a_310p_is_read_through_its_cards_controller(library: str, monkeypatch: 
     assert sensor.devices()[0].memory_capacity_bytes == 44280 * MB
     monkeypatch.setenv("DCMI_CARD_POWER", str(0x7FFD))  # "invalid"
     assert sensor.sample(1.0)[0].power_w is None
+
+
+def test_limits_and_heat_of_each_npu_are_read(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sensor = opened(library)
+    first, _, third = (device.uuid for device in sensor.devices())
+    settings, states = sensor.settings(), sensor.states()
+    assert settings[first] == DeviceSettings(clock_max_mhz=1850.0, ecc=True)
+    assert settings[third].ecc is False
+    assert (states[first], states[third]) == (DeviceState(42.0, 1780.0, ()), DeviceState(46.0, 1749.0, ()))
+    monkeypatch.setenv("DCMI_RUBBISH", "1")
+    assert sensor.states() == {}
+    monkeypatch.delenv("DCMI_RUBBISH")
+    monkeypatch.setenv("DCMI_LACKS", "dcmi_get_device_frequency")
+    assert (sensor.settings()[first], sensor.states()) == (DeviceSettings(ecc=True), {})
+    monkeypatch.setenv("DCMI_LACKS", "dcmi_get_device_frequency dcmi_get_device_ecc_info")
+    assert sensor.settings() == {}
 
 
 def test_another_process_on_an_npu_is_seen(library: str, monkeypatch: pytest.MonkeyPatch) -> None:

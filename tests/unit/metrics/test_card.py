@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.generated import failed_row, generation, row
 from support.metrics_parts import make_record
 
+from efficientbench.metrics.records.generation import GENERATION_NAME, write_generation
 from efficientbench.metrics.records.record import RECORD_NAME, write_record
 from efficientbench.metrics.records.record_parts import DataSource, PhaseCost, Reinforcement
 from efficientbench.metrics.report.build import build_report
@@ -86,6 +88,7 @@ def test_every_stage_has_a_row_and_every_pipeline_its_sums(folder: Path) -> None
     assert "n/a core, arc_easy of gqa/mid: not evaluated." in table.notes
     without = card_table(load_pipelines(folder), evaluations_table(folder), price_per_hour=None)
     assert tuple(without.header) == header[:-1]
+    assert "No cost: it needs the price of a device and hour (--price-per-hour X)." in without.notes
 
 
 def test_a_base_that_was_trained_again_is_no_stage_any_more(folder: Path) -> None:
@@ -155,3 +158,32 @@ def test_the_report_has_the_card_where_there_are_stages(folder: Path) -> None:
     assert not (folder / "alone" / CARD_NAME).exists()
     assert all(path.name != CARD_NAME for path in alone.written)
     assert 'id="card"' not in (folder / "alone" / "report.html").read_text()
+
+
+def test_what_answers_cost_stands_beside_it_at_a_combination_that_all_have(folder: Path) -> None:
+    without = card_table(load_pipelines(folder), evaluations_table(folder), None)
+    assert without.notes[-1] == "No generation was measured: efficientbench generate RUN --measure does so."
+    of_mla = [row("mla", 128, 8), row("mla", 16_384, 1, joules=None), failed_row(2048, 1, "out of memory")]
+    write_generation(generation("gqa"), folder / "gqa" / "sft" / GENERATION_NAME)
+    write_generation(generation("mla", rows=of_mla), folder / "mla" / "sft" / GENERATION_NAME)
+    table = card_table(load_pipelines(folder), evaluations_table(folder), None)
+    assert tuple(table.header[7:10]) == ("TTFT p50, ms", "decode tokens/s", "decode J/token")
+    cells = {(line[0], line[1]): tuple(line[7:10]) for line in table.rows}
+    # Cache and weights are read at 1 TB/s.
+    assert cells["gqa/sft", "SFT (stopped)"] == ("17.4", "831.9", "0.02")
+    assert cells["mla/sft", "SFT"] == ("17.4", "897.9", "n/a")
+    assert (cells["gqa/sft", "base"], cells["gqa/sft", "all"]) == (("n/a",) * 3, ("",) * 3)
+    assert "Generation: prompts of 16,384 tokens, batch 1, 64 new tokens." in table.notes
+    assert "n/a decode J/token of mla/sft: no sensor of energy" in table.notes
+    titles = ", ".join(table.header[7:10])
+    assert f"n/a {titles} of gqa/base, gqa/mid, mla/base: not measured." in table.notes
+
+
+def test_combinations_that_differ_are_not_compared(folder: Path) -> None:
+    write_generation(generation("gqa", rows=[row("gqa", 128, 1)]), folder / "gqa" / "sft" / GENERATION_NAME)
+    write_generation(generation("mla", rows=[row("mla", 128, 8)]), folder / "mla" / "sft" / GENERATION_NAME)
+    table = card_table(load_pipelines(folder), evaluations_table(folder), None)
+    assert {tuple(line[7:10]) for line in table.rows} == {("n/a",) * 3, ("",) * 3}
+    assert table.notes[-1].endswith(
+        "of gqa/sft, mla/sft: no combination of prompt, batch and new tokens was measured of all of them."
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.metrics_parts import make_record, read_csv
 
-from efficientbench.metrics.analysis.repeats import combine_repeats
+from efficientbench.metrics.analysis.repeats import combine, group_repeats
 from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.records.record_parts import Outlier, QualityPoint
@@ -27,8 +27,12 @@ def repeat(seed: int, al_s: float, loss: float, **figures: object) -> RunRecord:
     return make_record({**values, "seed": seed, "quality_curve": points, **figures})
 
 
+def combined(records: list[RunRecord]) -> list[RunRecord]:
+    return [combine(group) for group in group_repeats(records)]
+
+
 def test_a_group_is_the_mean_of_its_runs() -> None:
-    (one,) = combine_repeats([repeat(2, 2.0, 4.5), repeat(1, 1.0, 4.0), repeat(3, 3.0, 5.0, mfu=0.5)])
+    (one,) = combined([repeat(2, 2.0, 4.5), repeat(1, 1.0, 4.0), repeat(3, 3.0, 5.0, mfu=0.5)])
     assert (one.seed, one.repeats, name(one)) == (1, 3, "gqa_1.5B × 3")
     assert (one.al_s, one.validation_loss, one.peak_memory_device_bytes) == (2.0, 4.5, 20)
     assert one.al_s_ci_high == pytest.approx(2 + 4.302653 / math.sqrt(3))
@@ -103,19 +107,19 @@ def test_the_lowest_of_many_losses_is_chosen_by_noise() -> None:
 
 def test_the_latest_of_a_seed_stands_for_it() -> None:
     early, late = repeat(1, 1.0, 4.0, started_at="2026-01-01"), repeat(1, 2.0, 4.0, started_at="2026-01-02")
-    assert combine_repeats([late, early]) == [late]
+    assert combined([late, early]) == [late]
 
 
 @pytest.mark.parametrize("change", [{"formula_id": "other/9"}, {"energy_scope": "node"}, {"steps_measured": 3}])
 def test_runs_that_were_measured_otherwise_are_no_repeats(change: dict[str, object]) -> None:
-    assert len(combine_repeats([repeat(1, 1.0, 4.0), repeat(2, 1.0, 4.0, **change)])) == 2
+    assert len(combined([repeat(1, 1.0, 4.0), repeat(2, 1.0, 4.0, **change)])) == 2
 
 
 def test_drifts_do_not_cancel_and_every_disturbance_is_kept() -> None:
     other = Disturbance("HOST", 0.0, 1.0, "others", 0.5)
     up = repeat(1, 1.0, 4.0, al_s_drift_ratio=1.12)
     down = repeat(2, 1.0, 4.0, al_s_drift_ratio=0.88, disturbances=[other])
-    [one] = combine_repeats([up, down])
+    [one] = combined([up, down])
     # 0.88 is further from 1 than 1.12: its inverse is 1.136.
     assert (one.al_s_drift_ratio, one.disturbances) == (0.88, [other])
 
@@ -123,8 +127,8 @@ def test_drifts_do_not_cancel_and_every_disturbance_is_kept() -> None:
 def test_costs_of_resumed_repeats_are_left_out() -> None:
     whole, resumed = repeat(1, 1.0, 4.0), repeat(2, 9.0, 5.0, resumed_after_steps=[1])
     for records in ([whole, resumed], [resumed, whole]):
-        (one,) = combine_repeats(records)
+        (one,) = combined(records)
         curve = [(point.loss, point.train_s, point.measured_tokens) for point in one.quality_curve]
         assert (curve, one.resumed_after_steps) == ([(5.5, 1.0, 10), (5.0, 2.0, 20)], [])
-    (one,) = combine_repeats([resumed, resumed.model_copy(update={"seed": 3, "resumed_after_steps": [1, 2]})])
+    (one,) = combined([resumed, resumed.model_copy(update={"seed": 3, "resumed_after_steps": [1, 2]})])
     assert ([point.train_s for point in one.quality_curve], one.resumed_after_steps) == ([9.0, 18.0], [1])

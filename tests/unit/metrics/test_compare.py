@@ -286,3 +286,9 @@ def test_repeats_are_printed_in_the_unit_that_they_name() -> None:
 def test_a_configuration_without_a_part_can_be_compared() -> None:
     bare = make_record({"config": {"data": None, "parallel": None, "training": None}})
     assert {each.condition for each in differences(bare, bare)} == set()
+
+
+@pytest.mark.parametrize(("seeds", "told"), [((7,), "1 run (seed 7)"), ((7, 8), "2 runs (seeds 7, 8)")])
+def test_repeats_are_counted_in_words(seeds: tuple[int, ...], told: str) -> None:
+    shown = printed(print_spread, Group(tuple(run_of(seed=seed) for seed in seeds)))
+    assert shown.strip().splitlines()[0].endswith(f", {told}")

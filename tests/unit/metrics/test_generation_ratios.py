@@ -92,6 +92,8 @@ def test_the_command_compares_generation_where_both_have_it(tmp_path: Path) -> N
     assert "cache, MB" in text
     assert "Engine: efficientbench: one static batch" in text
     assert "it takes 3 repeats of each side" in text
+    write_generation(generation("mqa", steps="compiled"), folders[1] / "generation.json")
+    assert "different conditions: steps: eager against compiled" in CliRunner().invoke(app, words, env=wide).output
     write_generation(generation("mqa", weights="step 500"), folders[1] / "generation.json")
     refused = CliRunner().invoke(app, words, env=wide)
     assert refused.exit_code == 0

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from efficientbench.metrics import MetricsError, merge
+from efficientbench.metrics.device_use import RankUse
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, SensorState, StepTime
 from efficientbench.metrics.sensors.base import DeviceInfo, Scope
 
@@ -109,6 +110,25 @@ def test_allocators_are_of_ranks_not_of_devices() -> None:
     run = merge([replace(rank(i, [device(0), each]), sensors=sensors) for i, each in enumerate(allocators)])
     assert (run.peak_memory_allocated_bytes, run.peak_memory_reserved_bytes) == (6 * GB, 9 * GB)
     assert (run.memory_allocated_mean_gb, run.energy_j) == pytest.approx((4.5, 1000))
+
+
+def test_each_rank_has_its_own_accelerator_whichever_rank_read_it() -> None:
+    allocator = device(7, "allocator")
+    reader = rank(0, [allocator, device(0), device(1)], (0.5, 0.75))
+    silent = replace(rank(1, [], (0.75, 0.25)), sensors=())
+    other = rank(2, [device(2, energy_j=None, unavailable={"energy_j": "not supported"})], (0.25, 0.25))
+    assert merge([reader, silent, other]).rank_uses == (
+        RankUse(0, 0.625, 10.0, 20.0, 0.5, 1000.0),
+        RankUse(1, 0.5, 11.0, 21.0, 0.5, 2000.0),
+        RankUse(2, 0.25, 12.0, 22.0, 0.5, None),
+    )
+
+
+def test_a_shared_host_is_no_ranks_and_one_rank_is_the_whole() -> None:
+    uses = merge([rank(number, [device(0, "host")], scope="host") for number in range(2)]).rank_uses
+    assert [(each.rank, each.amu_gb, each.energy_j) for each in uses] == [(0, None, None), (1, None, None)]
+    assert merge([rank(0, [device(0)])]).rank_uses == ()
+    assert merge([rank(number, [device(number)], ()) for number in range(2)]).rank_uses == ()
 
 
 def test_ranks_that_measured_different_processes_of_a_host_are_refused() -> None:

@@ -55,6 +55,7 @@ def test_a_row_stands_beside_the_training_of_the_same_run_and_model() -> None:
     trained = f"{records[3].tokens_per_s:,.0f}"
     assert [line[-2] for line in table.rows[:6]] == [trained] * 6
     assert table.rows[6][-2:] == ("n/a", "n/a")
+    assert table.header[-2:] == ("training tokens/s", "training J/token")
 
 
 def test_failures_are_rows_and_every_absence_has_its_reason() -> None:
@@ -62,6 +63,8 @@ def test_failures_are_rows_and_every_absence_has_its_reason() -> None:
     record = generation("gqa", rows=[row("gqa", 128, 8, joules=None), failed])
     [found] = beside([record], [])
     table = generation_table([found], [])
+    # Without any training it has no columns of it, which the notes explain.
+    assert not [title for title in table.header if "training" in title]
     assert table.rows[1][4:] == ("n/a",) * (len(table.header) - 4)
     assert table.rows[0][8] == "±1.0%"
     notes = generation_notes([found])
@@ -179,6 +182,8 @@ def test_models_of_unlike_conditions_have_plots_of_their_own() -> None:
     wanted = [f"{title}, {device}, {dtype}" for dtype in ("bf16", "fp16") for title in titles]
     assert [figure.title for figure in figures] == wanted
     assert [figure.plot.count("<polyline") for figure in figures] == [2, 2, 2, 1, 1, 1]
+    compiled = generation_figures(beside([made[0], generation("mqa", steps="compiled")], []), [])
+    assert [figure.title for figure in compiled[3:]] == [f"{title}, {device}, bf16, compiled steps" for title in titles]
 
 
 def test_the_page_says_where_it_leaves_models_out() -> None:

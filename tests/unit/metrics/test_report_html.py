@@ -76,7 +76,7 @@ def test_the_whole_matrix_is_one_small_file_that_needs_nothing_beside_it(matrix_
 
 def test_every_section_is_there_and_every_link_leads_somewhere(matrix_page: str) -> None:
     parsed = Parsed(matrix_page)
-    assert len(parsed.text["h2"]) == 17  # all but failures, generation, evaluations, long contexts and profiles
+    assert len(parsed.text["h2"]) == 17  # all but failures, generation, evaluations, contexts, profiles and ranks
     anchors = {attributes["id"] for _, attributes in parsed.elements if attributes.get("id")}
     assert {f"#{anchor}" for anchor in anchors} >= {link["href"] for link in parsed.all("a")}
 
@@ -171,6 +171,16 @@ def test_many_runs_are_all_in_the_table_and_the_plots_name_the_rest() -> None:
     content = page(make_rows([make_record({"run": f"run {place}", "al_s": 0.5}) for place in range(60)]), [])
     assert "run 59" in content
     assert "The first 48 of 60 runs; the table has all of them." in content
+
+
+def test_a_line_names_some_of_many_runs_and_counts_the_rest() -> None:
+    records = [make_record({"run": f"run {place:02}", "resumed_after_steps": [5]}) for place in range(60)]
+    content = page(make_rows(records), [])
+    found = re.search(
+        r"last attempt<span class=\"note\">: <span title=\"([^\"]*)\">([^<]*) and 36 more</span>", content
+    )
+    assert found is not None
+    assert [len(names.split(", ")) for names in found.groups()] == [60, 24]
 
 
 def test_looks_of_eleven_variants_differ() -> None:

@@ -11,7 +11,6 @@ from support.metrics_parts import make_record
 from support.synthetic_runs import gpu_run, matrix_runs
 
 from efficientbench.metrics.analysis.quality import cost_to_loss
-from efficientbench.metrics.analysis.repeats import combine_repeats
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.build import markdown
 from efficientbench.metrics.report.comparison import noise_floors
@@ -56,7 +55,7 @@ def test_repeats_have_names_of_their_own_and_a_spread() -> None:
     runs = [gpu_run("gqa", "0.5B", steps=20, seed=seed) for seed in (1, 2, 3)]
     assert unique_names(runs) == ["gqa_0.5B seed 1", "gqa_0.5B seed 2", "gqa_0.5B seed 3"]
     assert unique_names([runs[0], runs[0], make_record()]) == ["gqa_0.5B seed 1", "gqa_0.5B seed 1 #2", "gqa_1.5B"]
-    [row] = combine_repeats(runs)
+    [row] = make_rows(runs).records
     content = page(make_rows([row]), [])
     assert "gqa_0.5B × 3" in content
     losses = [record.validation_loss or 0.0 for record in runs]
@@ -74,9 +73,9 @@ def test_the_interval_of_few_steps_is_told_as_the_least_and_that_of_too_few_as_m
     assert "95 % interval at least 950.0 to 1,050.0" in page(make_rows([few]), [])
     assert "≥" not in markdown(make_rows([many]), [])
     # Repeats have an interval of their own, also where no run has one.
-    [row] = combine_repeats(
+    [row] = make_rows(
         [none.model_copy(update={"seed": seed, "al_s": al_s}) for seed, al_s in ((1, 1.0), (2, 1.1))]
-    )
+    ).records
     assert row.al_s_ci_low is not None
     assert "al_s_ci_low" not in row.unavailable
     assert "≥" not in markdown(make_rows([row]), [])

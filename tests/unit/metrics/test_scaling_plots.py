@@ -45,7 +45,18 @@ def test_sequence_lengths_with_as_many_tokens_a_step_make_a_line() -> None:
     plots = titles(*runs)
     assert set(plots) == {"Speed over sequence lengths", "Memory over sequence lengths"}
     assert "gqa_1.5B: 8 at 2048, 32 at 8192" in plots["Memory over sequence lengths"]
-    assert titles(runs[0], runs[1].model_copy(update={"global_batch_size": 16})) == {}
+
+
+def test_a_sweep_over_sequence_lengths_makes_a_line_though_a_step_has_more_tokens() -> None:
+    """As `sweep --set seq_len=1024,2048` does, which leaves the global batch as it is."""
+    runs = [record(seq_len=length, tokens_per_s=1e6 / length, amu_gb=length / 256) for length in (2048, 8192)]
+    plots = titles(*runs)
+    assert list(plots) == [
+        "Speed over sequence lengths, with as many sequences a step",
+        "Memory over sequence lengths, with as many sequences a step",
+    ]
+    assert "gqa_1.5B: 8 at 2048, 32 at 8192" in list(plots.values())[1]
+    assert titles(runs[0], runs[1].model_copy(update={"global_batch_size": 3})) == {}
 
 
 @pytest.mark.parametrize(

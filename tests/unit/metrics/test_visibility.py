@@ -48,7 +48,7 @@ texts = st.sampled_from(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(st.lists(texts, min_size=1, max_size=5).map(",".join))
 def test_whole_gpus_are_those_that_torch_sees(listed: str) -> None:
     if listed.startswith("MIG-"):
@@ -79,7 +79,7 @@ def watched(driver: Driver, listed: str | None, index: int | None, by_uuid: bool
     return NvmlSensor(indices=None if index is None else [index], environment=environment, nvml=driver)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(ranks_and_machines())
 def test_ranks_together_count_each_device_once(
     drawn: tuple[frozenset[int], list[tuple[str | None, int | None, bool]]],

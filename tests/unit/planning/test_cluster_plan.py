@@ -186,8 +186,9 @@ def test_what_is_fused_moves_its_inputs_and_outputs() -> None:
     compiled = plain.model_copy(update={"kernels": plain.kernels.model_copy(update={"fused": True})})
     copied, fused = micro_batch_work(plain, layout, 0), micro_batch_work(compiled, layout, 0)
     tokens, bf16, vocabulary = 2048, 2, 151_936
-    # SwiGLU: three forward and five backward of 8,960; rotation: in and out, each way, of 14 heads of 128.
-    moved = 28 * tokens * bf16 * (8 * 8960 + 4 * 14 * 128 + 12 * 1536)
+    # SwiGLU: three forward and five backward of 8,960; rotation: in and out, each way, of 14 heads of 128; two sums and
+    # their gradients', of which the norm behind the first spares a read forward and two passes backward.
+    moved = 28 * tokens * bf16 * (8 * 8960 + 4 * 14 * 128 + 9 * 1536)
     assert fused["elementwise"][0].moved_bytes == moved
     # Softmax: three times read, once written. With a loss scaler the table's gradient waits in a sum of its own.
     assert fused["loss"][1].moved_bytes == tokens * vocabulary * 4 * bf16
@@ -261,6 +262,7 @@ def test_without_rates_there_is_no_time_and_a_reason(alone: ProcessPoolExecutor)
         (1020, (), "--world: 1020 ranks are not whole nodes of 8: 1016 or 1024 would be"),
         (1024, ("parallel.tp=3",), "1024 ranks are not whole replicas of tp × cp × pp = 3 × 1 × 1 = 3: 1023 or 1026"),
         (1024, ("parallel.tp=2", "parallel.dp=8"), "= 16 ranks, but --world is 1024: leave dp out, or set it to 512"),
+        (1, ("parallel.tp=2",), "1 rank is not whole replicas of tp × cp × pp = 2 × 1 × 1 = 2: 2 would be"),
         (4, ("parallel.tp=8",), "4 ranks are not whole replicas of tp × cp × pp = 8 × 1 × 1 = 8: 8 would be"),
         (
             1024,

@@ -65,6 +65,18 @@ def test_a_plan_says_what_muon_changes() -> None:
     assert "muon" not in on_one_line(print_plan, plan_of("gqa_0.5B"))
 
 
+def test_a_plan_of_rewards_has_the_cache_of_the_answers_that_a_rank_samples_at_once() -> None:
+    batch = ("training.seq_len=999", "training.micro_batch_size=1", "training.global_batch_size=24", "rl.samples=4")
+    words = ("gqa_1.5B", "training.objective=rl", *batch)
+    text = on_one_line(print_plan, plan_of(*words, "rl.batch=11"))
+    # Two of six questions: 8 times 1,000 tokens of 28,672 B.
+    assert "at most 0.23 GB on a rank, for 8 answers; not in the estimate" in text
+    # Of three replicas each has two questions, and the tensor-parallel ranks half of the heads.
+    shared = plan_of(*words, "rl.batch=99", "parallel.dp=3", "parallel.tp=2", devices=6)
+    assert "at most 0.11 GB on a rank, for 8 answers" in on_one_line(print_plan, shared)
+    assert "cache of rollouts" not in on_one_line(print_plan, plan_of("gqa_1.5B"))
+
+
 def test_the_runtime_is_that_of_the_named_device_type() -> None:
     assert plan_of("gqa_0.5B", "device=cuda").memory[0].runtime > plan_of("gqa_0.5B").memory[0].runtime
     with pytest.raises(DeviceError, match="device=tpu is not one of auto, cuda, npu, cpu"):

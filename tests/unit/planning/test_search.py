@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from itertools import product
 
 import pytest
@@ -127,6 +128,16 @@ def test_the_printed_command_is_one_that_works() -> None:
     launched = runner.invoke(app, words)
     assert launched.exit_code == 0, launched.output
     assert "#SBATCH --nodes=2" in launched.stdout
+
+
+@pytest.mark.proof
+@pytest.mark.alone
+@pytest.mark.parametrize("name", ["gqa_32B", "moe_1.5Bx8"])
+def test_a_thousand_ranks_take_less_than_20_s_of_a_processor(name: str) -> None:
+    begin_s = time.process_time()
+    found = searched(name, 1024, "H100 SXM", "training.global_batch_size=4096")
+    assert time.process_time() - begin_s < 20
+    assert found.fitting > 100
 
 
 @pytest.mark.parametrize("missing", ["--world", "--device"])

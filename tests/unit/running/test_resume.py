@@ -260,7 +260,8 @@ def test_a_batch_in_tokens_is_the_same_run(folder: OutputFolder) -> None:
 def test_what_may_differ() -> None:
     other = tiny(
         "gqa_1.5B",
-        *("output=elsewhere", "data.cache=elsewhere", "parallel.tp=2", "parallel.distributed_optimizer=false"),
+        *("output=elsewhere", "data.cache=elsewhere", "wandb=trial", "parallel.tp=2"),
+        "parallel.distributed_optimizer=false",
         *("training.micro_batch_size=1", "checkpoint.interval=7", "faults.skip_non_finite_steps=3"),
     )
     before, now = (settings(config.model_dump(mode="json"), MAY_DIFFER) for config in (CONFIG, other))
@@ -271,7 +272,7 @@ def test_what_may_differ() -> None:
     ("overrides", "device_name", "smaller", "kept"),
     [
         ((), "a CPU", False, True),
-        (("output=elsewhere", "data.cache=elsewhere"), "a CPU", False, True),
+        (("output=elsewhere", "data.cache=elsewhere", "wandb=trial"), "a CPU", False, True),
         (("parallel.tp=2",), "a CPU", False, False),
         (("checkpoint.interval=7",), "a CPU", False, False),
         ((), "another CPU", False, False),

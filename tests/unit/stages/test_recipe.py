@@ -53,6 +53,9 @@ def test_every_variant_goes_through_all_stages(tmp_path: Path, variant: str, lay
         assert config.training.objective == objective
         assert config.training.steps is not None
         assert config.training.steps >= 50
+    for stage in STAGES:
+        by_muon = resolve(run_name(stage, variant, 4), overrides=["training.optimizer=muon"], matrix_file=file)
+        assert (by_muon.training.matrix_rate, by_muon.parallel.distributed_optimizer) == (0.02, False)
 
 
 def test_an_unknown_variant_is_named(tmp_path: Path) -> None:

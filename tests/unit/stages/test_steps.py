@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,11 +108,16 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "calls"
 
 
+@pytest.mark.parametrize("stages", [("base",), pytest.param(("base", "mid"), marks=pytest.mark.proof)])
 def test_it_goes_on_after_a_kill_in_each_step(
-    request_: Request, calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    request_: Request,
+    calls: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    stages: tuple[str, ...],
 ) -> None:
     _made(request_.work)
-    request = replace(request_, stages=("base", "mid"))
+    request = replace(request_, stages=stages)
     steps = make_pipeline(request).steps
     commands = [step.command[1:] for step in steps if step.command]
     # Runs, evaluations and the report find out by themselves what is done.
@@ -128,6 +135,23 @@ def test_it_goes_on_after_a_kill_in_each_step(
         done += [words for words in expected[:-1] if words not in done]
     monkeypatch.delenv("STAGED_KILLED")
     assert speedrun(request) == 0
+
+
+def test_a_full_disk_is_told_and_more_room_is_used(
+    request_: Request, calls: Path, small_disk: Callable[[int], Path]
+) -> None:
+    disk = small_disk(100)
+    request = replace(request_, work=_made(disk / "pipeline"))
+    check = make_pipeline(request).steps[0]
+    filling = disk / "filling"
+    with contextlib.suppress(OSError), filling.open("wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(4096))
+    with pytest.raises(DataError, match="no space left in .* the same command continues from there"):
+        perform.perform([check], request.work)
+    filling.unlink()
+    assert perform.perform([check], request.work) == 0
+    assert check.complete
 
 
 def test_a_stop_is_passed_on_and_ends_it(

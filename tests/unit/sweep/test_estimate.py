@@ -7,6 +7,7 @@ from support.metrics_parts import make_record
 
 from efficientbench.config.load import resolve
 from efficientbench.metrics.hardware import device_rates
+from efficientbench.metrics.records.record_parts import Reinforcement
 from efficientbench.planning.plan import Plan, plan_anywhere
 from efficientbench.planning.step_time import project
 from efficientbench.sweep.estimate import ASSUMED_CORE_FLOPS, estimate
@@ -64,3 +65,14 @@ def test_recomputing_costs_time_and_energy_once() -> None:
         found = estimate(run, machine("a CPU", None), [make_record(facts)], cores=4)
         tokens = run.budget.tokens * factor
         assert (found.time_s, found.energy_j) == (pytest.approx(tokens / 1000.0), pytest.approx(tokens * 0.25))
+
+
+def test_what_samples_answers_has_no_estimate_and_gives_none() -> None:
+    rewarded = plan_anywhere(resolve("rl_d8", True, ["training.steps=50", "rl.questions=/rows", "rl.test_every=0"]))
+    found = estimate(rewarded, machine("a CPU", None), [], cores=4)
+    assert (found.time_s, found.energy_j) == (None, None)
+    assert "the answers that a run samples between its steps" in found.time_source
+    learned = Reinforcement(40, 0, 0, 0.1, 0.3, None, None, [])
+    facts = {"device_name": "a CPU", "dtype": "fp32", "tokens_per_s": 1.0, "reinforcement": learned, "duration_s": 9e9}
+    sampled = estimate(plan(), machine("a CPU", None), [make_record(facts)], cores=4)
+    assert "assumed (4 cores)" in sampled.time_source

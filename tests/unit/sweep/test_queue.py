@@ -110,7 +110,7 @@ def test_devices_for_a_run() -> None:
         ("0", CPU, "neither auto nor a number"),
         ("many", CPU, "neither auto"),
         ("1" + "0" * 5000, CPU, "from 1 to 1,000"),
-        ("4", GPUS, "there are 3"),
+        ("4", GPUS, "this machine has 3"),
     ],
 )
 def test_jobs_that_cannot_be(jobs: str, machine: Machine, message: str) -> None:

@@ -133,6 +133,18 @@ def test_runs_that_begin_with_other_weights_are_other_runs(tmp_path: Path) -> No
     assert len(tasks) == len({task.folder.path for task in tasks}) == len({task.configuration for task in tasks}) == 4
 
 
+def test_optimizers_are_an_axis_of_every_objective(tmp_path: Path) -> None:
+    axis, output = "training.optimizer=adamw,muon", f"output={tmp_path}"
+    tasks = build_tasks(Request(only=("gqa_0.5B",), axes=(axis,), overrides=(output,), smoke=True), CPU, None)
+    told = [(each.id, each.config.parallel.distributed_optimizer) for each in tasks if each.config is not None]
+    assert told == [("gqa_0.5B_smoke__optimizer=adamw", True), ("gqa_0.5B_smoke__optimizer=muon", False)]
+    rewarded = (output, "init.run=/runs/sft", "data.path=/chat", "rl.questions=/rows", "rl.test_every=0")
+    request = Request(only=("rl_d8",), axes=(axis, "rl.samples=2,4"), overrides=rewarded, smoke=True)
+    tasks = build_tasks(request, CPU, None)
+    assert [task.refused for task in tasks] == [None] * 4
+    assert len({task.folder.path for task in tasks}) == len({task.configuration for task in tasks}) == 4
+
+
 def test_another_matrix(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(

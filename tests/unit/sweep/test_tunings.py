@@ -12,11 +12,16 @@ from support.metrics_parts import make_record
 from efficientbench.cli.sweep import sweep
 from efficientbench.config.errors import ConfigError
 from efficientbench.finetuning.load import resolve_tuning
+from efficientbench.finetuning.plan import asked
+from efficientbench.finetuning.request import plan_request
 from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.records.record import write_record
-from efficientbench.sweep.machine import Machine
+from efficientbench.sweep.estimate import Estimate
+from efficientbench.sweep.machine import Machine, planned_machine
 from efficientbench.sweep.order import in_turns
+from efficientbench.sweep.progress import seconds
 from efficientbench.sweep.selection import Request, select
+from efficientbench.sweep.tuning_plan import estimate_tuning
 from efficientbench.sweep.tuning_tasks import TuningTask, tuning_tasks
 from efficientbench.sweep.tunings import chosen_tunings, names_tunings
 
@@ -110,8 +115,8 @@ def test_a_complete_record_is_of_one_configuration_and_device(tmp_path: Path) ->
     (task,) = tuning_tasks(request, CPU, None)
     assert isinstance(task, TuningTask)
     assert not task.is_trained("a CPU", False)
-    # From another place, which changes nothing.
-    config = resolve_tuning("lora_tiny", overrides=["output=elsewhere"])
+    # From another place and with another sink, which change nothing.
+    config = resolve_tuning("lora_tiny", overrides=["output=elsewhere", "wandb=mine"])
     values = {"config": config.model_dump(mode="json"), "status": "completed", "device_name": "a CPU"}
     task.folder.path.mkdir()
     write_record(make_record(values | {"formula_id": FORMULAS}), task.folder.record)
@@ -137,5 +142,53 @@ def test_a_dry_run_tells_what_is_not_known_before_a_fine_tuning(
     assert "4 runs to do" in printed
     assert "n/a time: of a fine-tuning: `efficientbench finetune NAME --plan`" in printed
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ConfigError, match="finetune NAME --plan --device NAME"):
-        sweep(arguments=words, only="lora_32B", dry_run=True, device="H100 SXM")
+
+
+def test_a_cluster_is_planned_for_and_what_does_not_fit_it_is_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, place = [f"output={tmp_path}", "training.steps=100"], {"device": "h100 sxm", "devices_per_node": 4}
+    with pytest.raises(typer.Exit) as planned:
+        sweep(arguments=words, only="lora,full", sizes="32B", dry_run=True, nodes=2, **place)  # type: ignore[arg-type]
+    assert planned.value.exit_code == 0
+    printed = capsys.readouterr().out
+    assert "planned for 2 nodes of 4 × H100 SXM" in printed
+    rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "_32B  " in line}
+    plans = {name: asked(plan_request(resolve_tuning(name), 8, 4, "H100 SXM", None)) for name in rows}
+    assert {name: plan.fits for name, plan in plans.items()} == {"lora_32B": True, "full_32B": False}
+    lora, full = plans["lora_32B"], plans["full_32B"]
+    step = lora.time(lora.layout.tokens)
+    assert step is not None
+    expected = f"queued 8 100 n/a 1 {4 * lora.total_bytes / 1e9:.2f} {seconds(100 * step.longest_s)} n/a"
+    assert " ".join(rows["lora_32B"]) == expected
+    assert " ".join(rows["full_32B"]) == f"refused 8 100 n/a 1 {4 * full.total_bytes / 1e9:.2f} n/a n/a"
+    assert "full_32B: refused (out_of_memory): full_32B does not fit: a rank needs about" in printed
+    assert "finetune full_32B --plan --world 8 --devices-per-node 4 --device 'H100 SXM'` lists the layouts" in printed
+    assert "time: projected from the rates of H100 SXM, 40% of its peak" in printed
+    assert "\n1 run to do; about " in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_without_rates_and_a_run_without_steps_have_memory_and_no_time() -> None:
+    def planned(machine: Machine, *overrides: str) -> tuple[TuningTask, Estimate]:
+        (task,) = tuning_tasks(Request(only=("lora_32B",), overrides=overrides), machine, None)
+        assert isinstance(task, TuningTask)
+        assert task.tuning is not None
+        return task, estimate_tuning(task.tuning, task.projection)
+
+    task, estimate = planned(NPUS, "training.steps=10")
+    found = task.planned()
+    assert found is not None
+    assert found.node_memory_bytes == 8 * asked(plan_request(resolve_tuning("lora_32B"), 8, 8, None, None)).total_bytes
+    assert (estimate.time_s, "910B" in estimate.time_source) == (None, True)
+    task, estimate = planned(planned_machine("H100 SXM", 1, 8))
+    assert (estimate.time_s, "training.epochs" in estimate.time_source) == (None, True)
+    task, estimate = planned(NPUS, "training.dtype=fp32")
+    assert (task.projection.plan, "fp32" in estimate.time_source) == (None, True)
+
+
+def test_what_is_too_large_by_a_plan_is_tried_on_the_machine_at_hand() -> None:
+    (task,) = tuning_tasks(Request(only=("full_32B",)), NPUS, None)
+    assert isinstance(task, TuningTask)
+    assert task.projection.plan is not None
+    assert (task.projection.plan.fits, task.refused) == (False, None)

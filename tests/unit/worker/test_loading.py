@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from support.command_line import environment
 
 PROGRAM = """
@@ -32,6 +33,7 @@ print(double(4), triple(4), "torch._inductor.compile_fx" in sys.modules)
 """
 
 
+@pytest.mark.proof
 def test_the_compiler_is_loaded_by_what_it_compiles() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM],

@@ -51,6 +51,8 @@ def test_a_run_without_the_auxiliary_loss_says_why(tmp_path: Path) -> None:
     quality = record("moe_0.5Bx8", tmp_path, events, "model.moe.auxiliary_loss=0").quality()
     assert quality.auxiliary_loss is None
     assert quality.reasons["auxiliary_loss"] == "model.moe.auxiliary_loss is 0: the run trained without it"
+    rewarded = record("moe_0.5Bx8", tmp_path / "rl", events, "training.objective=rl", "rl.samples=8").quality()
+    assert rewarded.reasons["auxiliary_loss"] == "rewards alone move weights: the run trained without it"
 
 
 def test_a_dense_run_writes_no_routing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which keys a query sees where it sees consecutive ones: in the compressed and in the window branch of NSA."""
+"""The consecutive keys that a query sees in the compressed and in the window branch of NSA."""
 
 from __future__ import annotations
 

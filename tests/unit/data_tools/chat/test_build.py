@@ -222,7 +222,7 @@ def test_commands(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
     options = ("--tokenizer", chat_bpe, "--output", tmp_path / "chat", "--workers", "1")
     code, out, error = run("chat", file, *options)
     assert code == 0, error
-    assert "1 conversations of" in out
+    assert "1 conversation of" in out
     assert "names of special tokens in the text, kept as text: 2 x <|bos|>" in out
     code, out, error = run("inspect", tmp_path / "chat")
     assert code == 0, error
@@ -230,7 +230,7 @@ def test_commands(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
     assert "<|bos|><|user_start|><|bos|> \\x1b[31m<|user_end|><|assistant_start|>⟦<|bos|>!<|assistant_end|>⟧" in out
     code, out, error = run("verify", tmp_path / "chat")
     assert (code, error) == (0, "")
-    assert "whole: 1 documents" in out
+    assert "whole: 1 document of" in out
     corpus = load_corpus(manifest_path(tmp_path / "chat"))
     ((ids, mask),) = found(corpus.prefix)
     coloured = show_conversation(np.array(ids), np.array(mask), load_tokenizer(chat_bpe), coloured=True)

@@ -1,0 +1,90 @@
+"""One rank of a generation: `python -m efficientbench.generation.rank REQUEST.json`, started by the launcher."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from efficientbench.config.registry import load_kinds
+from efficientbench.devices.registry import find_device
+from efficientbench.generation.case import Case
+from efficientbench.generation.command import Screen, tokenized
+from efficientbench.generation.errors import GenerationError, LackOfMemoryError
+from efficientbench.generation.generate import generate
+from efficientbench.generation.memory import lack_of_memory, usable_bytes
+from efficientbench.generation.on_ranks import REQUEST, Request
+from efficientbench.generation.opened import opened
+from efficientbench.launchers.processes.failure import Failure, Kind, report_failure
+from efficientbench.running.errors import USERS_MISTAKES
+from efficientbench.running.failures import LOST_PEER, ran_out_of_memory, users_mistake
+from efficientbench.running.rank_process import end, note_signals, set_up_logging
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Compute the rank that the environment names, and report an error to the launcher; return the exit code."""
+    request = REQUEST.validate_json(Path(sys.argv[1]).read_bytes())
+    rank = int(os.environ["RANK"])
+    log_file = request.log / f"rank_{rank}.log"
+    set_up_logging(log_file)
+    received = note_signals()
+    try:
+        stopped = generate_rank(request, rank, lambda: bool(received))
+    except Exception as error:
+        logger.exception("rank %d failed", rank)
+        failure = diagnose(error, request, log_file)
+        report_failure(failure)
+        return failure.exit_code
+    return 128 + (received[0] if received else signal.SIGTERM) if stopped else 0
+
+
+def generate_rank(request: Request, rank: int, stop_requested: Callable[[], bool]) -> bool:
+    """Compute this rank's part of each step, and on rank 0 show the texts; return whether it was stopped early."""
+    load_kinds(request.kinds)
+    with opened(request.folder, request.step, request.parallel) as run:
+        from efficientbench.training.groups import any_rank
+
+        prompts = tokenized(run, request.texts, request.max_new_tokens)
+        screen = Screen(run.tokenizer.decode, request.texts, prompts, sys.stdout if rank == 0 else io.StringIO())
+        stop = [run.tokenizer.eod_id]
+        device = next(run.model.parameters()).device
+        steps = generate(run.model, prompts, request.sampling, request.max_new_tokens, stop, batch=request.batch)
+        try:
+            for emitted in steps:
+                screen.show(emitted)
+                # Together: a rank that ends alone leaves the others waiting for it in the next step.
+                if any_rank(stop_requested(), device):
+                    screen.close()
+                    return True
+        except Exception as error:
+            screen.close()
+            if not ran_out_of_memory(error):
+                raise
+            case = Case(max(map(len, prompts)), min(request.batch, len(prompts)), request.max_new_tokens)
+            usable = usable_bytes(find_device(run.config.device, trains=False), request.tp)
+            raise LackOfMemoryError(lack_of_memory(run.config, case, usable)) from error
+    return False
+
+
+def diagnose(error: Exception, request: Request, log_file: Path) -> Failure:
+    """Return the failure that an exception means. `log_file` holds its traceback."""
+    if isinstance(error, USERS_MISTAKES):
+        return users_mistake(error)
+    if isinstance(error, GenerationError):
+        return Failure("non_finite", f"{request.folder}: {error}")
+    if isinstance(error, LackOfMemoryError):
+        return Failure("out_of_memory", str(error))
+    if ran_out_of_memory(error):
+        return Failure("out_of_memory", f"out of memory for the weights: a --tp above {request.tp} may fit")
+    kind: Kind = "lost_rank" if LOST_PEER.search(str(error)) else "crash"
+    return Failure(kind, f"{type(error).__name__}: {error} (traceback in {log_file})")
+
+
+if __name__ == "__main__":
+    end(main())

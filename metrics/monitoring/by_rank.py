@@ -1,0 +1,50 @@
+"""Each rank's own part of a measurement: its steps, and the accelerator that it computes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from efficientbench.metrics.definitions import BYTES_PER_GB
+from efficientbench.metrics.device_use import RankUse
+from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement
+
+
+def rank_uses(ranks: Sequence[RankMeasurement], accelerators: Sequence[DeviceMeasurement]) -> tuple[RankUse, ...]:
+    """Return each rank's part; nothing for a single rank, which is the whole, or where no step was measured.
+
+    Args:
+        ranks: that measured the same steps.
+        accelerators: of all ranks, each once; none where the ranks share a host, whose figures are no rank's.
+    """
+    if len(ranks) < 2 or not ranks[0].steps:
+        return ()
+    places = _places(ranks, {each.info.uuid for each in accelerators})
+    used = {places[each.info.uuid]: each for each in accelerators}
+    return tuple(_use(rank, used.get(rank.rank)) for rank in ranks)
+
+
+def _places(ranks: Sequence[RankMeasurement], uuids: set[str]) -> dict[str, int]:
+    """Return the uuid of each accelerator → the rank that computes on it.
+
+    A rank that reads several of a node is the first of those that use them.
+    """
+    places: dict[str, int] = {}
+    for rank in ranks:
+        read = [device.info.uuid for device in rank.devices if device.info.uuid in uuids]
+        for place, uuid in enumerate(read):
+            places.setdefault(uuid, rank.rank + place)
+    return places
+
+
+def _use(rank: RankMeasurement, device: DeviceMeasurement | None) -> RankUse:
+    times_s = [step.time_s for step in rank.steps]
+    peak = None if device is None else device.peak_memory_device_bytes
+    return RankUse(
+        rank=rank.rank,
+        step_time_s=math.fsum(times_s) / len(times_s),
+        amu_gb=None if device is None else device.amu_gb,
+        peak_memory_gb=None if peak is None else peak / BYTES_PER_GB,
+        pcu=None if device is None else device.pcu,
+        energy_j=None if device is None else device.energy_j,
+    )

@@ -1,0 +1,70 @@
+"""Tabulate rewards, and what sampling their answers took beside the updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from efficientbench.metrics.analysis.rollouts import NOT_MEASURED, energy_j_per_token, tokens_per_s, why_no_energy
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.record_parts import PhaseCost, Reinforcement
+from efficientbench.metrics.report.headline import unique_names
+from efficientbench.metrics.report.table import ABSENT, Table, number
+
+TITLE = "Rewards, and what sampling answers took"
+_PHASE = ("s", "tokens", "tokens/s", "J", "J/token")
+HEADER = (
+    *("run", "questions", "without signal", "first reward", "last reward"),
+    *(f"rollouts, {unit}" for unit in _PHASE),
+    *(f"updates, {unit}" for unit in _PHASE),
+)
+NOTES = (
+    "Without signal: questions whose answers all had one reward, from which nothing was learned.",
+    "First and last reward: means over ten steps.",
+    "Rollouts: sampling and rewarding the answers, whose own tokens count. Updates: the measured steps, with questions "
+    "and padding among their tokens; all other tables are of these alone.",
+)
+
+
+def rollouts_table(records: Sequence[RunRecord]) -> Table | None:
+    """Return a row for each run that learned by rewards; None where none did."""
+    found = [
+        (name, record, record.reinforcement)
+        for name, record in zip(unique_names(records), records, strict=True)
+        if record.reinforcement is not None
+    ]
+    if not found:
+        return None
+    rows = [(name, *_learned(learned), *_phases(learned)) for name, _, learned in found]
+    reasons = dict.fromkeys(reason for _, record, learned in found for reason in _reasons(record, learned))
+    return Table(HEADER, rows, title=TITLE, notes=(*NOTES, *reasons))
+
+
+def _learned(learned: Reinforcement) -> tuple[str, ...]:
+    share = f"{learned.without_signal / learned.questions:.1%}" if learned.questions else ABSENT
+    rewards = (number(each, ".4g") for each in (learned.reward_first, learned.reward_last))
+    return f"{learned.questions:,}", share, *rewards
+
+
+def _phases(learned: Reinforcement) -> tuple[str, ...]:
+    return *_cells(learned.rollouts), *_cells(learned.updates)
+
+
+def _cells(cost: PhaseCost | None) -> tuple[str, ...]:
+    if cost is None:
+        return (ABSENT,) * len(_PHASE)
+    return (
+        f"{cost.time_s:,.1f}",
+        f"{cost.tokens:,}",
+        number(tokens_per_s(cost), ",.0f"),
+        number(cost.energy_j, ",.0f"),
+        number(energy_j_per_token(cost), ".3g"),
+    )
+
+
+def _reasons(record: RunRecord, learned: Reinforcement) -> list[str]:
+    """Return why figures of a run are n/a."""
+    if learned.rollouts is None or learned.updates is None:
+        return [f"{ABSENT} seconds, tokens and J of {record.run}: {NOT_MEASURED}."]
+    phases = {"rollouts": learned.rollouts, "updates": learned.updates}
+    lacking = {name: why_no_energy(record, cost) for name, cost in phases.items() if cost.energy_j is None}
+    return [f"{ABSENT} J of {name} of {record.run}: {reason}." for name, reason in lacking.items()]

@@ -1,0 +1,45 @@
+r"""The table of four attentions that generate, from records that were measured before.
+
+Measure first, then call:
+
+    efficientbench generate mqa_0.5B,gqa_0.5B,mla_0.5B,nsa_0.5B --measure --prompt-tokens 128,1024 --batch 1 \
+        --max-new-tokens 32 --repeats 3 training.dtype=fp32 output=output/attentions
+    python tests/benchmarks/attentions_generating.py output/attentions [--write]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from support.measured import options, write_content
+
+from efficientbench.devices.registry import find_device
+from efficientbench.metrics.records.generation import load_generations
+from efficientbench.metrics.report.generation import NO_TRAINING, beside, generation_table
+
+
+def main() -> None:
+    """Print a row for each combination; with `--write`, write them for the docs."""
+    parser = options(__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cpu", help="the type of device that was measured")
+    arguments = parser.parse_args()
+    records = load_generations(arguments.folder)[0]
+    table = generation_table(beside(records, []), [])
+    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    notes = [note for note in table.notes if not note.endswith(NO_TRAINING)]
+    print(*rows, *notes, sep="\n")
+    repeats = {row.decode.repeats for record in records for row in record.rows if row.decode is not None}
+    if not repeats:
+        sys.exit(f"{arguments.folder}: no combination was measured")
+    if arguments.write:
+        conditions = f"models one after another, at least {min(repeats)} requests of each row after one of warm-up"
+        content = {"conditions": conditions, "note": " ".join(notes), "rows": rows}
+        write_content(__file__, find_device(arguments.device), content)
+
+
+if __name__ == "__main__":
+    main()
