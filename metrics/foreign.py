@@ -60,10 +60,10 @@ def plain_texts(value: Any) -> Any:
         return plain_text(value)
     if isinstance(value, list):
         # Most lists are long ones of numbers.
-        return [plain_texts(each) for each in value] if any(isinstance(each, _HOLDS_TEXT) for each in value) else value
+        return value if _HOLDS_TEXT.isdisjoint(map(type, value)) else [plain_texts(each) for each in value]
     if isinstance(value, dict):
         return {plain_texts(key): plain_texts(each) for key, each in value.items()}
     return value
 
 
-_HOLDS_TEXT = (str, list, dict)
+_HOLDS_TEXT = {str, list, dict}

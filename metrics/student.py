@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -33,6 +34,8 @@ def half_interval_95(standard_error: float | None, values: int | None) -> float 
     return t_quantile_95(values - 1) * standard_error
 
 
+# A report asks for the same few thousands of times.
+@functools.cache
 def t_quantile_95(degrees_of_freedom: float) -> float:
     """Return the two-sided 95 % quantile of Student's t, for 1 degree of freedom or more."""
     n, t, step = degrees_of_freedom, Z_95 - 0.01, 1.0
