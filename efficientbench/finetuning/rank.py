@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,13 @@ from efficientbench.finetuning.examples import fingerprint_of, read_examples
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.methods import WITH_ADAPTER
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
-from efficientbench.launchers.processes.failure import Failure, report_failure
+from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.records.record import FIGURES, read_record
 from efficientbench.metrics.records.wandb_log import WandbLog
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import ran_out_of_memory, users_mistake
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.rank_process import end, note_signals, set_up_logging
+from efficientbench.running.rank_process import StopRequested, end, run_rank
 from efficientbench.training.errors import NonFiniteError, TrainingError
 
 if TYPE_CHECKING:
@@ -36,19 +35,10 @@ def main() -> int:
     job = TuningJob.read(Path(sys.argv[1]))
     rank = int(os.environ["RANK"])
     log_file = OutputFolder(job.output).log / f"rank_{rank}.log"
-    set_up_logging(log_file)
-    received = note_signals()
-    try:
-        stopped = tune_rank(job, rank, lambda: bool(received))
-    except Exception as error:
-        logger.exception("rank %d failed", rank)
-        failure = diagnose(error, log_file)
-        report_failure(failure)
-        return failure.exit_code
-    return 128 + (received[0] if received else signal.SIGTERM) if stopped else 0
+    return run_rank(rank, log_file, lambda stop: tune_rank(job, rank, stop), lambda error: diagnose(error, log_file))
 
 
-def tune_rank(job: TuningJob, rank: int, stop_requested: Callable[[], bool]) -> bool:
+def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested) -> bool:
     """Train this rank's part, save, verify, and on rank 0 write the record; return whether it was stopped early."""
     device = find_device(job.config.device)
     if device.type == "cpu":

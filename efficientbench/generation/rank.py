@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from efficientbench.config.registry import load_kinds
@@ -19,10 +17,10 @@ from efficientbench.generation.generate import generate
 from efficientbench.generation.memory import lack_of_memory, usable_bytes
 from efficientbench.generation.on_ranks import REQUEST, Request
 from efficientbench.generation.opened import opened
-from efficientbench.launchers.processes.failure import Failure, Kind, report_failure
+from efficientbench.launchers.processes.failure import Failure, Kind
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import LOST_PEER, ran_out_of_memory, users_mistake
-from efficientbench.running.rank_process import end, note_signals, set_up_logging
+from efficientbench.running.rank_process import StopRequested, end, run_rank
 
 logger = logging.getLogger(__name__)
 
@@ -32,19 +30,15 @@ def main() -> int:
     request = REQUEST.validate_json(Path(sys.argv[1]).read_bytes())
     rank = int(os.environ["RANK"])
     log_file = request.log / f"rank_{rank}.log"
-    set_up_logging(log_file)
-    received = note_signals()
-    try:
-        stopped = generate_rank(request, rank, lambda: bool(received))
-    except Exception as error:
-        logger.exception("rank %d failed", rank)
-        failure = diagnose(error, request, log_file)
-        report_failure(failure)
-        return failure.exit_code
-    return 128 + (received[0] if received else signal.SIGTERM) if stopped else 0
+    return run_rank(
+        rank,
+        log_file,
+        lambda stop: generate_rank(request, rank, stop),
+        lambda error: diagnose(error, request, log_file),
+    )
 
 
-def generate_rank(request: Request, rank: int, stop_requested: Callable[[], bool]) -> bool:
+def generate_rank(request: Request, rank: int, stop_requested: StopRequested) -> bool:
     """Compute this rank's part of each step, and on rank 0 show the texts; return whether it was stopped early."""
     load_kinds(request.kinds)
     with opened(request.folder, request.step, request.parallel) as run:

@@ -1,4 +1,4 @@
-"""The set-up of a rank's process before its work, and its end."""
+"""A rank's process: its set-up, its work and its end."""
 
 from __future__ import annotations
 
@@ -10,13 +10,43 @@ import signal
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from efficientbench.launchers.files import no_link
+from efficientbench.launchers.processes.failure import Failure, report_failure
 
 logger = logging.getLogger(__name__)
+
+
+StopRequested = Callable[[], bool]
+"""Whether a signal has asked this process to stop."""
+
+
+def run_rank(
+    rank: int, log_file: Path, work: Callable[[StopRequested], bool], diagnose: Callable[[Exception], Failure]
+) -> int:
+    """Do a rank's work, report an error to the launcher, and return the exit code.
+
+    Args:
+        rank: of this process.
+        log_file: gets its log, with the traceback of an error.
+        work: returns whether it was stopped before its end.
+        diagnose: returns the failure that an error means.
+    """
+    set_up_logging(log_file)
+    received = note_signals()
+    try:
+        stopped = work(lambda: bool(received))
+    except Exception as error:
+        logger.exception("rank %d failed", rank)
+        failure = diagnose(error)
+        report_failure(failure)
+        return failure.exit_code
+    # A rank that stops because another was asked to has received no signal itself.
+    return 128 + (received[0] if received else signal.SIGTERM) if stopped else 0
 
 
 def end(exit_code: int) -> NoReturn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from efficientbench.metrics.records.facts import RunFacts
 from efficientbench.metrics.records.record import write_record
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.rank_process import StopRequested
 from efficientbench.training.checkpoints.manifest import Manifest, read_manifest
 from efficientbench.worker.build_monitor import build_monitor
 from efficientbench.worker.build_record import build_record, parameter_groups, run_facts
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from efficientbench.worker.beside import Beside
 
 
-def train_rank(
-    job: Job, rank: int, local_rank: int, stop_requested: Callable[[], bool], heartbeat: HeartbeatWriter
-) -> bool:
+def train_rank(job: Job, rank: int, local_rank: int, stop_requested: StopRequested, heartbeat: HeartbeatWriter) -> bool:
     """Train this rank's part of the run; returns whether the run was stopped before its last step."""
     started_at, begin_s = datetime.now(timezone.utc), time.monotonic()
     with loading():

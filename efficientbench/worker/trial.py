@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from efficientbench.devices.registry import find_device
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.running.job import Job
+from efficientbench.running.rank_process import StopRequested
 from efficientbench.worker.loading import loading
 
 if TYPE_CHECKING:
@@ -39,9 +40,7 @@ class RandomTokens:
         return iter([self.batch] * self.micro_batches)
 
 
-def try_rank(
-    job: Job, rank: int, local_rank: int, stop_requested: Callable[[], bool], heartbeat: HeartbeatWriter
-) -> bool:
+def try_rank(job: Job, rank: int, local_rank: int, stop_requested: StopRequested, heartbeat: HeartbeatWriter) -> bool:
     """Make STEPS steps, and return whether this was asked to stop before their end; errors are those of a run."""
     with loading():
         device = find_device(job.config.device)
