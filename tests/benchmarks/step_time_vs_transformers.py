@@ -2,7 +2,7 @@
 
 The same model, batch, dtype and threads; float32 master weights and fused AdamW on both sides; rounds of both in turn.
 
-    python3 tests/benchmarks/step_time_vs_transformers.py [--dtype fp32] [--rounds 20] [--threads 2] [--write]
+    python3 tests/benchmarks/step_time_vs_transformers.py [--dtypes fp32 bf16] [--rounds 20] [--threads 2] [--write]
 """
 
 from __future__ import annotations
@@ -38,23 +38,25 @@ SHAPE = [
 
 
 def main() -> None:
-    """Run the comparison and print the paired ratio with its 95 % interval."""
+    """Run the comparison in each dtype and print the paired ratios with their 95 % intervals."""
     parser = options(__doc__)
-    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--shape", nargs="*", default=[], help="key=value overrides, like model.vocab_size=151936")
     arguments = parser.parse_args()
-    config = resolve("gqa_1.5B", smoke=True, overrides=[*SHAPE, f"training.dtype={arguments.dtype}", *arguments.shape])
     torch.set_num_threads(arguments.threads)
-    with world_of_one_rank(seed=config.training.seed) as device:
-        ratio = compare(*build(config, device), arguments.rounds)
-    shape = ", ".join([*SHAPE, *arguments.shape])
-    conditions = f"{arguments.dtype}, {arguments.threads} threads on both sides, rounds in turn; {shape}"
-    report(__file__, arguments, {"ratio": ratio}, conditions)
+    shape = [*SHAPE, *arguments.shape]
+    ratios = {}
+    for dtype in arguments.dtypes:
+        config = resolve("gqa_1.5B", smoke=True, overrides=[*shape, f"training.dtype={dtype}"])
+        with world_of_one_rank(seed=config.training.seed) as device:
+            ratios[f"ratio_{dtype}"] = compare(*build(config, device), arguments.rounds, dtype)
+    conditions = f"{arguments.threads} threads on both sides, rounds in turn; {', '.join(shape)}"
+    report(__file__, arguments, ratios, conditions)
 
 
-def compare(ours: Step, theirs: Step, rounds: int) -> Figure:
+def compare(ours: Step, theirs: Step, rounds: int, dtype: str) -> Figure:
     """Time both steps in each round, in random order, after three rounds of warm-up; return the paired ratio."""
     times_s: dict[Step, list[float]] = {ours: [], theirs: []}
     for _ in range(3 + rounds):
@@ -63,7 +65,7 @@ def compare(ours: Step, theirs: Step, rounds: int) -> Figure:
     pairs = list(zip(times_s[ours][3:], times_s[theirs][3:], strict=True))
     medians = [statistics.median(each) * 1e3 for each in zip(*pairs, strict=True)]
     print(f"medians: ours {medians[0]:.1f} ms, transformers {medians[1]:.1f} ms")
-    what = "time of a training step, ours over transformers'"
+    what = f"time of a training step in {dtype}, ours over transformers'"
     return Figure.with_bootstrap(what, [our_s / their_s for our_s, their_s in pairs], statistics.geometric_mean)
 
 
