@@ -104,7 +104,8 @@ def pairs_of(folder: Path, items: int, core: Path | None) -> dict[str, Both]:
     hf, tokenizer, make = build(folder)
     pairs = {}
     for name, (fewest, most, shortest, longest) in CONTEXTS.items():
-        what = f"contexts of {fewest} to {most} tokens, choices of {shortest} to {longest}"
+        choices = f"{shortest} to {longest}" if shortest < longest else f"{longest}"
+        what = f"contexts of {fewest} to {most} tokens, choices of {choices}"
         pairs[name] = scored(what, requests_of(items, *CONTEXTS[name]), hf, make)
     pairs["texts"] = written(items, tokenizer, hf, make)
     for name, requests in ({} if core is None else core_requests(core, items, tokenizer)).items():

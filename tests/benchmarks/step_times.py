@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from support.measured import MEASURED, options, write_content
+from support.measured import MEASURED, checked_out, git, options, write_content
 from support.repository import ROOT
 
 from efficientbench.devices.cpu import CPU
@@ -74,18 +74,6 @@ def main() -> int:
         kept = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
         write_content(__file__, CPU(), {"conditions": conditions, "rows": joined(kept, rows)})
     return int(slower)
-
-
-def git(*words: str) -> str:
-    """Return what git answers about this repository."""
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def checked_out(commit: str, folder: Path) -> Path:
-    """Write the files of a commit into a folder, and return it."""
-    git("archive", "--output", str(folder / "tree.tar"), commit)
-    subprocess.run(["tar", "-xf", "tree.tar"], cwd=folder, check=True)
-    return folder
 
 
 def in_turns(trees: Sequence[Path], name: str, rounds: int, steps: int) -> list[list[float]]:

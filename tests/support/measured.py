@@ -100,20 +100,29 @@ def write_content(script: str, device: Device, content: dict[str, object]) -> No
     import torch
 
     path = Path(script).resolve()
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
     cores = f"{len(os.sched_getaffinity(0))} cores of " if device.type == "cpu" else ""
     about = {
         "script": str(path.relative_to(ROOT)),
         "machine": f"{cores}{device.names()[0]}",
         "software": f"torch {torch.__version__}",
-        "commit": commit,
+        "commit": git("describe", "--always", "--dirty"),
         "date": datetime.date.today().isoformat(),
     }
     target = MEASURED / f"{path.stem}.json"
     write_whole(target, json.dumps(about | content, indent=2, ensure_ascii=False) + "\n")
     print(f"{target}: now run python docs/generate.py")
+
+
+def git(*words: str) -> str:
+    """Return what git answers about this repository."""
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def checked_out(commit: str, folder: Path) -> Path:
+    """Write the files of a commit into a folder, and return it."""
+    git("archive", "--output", str(folder / "tree.tar"), commit)
+    subprocess.run(["tar", "-xf", "tree.tar"], cwd=folder, check=True)
+    return folder
 
 
 def _plain(figure: Figure) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from efficientbench.config.errors import ConfigError
 from efficientbench.devices.base import Device
 from efficientbench.evaluation.core.bundle import read_bundle
 from efficientbench.evaluation.core.task import Core
@@ -33,10 +34,15 @@ class CoreDuringTraining(Scores):
 
     @classmethod
     def of(cls, job: Job, heartbeat: HeartbeatWriter, measure: Measure, device: Device) -> CoreDuringTraining | None:
-        """Return the listener of a run; None where the run does not ask for one."""
+        """Return the listener of a run; None where the run does not ask for one.
+
+        Raises ConfigError: there is no such folder.
+        """
         evaluation = job.config.evaluation
         if not evaluation.core_every or evaluation.core_data is None:
             return None
+        if not Path(evaluation.core_data).is_dir():
+            raise ConfigError(f"evaluation.core_data: {evaluation.core_data}: no such folder")
         return cls(job, evaluation.core_data, heartbeat, measure, device)
 
     def task(self, model: GPT, step: int) -> Core:
