@@ -87,8 +87,11 @@ class Device(ABC):
     def prepare(self, local_rank: int) -> torch.device:
         """Make `local_rank`'s device current and ready for the engine. Call it once, before importing megatron."""
 
-    def group_device(self, place: torch.device) -> torch.device | None:
-        """Return `place` where process groups are made for the rank's device from the start; else None."""
+    def group_device(self, place: torch.device, stages: int) -> torch.device | None:
+        """Return `place` where process groups are made for the rank's device from the start; else None.
+
+        `stages`: of the pipeline.
+        """
         return None
 
     def fuses(self) -> bool:

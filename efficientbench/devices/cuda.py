@@ -63,9 +63,10 @@ class CUDA(Device):
         torch.cuda.set_device(local_rank)
         return torch.device(self.type, local_rank)
 
-    def group_device(self, place: torch.device) -> torch.device | None:
+    def group_device(self, place: torch.device, stages: int) -> torch.device | None:
         # NCCL then connects the ranks as they meet, and not within their first steps; a wrong device is refused there.
-        return place
+        # But such a group makes no communicator for each pair: what stages send one by one would wait for each other.
+        return place if stages == 1 else None
 
     def fuses(self) -> bool:
         # Triton compiles the kernels. Every CUDA build of torch for Linux on x86-64 brings it, so a plan on a machine

@@ -26,8 +26,8 @@ _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _EXECUTE, _READ_FILE, _READ_FOLDER = 1, 4, 8
 _FIRST, _SECOND = 16, 24
 """Offsets of the low halves of a call's first arguments in `struct seccomp_data`, on both machines."""
-_SET_OWNER, _SET_OWNER_EX = 8, 15
-"""Of fcntl(2): whom the kernel signals, by any signal, when a file is ready."""
+_SET_OWNERS = {"fcntl": (8, 15), "ioctl": (0x8901, 0x8902)}
+"""Of these calls the commands that say whom the kernel signals, by any signal, when a file is ready."""
 _OTHER_NUMBERS = 0x40000000
 """From here on x86-64 counts its calls once more, for programs of 32-bit addresses (seccomp(2))."""
 
@@ -36,13 +36,15 @@ _CALLS = {
         0xC000003E,
         {"clone": 56, "fork": 57, "vfork": 58, "clone3": 435, "socket": 41, "prlimit64": 302, "kill": 62}
         | {"tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "pidfd_send_signal": 424}
-        | {"ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "io_uring_setup": 425, "fcntl": 72},
+        | {"ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "io_uring_setup": 425, "fcntl": 72}
+        | {"ioctl": 16},
     ),
     "aarch64": (
         0xC00000B7,
         {"clone": 220, "clone3": 435, "socket": 198, "prlimit64": 261, "kill": 129}
         | {"tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "pidfd_send_signal": 424}
-        | {"ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "io_uring_setup": 425, "fcntl": 25},
+        | {"ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "io_uring_setup": 425, "fcntl": 25}
+        | {"ioctl": 29},
     ),
 }
 """By machine: the number by which Linux knows it (audit.h), and those of system calls."""
@@ -129,10 +131,11 @@ def filter_calls() -> bool:
         if name == "prlimit64":
             # Its first argument names the process; 0 is this one, which may read its own limits.
             steps += [(0x15, 0, 4, number), (0x20, 0, 0, _FIRST), (0x15, 0, 1, 0), (0x06, 0, 0, _ALLOW), refused]
-        elif name == "fcntl":
-            # Its second argument is the command.
+        elif name in _SET_OWNERS:
+            # The second argument is the command.
+            one, other = _SET_OWNERS[name]
             steps += [(0x15, 0, 5, number), (0x20, 0, 0, _SECOND)]
-            steps += [(0x15, 2, 0, _SET_OWNER), (0x15, 1, 0, _SET_OWNER_EX), (0x06, 0, 0, _ALLOW), refused]
+            steps += [(0x15, 2, 0, one), (0x15, 1, 0, other), (0x06, 0, 0, _ALLOW), refused]
         else:
             steps += [(0x15, 0, 1, number), refused]
     packed = b"".join(struct.pack("HBBI", *step) for step in [*steps, (0x06, 0, 0, _ALLOW)])

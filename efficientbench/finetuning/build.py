@@ -8,9 +8,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from transformers import AutoModelForCausalLM, set_seed
 
-from efficientbench.config.errors import ConfigError
 from efficientbench.finetuning.config import FinetuneConfig
-from efficientbench.finetuning.methods import check_targets, peft_arguments
+from efficientbench.finetuning.methods import check_layers, check_targets, peft_arguments
 from efficientbench.finetuning.saved import whole_shape
 
 
@@ -49,8 +48,7 @@ def freeze(model: Any, layers: int) -> None:
     Raises ConfigError: the model has fewer layers.
     """
     count = model.config.num_hidden_layers
-    if layers > count:
-        raise ConfigError(f"adapter.freeze_layers: {layers} layers are to be trained, and the model has {count}")
+    check_layers(layers, count)
     trained = model.model.layers[count - layers :]
     model.requires_grad_(False)
     trained.requires_grad_(True)

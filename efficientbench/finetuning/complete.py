@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from efficientbench.finetuning.config import SAME, FinetuneConfig
 from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.errors import MetricsError
@@ -43,4 +45,12 @@ def is_complete(folder: OutputFolder, config: FinetuneConfig, device_name: str) 
 
 def trains_the_same(recorded: Mapping[str, Any], config: FinetuneConfig) -> bool:
     """Return whether an earlier run's configuration, as JSON has it, learns and measures the same as `config`."""
-    return not differences(settings(recorded, SAME), settings(config.model_dump(mode="json"), SAME))
+    return not differences(settings(with_later_keys(recorded), SAME), settings(config.model_dump(mode="json"), SAME))
+
+
+def with_later_keys(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an earlier run's configuration with the keys that came after it, whose defaults do what all runs did."""
+    try:
+        return FinetuneConfig.model_validate(recorded).model_dump(mode="json")
+    except ValidationError:
+        return recorded

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.finetuning.complete import with_later_keys
 from efficientbench.finetuning.config import SAME
 from efficientbench.finetuning.effect import COMPARISONS, LossCurve, effects
 from efficientbench.metrics.errors import MetricsError
@@ -89,7 +90,7 @@ def _order(record: RunRecord) -> str:
 
 def _other_keys(record: RunRecord) -> dict[str, Any]:
     """Return the configuration without order, seeds and what changes nothing, and what was computed on."""
-    config = {key: value for key, value in record.config.items() if key not in ("label", *SAME)}
+    config = {key: value for key, value in with_later_keys(record.config).items() if key not in ("label", *SAME)}
     config["curriculum"] = {
         key: value for key, value in config["curriculum"].items() if key not in ("order", "use", "seed")
     }

@@ -67,3 +67,9 @@ def check_targets(targets: Collection[str], known: Collection[str]) -> None:
             near = nearest(target, known)
             hint = f"did you mean {near}?" if near else f"they are {', '.join(sorted(known))}"
             raise ConfigError(f"adapter.targets: no linear layer of the decoder is named {target!r}; {hint}")
+
+
+def check_layers(trained: int, count: int) -> None:
+    """Raise ConfigError where more layers are to be trained than the model has."""
+    if trained > count:
+        raise ConfigError(f"adapter.freeze_layers: {trained} layers are to be trained, and the model has {count}")

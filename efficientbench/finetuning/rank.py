@@ -83,6 +83,7 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested) -> bool:
         trainer.train(resume_from_checkpoint=str(job.resume) if job.resume is not None else None)
         saved = None if stop.stopped else _save(job, trainer, shapes, initial, rank)
         dist.barrier()
+        spent.saved()
         assert monitor.run is not None  # the training has ended
         recording.write(trainer, monitor.run, train, held_out, order, levels, saved, spent.spent())
         if sink is not None:

@@ -7,7 +7,7 @@ from efficientbench.devices.registry import all_devices
 from efficientbench.finetuning.base_model_shape import TINY_SHAPE
 from efficientbench.finetuning.config import TINY, FinetuneConfig
 from efficientbench.finetuning.cost import TILE_BYTES, TRITON_TILE_BYTES, Trained, ZeroLayout
-from efficientbench.finetuning.methods import WITH_ADAPTER, check_targets
+from efficientbench.finetuning.methods import WITH_ADAPTER, check_layers, check_targets
 from efficientbench.finetuning.plan import PlanRequest, ranks_of_a_node
 from efficientbench.finetuning.shapes import Shape, shape_of, shape_of_config
 from efficientbench.finetuning.step import Rates
@@ -50,11 +50,14 @@ def plan_request(
     adapter, zero = config.adapter, config.zero
     if config.method in WITH_ADAPTER:
         check_targets(adapter.targets, shape.matrices)
+    if config.method == "freeze":
+        check_layers(adapter.freeze_layers, shape.layers)
     layout = ZeroLayout(
         world=world,
         per_node=ranks_of_a_node(world, devices_per_node),
         stage=zero.stage,
-        hpz=zero.hpz,
+        # As DeepSpeed does: a group has no more ranks than there are.
+        hpz=min(zero.hpz, world),
         micro=config.training.micro_batch_size,
         accumulation=accumulation,
         recompute=config.training.recompute,

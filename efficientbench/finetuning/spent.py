@@ -59,6 +59,10 @@ class Spent(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._count("checkpoints_s")
 
+    def saved(self) -> None:
+        """Count what came after the last step: the weights are written and read back."""
+        self._count("checkpoints_s")
+
     def spent(self) -> TimeSpent | None:
         """Return where the time until now went; None where there were earlier attempts."""
         self._count(self._between)

@@ -73,7 +73,7 @@ def opened(folder: Path, step: int | None = None, parallel: ParallelConfig | Non
             stack.enter_context(groups.one_rank(device.backend))
         else:
             config = config.model_copy(update={"parallel": parallel})
-            stack.enter_context(groups.world(device.backend, WAIT_S, device.group_device(place)))
+            stack.enter_context(groups.world(device.backend, WAIT_S, device.group_device(place, parallel.pp)))
             stack.enter_context(groups.model_parallel(parallel, 0, WAIT_S))
         model = trained_model(config, place, weights)
         yield Opened(model, config, tokenizer, weights.manifest.step, tuple(problems))

@@ -10,12 +10,15 @@ from efficientbench.config.errors import ConfigError
 def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
     """Return the texts to continue: `prompt`, each line of a file, or one that is empty.
 
-    Raises ConfigError: both are given, the file cannot be read, or has no line.
+    Raises ConfigError: both are given, the prompt is no text, or the file cannot be read or has no line.
     """
     if prompt is not None and file is not None:
         raise ConfigError("--prompt and --file: give one of them")
     if file is None:
-        return [prompt or ""]
+        try:
+            return [(prompt or "").encode().decode()]
+        except UnicodeEncodeError:
+            raise ConfigError("--prompt: it is no UTF-8 text") from None
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except OSError as error:

@@ -56,6 +56,9 @@ def generate_rank(request: Request, rank: int, stop_requested: StopRequested) ->
                 if any_rank(stop_requested(), device):
                     screen.close()
                     return True
+        except OSError:
+            # Whoever reads has gone, or the disk is full: nothing more can be shown.
+            raise
         except Exception as error:
             screen.close()
             if not ran_out_of_memory(error):
@@ -68,7 +71,9 @@ def generate_rank(request: Request, rank: int, stop_requested: StopRequested) ->
 
 def diagnose(error: Exception, request: Request, log_file: Path) -> Failure:
     """Return the failure that an exception means. `log_file` holds its traceback."""
-    if isinstance(error, USERS_MISTAKES):
+    if isinstance(error, BrokenPipeError):
+        return users_mistake(OSError("the output was closed before all texts were complete"))
+    if isinstance(error, (*USERS_MISTAKES, OSError)):
         return users_mistake(error)
     if isinstance(error, GenerationError):
         return Failure("non_finite", f"{request.folder}: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import ParallelConfig, RunConfig
 
@@ -24,4 +25,7 @@ def check_shared(config: RunConfig, parallel: ParallelConfig, devices: int, over
     # a token, only gradients would count it twice.
     model = config.model.model_copy(update={"moe": None})
     shared = config.model_copy(update={"model": model, "parallel": parallel, "training": training})
-    Layout.of(shared, devices, 1, oversubscribe)
+    try:
+        Layout.of(shared, devices, 1, oversubscribe)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("parallel.tp", "--tp").replace("parallel.dp", "--dp")) from None

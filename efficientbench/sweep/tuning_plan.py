@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from efficientbench.config.errors import ConfigError
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.plan import RESERVE, TuningPlan, asked
-from efficientbench.finetuning.request import plan_request
+from efficientbench.finetuning.request import plan_request, shape_of_base
 from efficientbench.finetuning.step import LINK, REACHED
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.hardware import device_rates
@@ -36,6 +36,8 @@ def project_tuning(config: FinetuneConfig, world: int, machine: Machine) -> Proj
         config: whose batch can be divided among the ranks.
         world: ranks of all nodes.
         machine: with the devices that the run takes of each node.
+
+    Raises ConfigError: the base model has no such matrices or layers, or the ranks are not whole nodes.
     """
     if machine.memory_bytes is None:
         return Projection(None, _BY_PLAN)
@@ -48,9 +50,10 @@ def project_tuning(config: FinetuneConfig, world: int, machine: Machine) -> Proj
     except MetricsError as error:
         device, reason = None, str(error)
     try:
-        request = plan_request(config, world, len(machine.devices), device, machine.memory_bytes / 1e9)
+        shape_of_base(config.model)
     except ConfigError as error:
         return Projection(None, str(error))
+    request = plan_request(config, world, len(machine.devices), device, machine.memory_bytes / 1e9)
     return Projection(asked(request), reason)
 
 

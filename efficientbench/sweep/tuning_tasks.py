@@ -90,8 +90,13 @@ def _tasks(
     slots = slots_needed(machine, jobs, None)
     world = config.cpu_ranks if machine.shared else slots * machine.nodes
     reason = chosen.refused or _obstacle(config, world)
+    projection = Projection(None)
+    if not reason:
+        try:
+            projection = project_tuning(config, world, machine.part(slots))
+        except ConfigError as error:
+            reason = str(error)
     refused = Failure("mistake", reason) if reason else None
-    projection = Projection(None) if reason else project_tuning(config, world, machine.part(slots))
     too_large = does_not_fit(config, projection, machine) if elsewhere else None
     if too_large:
         refused = Failure("out_of_memory", too_large)

@@ -54,7 +54,7 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: StopRequest
     waits = Waits(device, job.layout.pp)
     limit_s = job.config.faults.hang_limit_s
     with (
-        groups.world(device.backend, limit_s, device.group_device(torch_device)),
+        groups.world(device.backend, limit_s, device.group_device(torch_device, job.layout.pp)),
         groups.model_parallel(job.config.parallel, job.config.training.seed, limit_s),
         waits.recorded(),
     ):

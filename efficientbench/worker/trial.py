@@ -53,7 +53,7 @@ def try_rank(job: Job, rank: int, local_rank: int, stop_requested: StopRequested
     config, limit_s = job.config, job.config.faults.hang_limit_s
     heartbeat.at(0, "trying a micro-batch")
     with (
-        groups.world(device.backend, limit_s, device.group_device(torch_device)),
+        groups.world(device.backend, limit_s, device.group_device(torch_device, job.layout.pp)),
         groups.model_parallel(config.parallel, config.training.seed, limit_s),
     ):
         stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, torch_device)]

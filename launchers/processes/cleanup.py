@@ -33,8 +33,8 @@ def clean(folders: Sequence[Path], dry_run: bool, grace_s: float = STOP_GRACE_S)
     if dry_run:
         return 0
     # All ranks at once, since they save together; a rank leads a session of its own. Not its helpers, which it needs to
-    # save, nor its launcher, which ends when its ranks have ended.
-    ranks = {pid: log for pid, log in found.items() if _leads_its_session(pid)}
+    # save (that of Weights & Biases leads one, too), nor its launcher, which ends when its ranks have ended.
+    ranks = {pid: log for pid, log in found.items() if _leads_its_session(pid) and _parent(pid) not in found}
     for number, processes, limit_s in ((signal.SIGTERM, ranks, grace_s), (signal.SIGKILL, found, KILL_WAIT_S)):
         for pid, log in processes.items():
             _send(pid, log, number)
@@ -93,6 +93,13 @@ def _leads_its_session(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return os.getsid(pid) == pid
     return False
+
+
+def _parent(pid: int) -> int | None:
+    with contextlib.suppress(OSError):
+        # The name before it, in brackets, may have spaces.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
 
 
 def _command(pid: int) -> str:

@@ -134,7 +134,7 @@ def _differences(first: Group, second: Group, despite: Collection[str]) -> list[
 
 
 _COVERED = (
-    *("variant", "size", "output", "model.", "parallel.", "data.", "training.seed", "training.dtype"),
+    *("variant", "size", "output", "wandb", "model.", "parallel.", "data.", "training.seed", "training.dtype"),
     *("training.seq_len", "training.micro_batch_size", "training.global_batch_size", "training.global_batch_tokens"),
     *("training.tokens", "training.steps", "training.epochs", "training.recompute", "training.optimizer"),
 )

@@ -14,7 +14,7 @@ Combination = tuple[int, int, int]
 Generating = tuple[Group, Sequence[GenerationRecord]]
 """Of one model the repeats of its training, and its records of generation."""
 
-_CONDITIONS: dict[str, Callable[[GenerationRecord], str]] = {
+GENERATION_CONDITIONS: dict[str, Callable[[GenerationRecord], str]] = {
     "device": lambda record: f"{record.devices} × {record.device_name}",
     "dtype": lambda record: record.dtype,
     "engine": lambda record: record.engine,
@@ -54,7 +54,7 @@ def common_combinations(sides: Sequence[Generating], despite: Collection[str] = 
             trained, or no combination of both.
     """
     generations = [made for _, made in sides]
-    for name, read in _CONDITIONS.items():
+    for name, read in GENERATION_CONDITIONS.items():
         texts = list(dict.fromkeys(read(record) for made in generations for record in made))
         if len(texts) > 1 and name not in despite:
             raise MetricsError(

@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from efficientbench.metrics.errors import MetricsError
 
 FINISH_LIMIT_S = 60.0
@@ -23,7 +25,11 @@ MISSING = "wandb: Weights & Biases is not installed: pip install 'efficientbench
 
 def check_wandb(project: str | None) -> None:
     """Raise MetricsError where a project of Weights & Biases is to get a run, and its package is not installed."""
-    if project is not None and find_spec("wandb") is None:
+    if project is None:
+        return
+    found = find_spec("wandb")
+    # The folder `wandb` that a run may have left here is a package without a file.
+    if found is None or found.origin is None:
         raise MetricsError(MISSING)
 
 
@@ -49,25 +55,32 @@ class WandbLog:
             import wandb
         except ImportError:
             raise MetricsError(MISSING) from None
-        quiet = wandb.Settings(
-            console="off",
-            disable_git=True,
-            finish_timeout=FINISH_LIMIT_S,
-            save_code=False,
-            silent=True,
-            # Its sensors would disturb what is measured here.
-            x_disable_stats=True,
-            x_disable_meta=True,
-            x_save_requirements=False,
-        )
         try:
             run = wandb.init(
-                project=project, dir=str(folder), name=name, group=name, config=dict(settings), settings=quiet
+                project=project,
+                dir=str(folder),
+                name=name,
+                group=name,
+                config=dict(settings),
+                settings=wandb.Settings(
+                    console="off",
+                    disable_git=True,
+                    finish_timeout=FINISH_LIMIT_S,
+                    save_code=False,
+                    silent=True,
+                    # Its sensors would disturb what is measured here.
+                    x_disable_stats=True,
+                    x_disable_meta=True,
+                    x_save_requirements=False,
+                ),
             )
         except wandb.Error as error:
             raise MetricsError(
                 f"wandb: Weights & Biases takes no run: {error}; WANDB_MODE=offline keeps it here for `wandb sync`"
             ) from None
+        except ValidationError as error:
+            wrong = (f"WANDB_{'_'.join(map(str, each['loc'])).upper()}: {each['msg']}" for each in error.errors())
+            raise MetricsError(f"wandb: an environment variable is wrong: {'; '.join(wrong)}") from None
         self._run: Any = run
         """None once sending has failed."""
         self._complete = False

@@ -1,7 +1,7 @@
 """Show the use of a model on the report card: time to first token, speed and energy of answers.
 
 `generate --measure` has measured it, for several combinations of prompt, batch and new tokens. The card shows one that
-all measured models have, so that its rows compare.
+all measured models have, under the same conditions, so that its rows compare.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from efficientbench.metrics.analysis.generation_sides import GENERATION_CONDITIONS
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.generation import GENERATION_NAME, GenerationRecord, GenerationRow, read_generation
 from efficientbench.metrics.report.generation import shown_cell, titled
@@ -56,8 +57,13 @@ class Served:
         without = [run for run in generations if run not in measured]
         notes = [f"{ABSENT} {', '.join(header)} of {', '.join(without)}: not measured."] if without else []
         common = set.intersection(*map(set, measured.values()))
-        if not common:
-            why = "no combination of prompt, batch and new tokens was measured of all of them"
+        why = None if common else "no combination of prompt, batch and new tokens was measured of all of them"
+        for condition, read in GENERATION_CONDITIONS.items():
+            texts = {run: read(each) for run, each in generations.items() if each is not None}
+            if len(set(texts.values())) > 1:
+                listed = ", ".join(f"{run} {text}" for run, text in texts.items())
+                why = f"measured under different conditions, {condition}: {listed}"
+        if why is not None:
             return cls(notes=(*notes, f"{ABSENT} {', '.join(header)} of {', '.join(measured)}: {why}."), header=header)
         chosen = min(common, key=lambda each: (each[1], -each[0], -each[2]))
         prompt, batch, new = chosen

@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rich.console import Console
 from rich.table import Table
 from support.gpu_bench import Bench, Generation, Speed
-from support.measured import Figure, options, report
+from support.measured import UNKNOWN_COMMIT, Figure, options, report
 from support.single_rank import world_of_one_rank
 
 from efficientbench.config.matrix import load_matrix
@@ -117,6 +117,9 @@ def main() -> None:
     if arguments.read:
         about, found, generated = read(arguments.read)
         machine = {"machine": about["device"], "software": f"torch {about['torch']}"}
+        machine |= {key: about[key] for key in ("commit", "date")}
+        if arguments.write and about["commit"] == UNKNOWN_COMMIT:
+            parser.error("--write: these were measured where git knows no commit: enter it in the files")
         report(__file__, arguments, dict(figures_of(found, generated)), CONDITIONS, machine=machine)
         return
     logging.getLogger("megatron").setLevel(logging.ERROR)
@@ -136,7 +139,8 @@ def read(paths: Sequence[Path]) -> tuple[dict[str, str], dict[str, list[Speed]],
     contents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     about = contents[0]["about"]
     if any(content.pop("about") != about for content in contents):
-        sys.exit("--read: these were measured on different devices, or with different software")
+        sys.exit("--read: these were measured on different devices, or with different software or commits")
+    about["date"] = [content.pop("date") for content in contents][-1]
     generated = [Generation(**row) for content in contents for row in content.pop("generation")]
     found: dict[str, list[Speed]] = defaultdict(list)
     for content in contents:

@@ -40,7 +40,7 @@ device = CUDA()
 place = device.prepare(0)
 import torch.distributed as dist
 from efficientbench.training import groups
-with groups.world(device.backend, bound_to=device.group_device(place)):
+with groups.world(device.backend, bound_to=device.group_device(place, stages=1)):
     dist.barrier()
     print(dist.distributed_c10d._get_default_group().bound_device_id)
 """

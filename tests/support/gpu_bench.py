@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import json
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.measured import commit
 from support.qwen2 import qwen2_config
 from support.training_steps import Step, our_step, random_tokens, transformers_step
 
@@ -83,7 +85,7 @@ class Bench:
             output: where the figures go, as JSON.
         """
         self.device, self.torch_device, self.toy, self.output = device, torch_device, toy, output
-        self.about = {"device": device.names()[0], "torch": torch.__version__, **device.versions()}
+        self.about = {"device": device.names()[0], "torch": torch.__version__, "commit": commit(), **device.versions()}
         self.found: dict[str, list[Speed]] = defaultdict(list)
         self.generated: list[Generation] = []
         self._end_s = time.monotonic() + limit_s
@@ -165,7 +167,9 @@ class Bench:
     def _write(self) -> None:
         # At once: whatever ends the script, the figures so far are there.
         parts = {key: [asdict(each) for each in found] for key, found in self.found.items()}
-        content = {"about": self.about, **parts, "generation": [asdict(each) for each in self.generated]}
+        today = datetime.date.today().isoformat()
+        generated = [asdict(each) for each in self.generated]
+        content = {"about": self.about, "date": today, **parts, "generation": generated}
         write_whole(self.output, json.dumps(content, indent=2) + "\n")
 
     def _training(

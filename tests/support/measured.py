@@ -21,6 +21,8 @@ from efficientbench.devices.cpu import CPU
 from efficientbench.metrics.files import write_whole
 
 MEASURED = ROOT / "docs" / "measured"
+UNKNOWN_COMMIT = "unknown"
+"""Of a tree that was carried to another machine without its history."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def report(
 ) -> None:
     """Print the figures of `script` (its `__file__`), measured on `device` (the CPU); write them with `--write`.
 
-    `machine`: the fields `machine` and `software` of a measurement that was made elsewhere.
+    `machine`: the fields `machine`, `software`, `commit` and `date` of a measurement that was made elsewhere.
     """
     print(conditions, *figures.values(), sep="\n", flush=True)
     if arguments.write:
@@ -105,12 +107,20 @@ def write_content(script: str, device: Device, content: dict[str, object]) -> No
         "script": str(path.relative_to(ROOT)),
         "machine": f"{cores}{device.names()[0]}",
         "software": f"torch {torch.__version__}",
-        "commit": git("describe", "--always", "--dirty"),
+        "commit": commit(),
         "date": datetime.date.today().isoformat(),
     }
     target = MEASURED / f"{path.stem}.json"
     write_whole(target, json.dumps(about | content, indent=2, ensure_ascii=False) + "\n")
     print(f"{target}: now run python docs/generate.py")
+
+
+def commit() -> str:
+    """Return the commit of this tree, `-dirty` behind it where files differ; UNKNOWN_COMMIT where git has none."""
+    try:
+        return git("describe", "--always", "--dirty")
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN_COMMIT
 
 
 def git(*words: str) -> str:

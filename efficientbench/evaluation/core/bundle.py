@@ -92,6 +92,8 @@ def read_bundle(folder: Path, limit: int | None) -> Bundle:
             absent[name] = "eval_meta_data.csv has no baseline of it"
         elif (uri := listed[name].get("dataset_uri")) is None:
             raise DataError(f"core.yaml, {name}: dataset_uri is missing: where its rows lie in eval_data/")
+        elif (relative := Path(str(uri))).is_absolute() or ".." in relative.parts:
+            raise DataError(f"core.yaml, {name}: dataset_uri {uri} leads out of eval_data/")
         elif not (path := folder / "eval_data" / str(uri)).is_file():
             absent[name] = f"eval_data/{uri} is absent"
         else:

@@ -21,4 +21,6 @@ def test_only_tensor_parallelism_has_one_queue(device: CUDA | NPU) -> None:
 def test_process_groups_are_made_for_one_device_from_the_start_on_nvidia_gpus_alone() -> None:
     """Gloo serves no device, and no documentation of HCCL speaks of it."""
     place = torch.device("cuda", 1)
-    assert [each.group_device(place) for each in (CUDA(), CPU(), NPU())] == [place, None, None]
+    assert [each.group_device(place, 1) for each in (CUDA(), CPU(), NPU())] == [place, None, None]
+    # The transfers of a pipeline's stages would wait for each other.
+    assert CUDA().group_device(place, 2) is None

@@ -94,6 +94,15 @@ def test_a_broken_list_is_refused(bundle: Path) -> None:
         read_bundle(bundle, None)
 
 
+@pytest.mark.parametrize("place", ["/etc/passwd", "../../copa.jsonl"])
+def test_rows_that_lie_outside_the_bundle_are_refused(bundle: Path, place: str) -> None:
+    write_bundle(bundle, ("copa",))
+    text = (bundle / "core.yaml").read_text()
+    (bundle / "core.yaml").write_text(text.replace("multiple_choice/copa.jsonl", place))
+    with pytest.raises(DataError, match=r"core\.yaml, copa: dataset_uri .* leads out of eval_data/"):
+        read_bundle(bundle, None)
+
+
 @pytest.mark.parametrize("baseline", ["100", "-1", "nan", "half"])
 def test_a_baseline_that_no_accuracy_is_centred_on_is_refused(bundle: Path, baseline: str) -> None:
     path = bundle / "eval_meta_data.csv"

@@ -146,8 +146,11 @@ def test_no_other_process_can_be_killed(held: dict[str, bool]) -> None:
         "resource.prlimit({}, resource.RLIMIT_CPU)",
         "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, {})",
         "fcntl.fcntl(os.pipe()[0], 15, struct.pack('ii', 1, {}))",
+        "fcntl.ioctl(socket.socketpair()[0], 0x8901, struct.pack('i', {}))",
+        "fcntl.ioctl(socket.socketpair()[0], 0x8902, struct.pack('i', {}))",
     ):
-        outcome = attacked("import fcntl, os, resource, signal, struct\n" + way.format(os.getpid()), "signals", held)
+        program = "import fcntl, os, resource, signal, socket, struct\n" + way.format(os.getpid())
+        outcome = attacked(program, "signals", held)
         assert (way, outcome.ended) == (way, "signals")
     # A program may ask what itself is allowed, and what its files are.
     assert run_program("import resource\nresource.getrlimit(resource.RLIMIT_CPU)", LIMITS).passed

@@ -41,3 +41,15 @@ def test_a_layer_that_the_decoder_lacks_is_a_mistake_in_one_line(target: str, to
 @pytest.mark.parametrize(("device", "tile_bytes"), [(None, 30), ("H100 SXM", 2), ("Ascend 910B1", 30)])
 def test_the_loss_takes_less_where_a_kernel_computes_it(device: str | None, tile_bytes: int) -> None:
     assert plan_request(resolve_tuning("lora_32B"), 16, 8, device, None).layout.tile_bytes == tile_bytes
+
+
+def test_a_second_copy_is_shared_out_among_no_more_ranks_than_there_are() -> None:
+    config = resolve_tuning("lora_32B", overrides=["zero.hpz=8"])
+    assert plan_request(config, 4, 4, "H100 SXM", None).layout.hpz == 4
+    assert plan_request(config, 16, 8, "H100 SXM", None).layout.hpz == 8
+
+
+def test_more_layers_than_the_model_has_are_a_mistake() -> None:
+    config = resolve_tuning("freeze_7B", overrides=["adapter.freeze_layers=1000"])
+    with pytest.raises(ConfigError, match=r"^adapter\.freeze_layers: 1000 layers are to be trained, and the model has"):
+        plan_request(config, 8, 8, None, None)

@@ -49,6 +49,9 @@ def test_each_moment_counts_for_one_part() -> None:
     begin_s = clock()
     spent = Spent(begin_s, 1, False, clock)
     trained(spent, clock)
+    clock.pass_time(7)
+    spent.saved()
+    clock.pass_time(0.5)
     found = spent.spent()
     assert found == TimeSpent(
         start_s=6,
@@ -56,7 +59,7 @@ def test_each_moment_counts_for_one_part() -> None:
         productive_s=6,
         data_wait_s=0.5,
         evaluation_s=3,
-        checkpoints_s=6,
+        checkpoints_s=13.5,
         restarts_s=0,
         rest_s=1,
     )

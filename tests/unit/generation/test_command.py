@@ -34,6 +34,8 @@ def test_prompts_are_a_text_or_the_lines_of_a_file(tmp_path: Path) -> None:
     assert read_prompts(None, path) == ["one", "  two é"]
     assert read_prompts("a\nb", None) == ["a\nb"]
     assert read_prompts(None, None) == [""]
+    with pytest.raises(ConfigError, match="^--prompt: it is no UTF-8 text$"):
+        read_prompts("\udcff", None)
 
 
 @pytest.mark.parametrize(
@@ -133,5 +135,9 @@ def test_ranks_name_the_largest_batch_that_fits_each_of_them(monkeypatch: pytest
         "out_of_memory",
         "out of memory with 4 prompts at once: --batch 2 would fit",
     )
+    closed = rank.diagnose(BrokenPipeError(32, "Broken pipe"), asked, tmp_path / "rank_0.log")
+    assert (closed.kind, closed.reason) == ("mistake", "the output was closed before all texts were complete")
+    full_disk = rank.diagnose(OSError(28, "No space left on device"), asked, tmp_path / "rank_0.log")
+    assert full_disk.kind == "full_disk"
     for_weights = rank.diagnose(torch.OutOfMemoryError("CUDA out of memory."), asked, tmp_path / "rank_1.log")
     assert for_weights.reason == "out of memory for the weights: a --tp above 2 may fit"

@@ -14,7 +14,7 @@ def test_ranks_that_cannot_share_a_model_are_refused() -> None:
     gqa, moe = resolve("gqa_1.5B"), resolve("moe_1.5Bx8")
     for config in (gqa, moe):
         check_shared(config, ParallelConfig(tp=2, dp=1), 1, oversubscribe=True)
-        with pytest.raises(ConfigError, match="tp: 5 does not divide the 12 heads"):
+        with pytest.raises(ConfigError, match="--tp: 5 does not divide the 12 heads"):
             check_shared(config, ParallelConfig(tp=5, dp=1), 8, oversubscribe=False)
         with pytest.raises(ConfigError, match="= 4 ranks, but there are 2 devices"):
             check_shared(config, ParallelConfig(tp=4, dp=1), 2, oversubscribe=False)

@@ -41,6 +41,25 @@ print("ready", flush=True)
 while not (own.exists() and other.exists()):
     time.sleep(0.02)
 """
+# A rank whose helper leads a session of its own, as that of Weights & Biases does, and that needs it to save.
+WITH_A_HELPER = """
+import signal, subprocess, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+helper = subprocess.Popen(
+    [sys.executable, "-c", "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit());"
+     "print(flush=True); time.sleep(300)"], stdout=subprocess.PIPE, start_new_session=True)
+helper.stdout.readline()
+def stop(*_):
+    time.sleep(1)
+    if helper.poll() is None:
+        (folder / "saved").touch()
+    helper.kill()
+    sys.exit()
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+time.sleep(300)
+"""
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
@@ -114,6 +133,17 @@ def test_ranks_without_their_launcher_are_asked_together(tmp_path: Path) -> None
     # All by themselves, and at once.
     assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
     assert time.monotonic() - begin_s < STOP_GRACE_S
+
+
+def test_a_ranks_helper_lives_until_the_rank_has_saved(tmp_path: Path) -> None:
+    marked = {**os.environ, LOG_VARIABLE: str(tmp_path / "run" / "log")}
+    command = [sys.executable, "-c", WITH_A_HELPER, str(tmp_path)]
+    rank = subprocess.Popen(command, env=marked, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert rank.stdout is not None
+    assert rank.stdout.readline() == "ready\n"
+    assert cleanup(str(tmp_path)).returncode == 0
+    assert rank.wait(timeout=60) == 0
+    assert (tmp_path / "saved").exists()
 
 
 def test_a_run_that_goes_on_stops_with_its_ranks(tmp_path: Path) -> None:

@@ -179,6 +179,15 @@ def test_what_answers_cost_stands_beside_it_at_a_combination_that_all_have(folde
     assert f"n/a {titles} of gqa/base, gqa/mid, mla/base: not measured." in table.notes
 
 
+def test_models_that_were_measured_under_different_conditions_are_not_compared(folder: Path) -> None:
+    write_generation(generation("gqa", rows=[row("gqa", 128, 1)]), folder / "gqa" / "sft" / GENERATION_NAME)
+    compiled = generation("mla", rows=[row("mla", 128, 1)], steps="compiled")
+    write_generation(compiled, folder / "mla" / "sft" / GENERATION_NAME)
+    table = card_table(load_pipelines(folder), evaluations_table(folder), None)
+    assert {tuple(line[7:10]) for line in table.rows} == {("n/a",) * 3, ("",) * 3}
+    assert "measured under different conditions, steps: " in table.notes[-1]
+
+
 def test_combinations_that_differ_are_not_compared(folder: Path) -> None:
     write_generation(generation("gqa", rows=[row("gqa", 128, 1)]), folder / "gqa" / "sft" / GENERATION_NAME)
     write_generation(generation("mla", rows=[row("mla", 128, 8)]), folder / "mla" / "sft" / GENERATION_NAME)

@@ -192,6 +192,7 @@ def test_records_of_before_a_key_repeat_those_with_it() -> None:
     now = {**old.config, "training": training, "evaluation": {"core_every": 0, "core_data": None, "core_limit": 100}}
     assert len(group_repeats([old, run_of(seed=2, config=now)])) == 1
     assert compare(group_of(old), group_of(run_of(seed=2, config=now))).other_changes == {}
+    assert compare(group_of(old), group_of(run_of(seed=2, config={**now, "wandb": "project"}))).other_changes == {}
     scored = {**now, "evaluation": {"core_every": 10, "core_data": "here", "core_limit": 100}}
     assert len(group_repeats([old, run_of(seed=2, config=scored)])) == 2
 

@@ -67,6 +67,11 @@ def test_a_best_rate_at_an_end_is_called_so_and_a_single_one_is_no_choice() -> N
     assert [row[2] for row in table.rows] == ["0.003, the only one tried", "0.01, best of 2, the lowest tried"]
 
 
+def test_where_scalars_are_sent_is_no_difference() -> None:
+    adamw, muon = run_by("adamw", 3e-3, 4.6), run_by("muon", 0.01, 4.3)
+    assert optimizers_table([adamw, muon.model_copy(update={"config": {**muon.config, "wandb": "project"}})])
+
+
 def test_without_a_loss_or_a_meter_nothing_is_made_up() -> None:
     absent = {"energy_j_per_token": None}
     adamw = run_by("adamw", 3e-3, 4.6, **absent)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.metrics_parts import GB, HandClock, TraceSensor, monitor_of, run_steps
+from support.quiet import eventually
 
 from efficientbench.metrics import EfficiencyMonitor
 from efficientbench.metrics.monitoring import sampler
@@ -59,8 +60,9 @@ def test_a_slow_sensor_has_a_thread_of_its_own() -> None:
     assert slow.hangs.wait(5)
     names = {thread.name for thread in threading.enumerate() if thread.name.startswith("metrics-")}
     read.clear()
-    time.sleep(0.3)
-    least = min(read.count("a"), read.count("b"))
+    deadline_s = time.monotonic() + 10
+    while (least := min(read.count("a"), read.count("b"))) < 3 and time.monotonic() < deadline_s:
+        time.sleep(0.02)
     slow.release.set()
     monitor.close()
     assert names == {"metrics-slow", "metrics-a+b"}
@@ -229,10 +231,14 @@ def test_sampling_slows_down_where_it_is_costly() -> None:
 def test_samples_come_at_the_interval_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # Where the thread may take as long as it does: on a slow machine its share of a core would stretch the interval.
     monkeypatch.setattr("efficientbench.metrics.monitoring.sampler.MAXIMUM_SHARE_OF_A_CORE", 1.0)
-    sensor = TraceSensor(HandClock(), memory=lambda t: GB)
-    with EfficiencyMonitor([sensor], sample_interval_s=0.1) as monitor, monitor.step(tokens=1):
-        time.sleep(1.25)
-    device = monitor.finish().devices[0]
-    # One more at each end of the window.
-    assert 8 <= device.samples["memory"] <= 15
-    assert device.sample_intervals_s["memory"] == pytest.approx(0.1, rel=0.3)
+
+    def sampled() -> tuple[int, float]:
+        sensor = TraceSensor(HandClock(), memory=lambda t: GB)
+        with EfficiencyMonitor([sensor], sample_interval_s=0.1) as monitor, monitor.step(tokens=1):
+            time.sleep(1.25)
+        device = monitor.finish().devices[0]
+        return device.samples["memory"], device.sample_intervals_s["memory"]
+
+    # One more at each end of the window. A busy machine wakes the thread late: one of several times it does not.
+    seen = eventually(sampled, lambda found: 8 <= found[0] <= 15 and found[1] == pytest.approx(0.1, rel=0.3))
+    assert seen is not None

@@ -97,3 +97,21 @@ def test_a_user_who_is_not_logged_in_is_told_what_to_do(tmp_path: Path) -> None:
 def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:
     shown = done(f"import sys\nsys.modules['wandb'] = None\n{REFUSED.strip()}", tmp_path)
     assert shown == "wandb: Weights & Biases is not installed: pip install 'efficientbench[wandb]'\n"
+
+
+def test_a_variable_that_is_wrong_is_named(tmp_path: Path) -> None:
+    shown = done(REFUSED, tmp_path, WANDB_MODE="offlin")
+    assert shown.startswith("wandb: an environment variable is wrong: WANDB_MODE: ")
+    assert shown.count("\n") == 1
+
+
+def test_a_folder_of_earlier_runs_is_no_package(tmp_path: Path) -> None:
+    (tmp_path / "wandb").mkdir()
+    program = (
+        "import sys\n"
+        "from efficientbench.metrics.errors import MetricsError\n"
+        "from efficientbench.metrics.records.wandb_log import check_wandb\n"
+        "sys.path = [sys.argv[1]]\n"
+        "try:\n    check_wandb('trial')\nexcept MetricsError as error:\n    print(error)\n"
+    )
+    assert "is not installed" in done(program, tmp_path)

@@ -106,6 +106,9 @@ def test_devices_are_shared_out_and_what_cannot_run_stays_a_row() -> None:
     assert refused.refused is not None
     assert refused.refused.kind == "mistake"
     assert "the nearest that is: 96" in refused.refused.reason
+    wrong = Request(only=("pissa_7B",), axes=("training.seed=1,2",), overrides=("adapter.targets=[foo]",))
+    with pytest.raises(ConfigError, match="no linear layer of the decoder is named 'foo'"):
+        tuning_tasks(wrong, NPUS, None)
     (half,) = tuning_tasks(Request(only=("lora_32B",)), NPUS, 2)
     assert (half.slots, half.ranks) == (4, 4)
 
@@ -122,6 +125,11 @@ def test_a_complete_record_is_of_one_configuration_and_device(tmp_path: Path) ->
     write_record(make_record(values | {"formula_id": FORMULAS}), task.folder.record)
     assert task.is_trained("a CPU", False)
     assert not task.is_trained("another CPU", False)
+    # One of before a key, whose default does what it did.
+    before = config.model_dump(mode="json")
+    del before["data"]["workers"]
+    write_record(make_record(values | {"formula_id": FORMULAS, "config": before}), task.folder.record)
+    assert task.is_trained("a CPU", False)
     (other,) = tuning_tasks(Request(only=("lora_tiny",), overrides=(*request.overrides, "lora_r=4")), CPU, None)
     assert other.folder.path == task.folder.path
     assert not other.is_trained("a CPU", False)
