@@ -65,21 +65,23 @@ def read_messages(value: Any) -> tuple[Message, ...]:
 def read_prompt(value: Any) -> tuple[Message, ...]:
     """Read and check `messages` that the assistant is to answer: those of `read_messages`, up to one of the user.
 
+    An answer may be empty: a model may have ended at once.
+
     Raises:
         RowError: see `read_messages`.
     """
-    return _messages(value, USER)
+    return _messages(value, USER, empty_answers=True)
 
 
-def _messages(value: Any, last: str) -> tuple[Message, ...]:
+def _messages(value: Any, last: str, empty_answers: bool = False) -> tuple[Message, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise RowError(f"messages: a list of messages is needed, it is: {_shown(value)}")
-    messages = tuple(_message(each, f"messages[{number}]") for number, each in enumerate(value))
+    messages = tuple(_message(each, f"messages[{number}]", empty_answers) for number, each in enumerate(value))
     _check_order(messages, last)
     return messages
 
 
-def _message(value: Any, place: str) -> Message:
+def _message(value: Any, place: str, empty_answers: bool) -> Message:
     if not isinstance(value, Mapping):
         raise RowError(f"{place}: an object with role and content is needed, it is: {_shown(value)}")
     # Parquet has every key in every row.
@@ -89,7 +91,7 @@ def _message(value: Any, place: str) -> Message:
     if role not in ROLES:
         raise RowError(f"{place}.role: {_shown(role)} is none of {', '.join(ROLES)}{_nearest(role, ROLES)}")
     parts = tuple(_parts(value.get("content"), f"{place}.content"))
-    if not any(part.text.strip() for part in parts):
+    if not any(part.text.strip() for part in parts) and not (empty_answers and role == ASSISTANT):
         raise RowError(f"{place}.content: the message is empty")
     if role != ASSISTANT and any(part.kind != TEXT for part in parts):
         raise RowError(f"{place}.content: only the assistant calls tools, not the {role}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,13 @@ def chat_opened(folder: Path, step: int | None = None) -> Iterator[Chat]:
     doubts = _check_learned(trained)
     with opened(folder, step) as run:
         calculator = find_calculator(renderer, run.tokenizer.decode)
-        yield Chat(folder.resolve().name, run, renderer, calculator, (*run.warnings, *doubts))
+        yield Chat(name_of(folder), run, renderer, calculator, (*run.warnings, *doubts))
+
+
+def name_of(folder: Path) -> str:
+    """Return the name of a run's model: that of its folder, or of the folder of all repeats."""
+    path = folder.resolve()
+    return path.parent.name if re.fullmatch(r"seed_\d+", path.name) else path.name
 
 
 def _check_learned(run: TrainedRun) -> tuple[str, ...]:

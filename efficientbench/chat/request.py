@@ -125,7 +125,8 @@ def _with_parts(message: Any) -> Any:
 def _check_characters(messages: Sequence[Message]) -> None:
     lengths = [sum(len(part.text) for part in message.parts) for message in messages]
     for number, length in enumerate(lengths):
-        if length > MAX_CHARACTERS:
+        # An answer comes back as long as it was given.
+        if length > MAX_CHARACTERS and messages[number].role != ASSISTANT:
             field = f"messages[{number}].content"
             raise RequestError(400, f"{field}: {length:,} characters, at most {MAX_CHARACTERS:,} are taken", field)
     if sum(lengths) > MAX_ALL_CHARACTERS:

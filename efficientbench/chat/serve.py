@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
+import logging
 import socket
 import sys
 from pathlib import Path
@@ -47,12 +49,18 @@ def serve(folder: Path, host: str, port: int, key: str | None, models: int, step
             server_header=False,
             timeout_graceful_shutdown=LAST_ANSWERS_S,
         )
+        # The answers that Ctrl-C ends are no errors of the server's.
+        logging.getLogger("uvicorn.error").addFilter(_is_no_end)
         shown = f"[{host}]" if ":" in host else host
         print(f"{chat.name}, step {chat.run.step:,}: http://{shown}:{listener.getsockname()[1]}", flush=True)
         # uvicorn ends by itself, and raises this afterwards.
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
     return 0
+
+
+def _is_no_end(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 def check_key(host: str, key: str | None) -> None:

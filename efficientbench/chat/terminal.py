@@ -22,7 +22,6 @@ from efficientbench.data_tools.chat.conversations import (
 )
 from efficientbench.generation.command import INTERRUPTED
 from efficientbench.generation.errors import GenerationError
-from efficientbench.generation.generate import check_lengths
 from efficientbench.generation.sampling import Sampling
 from efficientbench.metrics.foreign import plain_text
 from efficientbench.running.failures import ran_out_of_memory
@@ -57,10 +56,16 @@ class Conversation:
         [said] = read_prompt([{"role": USER, "content": text}])
         messages = [*self.messages, said]
         prompt = self.chat.prompt(messages)
-        check_lengths(self.chat.run.config.model, [prompt], self.max_new_tokens)
+        longest = self.chat.run.config.model.position.longest
+        room = self.max_new_tokens if longest is None else min(self.max_new_tokens, longest - len(prompt))
+        if room < 1:
+            raise ConfigError(
+                f"the conversation has {len(prompt):,} tokens, and the model {longest:,} positions: "
+                "`clear` begins a new one"
+            )
         # Each answer has numbers of its own.
         sampling = replace(self.sampling, seed=self.sampling.seed + len(messages))
-        answer = self.chat.answer(self.chat.run.model, prompt, sampling, self.max_new_tokens)
+        answer = self.chat.answer(self.chat.run.model, prompt, sampling, room)
         with contextlib.closing(answer):
             parts = parts_of(shown(answer))
         if parts:

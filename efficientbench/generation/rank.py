@@ -19,7 +19,7 @@ from efficientbench.generation.on_ranks import REQUEST, Request
 from efficientbench.generation.opened import opened
 from efficientbench.launchers.processes.failure import Failure, Kind
 from efficientbench.running.errors import USERS_MISTAKES
-from efficientbench.running.failures import LOST_PEER, ran_out_of_memory, users_mistake
+from efficientbench.running.failures import FULL, LOST_PEER, ran_out_of_memory, users_mistake
 from efficientbench.running.rank_process import StopRequested, end, run_rank
 
 logger = logging.getLogger(__name__)
@@ -56,12 +56,12 @@ def generate_rank(request: Request, rank: int, stop_requested: StopRequested) ->
                 if any_rank(stop_requested(), device):
                     screen.close()
                     return True
-        except OSError:
-            # Whoever reads has gone, or the disk is full: nothing more can be shown.
-            raise
         except Exception as error:
-            screen.close()
-            if not ran_out_of_memory(error):
+            full = ran_out_of_memory(error)
+            # Where whoever reads has gone, or the disk is full, nothing more can be shown.
+            if full or not isinstance(error, OSError):
+                screen.close()
+            if not full:
                 raise
             case = Case(max(map(len, prompts)), min(request.batch, len(prompts)), request.max_new_tokens)
             usable = usable_bytes(find_device(run.config.device, trains=False), request.tp)
@@ -71,9 +71,7 @@ def generate_rank(request: Request, rank: int, stop_requested: StopRequested) ->
 
 def diagnose(error: Exception, request: Request, log_file: Path) -> Failure:
     """Return the failure that an exception means. `log_file` holds its traceback."""
-    if isinstance(error, BrokenPipeError):
-        return users_mistake(OSError("the output was closed before all texts were complete"))
-    if isinstance(error, (*USERS_MISTAKES, OSError)):
+    if isinstance(error, USERS_MISTAKES):
         return users_mistake(error)
     if isinstance(error, GenerationError):
         return Failure("non_finite", f"{request.folder}: {error}")
@@ -81,6 +79,10 @@ def diagnose(error: Exception, request: Request, log_file: Path) -> Failure:
         return Failure("out_of_memory", str(error))
     if ran_out_of_memory(error):
         return Failure("out_of_memory", f"out of memory for the weights: a --tp above {request.tp} may fit")
+    if isinstance(error, BrokenPipeError):
+        return users_mistake(OSError("the output was closed before all texts were complete"))
+    if isinstance(error, OSError) and error.errno in FULL:
+        return users_mistake(error)
     kind: Kind = "lost_rank" if LOST_PEER.search(str(error)) else "crash"
     return Failure(kind, f"{type(error).__name__}: {error} (traceback in {log_file})")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import TypeAlias
 
 from efficientbench.config.errors import ConfigError, nearest
@@ -16,6 +18,8 @@ from efficientbench.data_tools.errors import DataError
 
 Reward: TypeAlias = Callable[[Example, str], float]
 """(example, completion) → how good the completion is; more is better."""
+LARGEST = 1e38
+"""Of a reward's amount: the difference of two is a number of float32, too."""
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -64,6 +68,14 @@ def find_reward(name: str) -> Reward:
     return found  # type: ignore[no-any-return]
 
 
+def reward_files(name: str | None) -> list[Path]:
+    """Return the file of a reward from outside this project, which has been imported; none for our own."""
+    if name is None or name in OWN:
+        return []
+    file = sys.modules[name.partition(":")[0]].__file__
+    return [] if file is None else [Path(file)]
+
+
 def rewards_of(name: str, reward: Reward, example: Example, completions: Sequence[str], question: int) -> list[float]:
     """Return the reward of each completion of one question.
 
@@ -90,7 +102,13 @@ def _checked(name: str, reward: Reward, example: Example, completion: str, where
         raise RewardError(f"reward {name}, {where}: {error}") from None
     except Exception as error:  # code of others fails in any way
         raise RewardError(f"reward {name} failed at {where}: {type(error).__name__}: {error}") from None
-    # NumPy's numbers too.
-    if isinstance(found, Real) and math.isfinite(found):
-        return float(found)
-    raise RewardError(f"reward {name} returned {str(found)[:80]} at {where}: it must return a finite number")
+    try:
+        # NumPy's numbers too.
+        value = float(found) if isinstance(found, Real) else None
+    except OverflowError:
+        value = math.inf
+    if value is not None and abs(value) <= LARGEST:
+        return value
+    shown = str(found)[:80] if value is None else value
+    must = f"it must return a finite number of at most ±{LARGEST:g}"
+    raise RewardError(f"reward {name} returned {shown} at {where}: {must}")

@@ -32,7 +32,7 @@ INITIALISED_SAME = (*SAME, "init.run")
 """The same of configurations from `initialised`, whose `init.sha256` says what lies in that folder."""
 MAY_DIFFER = (
     *(*INITIALISED_SAME, "parallel.", "checkpoint.", "faults."),
-    *("training.micro_batch_size", "training.recheck_every"),
+    *("training.micro_batch_size", "training.recheck_every", "rl.batch"),
 )
 """Keys, or beginnings of keys, in which the attempts of a run may differ: none of them changes what is learned."""
 

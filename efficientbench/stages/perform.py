@@ -67,7 +67,11 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
     if code := perform(pipeline.steps, request.work, node):
         return code
     for folder in pipeline.chat:
-        print(f"\n{folder}: talk with it\n  efficientbench chat {shlex.quote(str(folder))}")
+        print(f"\n{folder}: talk with it")
+        if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ:
+            # The script that called this has set its own PATH alone.
+            print(f"  source {shlex.quote(f'{sys.prefix}/bin/activate')}")
+        print(f"  efficientbench chat {shlex.quote(str(folder))}")
         print(f"  efficientbench serve {shlex.quote(str(folder))}", flush=True)
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.matrix import EXPERIMENTS
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import sha256, write_file
+from efficientbench.evaluation.core.bundle import read_bundle
 
 STAGES = BASE, MID, SFT, RL = ("base", "mid", "sft", "rl")
 """In their order: each begins with the weights of the one before."""
@@ -111,8 +112,24 @@ class Request:
         paths = {"--data": self.text, "--task-data": self.task_data}
         paths |= {f"--{stage}": self.mixture(stage) for stage in MIXTURES}
         problems += [f"{name} {path} is not there" for name, path in paths.items() if path and not path.exists()]
+        problems += self._unusable_items()
         if problems:
             raise ConfigError(problems)
+
+    def _unusable_items(self) -> Iterator[str]:
+        """Yield why an evaluation, or RL, would fail for its items, hours after the first stage has begun."""
+        if self.task_data is None:
+            return
+        core = self.task_data / "core"
+        if core.is_dir() and self.items is not None:
+            try:
+                read_bundle(core, self.items)
+            except (ConfigError, DataError) as error:
+                yield str(error)
+        if RL in self.stages:
+            for part in ("train", "test"):
+                if not any((self.task_data / "gsm8k").glob(f"{part}*")):
+                    yield f"--rl: --task-data has no file gsm8k/{part}*: {self.task_data}"
 
     @staticmethod
     def _key(override: str) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from pathlib import Path
 
 from efficientbench.config.load import resolve
 from efficientbench.evaluation.registry import CHAT
+from efficientbench.metrics.records.generation import generation_of
 from efficientbench.metrics.records.wandb_log import check_wandb
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.stages.recipe import run_name, write_matrix
@@ -45,12 +47,16 @@ class Step:
     """What appears when it is complete. None: the command itself finds out what is done, and does the rest."""
     mark: str | None = None
     """What is written into `made` after the command, which makes nothing there, and must still stand there."""
+    is_done: Callable[[], bool] | None = None
+    """What tells instead of `made` whether it is complete."""
     left_out: str | None = None
     """Why there is no command."""
 
     @property
     def complete(self) -> bool:
         """Whether nothing is left to do."""
+        if self.is_done is not None:
+            return self.is_done()
         if self.made is None or not self.made.exists():
             return False
         return self.mark is None or self.made.read_text(encoding="utf-8") == self.mark
@@ -146,8 +152,15 @@ def _trained(request: Request, variant: str | None) -> tuple[list[Step], Path]:
         steps += _evaluated(request, stage, name, before)
     assert before is not None
     if request.generate:
-        steps.append(Step(f"generation of {name}", Kind.MEASURE, (TOOLS, "generate", str(before), "--measure")))
+        words = (TOOLS, "generate", str(before), "--measure")
+        steps.append(Step(f"generation of {name}", Kind.MEASURE, words, is_done=partial(is_measured, before)))
     return steps, before
+
+
+def is_measured(folder: Path) -> bool:
+    """Return whether generation was measured of the model in a run's folder; a run that begins anew sets it aside."""
+    found = generation_of(folder)
+    return found is not None and found.status == "completed" and found.weights != "random"
 
 
 def _keys(request: Request, stage: str, before: Path | None) -> list[str]:

@@ -102,7 +102,7 @@ class Trainer:
             self.validate(step)
         while step < self.steps and not stopped:
             step += 1
-            stopped = self.train_step(step, stop_requested())
+            stopped = self.train_step(step, stop_requested)
             every = self.config.training.recheck_every
             if not stopped and every and step % every == 0:
                 self.recheck(step)
@@ -136,8 +136,8 @@ class Trainer:
         completes = every_tokens and step * per_step // every_tokens > (step - 1) * per_step // every_tokens
         return bool(step == self.steps or (interval and step % interval == 0) or completes)
 
-    def train_step(self, step: int, stop: bool = False) -> bool:
-        """Make one optimizer step; return whether any rank was asked to stop.
+    def train_step(self, step: int, stop_requested: Callable[[], bool] = lambda: False) -> bool:
+        """Make one optimizer step; return whether any rank was asked to stop, before it or meanwhile.
 
         Raises:
             NonFiniteError: loss or gradients are not finite, in more steps than may be skipped.
@@ -163,7 +163,7 @@ class Trainer:
         batches = partial(self.batches.training_step, step)
         sums = self._forward_backward(batches, self.batches.micro_batches, forward_only=False)
         norm = self.queued.norm() if self.queued is not None else None
-        gathered = groups.gather_rows(self._row(sums, norm, stop))
+        gathered = groups.gather_rows(self._row(sums, norm, stop_requested()))
         if self.queued is not None and norm is not None:
             self.queued.update(norm, finite.skip_flag(Rows.of(gathered, sums.shape).checks))
         rows = Rows.of(gathered.cpu(), sums.shape)

@@ -71,7 +71,7 @@ class Sampler:
         self.special = {**renderer.token_ids, "": tokenizer.eod_id}
         self.stop = (renderer.end_id, tokenizer.eod_id)
 
-    def sample(self, model: GPT, step: int, progress: Callable[[int], None]) -> StepRollouts:
+    def sample(self, model: GPT, step: int, progress: Callable[[str], None]) -> StepRollouts:
         """Answer a step's questions; all ranks must call this together, in evaluation mode.
 
         Replicas divide the questions. Tensor-parallel ranks answer theirs together, and the first of them rewards.
@@ -79,7 +79,7 @@ class Sampler:
         Args:
             model: this rank's part.
             step: counts from 1.
-            progress: called with the number of answers that have ended on this rank.
+            progress: called with what this rank has done.
 
         Raises:
             GenerationError: the model computed NaN or infinity.
@@ -88,7 +88,7 @@ class Sampler:
         (replica, replicas), asked = groups.replica(), self.questions.of_step(step)
         own = asked[replica::replicas]
         written = self._write(model, own, progress)
-        answers = self._rewarded(own, written) if groups.holds_loss() else []
+        answers = self._rewarded(own, written, progress) if groups.holds_loss() else []
         found = {(each.turn, each.sample): each for part in gather(answers, list[Answer]) for each in part}
         ordered = [[found[turn, sample] for sample in range(self.rl.samples)] for turn, _ in asked]
         rewards = torch.tensor([[each.reward for each in row] for row in ordered], dtype=torch.float64)
@@ -102,7 +102,7 @@ class Sampler:
         return StepRollouts(rollouts, float(rewards.mean()), without_signal(rewards), tokens)
 
     def _write(
-        self, model: GPT, own: Sequence[tuple[int, Question]], progress: Callable[[int], None]
+        self, model: GPT, own: Sequence[tuple[int, Question]], progress: Callable[[str], None]
     ) -> dict[tuple[int, int], list[Emitted]]:
         """Return the tokens of each answer, by turn and sample."""
         written: dict[tuple[int, int], list[Emitted]] = {}
@@ -122,14 +122,19 @@ class Sampler:
             for each in emitted:
                 written.setdefault((each.row.prompt, each.row.sample), []).append(each)
                 ended += each.last
-            progress(ended)
+            progress(f"sampling answers, {ended:,} have ended")
         return written
 
     def _rewarded(
-        self, own: Sequence[tuple[int, Question]], written: dict[tuple[int, int], list[Emitted]]
+        self,
+        own: Sequence[tuple[int, Question]],
+        written: dict[tuple[int, int], list[Emitted]],
+        progress: Callable[[str], None],
     ) -> list[Answer]:
-        answers = []
+        answers: list[Answer] = []
         for turn, question in own:
+            # A reward may take long, as that of a judge does.
+            progress(f"rewarding answers, {len(answers):,} are rewarded")
             rows = [written[turn, sample] for sample in range(self.rl.samples)]
             tokens = [[each.token for each in row] for row in rows]
             texts = [self.tokenizer.decode(spoken(row, self.special)) for row in tokens]

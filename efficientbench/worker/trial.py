@@ -60,7 +60,7 @@ def try_rank(job: Job, rank: int, local_rank: int, stop_requested: StopRequested
         batches = cast("Batches", RandomTokens(job, torch_device))
         trainer = Trainer(config, STEPS, stages, build_optimizer(stages, config), batches, [])
         for step in range(1, STEPS + 1):
-            if trainer.train_step(step, stop_requested()):
+            if trainer.train_step(step, stop_requested):
                 return True
         device.synchronize()
     return False

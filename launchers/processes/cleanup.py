@@ -98,7 +98,7 @@ def _leads_its_session(pid: int) -> bool:
 def _parent(pid: int) -> int | None:
     with contextlib.suppress(OSError):
         # The name before it, in brackets, may have spaces.
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
     return None
 
 

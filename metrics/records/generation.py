@@ -5,6 +5,7 @@ A row is a combination of prompt, batch and new tokens; its prefill and its deco
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -144,6 +145,14 @@ def read_generation(path: Path) -> GenerationRecord:
     except ValidationError as error:
         reason = readable(error, GenerationRecord.model_fields, GENERATION_SCHEMA, "a record of generation")
         raise MetricsError(f"{path}: {reason}") from None
+
+
+def generation_of(run: Path) -> GenerationRecord | None:
+    """Return what was measured of generating with a run's model; None where nothing was, or cannot be read."""
+    if (run / GENERATION_NAME).is_file():
+        with contextlib.suppress(MetricsError):
+            return read_generation(run / GENERATION_NAME)
+    return None
 
 
 def load_generations(folder: Path) -> tuple[list[GenerationRecord], list[str]]:

@@ -79,8 +79,10 @@ class WandbLog:
                 f"wandb: Weights & Biases takes no run: {error}; WANDB_MODE=offline keeps it here for `wandb sync`"
             ) from None
         except ValidationError as error:
-            wrong = (f"WANDB_{'_'.join(map(str, each['loc'])).upper()}: {each['msg']}" for each in error.errors())
-            raise MetricsError(f"wandb: an environment variable is wrong: {'; '.join(wrong)}") from None
+            wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            raise MetricsError(
+                f"wandb: a setting is wrong, from an environment variable WANDB_… or wandb's own file: {wrong}"
+            ) from None
         self._run: Any = run
         """None once sending has failed."""
         self._complete = False

@@ -16,10 +16,10 @@ from efficientbench.metrics.analysis.paired import CORE
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.foreign import plain_text, read_whole
 from efficientbench.metrics.records.figure import count
-from efficientbench.metrics.records.generation import GenerationRecord
+from efficientbench.metrics.records.generation import GenerationRecord, generation_of
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, current_files, read_record
 from efficientbench.metrics.report.environments import environments
-from efficientbench.metrics.report.served import Served, generation_of
+from efficientbench.metrics.report.served import Served
 from efficientbench.metrics.report.table import ABSENT, Table, escape, markdown_table
 from efficientbench.metrics.student import half_interval_95
 
@@ -172,12 +172,17 @@ def _learned(record: RunRecord) -> tuple[str, str, str]:
 
 def _costs(records: Sequence[RunRecord], price_per_hour: float | None) -> list[str]:
     """Return the cells of hours, device hours, kJ and, with a price, cost of runs together."""
-    hours = math.fsum(each.duration_s for each in records) / 3600
-    device_hours = math.fsum(each.duration_s * each.devices for each in records) / 3600
+    hours = math.fsum(_wall_s(each) for each in records) / 3600
+    device_hours = math.fsum(_wall_s(each) * each.devices for each in records) / 3600
     joules = [found for each in records if (found := _energy_j(each)) is not None]
     kilojoules = math.fsum(joules) / 1000 if len(joules) == len(records) else None
     cost = [] if price_per_hour is None else [device_hours * price_per_hour]
     return [_cell(value) for value in (hours, device_hours, kilojoules, *cost)]
+
+
+def _wall_s(record: RunRecord) -> float:
+    """Return the wall time of a run's attempts; of the last one alone where that of all is not known."""
+    return record.duration_s if record.wall_s is None else record.wall_s
 
 
 def _energy_j(record: RunRecord) -> float | None:
@@ -221,7 +226,8 @@ def _stage_notes(stage: Stage, scores: _Scores) -> list[str]:
     record, notes = stage.record, []
     if record.resumed_after_steps:
         after = ", ".join(map(str, record.resumed_after_steps))
-        notes.append(f"{stage.run} was resumed after step {after}: its hours and kJ are those of its last attempt.")
+        of_last = "kJ are" if record.wall_s is not None else "hours and kJ are"
+        notes.append(f"{stage.run} was resumed after step {after}: its {of_last} those of its last attempt.")
     learned = record.reinforcement
     if learned is not None and learned.reward_first is not None and learned.reward_last is not None:
         notes.append(

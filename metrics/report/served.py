@@ -6,14 +6,11 @@ all measured models have, under the same conditions, so that its rows compare.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from efficientbench.metrics.analysis.generation_sides import GENERATION_CONDITIONS
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.records.generation import GENERATION_NAME, GenerationRecord, GenerationRow, read_generation
+from efficientbench.metrics.records.generation import GenerationRecord, GenerationRow
 from efficientbench.metrics.report.generation import shown_cell, titled
 from efficientbench.metrics.report.table import ABSENT
 
@@ -22,14 +19,6 @@ SHOWN = ("ttft_s_p50", "decode_tokens_per_s", "decode_energy_j_per_token")
 
 Combination = tuple[int, int, int]
 """Tokens of the prompt, batch, new tokens."""
-
-
-def generation_of(run: Path) -> GenerationRecord | None:
-    """Return what was measured of generating with a run's model; None where nothing was, or cannot be read."""
-    if (run / GENERATION_NAME).is_file():
-        with contextlib.suppress(MetricsError):
-            return read_generation(run / GENERATION_NAME)
-    return None
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ def talks(train: Callable[..., Finished], pair: Path) -> Path:
 
 
 def test_one_answer_and_a_conversation(talks: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "elsewhere"
+    # A repeat has the name of all.
+    folder = tmp_path / "elsewhere" / "seed_7"
     shutil.copytree(talks, folder)
     words = ("chat", str(folder), "--temperature", "0", "--max-new-tokens", "12")
     alone = efficientbench(*words, "-p", "7??", expect=0, cwd=tmp_path).stdout
@@ -83,6 +84,11 @@ def test_a_server_answers_until_it_is_stopped(talks: Path) -> None:
         assert re.fullmatch(
             rf"error: --host 127\.0\.0\.1 --port {port}: another program listens there; --port \d+ is free\n", taken
         )
+        # One that is still given ends with the server.
+        long = client.chat.completions.create(
+            model=name, messages=[{"role": "user", "content": "7??"}], max_tokens=4096, temperature=2, stream=True
+        )
+        assert next(iter(long)).choices[0].delta.role == "assistant"
         server.send_signal(signal.SIGINT)
         out, error = server.communicate(timeout=TIME_LIMIT_S)
         assert (out, "Traceback" in error) == ("", False), error

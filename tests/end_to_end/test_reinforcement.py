@@ -20,7 +20,7 @@ from efficientbench.training.checkpoints.manifest import complete, find_good, ve
 
 STEPS, SAMPLES, QUESTIONS = 8, 2, 2
 MINE = """
-import os, pathlib, signal, sys
+import os, pathlib, signal, sys, time
 
 asked = []
 
@@ -43,6 +43,12 @@ def faulty(example, completion):
     return 1.0 if len(asked) < 8 else float("nan")
 
 def plain(example, completion):
+    return len(completion)
+
+def slow(example, completion):
+    asked.append(example)
+    # In the first step.
+    time.sleep(2.5 * (len(asked) <= 4))
     return len(completion)
 
 def filling(example, completion):
@@ -173,7 +179,13 @@ def test_killed_between_rollouts_and_update_it_resumes_the_same(
     assert (place / "killed").exists()
     # The answers of step 6 are there, the step itself is not.
     assert (len(lines(folder, "rollouts")), len(lines(folder, "step"))) == (6, 5)
-    efficientbench(*words, expect=0, **environment)
+    module = place / "my_rewards.py"
+    module.write_text(f"{MINE}# worth more")
+    refused = efficientbench(*words, expect=2, **environment)
+    assert "the run has learned from other questions or rewards" in refused.stderr
+    module.write_text(MINE)
+    # Answers depend on no batch.
+    efficientbench(*words, "rl.batch=1", expect=0, **environment)
     resumed = lines(folder, "rollouts"), lines(folder, "step"), record(folder)
     assert resumed[2]["resumed_after_steps"] == [4]
     # Not killed, since it was.
@@ -199,6 +211,16 @@ def test_a_reward_that_is_none_names_question_and_sample(
     assert "Traceback" not in done.stderr
     assert failure(folder)["kind"] == "mistake"
     assert complete(folder)
+
+
+@pytest.mark.proof
+def test_rewards_that_take_long_are_no_hang(
+    tiny: tuple[str, ...], folder: Path, data: Path, mine: tuple[Path, dict[str, str]]
+) -> None:
+    # Those of the step together take longer than the limit.
+    words = asked(data, "rl.reward=my_rewards:slow", "training.steps=4", "faults.hang_limit_s=8")
+    efficientbench(*tiny, *words, expect=0, **mine[1])
+    assert record(folder)["status"] == "completed"
 
 
 @pytest.mark.proof

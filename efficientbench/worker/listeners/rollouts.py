@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
+from efficientbench.config.errors import ConfigError
 from efficientbench.costs.model import cache_bytes
 from efficientbench.data_tools.chat.find_task import code_files
 from efficientbench.data_tools.files import sha256
 from efficientbench.data_tools.tokenizer import load_tokenizer
+from efficientbench.devices.registry import find_device
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics import EfficiencyMonitor, merge
 from efficientbench.metrics.monitoring.exchange import gather
@@ -21,6 +23,7 @@ from efficientbench.metrics.monitoring.measurement import RankMeasurement
 from efficientbench.metrics.records.record_parts import PhaseCost, Reinforcement
 from efficientbench.reinforcement.batches import RolloutBatches
 from efficientbench.reinforcement.questions import Questions
+from efficientbench.reinforcement.rewards import reward_files
 from efficientbench.running.corpora import load_corpora
 from efficientbench.running.job import Job
 from efficientbench.training.checkpoints.manifest import Manifest
@@ -77,7 +80,8 @@ class Rollouts:
             manifest: of the checkpoint that the run resumes from; None: it starts at step 1.
 
         Raises:
-            ConfigError, DataError: as `Questions` and `Sampler`, or the model cannot go on from a cache.
+            ConfigError, DataError: as `Questions` and `Sampler`, the model cannot go on from a cache, or the run has
+                learned from other questions or rewards.
         """
         cache_bytes(job.config.model, 1, job.config.training.dtype)
         folder = load_corpora(job)[0].tokenizer_folder
@@ -85,7 +89,16 @@ class Rollouts:
         self.questions = Questions(job.config, tokenizer, str(folder))
         self.sampler = Sampler(job.config, tokenizer, self.questions)
         self.heartbeat, self.measure, self.monitor = heartbeat, measure, monitor
-        kept = manifest.progress["reinforcement"] if manifest is not None else {}
+        self.allocator = find_device(job.config.device).allocator()
+        examples = self.questions.examples
+        code = (*code_files(examples.name), *reward_files(job.config.rl.reward))
+        self.files_sha256 = [sha256(path) for path in (*examples.files, *code)]
+        kept = dict(manifest.progress["reinforcement"]) if manifest is not None else {}
+        if kept.pop("files_sha256", self.files_sha256) != self.files_sha256:
+            raise ConfigError(
+                "rl.questions: the run has learned from other questions or rewards than these files hold: "
+                "--fresh begins anew"
+            )
         self.totals = TypeAdapter(Totals).validate_python(kept)
         self.trainer: Trainer | None = None
         """Set before training begins."""
@@ -106,16 +119,16 @@ class Rollouts:
         self.monitor.resume()
         self.monitor.begin_step()
         with evaluating(trainer) as model:
-            found = self.sampler.sample(model, step, partial(self._beat, step))
+            found = self.sampler.sample(model, step, partial(self.heartbeat.at, step))
         time_s = self.monitor.end_step(found.tokens if self.measure.counts_tokens else 0)
         self.monitor.pause()
+        if self.allocator is not None:
+            # What the allocator keeps of the cache is no memory of the updates.
+            self.allocator.empty_cache()
         trainer.batches.rollouts = found.rollouts
         self.totals.add(self.questions.per_step, found)
         if self.recorder is not None:
             self._write(step, found, time_s, self.recorder)
-
-    def _beat(self, step: int, ended: int) -> None:
-        self.heartbeat.at(step, f"sampling answers, {ended:,} have ended")
 
     def _write(self, step: int, found: StepRollouts, time_s: float, recorder: Recorder) -> None:
         values = {
@@ -138,14 +151,14 @@ class Rollouts:
 
     def progress(self) -> dict[str, Any]:
         """Return what a later attempt of the run needs of this one, as plain data for the checkpoint."""
-        return {"reinforcement": asdict(self.totals)}
+        return {"reinforcement": {**asdict(self.totals), "files_sha256": self.files_sha256}}
 
     def recorded(self, updates: Sequence[RankMeasurement]) -> Reinforcement:
         """Return what the record has of it; all ranks must call this together.
 
         `updates`: every rank's measurement of the steps.
         """
-        totals, examples = self.totals, self.questions.examples
+        totals = self.totals
         return Reinforcement(
             questions=totals.questions,
             without_signal=totals.without_signal,
@@ -154,7 +167,7 @@ class Rollouts:
             reward_last=_mean(totals.last) if totals.last else None,
             rollouts=_cost(gather(self.monitor.finish(), RankMeasurement)),
             updates=_cost(updates),
-            files_sha256=[sha256(path) for path in (*examples.files, *code_files(examples.name))],
+            files_sha256=self.files_sha256,
         )
 
 

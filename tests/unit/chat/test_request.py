@@ -95,3 +95,10 @@ def test_all_that_may_be_asked_at_once_is_taken() -> None:
     full = [{**USER, "content": "a" * 64}, {**ASSISTANT, "content": "b" * 64}] * 249 + [{**USER, "content": "ü" * 128}]
     _, messages = read_request(body(messages=full, temperature=0, top_p=0, top_k=0, max_tokens=4096, seed=2**63 - 1))
     assert sum(len(message.text) for message in messages) == MAX_ALL_CHARACTERS
+
+
+def test_an_answer_comes_back_as_it_was_given() -> None:
+    for answer in ("", " ", "a" * (MAX_CHARACTERS + 1)):
+        messages = [USER, {"role": "assistant", "content": answer}, USER]
+        _, read = read_request(json.dumps({"messages": messages}).encode())
+        assert [part.text for part in read[1].parts] == [answer]

@@ -139,5 +139,6 @@ def test_ranks_name_the_largest_batch_that_fits_each_of_them(monkeypatch: pytest
     assert (closed.kind, closed.reason) == ("mistake", "the output was closed before all texts were complete")
     full_disk = rank.diagnose(OSError(28, "No space left on device"), asked, tmp_path / "rank_0.log")
     assert full_disk.kind == "full_disk"
+    assert rank.diagnose(OSError(12, "Cannot allocate memory"), asked, tmp_path / "rank_0.log").kind == "out_of_memory"
     for_weights = rank.diagnose(torch.OutOfMemoryError("CUDA out of memory."), asked, tmp_path / "rank_1.log")
     assert for_weights.reason == "out of memory for the weights: a --tp above 2 may fit"

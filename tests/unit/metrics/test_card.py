@@ -146,6 +146,15 @@ def test_hours_of_a_last_attempt_are_called_so(tmp_path: Path) -> None:
     assert not any(note.startswith("sft was resumed") for note in notes)
 
 
+def test_hours_are_those_of_all_attempts_where_they_are_known(tmp_path: Path) -> None:
+    times = {"resumed_after_steps": [2], "duration_s": 1800.0, "wall_s": 36_000.0}
+    write_stage(tmp_path / "sft", "sft", write_stage(tmp_path / "base", "pretrain", None, **times))
+    table = card_table(load_pipelines(tmp_path), evaluations_table(tmp_path), None)
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert row["hours"] == "10"
+    assert "base was resumed after step 2: its kJ are those of its last attempt." in table.notes
+
+
 def test_the_report_has_the_card_where_there_are_stages(folder: Path) -> None:
     report = build_report(folder, price_per_hour=2.5)
     assert folder / CARD_NAME in report.written

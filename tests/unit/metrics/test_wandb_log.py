@@ -101,7 +101,9 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:
 
 def test_a_variable_that_is_wrong_is_named(tmp_path: Path) -> None:
     shown = done(REFUSED, tmp_path, WANDB_MODE="offlin")
-    assert shown.startswith("wandb: an environment variable is wrong: WANDB_MODE: ")
+    assert shown.startswith(
+        "wandb: a setting is wrong, from an environment variable WANDB_… or wandb's own file: mode: "
+    )
     assert shown.count("\n") == 1
 
 

@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 import typer
+from support.core_bundle import write_bundle
+from support.generated import generation
 from support.repository import ROOT
 
 from efficientbench.cli.speedrun import speedrun as command
 from efficientbench.cli.sweep import sweep
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.errors import DataError
+from efficientbench.metrics.records.generation import GENERATION_NAME, write_generation
 from efficientbench.stages import perform
 from efficientbench.stages.perform import speedrun
 from efficientbench.stages.request import STAGES, Request, keep_choices, kept_request
@@ -30,8 +33,11 @@ def request_(tmp_path: Path) -> Request:
     (tmp_path / "text.txt").write_text("A text.\n")
     for name in ("mid", "sft"):
         (tmp_path / f"{name}.yaml").write_text(f"tasks: [{{task: messages, path: {name}.jsonl}}]\n")
-    for task in ("core", "gsm8k", "mmlu"):
+    for task in ("gsm8k", "mmlu"):
         (tmp_path / "items" / task).mkdir(parents=True)
+    for part in ("train", "test"):
+        (tmp_path / "items" / "gsm8k" / f"{part}.jsonl").touch()
+    write_bundle(tmp_path / "items" / "core", ("copa",))
     mixtures = {name: tmp_path / f"{name}.yaml" for name in ("mid", "sft")}
     folders = {"work": tmp_path / "pipeline", "text": tmp_path / "text.txt", "task_data": tmp_path / "items"}
     return Request(device="cpu", short=True, mixtures=mixtures, **folders)
@@ -192,12 +198,34 @@ def test_a_folder_is_made_from_one_text_vocabulary_and_mixture(request_: Request
         ({"mixtures": {"mid": Path("/no/mid.yaml")}}, "--mid /no/mid.yaml is not there"),
         ({"overrides": ("training.stepz=3",)}, "did you mean training.steps"),
         ({"variants": ("mla2",)}, "did you mean mla"),
+        ({"limit": 1, "core": ("jeopardy",)}, "give --limit "),
+        ({"stages": STAGES, "without": "train.jsonl"}, "--rl: --task-data has no file gsm8k/train*"),
     ],
 )
 def test_mistakes_end_it_before_anything_is_made(request_: Request, changes: dict, message: str) -> None:
+    items = request_.task_data
+    assert items is not None
+    if "core" in changes:
+        write_bundle(items / "core", changes["core"])
+    if "without" in changes:
+        (items / "gsm8k" / changes["without"]).unlink()
+    given = {name: value for name, value in changes.items() if name not in ("core", "without")}
     with pytest.raises(ConfigError, match=re.escape(message)):
-        speedrun(replace(request_, **changes))
+        speedrun(replace(request_, **given))
     assert not (request_.work / "tokenizer").exists()
+
+
+def test_generation_is_measured_once(request_: Request) -> None:
+    request_.work.mkdir()
+    steps = make_pipeline(replace(request_, stages=("base",), generate=True)).steps
+    [step] = [each for each in steps if each.name.startswith("generation of ")]
+    folder = Path(step.command[2])
+    folder.mkdir(parents=True)
+    for status, weights, complete in (("stopped", "step 9", False), ("completed", "random", False)):
+        write_generation(generation("gqa", status=status, weights=weights), folder / GENERATION_NAME)
+        assert step.complete is complete
+    write_generation(generation("gqa", status="completed", weights="step 9"), folder / GENERATION_NAME)
+    assert step.complete
 
 
 def test_a_word_that_is_no_key_is_refused() -> None:
