@@ -53,6 +53,8 @@ class Pool:
     ) -> AsyncGenerator[T, None]:
         """Yield what a generator over a free model yields, each step computed in that model's thread.
 
+        The model does not wait for a client that reads slowly, or not at all: it goes on, and is free for others then.
+
         Args:
             begin: returns the generator.
             left: whether nobody waits for the rest any more; it is asked before each step, and while no model is free.
@@ -60,15 +62,34 @@ class Pool:
         worker = await self._turn(left)
         if worker is None:
             return
-        steps = begin(worker.model)
+        items: asyncio.Queue[T | None] = asyncio.Queue()
+        computing = asyncio.ensure_future(self._compute(worker, begin(worker.model), items, left))
+        try:
+            while (item := await items.get()) is not None:
+                yield item
+            await computing
+        finally:
+            computing.cancel()
+            # Its error counts as seen, also where nobody has come to the end.
+            await asyncio.gather(computing, return_exceptions=True)
+
+    async def _compute(
+        self,
+        worker: Worker,
+        steps: Generator[T, None, None],
+        items: asyncio.Queue[T | None],
+        left: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """Put what a generator yields into a queue, None behind it, and free the model."""
         loop = asyncio.get_running_loop()
         try:
             while not await left():
                 item = await loop.run_in_executor(worker.thread, _advance, steps)
                 if item is None:
                     return
-                yield item
+                items.put_nowait(item)
         finally:
+            items.put_nowait(None)
             # Its thread does this after a step that it still computes, and before whatever this model does next.
             worker.thread.submit(steps.close)
             self._free.put_nowait(worker)

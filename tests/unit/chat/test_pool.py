@@ -1,0 +1,54 @@
+"""Clients that share models, one of which does not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from efficientbench.chat.pool import Pool, Worker
+
+
+def counting(model: object) -> Generator[int, None, None]:
+    yield from range(1, 4)
+
+
+def failing(model: object) -> Generator[int, None, None]:
+    yield 1
+    raise ValueError("lost")
+
+
+async def stays() -> bool:
+    return False
+
+
+@pytest.fixture
+def worker() -> Any:
+    with ThreadPoolExecutor(1) as thread:
+        yield Worker(object(), thread)  # type: ignore[arg-type]
+
+
+def test_a_client_that_does_not_read_keeps_no_model_from_others(worker: Worker) -> None:
+    async def both() -> tuple[list[int], list[int]]:
+        pool = Pool([worker])
+        slow = pool.run(counting, stays)
+        first = await anext(slow)
+        other = [each async for each in pool.run(counting, stays)]
+        return other, [first, *[each async for each in slow]]
+
+    assert asyncio.run(asyncio.wait_for(both(), 60)) == ([1, 2, 3], [1, 2, 3])
+
+
+def test_what_fails_is_raised_behind_what_there_is_and_frees_the_model(worker: Worker) -> None:
+    pool, seen = Pool([worker]), []
+
+    async def read() -> None:
+        async for each in pool.run(failing, stays):
+            seen.append(each)
+
+    with pytest.raises(ValueError, match="lost"):
+        asyncio.run(asyncio.wait_for(read(), 60))
+    assert (seen, pool.free) == ([1], 1)
