@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import MODES, Arguments
+from efficientbench.cli.options import MODES, TuningArguments
 
 MERGE, EFFECT, LOSSES = "merge", "effect", "losses"
 
@@ -18,11 +18,15 @@ def finetune(
         str,
         typer.Argument(metavar="NAME", help="<method>_<size>, like lora_32B; or merge, effect or losses: see below"),
     ],
-    arguments: Arguments = None,
+    arguments: TuningArguments = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="a tiny Qwen2 in the named one's place, two ranks")] = False,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="PATH", help="examples: JSON, JSONL, parquet, or the hub's owner/name"),
+        typer.Option(
+            "--data",
+            metavar="PATH",
+            help="examples: JSON, JSONL, parquet, or the hub's owner/name; without it: Python's manual, to try a run",
+        ),
     ] = None,
     repeat: Annotated[
         int | None,

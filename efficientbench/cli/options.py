@@ -15,14 +15,24 @@ if TYPE_CHECKING:
 MODES = ("dsw", "dlc")
 """Alibaba PAI's names: DSW, this machine alone, the default; DLC, a job of several nodes."""
 
+_MODES_HELP = (
+    "dsw: this machine's devices (the default); dlc: several nodes, as MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK "
+    "describe them"
+)
 RUN = typer.Argument(metavar="NAME", help="run of experiments/matrix.yaml or chat.yaml, like gqa_1.5B")
 Name = Annotated[str, RUN]
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[dsw|dlc] [key=value]...",
-        help="dsw: this machine's devices (the default); dlc: several nodes, as MASTER_ADDR, MASTER_PORT, WORLD_SIZE "
-        "and RANK describe them; key=value: a key of the configuration, like training.seq_len=1024",
+        help=f"{_MODES_HELP}; key=value: a key of the configuration, like training.seq_len=1024",
+    ),
+]
+TuningArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[dsw|dlc] [key=value]...",
+        help=f"{_MODES_HELP}; key=value: a key of the configuration, like data.max_length=1024",
     ),
 ]
 Smoke = Annotated[bool, typer.Option("--smoke", help="the same architecture, scaled down to a minute on a laptop")]
@@ -90,12 +100,20 @@ def resolve_arguments(
 
     Print where the model takes its tokenizer's vocabulary.
     """
+    from efficientbench.config.errors import ConfigError
     from efficientbench.config.matrix import MATRIX
     from efficientbench.planning.vocabulary import resolve_run
 
     name, arguments = of_depth(name, arguments)
     modes = [argument for argument in arguments if argument in MODES]
-    config, said = resolve_run(name, smoke, overrides_of(arguments, data, tokenizer), matrix or MATRIX)
+    try:
+        config, said = resolve_run(name, smoke, overrides_of(arguments, data, tokenizer), matrix or MATRIX)
+    except ConfigError:
+        from efficientbench.finetuning.load import named_tunings
+
+        if name in named_tunings():
+            raise ConfigError(f"{name} is a fine-tuning: efficientbench finetune {name}") from None
+        raise
     if said:
         typer.echo(said)
     return config, modes[-1] if modes else MODES[0]

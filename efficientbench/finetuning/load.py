@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.load import merged, parse, unknown_key
-from efficientbench.config.matrix import EXPERIMENTS, Overlay, load_yaml
+from efficientbench.config.matrix import EXPERIMENTS, Overlay, load_matrix, load_yaml
 from efficientbench.config.part import Name, Part
 from efficientbench.config.words import ALIASES
 from efficientbench.finetuning.config import FinetuneConfig
@@ -64,6 +64,15 @@ def tuning_scripts() -> dict[str, str]:
     return {f"{SUITE}/run_{name}.sh": SCRIPT.format(name=name, suite=SUITE) for name in named_tunings()}
 
 
+def is_training(name: str) -> bool:
+    """Return whether a name is that of a run of the shipped matrices."""
+    try:
+        load_matrix().run(name)
+    except ConfigError:
+        return False
+    return True
+
+
 def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()) -> FinetuneConfig:
     """Return the configuration of the fine-tuning called `name`; a later override replaces an earlier one.
 
@@ -72,6 +81,8 @@ def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()
     runs: _Runs = load_yaml(RUNS, _Runs)
     tunings = named_tunings()
     if name not in tunings:
+        if is_training(name):
+            raise ConfigError(f"{name} is a training: efficientbench run {name}")
         near = nearest(name, tunings)
         sizes = f"<method>_<size>, of {', '.join(runs.methods)} and {', '.join(runs.sizes)}"
         raise ConfigError(f"there is no fine-tuning called {name[:80]!r}: {f'did you mean {near}?' if near else sizes}")
@@ -86,7 +97,9 @@ def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()
         if not separator:
             problems.append(f"{override[:80]!r}: an override is written key=value, like training.steps=100")
         elif key not in keys:
-            problems.append(unknown_key(key, keys))
+            # A training's key may be one of ours under the word that both have, like training.seq_len.
+            meant = WORDS.get(key.rpartition(".")[2])
+            problems.append(f"{key[:80]}: unknown key; did you mean {meant}?" if meant else unknown_key(key, keys))
         else:
             try:
                 value: Any = _value(key, text, keys[key])

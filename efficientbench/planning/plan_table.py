@@ -226,7 +226,8 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
     grid = f"{layout.world_size} = tp {layout.tp}{cp} × pp {layout.pp} × dp {layout.dp}"
     if layout.ep > 1:
         grid += f", experts over ep {layout.ep}"
-    uncounted = f"n/a: as many as {plan.length.partition(' in ')[0]} of the text take"
+    read = "questions" if training.objective == "rl" else "text"
+    uncounted = f"n/a: as many as {plan.length.partition(' in ')[0]} of the {read} take"
     batch = f"{training.global_batch_size} = micro-batch {training.micro_batch_size} × {layout.micro_batches} × dp"
     return [
         ("parameters, total", shown(lambda: f"{plan.parameters.total:,}")),

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.manifest import load_corpus
 from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
@@ -39,9 +39,9 @@ class TrainedRun:
         """
         path = OutputFolder(folder).config
         if not folder.is_dir():
-            raise ConfigError(
-                f"{folder}: no such folder; give that of a run, like output/efficientllm_benchmark/gqa_0.5B"
-            )
+            near = nearest(folder.name, [each.name for each in folder.parent.glob("*/")])
+            hint = f"did you mean {folder.parent / near}?" if near else "give that of a run"
+            raise ConfigError(f"{folder}: no such folder; {hint}")
         if not path.exists():
             repeats = sorted(each.parent.name for each in folder.glob("seed_*/config.json"))
             helps = f"it holds repeats; give one of them: {', '.join(repeats)}" if repeats else "config.json is missing"

@@ -41,12 +41,12 @@ def estimate(plan: Plan, machine: Machine, records: Sequence[RunRecord], cores: 
         records: of earlier runs; those of the same device count.
         cores: of the host; they count where the device is a CPU.
     """
-    if not plan.budget.counted:
-        unknown = "training.epochs: the steps follow from the text, which is not counted yet"
-        return Estimate(None, unknown, None, unknown)
     if plan.config.training.objective == "rl":
         sampled = "the answers that a run samples between its steps take a time that is not estimated"
         return Estimate(None, sampled, None, sampled)
+    if not plan.budget.counted:
+        unknown = "training.epochs: the steps follow from the text, which is not counted yet"
+        return Estimate(None, unknown, None, unknown)
     same = [each for each in records if each.device_name == machine.name and each.status == "completed"]
     # What reinforcement learning samples is in its duration too.
     same = [each for each in same if each.tokens_per_s and each.flops_per_token and each.reinforcement is None]

@@ -102,7 +102,8 @@ class Trainer:
             self.validate(step)
         while step < self.steps and not stopped:
             step += 1
-            stopped = self.train_step(step, stop_requested)
+            # In the last step there is nothing left to give up: the run completes.
+            stopped = self.train_step(step, stop_requested) and step < self.steps
             every = self.config.training.recheck_every
             if not stopped and every and step % every == 0:
                 self.recheck(step)

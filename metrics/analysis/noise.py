@@ -15,19 +15,25 @@ from efficientbench.metrics.records.record import RunRecord
 def identical_runs(first: Group, second: Group, neighbours: Sequence[Group]) -> list[list[RunRecord]]:
     """Return sets of runs of one model, whatever their names and seeds, under the conditions of both compared groups.
 
-    A set that is one compared group alone is left out: its repeats are that side's own noise, and not more. Where both
-    are one model, neither is in a set, which would count their difference as noise.
+    A run counts once, though links and copies lead to it again. A set that is one compared group alone is left out: its
+    repeats are that side's own noise, and not more. Where both are one model, neither is in a set, which would count
+    their difference as noise.
     """
+    compared = [{_measurement(record) for record in group.records} for group in (first, second)]
     alike = model_identity(first.first) == model_identity(second.first)
-    sets: dict[str, list[Group]] = {}
-    for group in (*(() if alike else (first, second)), *neighbours):
+    sets: dict[str, dict[tuple[object, ...], RunRecord]] = {}
+    for group in (first, second, *neighbours):
         if not differences(first.first, group.first) and not differences(second.first, group.first):
-            sets.setdefault(model_identity(group.first), []).append(group)
-    return [
-        [record for group in groups for record in group.records]
-        for groups in sets.values()
-        if groups not in ([first], [second])
-    ]
+            found = sets.setdefault(model_identity(group.first), {})
+            for record in group.records:
+                if not alike or not any(_measurement(record) in side for side in compared):
+                    found.setdefault(_measurement(record), record)
+    return [list(found.values()) for found in sets.values() if found and found.keys() not in compared]
+
+
+def _measurement(record: RunRecord) -> tuple[object, ...]:
+    """Return what no two runs have in common, and all copies of a record have."""
+    return record.run, record.seed, record.started_at
 
 
 def aa_floor(sets: Sequence[Sequence[RunRecord]], read: Callable[[RunRecord], float | None]) -> Estimate | None:

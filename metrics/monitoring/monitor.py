@@ -10,6 +10,7 @@ print(monitor.summary())
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -126,9 +127,16 @@ class EfficiencyMonitor:
 
         Returns:
             The step's synchronized wall time on this rank, s.
+
+        Raises MetricsError: no step was begun, or `tokens` is no whole number.
         """
         if self._step_begin_s is None:
             raise MetricsError("end_step was called without begin_step")
+        try:
+            # NumPy's and torch's whole numbers too, which no record holds.
+            tokens = operator.index(tokens)
+        except TypeError:
+            raise MetricsError(f"end_step: tokens: a whole number is needed, it is: {tokens!r:.60}") from None
         self._wait_for_device()
         begin_s, self._step_begin_s = self._step_begin_s, None
         step_time_s, waited_s = self._clock() - begin_s, self._waited()
@@ -149,6 +157,12 @@ class EfficiencyMonitor:
             self._step_begin_s = None
             raise
         self.end_step(tokens)
+
+    def drop_step(self) -> None:
+        """Leave out a step that was begun and will have no end; the window ends where it began."""
+        if self._step_begin_s is not None:
+            self._close_window(self._step_begin_s)
+            self._step_begin_s = None
 
     def pause(self) -> None:
         """Close the window until `resume` and the next step."""
@@ -255,12 +269,13 @@ class EfficiencyMonitor:
             sampler.begin_interval()
         self._window_begin_s = self._clock()
 
-    def _close_window(self) -> None:
+    def _close_window(self, end_s: float | None = None) -> None:
+        """Close it, as of an earlier time where one is given."""
         if self._window_begin_s is None:
             return
         self._wait_for_device()
         self._wait_for_ranks()
-        self._windows.append((self._window_begin_s, self._clock()))
+        self._windows.append((self._window_begin_s, self._clock() if end_s is None else end_s))
         self._window_begin_s = None
         for sampler in self._samplers:
             sampler.end_interval()

@@ -126,8 +126,9 @@ def write_own_record(
 
 
 def _record(loop: OwnLoop, run: RunMeasurement, ranks: int, started_at: datetime, duration_s: float) -> RunRecord:
-    # A host is one device, however many ranks compute on it.
-    devices, name = max(1, len(run.device_names)), run.device_names[0] if run.device_names else "unknown"
+    # A host is one device, however many ranks compute on it. Where a sensor found none, each rank has its own.
+    least = 1 if run.device_scope == "host" or "memory_kind" not in run.unavailable else ranks
+    devices, name = max(least, len(run.device_names)), run.device_names[0] if run.device_names else "unknown"
     peak, source = (loop.peak_flops, "peak_flops of the loop") if loop.peak_flops else peak_flops(name, loop.dtype)
     facts = RunFacts(
         parameters=loop.parameters,

@@ -130,6 +130,9 @@ class EfficiencyCallback(TrainerCallback):
         self._since_log = []
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # The data of a stream may run out within a step's micro-batches, and the step begins again.
+        self._monitor.drop_step()
+        self._tokens_seen = state.num_input_tokens_seen
         self._pause_for_others(control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from support.checkpoints import Resumed, train
 from support.configs import tiny
 from support.ranks import Ranks
+from support.tiny_training import tiny_training
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.training.checkpoints.manifest import checkpoint_folder
@@ -159,3 +161,16 @@ def test_the_names_are_those_of_the_initial_weights(saved: Saved) -> None:
         "decoder.layers.1.mlp.experts.0.linear_fc2.weight",
     ]
     assert weights["decoder.layers.1.mlp.experts.0.linear_fc1.weight"].dim() == 2
+
+
+def stopped(config: RunConfig, prefix: Path, at: int) -> bool:
+    """Whether a training of two steps ended early that was asked to stop in one of them."""
+    asked = itertools.count(1)
+    with tiny_training(config, prefix, 2) as trainer:
+        return trainer.train(lambda: next(asked) == at)
+
+
+def test_a_stop_in_the_last_step_completes_the_run(ranks: Callable[[int], Ranks], corpus: Path) -> None:
+    """An attempt after it would have no step to measure."""
+    config = tiny("gqa_1.5B", "parallel.dp=2")
+    assert [ranks(2).call(stopped, config, corpus, at) for at in (1, 2)] == [[True, True], [False, False]]

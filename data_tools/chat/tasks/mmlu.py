@@ -26,5 +26,6 @@ class Mmlu(Task):
         answer = row.get("answer")
         if answer not in (0, 1, 2, 3, *_LETTERS) or isinstance(answer, bool):
             raise RowError(f"answer: 0 to 3 or A to D is needed, it is: {answer!r:.60}")
-        right = answer if isinstance(answer, str) else _LETTERS[answer]
+        # A column of numbers with a gap has 1.0 for 1.
+        right = answer if isinstance(answer, str) else _LETTERS[int(answer)]
         return multiple_choice(text_of(row, "question"), _LETTERS, choices, right)

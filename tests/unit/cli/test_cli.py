@@ -158,6 +158,7 @@ def test_too_little_memory_to_load_is_told_in_one_line() -> None:
             "  training.dtype: 'int8'",
         ),
         (["run", "gqa_1.5B", "--smok"], "No such option"),
+        (["plan", "lora_7B"], "lora_7B is a fine-tuning: efficientbench finetune lora_7B"),
     ],
 )
 def test_mistakes_end_with_one_message(command: Command, words: list[str], message: str) -> None:
@@ -175,6 +176,12 @@ def test_plan_takes_the_words_of_run(command: Command, words: str, shown: str, c
     code, out, error = command("plan", *words.split(), "training.seq_len=64")
     assert (code, error) == (0, "")
     assert out.count(shown) >= count
+
+
+def test_steps_of_reinforcement_learning_follow_from_its_questions(command: Command) -> None:
+    code, out, error = command("plan", "rl_d12")
+    assert (code, error) == (0, "")
+    assert "as many as 1 epoch of the questions take" in out
 
 
 @pytest.mark.parametrize(

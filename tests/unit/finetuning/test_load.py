@@ -120,3 +120,10 @@ def test_options_of_the_plan_start_no_training() -> None:
     for option in (("--device", "H100 SXM"), ("--memory-gb", "80")):
         done = CliRunner().invoke(app, ["finetune", "lora_7B", *option])
         assert (done.exit_code, "are of --plan" in done.output) == (2, True)
+
+
+def test_a_trainings_name_or_key_leads_to_what_is_meant() -> None:
+    with pytest.raises(ConfigError, match="^gqa_7B is a training: efficientbench run gqa_7B$"):
+        resolve_tuning("gqa_7B")
+    with pytest.raises(ConfigError, match=r"training\.seq_len: unknown key; did you mean data\.max_length\?"):
+        resolve_tuning("lora_7B", overrides=["training.seq_len=1024"])

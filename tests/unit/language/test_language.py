@@ -36,7 +36,9 @@ def helps(command: Any) -> Iterator[str]:
 def test_all_help_has_its_chinese(command: typer.Typer) -> None:
     texts = dict.fromkeys(helps(typer.main.get_command(command)))
     assert len(texts) > 30
-    assert [text for text in texts if not HAN.search(in_chinese(text))] == []
+    # Each part of a text that is known by its parts, too, but for single words and numbers.
+    parts = [part.strip() for text in texts for part in in_chinese(text).split("；")]
+    assert [part for part in parts if " " in part and not HAN.search(part)] == []
 
 
 def test_help_is_chinese_after_the_translation_and_no_other_is_changed() -> None:

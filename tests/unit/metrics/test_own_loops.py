@@ -7,17 +7,22 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.repository import ROOT
 from typer.testing import CliRunner
 
 from efficientbench.cli.app import app
-from efficientbench.metrics import EfficiencyCallback, EfficiencyMonitor, HostSensor, MetricsError
-from efficientbench.metrics.records.own_loop import NOT_COUNTED
+from efficientbench.metrics import EfficiencyCallback, EfficiencyMonitor, HostSensor, MetricsError, merge
+from efficientbench.metrics.records.own_loop import NOT_COUNTED, OwnLoop, write_own_record
 from efficientbench.metrics.records.record import RunRecord, read_record
 
 EXAMPLES = ROOT / "examples"
@@ -73,6 +78,39 @@ def test_what_is_not_known_is_absent_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MetricsError, match="file: cannot be made"):
         measured().save(tmp_path / "file", dtype="fp32", **SHAPE)
+
+
+def test_tokens_are_whole_numbers_of_any_library(tmp_path: Path) -> None:
+    monitor = EfficiencyMonitor([HostSensor()])
+    with monitor:
+        for tokens in (np.int64(8), torch.tensor([True, True]).sum(), 3):
+            with monitor.step(tokens=tokens):  # type: ignore[arg-type]
+                pass
+        monitor.begin_step()
+        with pytest.raises(MetricsError, match=r"end_step: tokens: a whole number is needed, it is: 2\.5"):
+            monitor.end_step(2.5)  # type: ignore[arg-type]
+        monitor.drop_step()
+    assert read_record(monitor.save(tmp_path, dtype="fp32", **SHAPE)).tokens == 13
+
+
+class Failing(HostSensor):
+    """A driver's sensor that cannot be opened."""
+
+    scope = "gpu"
+
+    def open(self) -> None:
+        raise MetricsError("no driver")
+
+
+def test_each_rank_has_a_device_where_no_sensor_names_it(tmp_path: Path) -> None:
+    monitor = EfficiencyMonitor([Failing()])
+    with monitor, monitor.step(tokens=64):
+        pass
+    run = merge([replace(monitor.finish(), rank=rank) for rank in range(8)])
+    loop = OwnLoop("mine", 16, 2, 16, "fp32", 0, None, 6e6, "given", 1e12)
+    path = write_own_record(tmp_path, loop, run, 8, datetime.now(timezone.utc), 1.0)
+    record = read_record(path)
+    assert (record.devices, record.device_name) == (8, "unknown")
 
 
 def test_reports_and_compare_take_them(tmp_path: Path) -> None:
@@ -151,3 +189,37 @@ def test_a_trainers_tensorboard_gets_the_figures(tmp_path: Path) -> None:
     (folder,) = {file.parent for file in (tmp_path / "model").rglob("events.out.tfevents.*")}
     events = EventAccumulator(str(folder)).Reload()
     assert [event.step for event in events.Scalars("train/efficiency/tokens_per_s")] == [2, 4]
+
+
+class Stream(torch.utils.data.IterableDataset[dict[str, Any]]):
+    """Ten texts, whose number nobody knows before."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for text in torch.randint(64, (10, 8)):
+            yield {"input_ids": text, "labels": text}
+
+
+@pytest.mark.proof
+def test_a_stream_that_ends_within_a_step_is_trained_on(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+
+    shape = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    # Five batches, of which a step takes two.
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path / "model"),
+        max_steps=5,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        save_strategy="epoch",
+        use_cpu=True,
+        include_num_input_tokens_seen="all",
+        report_to=[],
+    )
+    trainer = Trainer(Qwen2ForCausalLM(Qwen2Config(**shape, **heads)), arguments, train_dataset=Stream())
+    callback = EfficiencyCallback(warmup_steps=0)
+    callback.attach(trainer)
+    trainer.train()
+    assert callback.run is not None
+    assert (len(callback.run.step_times_s), callback.run.tokens) == (5, 5 * 2 * 2 * 8)

@@ -14,7 +14,7 @@ from scipy import stats
 from support.metrics_parts import make_record, printed
 
 from efficientbench.metrics.analysis.compare import Comparison, compare
-from efficientbench.metrics.analysis.noise import aa_floor, text_noise
+from efficientbench.metrics.analysis.noise import aa_floor, identical_runs, text_noise
 from efficientbench.metrics.analysis.repeats import Group, combine, group_repeats
 from efficientbench.metrics.ratio import NO_DIFFERENCE, Estimate, Side, holm, make_ratio
 from efficientbench.metrics.records.record import RunRecord
@@ -155,6 +155,14 @@ def test_identical_runs_beside_single_ones_make_a_verdict() -> None:
         others = [floor[0], *(record.model_copy(update=change) for record in floor[1:3])]
         without = compare(runs("al_s", [0.1], "mla"), runs("al_s", [0.2], "nsa"), neighbours=group_repeats(others))
         assert verdict(without, "al_s") == "no verdict: 1 and 1 runs"
+
+
+def test_a_run_that_is_found_twice_counts_once() -> None:
+    first, second = runs("al_s", [0.1, 0.101], "mla"), runs("al_s", [0.2], "nsa")
+    # Beside the second side's folder lies the first's, or a link to it, whose records are read again.
+    assert verdict(compare(first, second, neighbours=[Group(first.records[:1])]), "al_s") == "no verdict: 2 and 1 runs"
+    assert identical_runs(first, second, [first, second]) == []
+    assert identical_runs(first, first, [first]) == []
 
 
 def test_the_repeats_of_one_side_are_no_floor_for_the_other() -> None:

@@ -78,8 +78,10 @@ def test_folder_step_and_checksum_are_named(base: Path, tmp_path: Path, monkeypa
 
 
 def test_what_is_no_checkpoint_is_refused_by_name(base: Path, tmp_path: Path) -> None:
-    absent = tmp_path / "absent"
+    absent = tmp_path / "nowhere"
     assert refused(beginning_with(absent)).startswith(f"init.run: {absent}: no such folder; give that of a run")
+    misspelt = base.with_name(f"{base.name}s")
+    assert refused(beginning_with(misspelt)) == f"init.run: {misspelt}: no such folder; did you mean {base}?"
     assert "File name too long" in refused(beginning_with("x" * 300))
     assert "init.run: " in refused(beginning_with(base / "checkpoint"))
     assert f"{checkpoint_folder(base, 3)}: no such checkpoint; there: step_00000002, step_00000004" in refused(

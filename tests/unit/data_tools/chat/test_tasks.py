@@ -108,6 +108,11 @@ def test_mmlu_from_its_csv_files(shared_data: Path) -> None:
     assert len(open_examples("mmlu", shared_data / "mmlu" / "test")) == 100 + 100 + 105
 
 
+def test_a_column_of_numbers_with_a_gap_has_the_answers() -> None:
+    row = {"question": "Which?", "choices": ["a", "b", "c", "d"], "answer": 1.0}
+    assert answer(OWN["mmlu"]().example(row)) == "B"
+
+
 def test_calls_of_the_calculator() -> None:
     example = OWN["gsm8k"]().example(FORMATS["gsm8k"][0])
     assert [(part.kind, part.text) for part in example.messages[-1].parts] == [
