@@ -127,8 +127,9 @@ class Request:
             except (ConfigError, DataError) as error:
                 yield str(error)
         if RL in self.stages:
-            for part in ("train", "test"):
-                if not any((self.task_data / "gsm8k").glob(f"{part}*")):
+            given = {text.partition("=")[0] for text in self.overrides_of(RL)}
+            for key, part in (("rl.questions", "train"), ("rl.test_questions", "test")):
+                if key not in given and not any((self.task_data / "gsm8k").glob(f"{part}*")):
                     yield f"--rl: --task-data has no file gsm8k/{part}*: {self.task_data}"
 
     @staticmethod

@@ -215,6 +215,13 @@ def test_mistakes_end_it_before_anything_is_made(request_: Request, changes: dic
     assert not (request_.work / "tokenizer").exists()
 
 
+def test_questions_that_are_named_need_no_other_file(request_: Request, tmp_path: Path) -> None:
+    (tmp_path / "items" / "gsm8k" / "train.jsonl").unlink()
+    with pytest.raises(ConfigError, match="--rl: --task-data has no file gsm8k/train"):
+        replace(request_, stages=STAGES).check()
+    replace(request_, stages=STAGES, overrides=(f"rl:rl.questions={tmp_path / 'mine.jsonl'}",)).check()
+
+
 def test_generation_is_measured_once(request_: Request) -> None:
     request_.work.mkdir()
     steps = make_pipeline(replace(request_, stages=("base",), generate=True)).steps
