@@ -78,7 +78,9 @@ def start(folder: Path, on_sigterm: str) -> tuple[subprocess.Popen[str], list[in
     assert launcher.stdout is not None
     assert launcher.stdout.readline() == "ready\n"
     family = psutil.Process(launcher.pid)
-    until(lambda: len(family.children(recursive=True)) == 4, "two ranks with a helper each")
+    # A helper that is not a program of its own yet has no environment to be known by.
+    helpers = lambda: [each for each in family.children(recursive=True) if each.name() == "sleep"]  # noqa: E731
+    until(lambda: len(helpers()) == 2 and len(family.children(recursive=True)) == 4, "two ranks with a helper each")
     return launcher, [process.pid for process in family.children(recursive=True)]
 
 
