@@ -15,10 +15,12 @@ def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
     if prompt is not None and file is not None:
         raise ConfigError("--prompt and --file: give one of them")
     if file is None:
+        text = prompt or ""
         try:
-            return [(prompt or "").encode().decode()]
+            text.encode()
         except UnicodeEncodeError:
             raise ConfigError("--prompt: it is no UTF-8 text") from None
+        return [text]
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except OSError as error:

@@ -164,14 +164,20 @@ def test_a_laptop_has_a_figure_too(tmp_path: Path) -> None:
     assert saved(tmp_path / "given", model=Counting(8, 4), peak_flops=1e9).measured_peak_flops is None
 
 
+def qwen2() -> Any:
+    """A model of transformers with one narrow layer."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    return Qwen2ForCausalLM(Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=1))
+
+
 @pytest.mark.proof
 def test_a_trainers_tensorboard_gets_the_figures(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+    from transformers import Trainer, TrainingArguments
 
-    shape = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     texts = [{"input_ids": text, "labels": text} for text in torch.randint(64, (16, 8))]
     arguments = TrainingArguments(
         output_dir=str(tmp_path / "model"),
@@ -183,7 +189,7 @@ def test_a_trainers_tensorboard_gets_the_figures(tmp_path: Path) -> None:
         save_strategy="no",
         use_cpu=True,
     )
-    trainer = Trainer(Qwen2ForCausalLM(Qwen2Config(**shape, **heads)), arguments, train_dataset=texts)
+    trainer = Trainer(qwen2(), arguments, train_dataset=texts)
     EfficiencyCallback(tokens_per_step=16, warmup_steps=1, sensors=[HostSensor()]).attach(trainer)
     trainer.train()
     (folder,) = {file.parent for file in (tmp_path / "model").rglob("events.out.tfevents.*")}
@@ -202,10 +208,8 @@ class Stream(torch.utils.data.IterableDataset[dict[str, Any]]):
 @pytest.mark.proof
 def test_a_stream_that_ends_within_a_step_is_trained_on(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+    from transformers import Trainer, TrainingArguments
 
-    shape = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     # Five batches, of which a step takes two.
     arguments = TrainingArguments(
         output_dir=str(tmp_path / "model"),
@@ -217,7 +221,7 @@ def test_a_stream_that_ends_within_a_step_is_trained_on(tmp_path: Path) -> None:
         include_num_input_tokens_seen="all",
         report_to=[],
     )
-    trainer = Trainer(Qwen2ForCausalLM(Qwen2Config(**shape, **heads)), arguments, train_dataset=Stream())
+    trainer = Trainer(qwen2(), arguments, train_dataset=Stream())
     callback = EfficiencyCallback(warmup_steps=0)
     callback.attach(trainer)
     trainer.train()

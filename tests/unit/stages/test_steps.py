@@ -4,43 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
-from support.core_bundle import write_bundle
 from support.generated import generation
 from support.repository import ROOT
 
-from efficientbench.cli.speedrun import speedrun as command
-from efficientbench.cli.sweep import sweep
-from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.errors import DataError
 from efficientbench.metrics.records.generation import GENERATION_NAME, write_generation
 from efficientbench.stages import perform
 from efficientbench.stages.perform import speedrun
-from efficientbench.stages.request import STAGES, Request, keep_choices, kept_request
+from efficientbench.stages.request import STAGES, Request
 from efficientbench.stages.steps import Kind, make_pipeline
-
-
-@pytest.fixture
-def request_(tmp_path: Path) -> Request:
-    """A short pipeline, all of whose data lies here."""
-    (tmp_path / "text.txt").write_text("A text.\n")
-    for name in ("mid", "sft"):
-        (tmp_path / f"{name}.yaml").write_text(f"tasks: [{{task: messages, path: {name}.jsonl}}]\n")
-    for task in ("gsm8k", "mmlu"):
-        (tmp_path / "items" / task).mkdir(parents=True)
-    for part in ("train", "test"):
-        (tmp_path / "items" / "gsm8k" / f"{part}.jsonl").touch()
-    write_bundle(tmp_path / "items" / "core", ("copa",))
-    mixtures = {name: tmp_path / f"{name}.yaml" for name in ("mid", "sft")}
-    folders = {"work": tmp_path / "pipeline", "text": tmp_path / "text.txt", "task_data": tmp_path / "items"}
-    return Request(device="cpu", short=True, mixtures=mixtures, **folders)
 
 
 def test_the_commands_of_all_stages(request_: Request, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,13 +70,8 @@ def test_without_data_of_ones_own_it_comes_from_the_hub(tmp_path: Path) -> None:
     assert list(left_out) == ["core of base_d12", *(f"humaneval of {stage}_d12" for stage in STAGES[1:])]
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
-
-
 def test_several_nodes_train_before_the_first_evaluates(request_: Request) -> None:
-    _made(request_.work)
+    request_.work.mkdir()
     kinds = [step.kind for step in make_pipeline(replace(request_, mode="dlc", variants=("gqa", "mla"))).steps]
     assert kinds == sorted(kinds, key=lambda kind: kind.value)
     assert kinds.count(Kind.TRAIN) == 6
@@ -122,7 +95,7 @@ def test_it_goes_on_after_a_kill_in_each_step(
     capfd: pytest.CaptureFixture[str],
     stages: tuple[str, ...],
 ) -> None:
-    _made(request_.work)
+    request_.work.mkdir()
     request = replace(request_, stages=stages)
     steps = make_pipeline(request).steps
     commands = [step.command[1:] for step in steps if step.command]
@@ -163,63 +136,12 @@ def test_a_full_disk_is_told_and_more_room_is_used(
 def test_a_stop_is_passed_on_and_ends_it(
     request_: Request, calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    _made(request_.work)
+    request_.work.mkdir()
     base = next(step.command[1:] for step in make_pipeline(request_).steps if step.kind is Kind.TRAIN)
     monkeypatch.setenv("STAGED_STOPPED", shlex.join(base))
     assert speedrun(request_) == 143
     assert calls.read_text().splitlines()[-1] == shlex.join(base)
     assert capfd.readouterr().err == "stopped: the same command goes on from here\n"
-
-
-def test_a_folder_is_made_from_one_text_vocabulary_and_mixture(request_: Request, tmp_path: Path) -> None:
-    _made(request_.work)
-    keep_choices(request_)
-    keep_choices(replace(request_, variants=("mla",), depth=8, limit=3))
-    (tmp_path / "other.txt").touch()
-    with pytest.raises(
-        ConfigError, match=r"pipeline was made with text .*/text\.txt, not .*/other\.txt: choose another"
-    ):
-        keep_choices(replace(request_, text=tmp_path / "other.txt"))
-    with pytest.raises(ConfigError, match="was made with vocabulary 4096, not 512"):
-        keep_choices(replace(request_, vocabulary=512))
-    (tmp_path / "sft.yaml").write_text("tasks: [{task: gsm8k}]\n")
-    with pytest.raises(ConfigError, match="was made with sft "):
-        keep_choices(request_)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"overrides": ("stf:training.steps=3",)}, "'stf' is none of the stages base, mid, sft"),
-        ({"overrides": ("rl:rl.samples=3",)}, "'rl' is none of the stages base, mid, sft, which --rl adds"),
-        ({"overrides": ("tp=2",), "devices": 2}, "--devices and parallel.* keys both set the number of devices"),
-        ({"overrides": ("base:parallel.pp=2",), "devices": 2}, "--devices and parallel.* keys both set"),
-        ({"text": Path("/no/such/text")}, "--data /no/such/text is not there"),
-        ({"mixtures": {"mid": Path("/no/mid.yaml")}}, "--mid /no/mid.yaml is not there"),
-        ({"overrides": ("training.stepz=3",)}, "did you mean training.steps"),
-        ({"variants": ("mla2",)}, "did you mean mla"),
-        ({"limit": 1, "core": ("jeopardy",)}, "give --limit "),
-        ({"stages": STAGES, "without": "train.jsonl"}, "--rl: --task-data has no file gsm8k/train*"),
-    ],
-)
-def test_mistakes_end_it_before_anything_is_made(request_: Request, changes: dict, message: str) -> None:
-    items = request_.task_data
-    assert items is not None
-    if "core" in changes:
-        write_bundle(items / "core", changes["core"])
-    if "without" in changes:
-        (items / "gsm8k" / changes["without"]).unlink()
-    given = {name: value for name, value in changes.items() if name not in ("core", "without")}
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        speedrun(replace(request_, **given))
-    assert not (request_.work / "tokenizer").exists()
-
-
-def test_questions_that_are_named_need_no_other_file(request_: Request, tmp_path: Path) -> None:
-    (tmp_path / "items" / "gsm8k" / "train.jsonl").unlink()
-    with pytest.raises(ConfigError, match="--rl: --task-data has no file gsm8k/train"):
-        replace(request_, stages=STAGES).check()
-    replace(request_, stages=STAGES, overrides=(f"rl:rl.questions={tmp_path / 'mine.jsonl'}",)).check()
 
 
 def test_generation_is_measured_once(request_: Request) -> None:
@@ -235,78 +157,8 @@ def test_generation_is_measured_once(request_: Request) -> None:
     assert step.complete
 
 
-def test_a_word_that_is_no_key_is_refused() -> None:
-    with pytest.raises(typer.BadParameter, match="'frob': a key is written key=value; the modes are dsw and dlc"):
-        command(arguments=["frob"], device="cpu")
-
-
-def test_a_sweep_of_stages_takes_the_data_of_a_speedrun(
-    request_: Request, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _made(request_.work)
-    asked = replace(request_, limit=5, allow_code=True)
-    keep_choices(asked)
-    assert kept_request(request_.work, "cpu") == asked
-    given = {"work": request_.work, "only": "gqa,mla", "sizes": "d8", "arguments": ["device=cpu", "training.seed=3"]}
-    with pytest.raises(typer.Exit) as ended:
-        sweep(stages="base,mid", generate=True, dry_run=True, **given)
-    assert ended.value.exit_code == 0
-    commands = [
-        line.split()[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("   efficientbench ")
-    ]
-    runs = request_.work / "runs"
-    assert commands == [
-        ["doctor", "--device"],
-        *(
-            words
-            for variant in ("gqa", "mla")
-            for words in (
-                ["run", f"base_{variant}_d8"],
-                ["evaluate", f"{runs}/base_{variant}_d8/seed_3"],
-                ["run", f"mid_{variant}_d8"],
-                ["evaluate", f"{runs}/mid_{variant}_d8/seed_3"],
-                ["generate", f"{runs}/mid_{variant}_d8/seed_3"],
-            )
-        ),
-        ["report", str(runs)],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        ({"stages": "base"}, typer.BadParameter, "--stages goes with --work FOLDER"),
-        ({"stages": "base", "repeat": 3}, typer.BadParameter, "--repeat means nothing with --stages"),
-        ({"stages": "base", "sizes": "0.5B"}, typer.BadParameter, "it is one depth, like d12"),
-        ({"stages": "base", "arguments": ["m.yaml"]}, typer.BadParameter, "the runs of --stages are in no matrix"),
-        ({"stages": "base"}, ConfigError, "is the folder of no speedrun"),
-        (
-            {"stages": "mid,base"},
-            ConfigError,
-            "--stages mid,base: they are the first of base,mid,sft,rl, in this order",
-        ),
-        ({}, ConfigError, "--stages none: they are the first of"),
-    ],
-)
-def test_mistakes_in_a_sweep_of_stages(request_: Request, given: dict, error: type[Exception], message: str) -> None:
-    if error is ConfigError:
-        given = {"arguments": ["device=cpu"], "work": _made(request_.work), **given}
-        if "no speedrun" not in message:
-            keep_choices(request_)
-    with pytest.raises(error, match=re.escape(message)):
-        sweep(**given)
-
-
-@pytest.mark.parametrize("content", ["[]", "{", '{"made_from": {}, "asked": {"text": null}}'])
-def test_choices_that_cannot_be_read_are_named(request_: Request, content: str) -> None:
-    (_made(request_.work) / "choices.json").write_text(content)
-    for read in (lambda: keep_choices(request_), lambda: kept_request(request_.work, "cpu")):
-        with pytest.raises(DataError, match="does not say from what the folder was made"):
-            read()
-
-
 def test_the_check_is_of_one_machine_since_it_was_started(request_: Request) -> None:
-    _made(request_.work)
+    request_.work.mkdir()
     check = make_pipeline(request_).steps[0]
     assert check.made is not None
     assert check.mark is not None
