@@ -57,7 +57,8 @@ def test_the_commands_of_all_stages(request_: Request, tmp_path: Path, capsys: p
 
 
 def test_without_data_of_ones_own_it_comes_from_the_hub(tmp_path: Path) -> None:
-    steps = make_pipeline(Request(_made(tmp_path / "pipeline"), "cpu", stages=STAGES, devices=4)).steps
+    (tmp_path / "pipeline").mkdir()
+    steps = make_pipeline(Request(tmp_path / "pipeline", "cpu", stages=STAGES, devices=4)).steps
     downloads = [step.command[1:] for step in steps if step.command[1:2] == ("download",)]
     assert [" ".join(words).replace(str(tmp_path), "~") for words in downloads] == [
         "download --num-files 3 --output ~/pipeline/text",
@@ -120,7 +121,8 @@ def test_a_full_disk_is_told_and_more_room_is_used(
     request_: Request, calls: Path, small_disk: Callable[[int], Path]
 ) -> None:
     disk = small_disk(100)
-    request = replace(request_, work=_made(disk / "pipeline"))
+    (disk / "pipeline").mkdir()
+    request = replace(request_, work=disk / "pipeline")
     check = make_pipeline(request).steps[0]
     filling = disk / "filling"
     with contextlib.suppress(OSError), filling.open("wb", buffering=0) as stream:
