@@ -104,6 +104,16 @@ def multiplies_bf16() -> bool | None:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def onednn_is_faster() -> bool:
+    """Return whether oneDNN multiplies float32 matrices faster than oneMKL on this processor.
+
+    oneMKL has kernels for AVX-512 too, but runs them on Intel's processors only.
+    """
+    return _described("vendor_id") not in (None, "GenuineIntel") and AVX512.issubset(
+        (_described("flags") or "").split()
+    )
+
+
 def _described(key: str) -> str | None:
     """Return the first processor's value of a key in CPUINFO; None where there is none."""
     try:

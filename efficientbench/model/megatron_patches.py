@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.distributed import param_and_grad_buffer
 from megatron.core.optimizer import clip_grads
@@ -29,6 +30,7 @@ def apply() -> None:
     mappings._reduce = _reduce_contiguous
     layers.get_tensor_model_parallel_group_if_none = _tensor_parallel_group
     _provide_weight_gradient_accumulation()
+    layers.LinearWithGradAccumulationAndAsyncCommunication = _LinearWithBias
     _spare_collectives_of_one_rank()
     _spare_autograd_functions()
     if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:
@@ -93,6 +95,37 @@ def _accumulate_weight_gradient(input_: torch.Tensor, grad_output: torch.Tensor,
     add_product(main_grad, grad_output, input_)
 
 
+class _LinearWithBias(layers.LinearWithGradAccumulationAndAsyncCommunication):  # type: ignore[misc]
+    # The original adds the bias in a pass of its own, the product can do it. What it notes for its backward pass is
+    # noted here, too.
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda")
+    def forward(
+        ctx: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        gradient_accumulation_fusion: bool,
+        allreduce_dgrad: bool,
+        sequence_parallel: bool,
+        grad_output_buffer: list[torch.Tensor] | None,
+        wgrad_deferral_limit: int | None,
+        tp_group: ProcessGroup,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(input, weight)
+        ctx.main_grad = getattr(weight, "main_grad", None) if gradient_accumulation_fusion else None
+        ctx.use_bias = bias is not None
+        ctx.gradient_accumulation_fusion = gradient_accumulation_fusion
+        ctx.allreduce_dgrad, ctx.sequence_parallel, ctx.tp_group = allreduce_dgrad, sequence_parallel, tp_group
+        ctx.grad_output_buffer, ctx.wgrad_deferral_limit = grad_output_buffer, wgrad_deferral_limit
+        if sequence_parallel:
+            shape = [input.shape[0] * tp_group.size(), *input.shape[1:]]
+            gathered = layers.get_global_memory_buffer().get_tensor(shape, input.dtype, "mpu")
+            layers.dist_all_gather_func(gathered, input, group=tp_group)
+            input = gathered
+        return F.linear(input, weight, bias)
+
+
 def _spare_collectives_of_one_rank() -> None:
     # Over a single data-parallel rank, the distributed optimizer gathers and scatters buffers onto themselves; gloo
     # makes a copy of all parameters for that. Without them there is nothing to coalesce, where torch 2.6 fails.
@@ -148,8 +181,7 @@ def _product(differentiable: Callable[..., torch.Tensor]) -> Callable[..., torch
             return differentiable(
                 layer, input=input, weight=weight, bias=bias, sequence_parallel=sequence_parallel, **others
             )
-        output = few_tokens.linear(input, weight)
-        return output if bias is None else output + bias
+        return few_tokens.linear(input, weight, bias)
 
     return product
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
 
-from efficientbench.model.kernels import few_tokens, norm, relu2, rope, swiglu, weight_gradient
+from efficientbench.model.kernels import few_tokens, norm, product, relu2, rope, swiglu, weight_gradient
 from efficientbench.model.kernels import grouped_mm as kernel
 from efficientbench.model.kernels.cross_entropy import LossKernel, linear_cross_entropy
 from efficientbench.model.kernels.grouped_mm import RowGroups
@@ -189,8 +190,26 @@ def test_weight_gradients_are_added_to_what_is_there(device: str, dtype: torch.d
     wanted = total.double() + left.double().t() @ right.double()
     weight_gradient.add_product(total, left, right)
     # Where the product is a tensor of its own, it is rounded to its dtype.
-    wide = weight_gradient.name(device, dtype) == weight_gradient.WIDE
-    assert float((total - wanted).norm() / wanted.norm()) < (1e-6 if wide else 5e-3)
+    narrow = weight_gradient.name(device, dtype) == weight_gradient.NARROW
+    assert float((total - wanted).norm() / wanted.norm()) < (5e-3 if narrow else 1e-6)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_onednn_multiplies_where_it_is_asked_and_nowhere_else(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setattr(product, "by_onednn", lambda device_type, dtype: asked)
+    assert (weight_gradient.name("cpu", torch.float32) == weight_gradient.ONEDNN) is asked
+    whole, weight = torch.randn(50, 90), torch.randn(40, 33)
+    out, total = torch.empty(50, 40), torch.randn(33, 40)
+    # Parts of a matrix, and matrices that are read by columns.
+    x, table, before = whole[:, 20:53], weight.t().contiguous().t(), total.double()
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        product.linear(x, table, out=out)
+        weight_gradient.add_product(total, x, out)
+    assert any("mkldnn" in event.key for event in profiled.key_averages()) is asked
+    assert error(out, x.double() @ weight.double().t()) < 1e-6
+    assert error(total, before + x.double().t() @ out.double()) < 1e-6
 
 
 @pytest.mark.parametrize("widened", [True, False])
@@ -257,8 +276,8 @@ def test_all_three_products_equal_one_for_each_group(
     kernel.accumulate_weight_gradient(x, grad_out, groups, gradient)
     for total, before, (own, grad_rows, _) in zip(gradient, there, parts, strict=True):
         if len(own):
-            wide = weight_gradient.name(device, dtype) == weight_gradient.WIDE
-            assert error(total, before + grad_rows.t() @ own) < (1e-6 if wide else RELATIVE[dtype])
+            narrow = weight_gradient.name(device, dtype) == weight_gradient.NARROW
+            assert error(total, before + grad_rows.t() @ own) < (RELATIVE[dtype] if narrow else 1e-6)
         else:
             assert torch.equal(total.double(), before)
 
@@ -300,6 +319,8 @@ def test_nothing_waits_for_an_nvidia_gpu() -> None:
 def test_logits_of_a_few_tokens(tokens: int, dtype: torch.dtype) -> None:
     hidden, table = torch.randn(1, tokens, 48, dtype=dtype), torch.randn(131, 48, dtype=dtype)
     agree(few_tokens.linear, lambda x, w: x @ w.t(), [hidden, table], TOLERANCE[dtype])
+    bias = torch.randn(131, dtype=dtype)
+    agree(few_tokens.linear, lambda x, w, b: x @ w.t() + b, [hidden, table, bias], TOLERANCE[dtype])
     assert few_tokens.linear(hidden, table).is_contiguous()
     several = torch.randn(48, 2, 3, dtype=dtype).permute(1, 2, 0)
     agree(few_tokens.linear, lambda x, w: x @ w.t(), [several, table], TOLERANCE[dtype])

@@ -54,6 +54,21 @@ def test_the_layers_of_a_decoding_step_call_no_autograd_function(run: str) -> No
     assert len(called) <= AROUND, called
 
 
+@pytest.mark.parametrize("differentiated", [True, False])
+def test_the_product_adds_the_bias(differentiated: bool) -> None:
+    sums = {}
+    for bias in ("true", "false"):
+        config = tiny("gqa_1.5B", f"model.attention.qkv_bias={bias}")
+        model, tokens = build(config).eval(), text(config, config.training.seq_len)
+        with (
+            torch.set_grad_enabled(differentiated),
+            torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+        ):
+            model(tokens)
+        sums[bias] = [event.name for event in profile.events() if event.name in ("aten::add", "aten::add_")]
+    assert sums["true"] == sums["false"]
+
+
 def _names(kind: type) -> set[str]:
     """The names of all classes that derive from one."""
     return {each for child in kind.__subclasses__() for each in (child.__name__, *_names(child))}

@@ -12,11 +12,18 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
+from efficientbench.model.kernels import product
 from efficientbench.model.kernels.fusion import fused
 from efficientbench.model.kernels.weight_gradient import add_product, added_to_main_grad
 
 NAME = "linear + cross-entropy over blocks of tokens, gradient in the forward pass"
 FUSED = f"{NAME}, softmax and gradient by torch.compile"
+
+
+def name(fuse: bool, device_type: str, dtype: torch.dtype) -> str:
+    """Return how the loss is computed on a device type."""
+    by = f", products by {product.ONEDNN}" if product.by_onednn(device_type, dtype) else ""
+    return (FUSED if fuse else NAME) + by
 
 
 @dataclass(frozen=True)
@@ -68,14 +75,14 @@ class LinearCrossEntropy(torch.autograd.Function):
         gradient_of = _fused_loss if kernel.fuse else _loss
         for first in range(0, hidden.shape[0], kernel.rows(vocabulary)):
             block = slice(first, first + kernel.rows(vocabulary))
-            logits = hidden[block] @ weight.t()
+            logits = product.linear(hidden[block], weight)
             losses, grad_logits = gradient_of(
                 logits, labels[block], token_weights[block], group, with_gradient, softcap
             )
             loss += losses @ token_weights[block]
             if grad_hidden is None or grad_weight is None or grad_logits is None:
                 continue
-            torch.mm(grad_logits, weight, out=grad_hidden[block])
+            product.linear(grad_logits, weight.t(), out=grad_hidden[block])
             add_product(grad_weight, grad_logits, hidden[block])
         ctx.save_for_backward(grad_hidden, None if at_once else grad_weight)
         ctx.embedding, ctx.looked_up = embedding, looked_up

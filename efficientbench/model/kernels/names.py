@@ -33,14 +33,14 @@ def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
     model = config.model
     names = _attention(config, device_type)
     fused = bool(config.kernels.fused)
-    names["cross_entropy"] = cross_entropy.FUSED if fused else cross_entropy.NAME
+    dtype = TORCH_DTYPES[config.training.dtype]
+    names["cross_entropy"] = cross_entropy.name(fused, device_type, dtype)
     on_npu = npu_fused.serves(device_type)
     activations = {"swiglu": (swiglu, npu_fused.SWIGLU), "relu2": (relu2, relu2.NAME)}
     parts = (("norm", norm, npu_fused.RMS_NORM), (model.activation, *activations[model.activation]))
     for part, kernel, npu_kernel in parts:
         names[part] = kernel.FUSED if fused else npu_kernel if on_npu else kernel.NAME
     names |= _position(config, device_type)
-    dtype = TORCH_DTYPES[config.training.dtype]
     names["weight_gradient"] = weight_gradient.name(device_type, dtype)
     if model.moe is not None:
         names["grouped_mm"] = grouped_mm.name(device_type, dtype)

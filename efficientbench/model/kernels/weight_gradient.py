@@ -10,10 +10,12 @@ import functools
 import torch
 
 from efficientbench.devices.cpu import multiplies_bf16
+from efficientbench.model.kernels import product
 
 WIDE = "one matmul that adds in float32"
 WIDENED = "factors widened to float32, one matmul that adds"
 NARROW = "matmul, then a sum in float32"
+ONEDNN = f"matmul by {product.ONEDNN}, then a sum"
 ROWS_AT_ONCE = 8192
 """Rows of the sum that are added at once where the product is a tensor of its own."""
 WIDENED_AT_ONCE = 1024
@@ -22,6 +24,8 @@ WIDENED_AT_ONCE = 1024
 
 def name(device_type: str, dtype: torch.dtype) -> str:
     """Return how a device type adds gradients of a dtype."""
+    if product.by_onednn(device_type, dtype):
+        return ONEDNN
     if dtype == torch.float32 or adds_wide(device_type, dtype):
         return WIDE
     return WIDENED if widens(device_type, dtype) else NARROW
@@ -29,7 +33,7 @@ def name(device_type: str, dtype: torch.dtype) -> str:
 
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     """Add leftᵀ · right to total [O, I], for left [N, O] and right [N, I]; total may be wider than the others."""
-    if total.dtype == left.dtype:
+    if total.dtype == left.dtype and not product.by_onednn(left.device.type, left.dtype):
         total.addmm_(left.t(), right)
     elif total.dtype == torch.float32 and adds_wide(left.device.type, left.dtype):
         _add_wide(total, left, right)
@@ -37,9 +41,9 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
         for some_left, some_right in zip(left.split(WIDENED_AT_ONCE), right.split(WIDENED_AT_ONCE), strict=True):
             total.addmm_(some_left.float().t(), some_right.float())
     else:
-        # A few rows at a time, because adding a narrower dtype makes a float32 copy of it first.
+        # A few rows at a time: the product is a tensor of its own, and a narrower one is copied to float32 first.
         for rows in range(0, total.shape[0], ROWS_AT_ONCE):
-            total[rows : rows + ROWS_AT_ONCE] += left[:, rows : rows + ROWS_AT_ONCE].t() @ right
+            total[rows : rows + ROWS_AT_ONCE] += product.linear(left[:, rows : rows + ROWS_AT_ONCE].t(), right.t())
 
 
 def added_to_main_grad(parameter: torch.nn.Parameter) -> torch.Tensor:

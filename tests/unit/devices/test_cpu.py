@@ -10,7 +10,7 @@ from support.printed import on_one_line
 
 from efficientbench.config.load import resolve
 from efficientbench.devices import cpu
-from efficientbench.devices.cpu import CPU, multiplies_bf16
+from efficientbench.devices.cpu import CPU, multiplies_bf16, onednn_is_faster
 from efficientbench.doctor.doctor import check_machine
 from efficientbench.planning.plan import plan_anywhere
 from efficientbench.planning.plan_table import print_plan
@@ -69,6 +69,24 @@ def test_torch_agrees_on_this_machine() -> None:
     if multiplies_bf16() is None:
         pytest.skip("this system describes no instructions")
     assert multiplies_bf16() is torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@pytest.mark.parametrize(
+    ("text", "faster"),
+    [
+        (f"vendor_id\t: AuthenticAMD\n{x86(AVX512)}", True),
+        (f"vendor_id\t: AuthenticAMD\n{x86(AVX2)}", False),
+        (f"vendor_id\t: GenuineIntel\n{x86(AVX512)}", False),
+        (f"processor\t: 0\nFeatures\t: {ARM} bf16\n", False),
+        (None, False),
+    ],
+)
+def test_onednn_is_faster_where_onemkl_spares_another_makers_instructions(
+    described: Path, text: str | None, faster: bool
+) -> None:
+    if text is not None:
+        described.write_text(text)
+    assert onednn_is_faster() is faster
 
 
 def test_every_page_warns_and_names_the_faster_dtype(described: Path, capsys: pytest.CaptureFixture[str]) -> None:

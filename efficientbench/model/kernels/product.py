@@ -1,0 +1,30 @@
+"""A product of two matrices, by the CPU's faster library where torch takes the slower one.
+
+torch multiplies float32 matrices by oneMKL on x86, and has oneDNN for narrower dtypes.
+N = rows, I = inputs, O = outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from efficientbench.devices.cpu import onednn_is_faster
+
+ONEDNN = "oneDNN"
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return x [N, I] · weightᵀ [I, O] → [N, O], in `out` where it is given; without gradient."""
+    if not by_onednn(x.device.type, x.dtype):
+        return torch.mm(x, weight.t(), out=out)
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return product if out is None else out.copy_(product)
+
+
+@functools.cache
+def by_onednn(device_type: str, dtype: torch.dtype) -> bool:
+    """Return whether `linear` asks oneDNN itself, by the operator that torch.compile puts in a linear layer's place."""
+    faster = device_type == "cpu" and dtype == torch.float32 and onednn_is_faster()
+    return faster and hasattr(torch.ops.mkldnn, "_linear_pointwise")
