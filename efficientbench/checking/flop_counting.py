@@ -22,6 +22,10 @@ def _plain(args: tuple[Any, ...], out: Any) -> int:
     return 2 * args[0].numel() * args[1].shape[-1]
 
 
+def _linear(args: tuple[Any, ...], out: Any) -> int:
+    return 2 * args[0].numel() * args[1].shape[0]
+
+
 def _adding(args: tuple[Any, ...], out: Any) -> int:
     return _plain(args[1:], out)
 
@@ -51,6 +55,10 @@ FORMULAS: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
+
+
+if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    FORMULAS[torch.ops.mkldnn._linear_pointwise] = _linear
 
 
 class UncountedError(Exception):

@@ -88,7 +88,7 @@ def _rates(job: Job, device: Device) -> tuple[DeviceRates | None, str | None]:
     if device.memory_capacity_bytes() is None:
         cores = len(os.sched_getaffinity(0))
         threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // job.layout.ranks_per_node))
-        return probe_host(job.config, threads), None
+        return probe_host(job.config.training.dtype, threads), None
     try:
         return device_rates(device.names()[0], job.config.training.dtype, job.config.measurement.peak_flops), None
     except MetricsError as error:

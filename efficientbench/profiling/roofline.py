@@ -8,7 +8,7 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.compute import micro_batch_work, optimizer_work
 from efficientbench.metrics.hardware import DeviceRates
-from efficientbench.planning.host_memory import METHOD, memory_bytes_s, shortest_s
+from efficientbench.planning.host_memory import METHOD, memory_bytes_s
 from efficientbench.planning.step_time import Efficiency, work_time_s
 from efficientbench.profiling.trace import Breakdown
 
@@ -65,26 +65,23 @@ def largest_gap(found: dict[str, Bound], breakdown: Breakdown) -> tuple[str, flo
     return kind, gaps[kind]
 
 
-def probe_host(config: RunConfig, threads: int) -> DeviceRates:
+def probe_host(dtype: str, threads: int) -> DeviceRates:
     """Measure the processor's FLOP/s and bytes a second with `threads` threads, in about a second.
 
-    The work is the model's largest matrix product in its dtype, and a sum of large tensors.
+    The work is matrix products in the dtype, and a sum of large tensors.
     """
     import torch
 
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.training.dtype]
+    from efficientbench.metrics.monitoring.matmul_peak import measured_matmul_flops
+
     torch.set_num_threads(threads)
-    model, training = config.model, config.training
-    inputs = torch.randn(training.micro_batch_size * training.seq_len, model.hidden_size).to(dtype)
-    weight = torch.randn(2 * model.ffn_hidden_size, model.hidden_size).to(dtype)
-    product_s = shortest_s(lambda: inputs @ weight.t())
     return DeviceRates(
         name="this machine",
         backend="",
-        peak_flops=2 * inputs.shape[0] * weight.numel() / product_s,
+        peak_flops=measured_matmul_flops(torch.device("cpu"), dtype),
         memory_bytes_s=memory_bytes_s(),
         memory_bytes=None,
         in_node_bytes_s=0,
         between_nodes_bytes_s=None,
-        sources=(f"measured now with {threads} threads: the model's largest product, {METHOD}",),
+        sources=(f"measured now with {threads} threads: the fastest of some large products, {METHOD}",),
     )

@@ -50,7 +50,16 @@ _SCOPES = {
     "optimizer": (OPTIMIZER, "Optimizer.step"),
 }
 """Kind → parts of the names of operations whose callees have that kind too. torch names backward nodes after them."""
-_MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::matmul", "aten::linear", "GroupedLinear")
+_MATMULS = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::matmul",
+    "aten::linear",
+    "mkldnn::_linear_pointwise",
+    "GroupedLinear",
+)
 _MATMUL_PARTS = ("grouped_mm", "GroupedLinear")
 
 Scopes = Mapping[str, Sequence[str]]

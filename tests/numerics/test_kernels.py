@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
+from efficientbench.checking.flop_counting import FlopCounter
 from efficientbench.model.kernels import few_tokens, norm, product, relu2, rope, swiglu, weight_gradient
 from efficientbench.model.kernels import grouped_mm as kernel
 from efficientbench.model.kernels.cross_entropy import LossKernel, linear_cross_entropy
@@ -204,10 +205,11 @@ def test_onednn_multiplies_where_it_is_asked_and_nowhere_else(asked: bool, monke
     out, total = torch.empty(50, 40), torch.randn(33, 40)
     # Parts of a matrix, and matrices that are read by columns.
     x, table, before = whole[:, 20:53], weight.t().contiguous().t(), total.double()
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    with FlopCounter() as counter, profile(activities=[ProfilerActivity.CPU]) as profiled:
         product.linear(x, table, out=out)
         weight_gradient.add_product(total, x, out)
     assert any("mkldnn" in event.key for event in profiled.key_averages()) is asked
+    assert counter.total == 2 * 2 * 50 * 33 * 40
     assert error(out, x.double() @ weight.double().t()) < 1e-6
     assert error(total, before + x.double().t() @ out.double()) < 1e-6
 

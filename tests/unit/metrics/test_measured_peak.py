@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from support.metrics_parts import HandClock, TraceSensor, measure_steps
+from torch.profiler import ProfilerActivity, profile
 
 from efficientbench.metrics.monitoring import matmul_peak
 from efficientbench.metrics.monitoring.matmul_peak import measured_matmul_flops
@@ -32,6 +33,15 @@ def test_no_product_that_was_made_is_faster(monkeypatch: pytest.MonkeyPatch) -> 
     # Larger ones follow until one takes long.
     assert made[-1][1] >= 0.005 or made[-1][0] == 8192
     assert all(time_s < 0.005 for _, time_s in made[:-1])
+
+
+def test_no_library_on_the_cpu_is_faster_in_float32() -> None:
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this torch has no oneDNN")
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        measured_matmul_flops(CPU, "fp32")
+    names = {event.key for event in profiled.key_averages()}
+    assert {"aten::mm", "mkldnn::_linear_pointwise"} <= names
 
 
 def test_the_programs_random_numbers_stay() -> None:
