@@ -99,7 +99,7 @@ class _LinearWithBias(layers.LinearWithGradAccumulationAndAsyncCommunication):  
     # The original adds the bias in a pass of its own, the product can do it. What it notes for its backward pass is
     # noted here, too.
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cuda")
+    @layers.custom_fwd
     def forward(
         ctx: Any,
         input: torch.Tensor,
