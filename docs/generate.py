@@ -26,6 +26,7 @@ from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token, keys_read_per_query
 from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.metrics.records.figures import Identity
 from efficientbench.metrics.records.generation import GenerationRecord
 from efficientbench.metrics.records.generation_figures import Phase, RowFigures, rows_of
 from efficientbench.metrics.records.record import RunRecord
@@ -123,10 +124,10 @@ def planned(name: str, figure: str) -> str:
 def caches() -> str:
     """Return a table of the memory that decoding keeps for a sequence, of each attention in its middle size."""
     rows = []
-    for variant in ("gqa", "mqa", "mla", "nsa"):
-        model = resolve(f"{variant}_1.5B").model
+    for run in (run for run in load_matrix().runs if run.suite == "attention_variants" and run.size == "1.5B"):
+        model = resolve(run.name).model
         sizes = [cache_bytes(model, tokens, "bf16") for tokens in (2048, 16384)]
-        rows.append([f"`{variant}_1.5B`", *(f"{size:,}" for size in sizes)])
+        rows.append([f"`{run.name}`", *(f"{size:,}" for size in sizes)])
     return _table(["run", "2,048 tokens", "16,384 tokens"], rows)
 
 
@@ -149,6 +150,7 @@ FINETUNING = (
 )
 """Columns that fine-tunings alone fill, on the page of these."""
 PARTS = {
+    "run": tuple(Identity.model_fields),
     "finetuning": FINETUNING,
     "peak": ("mfu_of_measured_peak", "measured_peak_flops"),
     "wall": ("wall_s", "goodput", *WALL_TIME),

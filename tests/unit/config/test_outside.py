@@ -21,6 +21,7 @@ from efficientbench.config.budget import plan_budget
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
+from efficientbench.config.registry import ATTENTION
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.variant import UndeclaredError
 from efficientbench.export.hugging_face import export
@@ -40,6 +41,7 @@ from efficientbench.sweep.tasks import build_tasks
 
 WINDOW, FUTURE = (f"model.attention.kind={outside.PACKAGE}.{name}:VARIANT" for name in ("window", "future"))
 CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)
+KINDS = ", ".join(repr(kind) for kind in ATTENTION)
 
 
 @pytest.fixture(autouse=True)
@@ -158,8 +160,8 @@ def test_a_run_too_short_to_show_it_is_told() -> None:
         ("my_package.nothing:VARIANT", "there is no module my_package.nothing"),
         ("my_package.window:VARIAN", "cannot be imported: AttributeError"),
         ("my_package.window:attend", "is of class function, not AttentionVariant"),
-        ("my_package.window", "is not one of 'gqa', 'mla', 'nsa'; a variant of your own is package.module:VARIANT"),
-        ("gqaa", "is not one of 'gqa', 'mla', 'nsa'; did you mean gqa?"),
+        ("my_package.window", f"is not one of {KINDS}; a variant of your own is package.module:VARIANT"),
+        ("gqaa", f"is not one of {KINDS}; did you mean gqa?"),
     ],
 )
 def test_a_kind_that_is_none(kind: str, message: str) -> None:

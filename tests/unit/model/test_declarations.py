@@ -10,17 +10,17 @@ from support.repository import ROOT
 
 from efficientbench.config.registry import ATTENTION, POSITIONS
 
+KINDS = "|".join([*ATTENTION, *(kind for kind in POSITIONS if kind != "none")])
 OWN_FILES = re.compile(
-    r"efficientbench/(model/(attention/|position(_variants)?\.py|kernels/(nsa/|rope\.py))|export/(gqa|mla)\.py)|"
+    rf"efficientbench/(model/(attention/|position(_variants)?\.py|kernels/({KINDS})(/|\.py))|export/({KINDS})\.py)|"
     # The table of variants, and one of runs.
     r"efficientbench/model/variants\.py|metrics/report/paper\.py"
 )
 
 
 def test_no_other_file_names_a_variant() -> None:
-    kinds = "|".join([*ATTENTION, *(kind for kind in POSITIONS if kind != "none")])
     classes = "|".join(each.config.__name__ for each in (*ATTENTION.values(), *POSITIONS.values()))
-    named = re.compile(rf"""\b({classes})\b|["']({kinds})["']|import .*\b({kinds})(_variant)?\b|^ +({kinds}),$""")
+    named = re.compile(rf"""\b({classes})\b|["']({KINDS})["']|import .*\b({KINDS})(_variant)?\b|^ +({KINDS}),$""")
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for folder in ("efficientbench", "metrics", "launchers", "data_tools")
