@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,12 @@ class Fault:
 FAULTS = (
     Fault(
         "silent error 1: gradient scaled by the layout",
-        [("return loss, tokens.int(), sums", "return loss * torch.distributed.get_world_size(), tokens.int(), sums")],
+        [
+            (
+                "return loss * self.micro_batches, _one(loss)",
+                "return loss * self.micro_batches * torch.distributed.get_world_size(), _one(loss)",
+            )
+        ],
         "distributed/test_layouts.py",
         "gqa_1.5B",
     ),
@@ -85,7 +91,7 @@ FAULTS = (
     ),
     Fault(
         "silent error 7: reported loss divided by the schedule",
-        [("[loss.detach().float(),", "[loss.detach().float() / self.batches.micro_batches,")],
+        [("_sums(loss / share, batch.targets)", "_sums(loss / share / self.micro_batches, batch.targets)")],
         "distributed/test_silent_errors.py",
     ),
     Fault(
@@ -159,8 +165,8 @@ FAULTS = (
         "step time of the fastest rank",
         [
             (
-                "tuple(max(step.time_s for step in same) for same in by_step)",
-                "tuple(min(step.time_s for step in same) for same in by_step)",
+                "max(step.time_s for step in same) for same in zip(",
+                "min(step.time_s for step in same) for same in zip(",
             )
         ],
         "unit/metrics/test_merge.py",
@@ -179,8 +185,8 @@ FAULTS = (
         "RoPE turned the wrong way",
         [
             (
-                "torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)",
-                "torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=1)",
+                "addcmul_(second, sin, value=1 if back else -1)",
+                "addcmul_(second, sin, value=-1 if back else 1)",
             )
         ],
         "numerics/test_attention.py numerics/test_positions.py",
@@ -276,20 +282,25 @@ FAULTS = (
 )
 
 
-def plant(fault: Fault, copy: Path) -> dict[Path, str]:
-    """Change the copy; return the files that were changed, with their text before.
+def sources(root: Path) -> dict[Path, str]:
+    """Return the product's files and their texts."""
+    return {path: path.read_text(encoding="utf-8") for folder in FOLDERS for path in (root / folder).rglob("*.py")}
 
-    Raises ValueError: a text stands nowhere, or in several files.
-    """
-    sources = [path for folder in FOLDERS for path in (copy / folder).rglob("*.py")]
+
+def misfits(faults: Iterable[Fault], root: Path) -> list[str]:
+    """Return, for each text of the faults that does not stand in one file, in how many it stands."""
+    texts = sources(root).values()
+    counts = {old: sum(old in text for text in texts) for fault in faults for old, _ in fault.changes}
+    return [f"{old!r} stands in {count} files" for old, count in counts.items() if count != 1]
+
+
+def plant(fault: Fault, copy: Path) -> dict[Path, str]:
+    """Change the copy; return the files that were changed, with their text before."""
     before: dict[Path, str] = {}
     for old, new in fault.changes:
-        found = [path for path in sources if old in path.read_text(encoding="utf-8")]
-        if len(found) != 1:
-            raise ValueError(f"{old!r} stands in {len(found)} files")
-        text = found[0].read_text(encoding="utf-8")
-        before.setdefault(found[0], text)
-        found[0].write_text(text.replace(old, new), encoding="utf-8")
+        path, text = next((path, text) for path, text in sources(copy).items() if old in text)
+        before.setdefault(path, text)
+        path.write_text(text.replace(old, new), encoding="utf-8")
     return before
 
 
@@ -306,6 +317,10 @@ def is_caught(fault: Fault, copy: Path) -> bool:
 def main() -> int:
     """Plant the faults whose names have a part that was given, or all; return the exit status."""
     wanted = [fault for fault in FAULTS if not sys.argv[1:] or any(part in fault.name for part in sys.argv[1:])]
+    unfit = misfits(wanted, ROOT)
+    if unfit:
+        print("\n".join(unfit))
+        return 1
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
