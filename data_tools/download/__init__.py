@@ -4,10 +4,10 @@
 
 | module | what |
 |---|---|
-| `listing` | the files of a configuration, with sizes and checksums |
+| `listing`, `modelscope` | the files of a configuration on the hub or on ModelScope, with sizes and checksums |
 | `transfer` | one file: Range requests, checks, its name |
 | `dataset` | all files: which are missing, free space, several at once, progress |
-| `record` | which files a folder has already |
+| `download_record` | which files a folder has already |
 | `hub_requests` | retries, waits, errors |
 """
 

@@ -22,8 +22,6 @@ class Budget:
     """Optimizer steps, with the warm-up."""
     warmup_steps: int
     """Steps before the measured window."""
-    measured_steps: int
-    """Steps in the measured window."""
     tokens_per_step: int
     """Tokens of a global batch."""
     parameters: int | None
@@ -65,8 +63,7 @@ def plan_budget(config: RunConfig, parameters: int | None, epoch_steps: int | No
             f"(training.{first}=null or training.{second}=null unsets the other)"
         )
     if training.epochs is not None and epoch_steps is None:
-        measured = needed - measurement.warmup_steps
-        return Budget(needed, measurement.warmup_steps, measured, tokens_per_step, parameters, counted=False)
+        return Budget(needed, measurement.warmup_steps, tokens_per_step, parameters, counted=False)
     tokens = wanted_tokens(training.tokens or DEFAULT_TOKENS, parameters)
     steps = training.steps or epoch_steps or -(-tokens // tokens_per_step)
     extended = None
@@ -79,8 +76,7 @@ def plan_budget(config: RunConfig, parameters: int | None, epoch_steps: int | No
             f"{measurement.min_steps} measured steps"
         )
         steps = needed
-    measured = steps - measurement.warmup_steps
-    return Budget(steps, measurement.warmup_steps, measured, tokens_per_step, parameters, extended)
+    return Budget(steps, measurement.warmup_steps, tokens_per_step, parameters, extended)
 
 
 def wanted_tokens(tokens: int | str, parameters: int | None) -> int:

@@ -154,7 +154,7 @@ def _write_run(
     tokenizer.save(OutputFolder(folder).tokenizer)
     write_file(folder / "matrix.yaml", _matrix(config).encode())
     tokens_per_step = config.training.global_batch_size * config.training.seq_len
-    budget = Budget(0, 0, 0, tokens_per_step, count_parameters(config.model).total)
+    budget = Budget(0, 0, tokens_per_step, count_parameters(config.model).total)
     job = Job(config, layout, budget, (), target, tokenizer_fingerprint=tokenizer.fingerprint, imported=origin)
     job.write(OutputFolder(folder).config)
 

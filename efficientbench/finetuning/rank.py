@@ -27,8 +27,6 @@ from efficientbench.training.errors import NonFiniteError, TrainingError
 if TYPE_CHECKING:
     from efficientbench.finetuning.trainer import Tuner
 
-logger = logging.getLogger(__name__)
-
 
 def main() -> int:
     """Train the rank that the environment names, and report an error to the launcher; return the exit code."""

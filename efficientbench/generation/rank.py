@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import sys
 from pathlib import Path
@@ -21,8 +20,6 @@ from efficientbench.launchers.processes.failure import Failure, Kind
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import FULL, LOST_PEER, ran_out_of_memory, users_mistake
 from efficientbench.running.rank_process import StopRequested, end, run_rank
-
-logger = logging.getLogger(__name__)
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.checkpoints import resume
+from support.checkpoints import read_weights, resume
 from support.ranks import Ranks
 
 from efficientbench.training.checkpoints.manifest import (
@@ -22,7 +22,6 @@ from efficientbench.training.checkpoints.manifest import (
     remove_partial,
     set_damaged_aside,
 )
-from efficientbench.training.checkpoints.read import read_weights
 from efficientbench.training.errors import CheckpointError
 
 

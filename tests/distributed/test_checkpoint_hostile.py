@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.checkpoints import resume
+from support.checkpoints import read_weights, resume
 from support.ranks import Ranks
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from efficientbench.training.checkpoints import manifest
 from efficientbench.training.checkpoints.manifest import MANIFEST, checkpoint_folder, fingerprint, verify
-from efficientbench.training.checkpoints.read import read_weights
 from efficientbench.training.errors import CheckpointError
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from support.checkpoints import dying_writer, slow_writer_on_rank_1, train, two_threads
+from support.checkpoints import dying_writer, read_weights, slow_writer_on_rank_1, train, two_threads
 from support.configs import tiny
 from support.ranks import Ranks
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, complete, find_good, read_manifest
-from efficientbench.training.checkpoints.read import read_weights
 
 
 def configured(corpus: Path, *overrides: str) -> RunConfig:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoints import begin, train
+from support.checkpoints import begin, read_weights, train
 from support.command_line import damage
 from support.configs import tiny
 from support.ranks import Ranks
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
-from efficientbench.training.checkpoints.read import read_weights
 
 STEPS, SAVED = 4, 2
 RELATIVE = 1e-5

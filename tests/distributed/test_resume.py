@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoints import Resumed, train
+from support.checkpoints import Resumed, read_weights, train
 from support.configs import tiny
 from support.ranks import Ranks
 from support.tiny_training import tiny_training
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.training.checkpoints.manifest import checkpoint_folder
-from efficientbench.training.checkpoints.read import read_weights
 
 STEPS, SAVED = 8, 4
 RELATIVE = 1e-5

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.checkpoints import Resumed, train
+from support.checkpoints import Resumed, read_weights, train
 from support.configs import BACKBONE, tiny
 from support.ranks import Ranks
 from support.whole_steps import Expected, expected, renamed, uneven_vectors
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.training.checkpoints.manifest import checkpoint_folder
-from efficientbench.training.checkpoints.read import read_weights
 
 STEPS, SAVED = 6, 3
 RELATIVE = 1e-5

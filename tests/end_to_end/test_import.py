@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.checkpoints import read_weights
 from support.command_line import TINY, Finished, efficientbench, losses, record
 
 from efficientbench.running.trained import TrainedRun
-from efficientbench.training.checkpoints.read import read_weights
 
 pytestmark = pytest.mark.proof
 NOT_SHAPES = [word for word in TINY if not word.startswith("model.")]

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from support.checkpoints import read_weights
 from support.command_line import (
     TIME_LIMIT_S,
     TINY,
@@ -24,7 +25,6 @@ from support.command_line import (
 )
 
 from efficientbench.training.checkpoints.manifest import PARTIAL, complete, find_good, verify
-from efficientbench.training.checkpoints.read import read_weights
 
 Tiny = tuple[str, ...]
 RUN = "gqa_1.5B_smoke"

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import torch
 from support.configs import tiny
 from support.ranks import Ranks
 from support.tiny_training import Observed, tiny_training
 
 from efficientbench.config.schema import RunConfig
+from efficientbench.training.checkpoints.read import Weights
 
 
 @dataclass
@@ -146,3 +148,8 @@ def resume(ranks: Callable[[int], Ranks], corpus: Path, checkpoint: Path) -> Non
     """Resume from a checkpoint on two ranks, for two more steps."""
     config = tiny("gqa_1.5B", f"data.cache={corpus.parent}", "parallel.dp=2")
     ranks(2).call(train, config, corpus, 6, checkpoint.parent.parent / "again", checkpoint)
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return every weight of a checkpoint."""
+    return dict(Weights(folder))

@@ -75,13 +75,18 @@ class MetadataReader(FileSystemReader):
 
 
 class Weights(Mapping[str, torch.Tensor]):
-    """A checkpoint's weights by global name, each read from the disk when it is asked for."""
+    """A checkpoint's weights by global name, each read from the disk when it is asked for.
+
+    Each is whole and on the host, in the dtype that it was trained in; no process group is needed. The names are those
+    by which `model/initial_weights.py` draws. Each expert's weights have names of their own, and a tied output
+    projection is the embedding. Reading a weight raises CheckpointError where its file is damaged.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Verify the checkpoint of a folder.
+        """Verify the checkpoint of a folder, like `<run folder>/checkpoint/step_00000100`.
 
         Raises:
-            CheckpointError: as `read_weights`.
+            CheckpointError: a file is damaged or holds what no checkpoint holds; the message names it.
         """
         self.folder, self.manifest = folder, verify(folder)
         metadata = MetadataReader(folder, self.manifest.files).read_metadata()
@@ -118,24 +123,6 @@ class Weights(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._stored)
-
-
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Return every weight of a checkpoint, whole and on the host, in the dtype that it was trained in.
-
-    Needs no process group. The checkpoint is verified first.
-
-    Args:
-        folder: of one checkpoint, like `<run folder>/checkpoint/step_00000100`.
-
-    Returns:
-        Global name, as `model/initial_weights.py` draws it → tensor; each expert's weights have names of their own,
-        and a tied output projection is the embedding.
-
-    Raises:
-        CheckpointError: a file is damaged or holds what no checkpoint holds; the message names it.
-    """
-    return dict(Weights(folder))
 
 
 def _read_tensor(path: Path, offset: int, length: int) -> torch.Tensor:

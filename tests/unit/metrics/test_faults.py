@@ -109,7 +109,7 @@ def test_every_run_of_the_matrix_has_steps_enough_to_measure() -> None:
     for run, smoke in itertools.product(load_matrix().runs, (False, True)):
         config = resolve(run.name, smoke)
         budget = plan_budget(config, 1)
-        assert budget.measured_steps >= config.measurement.min_steps >= (10 if smoke else 50), run.name
+        assert budget.steps - budget.warmup_steps >= config.measurement.min_steps >= (10 if smoke else 50), run.name
         wanted = wanted_tokens(config.training.tokens or DEFAULT_TOKENS, 1)
         # Tokens are divided by a step's and rounded up: what is wanted is trained on, whatever the batch.
         assert budget.tokens >= wanted or config.training.steps is not None, run.name

@@ -101,7 +101,7 @@ def test_a_length_whose_index_fits_nowhere_is_refused() -> None:
     tokens = config.training.global_batch_size * config.training.seq_len
 
     def check(steps: int) -> None:
-        check_length(config, Budget(steps, 0, steps, tokens, 1), corpora, 16 << 30)
+        check_length(config, Budget(steps, 0, tokens, 1), corpora, 16 << 30)
 
     check(100_000)
     with pytest.raises(
