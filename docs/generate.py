@@ -41,7 +41,7 @@ SCHEMAS: dict[Path, type[BaseModel]] = {
 }
 BLOCK = re.compile(r"(<!-- generated: ([^>]+?) -->)(.*?)(<!-- end -->)", re.DOTALL)
 CHINESE = yaml.safe_load((ROOT / "docs" / "chinese.yaml").read_text(encoding="utf-8"))
-"""The Chinese of what the blocks hold in English, by the English: cells of tables, and phrases of other lines."""
+"""The Chinese of what the blocks hold in English: by cells of tables, by phrases of other lines, by patterns."""
 OPTIMIZATION = frozenset(
     f"training.{key}"
     for key in (
@@ -318,10 +318,20 @@ def _table(titles: list[str], cells: list[list[str]]) -> str:
 
 def _in_chinese(line: str) -> str:
     if line.startswith("|"):
-        return "| " + " | ".join(CHINESE["cells"].get(cell, cell) for cell in line.strip("| ").split(" | ")) + " |"
+        return "| " + " | ".join(_cell_in_chinese(cell) for cell in line.strip("| ").split(" | ")) + " |"
     for english, chinese in CHINESE["phrases"].items():
         line = line.replace(english, chinese)
-    return line
+    return _by_patterns(line)
+
+
+def _cell_in_chinese(cell: str) -> str:
+    return CHINESE["cells"].get(cell) or _by_patterns(cell)
+
+
+def _by_patterns(text: str) -> str:
+    for pattern, chinese in CHINESE["patterns"].items():
+        text = re.sub(pattern, chinese, text)
+    return text
 
 
 def main() -> int:

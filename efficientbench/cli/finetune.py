@@ -58,7 +58,7 @@ def finetune(
     """
     given = list(arguments or [])
     if not plan and (device is not None or memory_gb is not None):
-        raise typer.BadParameter("--device and --memory-gb are of --plan: a training takes the devices that are here")
+        raise typer.BadParameter("--device and --memory-gb need --plan: a training takes the devices that are here")
     if name == EFFECT:
         _effect(given)
     elif plan:

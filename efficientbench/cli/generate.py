@@ -89,7 +89,7 @@ def generate(
             _measure(run, arguments or [], sizes, max_new_tokens, repeats or 5, compiled, smoke, step, matrix)
         )
     if prompt_tokens or repeats or compiled or smoke or matrix:
-        raise typer.BadParameter("--prompt-tokens, --repeats, --compile, --smoke and --matrix are of --measure")
+        raise typer.BadParameter("--prompt-tokens, --repeats, --compile, --smoke and --matrix need --measure")
     from efficientbench.config.registry import load_kinds
     from efficientbench.generation.prompts import read_prompts
     from efficientbench.generation.sampling import Sampling

@@ -165,10 +165,10 @@ def _surroundings(
 
     if image is None:
         if engine is not None or mounts:
-            raise LaunchError("--engine and --mount are of a container: --container IMAGE")
+            raise LaunchError("--engine and --mount need a container: --container IMAGE")
         return Surroundings(tuple(modules))
     if to is Starter.KUBERNETES and (engine is not None or mounts):
-        raise LaunchError("--engine and --mount are of torchrun and Slurm: Kubernetes has its own, and --claim")
+        raise LaunchError("--engine and --mount work with torchrun and Slurm: Kubernetes has its own, and --claim")
     chosen = engine or (Engine.PYXIS if to is Starter.SLURM else Engine.DOCKER)
     folders = tuple(each.expanduser().absolute() for each in mounts)
     return Surroundings(tuple(modules), Container(image, chosen.value, folders))
@@ -189,14 +189,14 @@ def _script(
     from efficientbench.launchers.job_scripts.torchrun import Meeting
 
     if sbatch and to is not Starter.SLURM:
-        raise LaunchError("--sbatch is of Slurm: --to slurm, or leave it out")
+        raise LaunchError("--sbatch works with Slurm alone: --to slurm, or leave it out")
     if claim and to is not Starter.KUBERNETES:
-        raise LaunchError("--claim is of Kubernetes: --to kubernetes, or leave it out")
+        raise LaunchError("--claim works with Kubernetes alone: --to kubernetes, or leave it out")
     if to is Starter.TORCHRUN:
         return by_torchrun(runs, machines, meeting, around)
     if to is Starter.SLURM:
         if meeting != Meeting():
-            raise LaunchError("--rendezvous, --rendezvous-id, --rendezvous-timeout and --port are of torchrun")
+            raise LaunchError("--rendezvous, --rendezvous-id, --rendezvous-timeout and --port work with torchrun alone")
         return by_slurm(runs, machines, sbatch, around)
     if around.container is None or not claim:
         raise LaunchError("--to kubernetes needs --container IMAGE and --claim NAME of a volume that all nodes mount")

@@ -48,7 +48,7 @@ class ResultFile:
         self.results: dict[str, ItemResult] = {}
         """By the names of items: those in the file."""
         self.replaced: dict[str, Any] | None = None
-        """The header of results that were not gone on with; None where there were none."""
+        """The header of earlier results, which are discarded; None where there were none."""
 
     def __enter__(self) -> ResultFile:
         try:

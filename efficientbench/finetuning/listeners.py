@@ -118,7 +118,7 @@ def listeners(
     """Return the callbacks in the order in which the Trainer must call them.
 
     Args:
-        stop: hears of a request to stop.
+        stop: set by a request to stop.
         monitor: measures.
         spent: counts where the wall time goes.
         steps_file: the Journal's.

@@ -44,7 +44,7 @@ class Spent(TrainerCallback):
         self._between = "rest_s"
 
     def evaluation_begins(self) -> None:
-        """Count what came before a held-out loss; the Trainer tells of its end alone."""
+        """Count what came before a held-out loss; the Trainer has a callback for its end alone."""
         self._count(self._between)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -85,7 +85,7 @@ class Spent(TrainerCallback):
 
 
 class StepBegins(TrainerCallback):
-    """Tells of each step before the callback that measures makes the ranks meet."""
+    """Reports each step before the callback that measures synchronizes the ranks."""
 
     def __init__(self, spent: Spent) -> None:
         self._spent = spent

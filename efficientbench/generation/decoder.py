@@ -90,7 +90,7 @@ class Decoder:
         self.cache.lengths.copy_(torch.tensor([len(prompt) for prompt in self.prompts]))
 
     def all_end(self, here: bool) -> bool:
-        """Return whether no rank goes on: each that shares experts takes part in every step of the others."""
+        """Return whether all ranks have ended: one that shares experts takes part in every step of the others."""
         if self.model.expert_group is None:
             return here
         ended = torch.tensor([int(here)], device=self.device)

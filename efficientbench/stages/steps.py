@@ -48,7 +48,7 @@ class Step:
     mark: str | None = None
     """What is written into `made` after the command, which makes nothing there, and must still stand there."""
     is_done: Callable[[], bool] | None = None
-    """What tells instead of `made` whether it is complete."""
+    """Returns whether it is complete; used instead of `made`."""
     left_out: str | None = None
     """Why there is no command."""
 

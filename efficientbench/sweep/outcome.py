@@ -43,4 +43,4 @@ def _last_error(log: Path) -> str:
     if errors:
         return errors[-1][1].strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else f"ended without a word; its output: {log}"
+    return lines[-1] if lines else f"ended without a message; its output: {log}"

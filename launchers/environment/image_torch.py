@@ -73,8 +73,8 @@ def needed_by(roots: list[str]) -> set[str]:
 def pins_beside_image(pins: list[str]) -> list[str]:
     """Return our pins without torch and all that it needs, plus torch, torch-npu and numpy as they were found.
 
-    What torch needs is left unpinned rather than held: pip keeps the image's version where that also serves us, and
-    the image's torch says itself what it cannot do without. numpy is held since torch is compiled against it.
+    What torch needs is not pinned: pip keeps the image's version where that also serves us, and the image's torch
+    declares what it needs. numpy is pinned, since torch is compiled against it.
     """
     held = {}
     for name in ("torch", "torch-npu", "numpy"):

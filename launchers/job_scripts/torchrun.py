@@ -98,7 +98,7 @@ def torchrun_script(
         LaunchError: a container cannot mount a folder, or its engine is Slurm's.
     """
     if around.container and around.container.engine == "pyxis":
-        raise LaunchError("--engine: pyxis is of Slurm: docker or apptainer")
+        raise LaunchError("--engine: pyxis works with Slurm alone: docker or apptainer")
     words = around.before_command(folder, extras_of(command))
     node_rank_meaning = "\n#   NODE_RANK    number of this node, from 0" if meeting.rendezvous == "static" else ""
     return TEMPLATE.format(

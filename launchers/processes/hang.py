@@ -120,7 +120,7 @@ def describe_hang(beats: Beats, absent: Mapping[int, str], limit_s: float) -> tu
     missing = {**absent, **{rank: _describe(beats[rank]) for rank in silent}}
     # Those that still write heartbeats show who waits for whom.
     missing = missing or {rank: _describe(beats[rank]) for rank in _waited_for(beats)}
-    hung = f"hung: no rank got on for {limit_s:g} s"
+    hung = f"hung: no rank made progress for {limit_s:g} s"
     if not missing:
         where = "; ".join(f"rank {rank}: {_describe(beat)}" for rank, beat in sorted(beats.items()))
         return None, f"{hung}, and all wait for each other ({where})"

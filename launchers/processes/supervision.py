@@ -109,7 +109,7 @@ class Supervision:
                 reason = f"node {node} could not start its ranks: {content(message, 'reason', str)}"
                 self._remote_failures.append(Failure("crash", reason, node=node))
             elif kind == "gone" and self._stop is None:
-                reason = f"node {node} is gone: its launcher ended without a word"
+                reason = f"node {node} is gone: its launcher ended without a reason"
                 self._remote_failures.append(Failure("lost_rank", reason, node=node, silent=True))
             else:
                 self._hang.receive(message)

@@ -1,7 +1,7 @@
 """Thresholds on the change of a figure, such as `tokens_per_s<-3%`, for programs that decide by an exit code.
 
 A threshold is judged by the figure's own 95 % interval, where the noise between runs is known: beyond it, within it, or
-not told.
+undecided.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Threshold:
         return f"{self.metric}{'<' if self.below else '>'}{self.percent:g}%"
 
 
-State = Literal["failed", "passed", "not told"]
+State = Literal["failed", "passed", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Outcome:
 
     threshold: Threshold
     state: State
-    """'failed': the interval lies wholly beyond the threshold; 'passed': wholly within it; 'not told': neither."""
+    """'failed': the interval lies wholly beyond the threshold; 'passed': wholly within it; 'undecided': neither."""
     why: str
     ratio: Ratio | None
     """None where the figure has none."""
@@ -91,11 +91,11 @@ def judge(
         metric = threshold.metric
         if metric in COSTS and metric not in ratios:
             reason = comparison.unavailable.get(metric) or comparison.unavailable["cost"]
-            outcomes.append(Outcome(threshold, "not told", reason, None))
+            outcomes.append(Outcome(threshold, "undecided", reason, None))
             continue
         why = why_not(metric, [*first.records, *second.records])
         if why is not None:
-            outcomes.append(Outcome(threshold, "not told", why, None))
+            outcomes.append(Outcome(threshold, "undecided", why, None))
             continue
         ratio = ratios.get(metric) or ratio_of(metric, first, second, aa_floor(alike, attrgetter(metric)))
         outcomes.append(Outcome(threshold, *_judged(threshold, ratio), ratio))
@@ -106,7 +106,7 @@ def _judged(threshold: Threshold, ratio: Ratio) -> tuple[State, str]:
     """Return what a ratio says of a threshold, and the sentence that says why."""
     change = f"{ratio.ratio - 1:+.2%}"
     if ratio.measurable is None or ratio.low is None or ratio.high is None:
-        return "not told", (
+        return "undecided", (
             f"{change}, of {ratio.runs[0]} and {ratio.runs[1]} runs without the noise between runs: it takes "
             f"{MIN_REPEATS} repeats on each side, or {MIN_REPEATS} runs of one model beside them"
         )
@@ -116,4 +116,4 @@ def _judged(threshold: Threshold, ratio: Ratio) -> tuple[State, str]:
     ends = (ratio.low - limit, ratio.high - limit) if threshold.below else (limit - ratio.high, limit - ratio.low)
     if ends[1] < -_ROUNDING:
         return "failed", said
-    return ("passed", said) if ends[0] >= -_ROUNDING else ("not told", f"{said} holds {threshold.percent:+g}%")
+    return ("passed", said) if ends[0] >= -_ROUNDING else ("undecided", f"{said} holds {threshold.percent:+g}%")

@@ -99,7 +99,7 @@ def cut_steps(path: Path, step: int) -> str | None:
 
 
 def last_elapsed_s(path: Path) -> float | None:
-    """Return how long the run had gone on at its last whole line, s; None where there is no line that says it.
+    """Return the elapsed time at the last whole line, s; None where no line has one.
 
     Raises MetricsError: the file cannot be read.
     """

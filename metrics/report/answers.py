@@ -57,7 +57,7 @@ def answers(suite: Suite) -> list[Answer]:
 def _answer(suite: Suite, standing: Standing) -> Answer:
     best = standing.best
     if best is None:
-        return Answer("absent", "cannot be told", "")
+        return Answer("absent", "not known", "")
     value = _figure(suite, standing.metric, best)
     if len(standing.unavailable) == len(suite.rows) - 1:
         alone = f"{suite.rows[best].name} alone has it" if len(suite.rows) > 1 else ""
@@ -154,7 +154,7 @@ def open_questions(suites: Sequence[Suite]) -> tuple[str, ...]:
 
 
 NOISE_UNKNOWN = (
-    f"No verdict where nothing tells the noise between runs: it takes {MIN_REPEATS} repeats of each row (--repeat "
+    f"No verdict where the noise between runs is unknown: it takes {MIN_REPEATS} repeats of each row (--repeat "
     f"{MIN_REPEATS}), or {MIN_REPEATS} runs of one model under the same conditions"
 )
 

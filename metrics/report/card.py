@@ -54,7 +54,7 @@ class Stage:
 
 
 Pipeline = Sequence[Stage]
-"""Stages in their order, the last of which no other run goes on from."""
+"""Stages in their order; no other run starts from the last one."""
 
 
 def load_pipelines(folder: Path) -> list[Pipeline]:

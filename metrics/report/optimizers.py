@@ -81,7 +81,7 @@ def _rate(record: RunRecord, tried: Sequence[RunRecord]) -> str:
     if len(tried) == 1:
         return f"{own:g}, the only one tried"
     if _loss(record) is None:
-        return f"{own:g}, of {len(tried)}: no loss tells the best"
+        return f"{own:g}, of {len(tried)}: no loss to choose the best by"
     ends = {min(rates): ", the lowest tried", max(rates): ", the highest tried"}
     return f"{own:g}, best of {len(tried)}{ends.get(own, '') if min(rates) < max(rates) else ''}"
 

@@ -28,8 +28,8 @@ def write_junit(outcomes: Sequence[Outcome], comparison: Comparison, path: Path)
 
     Raises MetricsError: the file cannot be written.
     """
-    count = {state: sum(outcome.state == state for outcome in outcomes) for state in ("failed", "not told")}
-    totals = {"tests": len(outcomes), "failures": count["failed"], "errors": 0, "skipped": count["not told"]}
+    count = {state: sum(outcome.state == state for outcome in outcomes) for state in ("failed", "undecided")}
+    totals = {"tests": len(outcomes), "failures": count["failed"], "errors": 0, "skipped": count["undecided"]}
     suites = ElementTree.Element("testsuites")
     given = {"name": "efficientbench compare", **{name: str(total) for name, total in totals.items()}}
     suite = ElementTree.SubElement(suites, "testsuite", given)

@@ -32,7 +32,7 @@ LENGTHS = (10, 50, 100, 500)
 LEAST_COVERAGE = 0.90
 """Of AL's 95 % interval where it is not called 'at least'."""
 FEWEST = 20
-"""Runs with an interval below which their coverage is not told."""
+"""Runs with an interval below which their coverage is undecided."""
 
 Steps = Callable[[np.random.Generator, int], np.ndarray]
 

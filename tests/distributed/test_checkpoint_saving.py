@@ -72,7 +72,7 @@ def test_a_writer_that_dies_ends_the_save_with_its_reason(
     config = configured(corpus, "checkpoint.interval=2", "checkpoint.keep=9")
     pool.call(train, config, corpus, 3, tmp_path)
     asynchronous = configured(corpus, "checkpoint.interval=2", "checkpoint.asynchronous=true")
-    with pytest.raises(AssertionError, match=r"SaveError: rank 0 could not write .*ended without a word"):
+    with pytest.raises(AssertionError, match=r"SaveError: rank 0 could not write .*exited without a result"):
         pool.call(train, asynchronous, corpus, 6, tmp_path, checkpoint_folder(tmp_path, 2), dying_writer)
     assert found(tmp_path) == ["step_00000002", "step_00000003"]
 

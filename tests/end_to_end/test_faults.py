@@ -87,7 +87,7 @@ def test_a_rank_that_stands_still_is_named_when_the_others_have_waited_long_enou
         begin_s = time.monotonic()
         told = end(run)
         assert 8 < time.monotonic() - begin_s < 25
-    assert told.startswith("error: rank 1: hung: no rank got on for 8 s; rank 1 did not arrive (in step ")
+    assert told.startswith("error: rank 1: hung: no rank made progress for 8 s; rank 1 did not arrive (in step ")
     assert "its process is stopped (SIGSTOP)" in told
     assert not any(process.is_running() for process in family)
     found = failure(tmp_path / RUN)
@@ -107,7 +107,7 @@ def test_a_rank_that_waits_for_something_else_is_told_from_those_that_wait_for_i
         with started(*tiny, TWO, HANG) as run:
             told = end(run)
     assert told.startswith(
-        "error: rank 0: hung: no rank got on for 8 s; rank 0 did not arrive (building model and data"
+        "error: rank 0: hung: no rank made progress for 8 s; rank 0 did not arrive (building model and data"
     )
     assert "at efficientbench.data_tools.files line " in told
     assert "rank 1" not in told
@@ -128,7 +128,7 @@ def test_a_node_that_is_gone_is_named(tiny: Tiny, tmp_path: Path) -> None:
     with two_nodes(tiny, tmp_path) as (first, second):
         second.kill()
         told = end(first)
-    assert told.startswith("error: node 1 is gone: its launcher ended without a word"), told
+    assert told.startswith("error: node 1 is gone: its launcher ended without a reason"), told
     assert failure(tmp_path / RUN)["kind"] == "lost_rank"
 
 
@@ -137,7 +137,9 @@ def test_a_rank_that_stands_still_on_another_node_is_named_on_all(tiny: Tiny, tm
         stop_in_a_step(workers(second.pid)[0])
         ends = [end(first), end(second)]
     for told in ends:
-        assert told.startswith("error: rank 1 on node 1: hung: no rank got on for 8 s; rank 1 did not arrive"), told
+        assert told.startswith("error: rank 1 on node 1: hung: no rank made progress for 8 s; rank 1 did not arrive"), (
+            told
+        )
 
 
 def test_a_node_that_stands_still_is_named(tiny: Tiny, tmp_path: Path) -> None:

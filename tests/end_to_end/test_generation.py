@@ -135,7 +135,7 @@ def test_a_run_and_a_name_are_measured(train: Callable[..., Finished], cache: st
     assert str(tmp_path / "mla_1.5B_smoke" / "generation.json") in done.stdout
     for words, message in (
         (("--measure", "--prompt", "a"), "prompts are random tokens"),
-        (("--prompt-tokens", "8"), "are of --measure"),
+        (("--prompt-tokens", "8"), "need --measure"),
         (("--measure", "--max-new-tokens", "1"), "give 2 or more"),
     ):
         refused = efficientbench("generate", str(folder), *words, expect=2)

@@ -32,7 +32,7 @@ def check_metadata(metadata: Metadata, sizes: Mapping[str, int]) -> None:
     described_bytes = 0
     for name, stored in metadata.state_dict_metadata.items():
         if not isinstance(stored, TensorStorageMetadata):
-            raise CheckpointError(f"{name} is no tensor")
+            raise CheckpointError(f"{name} is not a tensor")
         described_bytes += _checked_bytes(name, stored)
     if described_bytes > (held_bytes := sum(sizes.values())):
         raise CheckpointError(f"it describes {described_bytes:,} bytes of tensors, and its files hold {held_bytes:,}")

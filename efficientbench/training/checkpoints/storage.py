@@ -96,7 +96,7 @@ class Writer(megatron_internals.FileSystemWriterAsync):
         try:
             outcome, written = pickle.load(self.results)  # of our own process
         except EOFError:
-            outcome, written = RuntimeError(f"the process that wrote {path} ended without a word"), None
+            outcome, written = RuntimeError(f"the process that wrote {path} exited without a result"), None
         self.results.close()
         if isinstance(outcome, Exception):
             self.failure = outcome

@@ -145,7 +145,7 @@ class Recorder:
         elif len(validation.document_losses) < 2:
             reasons["validation_loss_se"] = "a single document of validation text has no spread"
         if validation is not None and validation.utf8_bytes is None:
-            reasons["validation_bytes"] = "the tokenizer does not tell the bytes of a token"
+            reasons["validation_bytes"] = "the tokenizer does not say how many bytes a token has"
         if self.moe is not None:
             reasons["tokens_per_expert"] = "no step was measured"
             reasons["auxiliary_loss"] = "no step was trained"

@@ -119,7 +119,7 @@ def test_python_3_10_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> 
 def test_options_of_the_plan_start_no_training() -> None:
     for option in (("--device", "H100 SXM"), ("--memory-gb", "80")):
         done = CliRunner().invoke(app, ["finetune", "lora_7B", *option])
-        assert (done.exit_code, "are of --plan" in done.output) == (2, True)
+        assert (done.exit_code, "need --plan" in done.output) == (2, True)
 
 
 def test_a_trainings_name_or_key_leads_to_what_is_meant() -> None:

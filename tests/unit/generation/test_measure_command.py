@@ -190,7 +190,7 @@ def test_names_and_folders_are_told_apart(tmp_path: Path) -> None:
     ("words", "message"),
     [
         *((["--measure", *option], "each token is the likeliest; leave --temperature") for option in SAMPLING),
-        (["--repeats", "3"], "--prompt-tokens, --repeats, --compile, --smoke and --matrix are of --measure"),
+        (["--repeats", "3"], "--prompt-tokens, --repeats, --compile, --smoke and --matrix need --measure"),
         (["--measure", "--prompt", "a"], "prompts are random tokens"),
     ],
 )

@@ -255,15 +255,21 @@ def test_files_of_images_are_found_from_the_working_folder() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--to", "torchrun", "--container", IMAGE, "--engine", "pyxis"], "pyxis is of Slurm"),
-        (["--to", "slurm", "--engine", "docker"], "are of a container"),
-        (["--to", "slurm", "--mount", "/data"], "are of a container"),
-        (["--to", "slurm", "--claim", "data"], "--claim is of Kubernetes"),
+        (["--to", "torchrun", "--container", IMAGE, "--engine", "pyxis"], "pyxis works with Slurm alone"),
+        (["--to", "slurm", "--engine", "docker"], "need a container"),
+        (["--to", "slurm", "--mount", "/data"], "need a container"),
+        (["--to", "slurm", "--claim", "data"], "--claim works with Kubernetes alone"),
         (["--to", "kubernetes", "--container", IMAGE], "needs --container IMAGE and --claim"),
         (["--to", "kubernetes", "--claim", "data"], "needs --container IMAGE and --claim"),
         (["--to", "kubernetes", "--container", IMAGE, "--claim", "data", "--module", "a"], "--module"),
-        (["--to", "kubernetes", "--container", IMAGE, "--claim", "data", "--mount", "/a"], "--mount are of"),
-        (["--to", "kubernetes", "--container", IMAGE, "--claim", "data", "--sbatch", "a=b"], "--sbatch is of Slurm"),
+        (
+            ["--to", "kubernetes", "--container", IMAGE, "--claim", "data", "--mount", "/a"],
+            "--mount work with torchrun",
+        ),
+        (
+            ["--to", "kubernetes", "--container", IMAGE, "--claim", "data", "--sbatch", "a=b"],
+            "--sbatch works with Slurm alone",
+        ),
     ],
 )
 def test_options_of_another_starter_are_refused(arguments: list[str], message: str) -> None:

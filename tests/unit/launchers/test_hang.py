@@ -37,7 +37,7 @@ def beat(step: int = 4, waits: bool = True, age_s: float = 0.2, process: str = "
 def test_who_did_not_arrive(beats: Beats, rank: int | None, named: str) -> None:
     found, reason = describe_hang(beats, {}, 60)
     assert found == rank
-    assert reason.startswith("hung: no rank got on for 60 s")
+    assert reason.startswith("hung: no rank made progress for 60 s")
     assert named in reason
 
 
@@ -51,7 +51,7 @@ def test_a_lone_rank_is_named(alone: Beat) -> None:
 def test_a_rank_that_has_ended_is_missing() -> None:
     assert describe_hang({0: beat(world=9)}, {1: "has ended"}, 60) == (
         1,
-        "hung: no rank got on for 60 s; rank 1 did not arrive (has ended)",
+        "hung: no rank made progress for 60 s; rank 1 did not arrive (has ended)",
     )
 
 

@@ -186,7 +186,7 @@ def test_a_node_that_is_gone_ends_the_other(nodes: Callable[..., Nodes]) -> None
     running = nodes(STAYS)
     running.pids()
     running.processes[1].kill()
-    assert running.ends()[0] == (1, "error: node 1 is gone: its launcher ended without a word\n")
+    assert running.ends()[0] == (1, "error: node 1 is gone: its launcher ended without a reason\n")
 
 
 @pytest.mark.proof
@@ -195,7 +195,7 @@ def test_a_rank_that_stands_still_is_named_on_all_nodes(nodes: Callable[..., Nod
     os.kill(running.pids()[2], signal.SIGSTOP)
     for code, message in running.ends():
         assert code == 1
-        named = "error: rank 2 on node 1: hung: no rank got on for 4 s; rank 2 did not arrive (in step 3, training at "
+        named = "error: rank 2 on node 1: hung: no rank made progress for 4 s; rank 2 did not arrive (in step 3"
         assert message.startswith(named), message
         assert "its process is stopped (SIGSTOP)" in message
     assert (tmp_path / "failure_0").read_text() == '["hung", 2, 3]'

@@ -270,8 +270,8 @@ def test_a_hostile_name_is_no_name(tmp_path: Path, name: str) -> None:
         (["gqa_1.5B", "--to", "slurm", "--repeat", "2", "--set", "training.seed=1,2"], "leave out one of the two"),
         (["gqa_1.5B", "--to", "torchrun", "--port", "65535"], "--port: 65535"),
         (["gqa_1.5B", "--to", "torchrun", "--rendezvous-timeout", "0"], "--rendezvous-timeout: 0 s"),
-        (["gqa_1.5B", "--to", "torchrun", "--sbatch", "partition=gpu"], "--sbatch is of Slurm"),
-        (["gqa_1.5B", "--to", "slurm", "--port", "29600"], "--port are of torchrun"),
+        (["gqa_1.5B", "--to", "torchrun", "--sbatch", "partition=gpu"], "--sbatch works with Slurm alone"),
+        (["gqa_1.5B", "--to", "slurm", "--port", "29600"], "--port work with torchrun alone"),
         (["gqa_1.5B", "--to", "torchrun", "--output", "/no/such/folder/job.sh"], "cannot be written"),
     ],
 )

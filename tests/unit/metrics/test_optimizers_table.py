@@ -78,7 +78,7 @@ def test_without_a_loss_or_a_meter_nothing_is_made_up() -> None:
     table = optimizers_table([adamw, *(run_by("muon", rate, None, **absent) for rate in (0.01, 0.03))])
     assert table is not None
     assert tuple(table.rows[1][2:]) == (
-        "0.01, of 2: no loss tells the best",
+        "0.01, of 2: no loss to choose the best by",
         "n/a",
         "n/a",
         "800 (×0.8)",

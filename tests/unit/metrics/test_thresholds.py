@@ -44,10 +44,10 @@ def state(threshold: str, first: Group, second: Group) -> str:
         ("tokens_per_s<-3%", 1.10, "passed"),
         ("tokens_per_s<-3%", 1.00, "passed"),
         # The interval is about ±2.3 %, and holds the threshold.
-        ("tokens_per_s<-3%", 0.96, "not told"),
+        ("tokens_per_s<-3%", 0.96, "undecided"),
         ("tokens_per_s>3%", 1.10, "failed"),
         ("tokens_per_s>3%", 0.90, "passed"),
-        ("tokens_per_s > +3 %", 1.04, "not told"),
+        ("tokens_per_s > +3 %", 1.04, "undecided"),
         # A gain that is demanded.
         ("tokens_per_s<5%", 1.00, "failed"),
         ("tokens_per_s<5%", 1.10, "passed"),
@@ -68,13 +68,13 @@ def test_the_interval_is_welchs() -> None:
     edge = float(np.exp(-shown.low) - 1) * 100
     groups = runs("tokens_per_s", *CALM), runs("tokens_per_s", 930.0, 950.0, 955.0)
     assert state(f"tokens_per_s<{edge + 0.01:.4f}%", *groups) == "failed"
-    assert state(f"tokens_per_s<{edge - 0.01:.4f}%", *groups) == "not told"
+    assert state(f"tokens_per_s<{edge - 0.01:.4f}%", *groups) == "undecided"
 
 
 def test_too_few_runs_and_absent_figures_are_not_told() -> None:
     first, second = runs("tokens_per_s", 1000.0), runs("tokens_per_s", 100.0)
     (few, absent) = judge([Threshold.of("tokens_per_s<-3%"), Threshold.of("mfu<-3%")], compare(first, second))
-    assert (few.state, absent.state) == ("not told", "not told")
+    assert (few.state, absent.state) == ("undecided", "undecided")
     assert "it takes 3 repeats on each side" in few.why
     assert absent.why == "gqa_1.5B: not part of this test"
 
@@ -119,7 +119,7 @@ def test_the_outcomes_in_words_and_for_ci(tmp_path: Path) -> None:
     outcomes, comparison = outcomes_and_comparison()
     lines = printed(print_outcomes, outcomes).splitlines()
     assert lines[0].startswith("failed: tokens_per_s<-3%: -10.00%, 95 % interval -12.")
-    assert [line.partition(":")[0] for line in lines] == ["failed", "passed", "not told"]
+    assert [line.partition(":")[0] for line in lines] == ["failed", "passed", "undecided"]
 
     write_junit(outcomes, comparison, tmp_path / "new" / "junit.xml")
     (suite,) = ElementTree.parse(tmp_path / "new" / "junit.xml").getroot()
