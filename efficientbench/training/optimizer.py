@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import (
     ChainedOptimizer,
     Float16OptimizerWithFloat16Params,
@@ -90,6 +92,8 @@ def build_optimizer(stages: list[DistributedDataParallel], config: RunConfig) ->
     )
     for part in optimizer.chained_optimizers:
         _use_fused_kernel(part.optimizer)
+        if isinstance(part, DistributedOptimizer):
+            _copy_together(part)
     for parameter in taken:
         parameter.requires_grad = True
     if taken:
@@ -146,6 +150,23 @@ def _use_fused_kernel(optimizer: torch.optim.Optimizer | None) -> None:
     if type(optimizer) is torch.optim.AdamW:
         for group in optimizer.param_groups:
             group["fused"], group["foreach"] = True, False
+
+
+def _copy_together(part: DistributedOptimizer) -> None:
+    """Let weights take the values of their float32 masters by one call, where Megatron makes one for each weight."""
+    weights, masters = [], []
+    # Not `shard_fp32_groups`: weights in float32 are their own masters, which Megatron copies onto themselves.
+    for shards, group in zip(part.shard_fp32_from_float16_groups, part.model_float16_groups, strict=True):
+        for master, weight in zip(shards, group, strict=True):
+            span = part._get_model_param_range_map(weight)["gbuf_world_in_bucket"]
+            buffer, _, bucket = part.model_param_gbuf_map[weight]
+            weights.append(part.buffers[buffer].buckets[bucket].param_data.view(-1)[span.start : span.end])
+            masters.append(master)
+    part._copy_main_params_to_model_params = partial(torch._foreach_copy_, weights, masters) if weights else _nothing
+
+
+def _nothing() -> None:
+    pass
 
 
 def _scale_together(optimizer: MegatronOptimizer) -> None:

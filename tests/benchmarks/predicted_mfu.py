@@ -42,8 +42,10 @@ PRODUCTS = 716e12 / 0.97
 FORWARD, BACKWARD = 484e12, 465e12 * 484 / 617
 """Of causal attention, FLOP/s; 617 is the forward pass's rate without a mask."""
 MEMORY_SHARE = 2903 / 3350
-GAP_S, LAUNCHES, LAUNCHES_OF_UPDATE = 0.9e-6, 1080, 700
-"""Seconds between kernels; launches of a micro-batch, and once in a step."""
+GAP_S = 0.9e-6
+"""Seconds between kernels."""
+LAUNCHES_BEFORE, LAUNCHES = (1080, 700), (961, 38)
+"""Of a micro-batch, and once in a step: before, and as tests/unit/training/test_gpu_step.py counts them."""
 
 AUDITED, WANTED = (0.45, 0.48), 0.53
 """MFU that the state of before must come out at, and that the present one must reach at least."""
@@ -56,7 +58,7 @@ class State:
     micro_batch_size: int
     before: bool = False
     """With the output table's gradient in a sum of its own, two norms of the gradients, a pass that clips them, and all
-    norms apart from the sums before them."""
+    norms apart from the sums before them, and the bias apart from its product."""
 
 
 STATES = {
@@ -105,13 +107,15 @@ def predicted_mfu(state: State) -> float:
         once += 2 * rank_parameters(config, layout, 0) * FLOAT32_BYTES
         # The first sum of a layer read again by its norm, and its gradients added in a pass of their own.
         moved += 3 * tokens * config.model.hidden_size * DTYPE_BYTES[training.dtype] * config.model.layers
-    # As operations of their own, which the formulas leave out: the bias is added to queries, keys and values, their
-    # gradients are joined, and the bias's gradient is their sum.
+    # As operations of their own, which the formulas leave out: gradients of queries, keys and values are joined, the
+    # bias's gradient is their sum, and before the bias was added by a pass of its own.
     width = (config.model.heads + 2 * config.model.key_value_heads) * config.model.head_dim
-    moved += 5 * tokens * width * DTYPE_BYTES[training.dtype] * config.model.layers
+    passes = 5 if state.before else 3
+    moved += passes * tokens * width * DTYPE_BYTES[training.dtype] * config.model.layers
     products_s = sum(product_s(*shape) for shape in products(config, tokens))
-    micro_batch_s = products_s + attention_s(config, tokens) + moved / bytes_s + LAUNCHES * GAP_S
-    step_s = layout.micro_batches * micro_batch_s + once / bytes_s + LAUNCHES_OF_UPDATE * GAP_S
+    launches, launches_of_update = LAUNCHES_BEFORE if state.before else LAUNCHES
+    micro_batch_s = products_s + attention_s(config, tokens) + moved / bytes_s + launches * GAP_S
+    step_s = layout.micro_batches * micro_batch_s + once / bytes_s + launches_of_update * GAP_S
     model_flops = flops_per_token(config.model, training.seq_len).training * tokens * layout.micro_batches
     return model_flops / (step_s * rates.peak_flops)
 

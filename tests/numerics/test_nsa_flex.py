@@ -118,7 +118,8 @@ def test_all_queries_at_once_choose_as_one_block_of_queries_after_another(
 
 @pytest.mark.proof
 def test_compiled_parts_choose_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_blocks, "MOST_SCORES", 20_000)
+    for limit in ("MOST_SCORES", "MOST_SCORES_COMPILED"):
+        monkeypatch.setattr(choose_blocks, limit, 20_000)
     choice = CHOICES["paper's ratios"]
     reach = Reach(choice.length, choice.stride)
     query, key, _ = (each.detach().float() for each in inputs(reach, 149))

@@ -11,6 +11,7 @@ first token: so their scores, too, depend on distances alone, which an MLP of tu
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -40,28 +41,30 @@ class Compression(torch.nn.Module):
 
     def __init__(self, config: TransformerConfig, nsa: NSAConfig, dim: int, tp_group: torch.distributed.ProcessGroup):
         super().__init__()
-        self.block, self.stride, self.tp_group = nsa.compress_block, nsa.compress_stride, tp_group
+        self.tp_group = tp_group
         place = {"dtype": config.params_dtype, "device": torch.get_default_device()}
-        self.position = position_table(self.block, dim, config)
-        self.weight_in = torch.nn.Parameter(torch.empty(dim, self.block * dim, **place))
+        self.position = position_table(nsa.compress_block, dim, config)
+        self.weight_in = torch.nn.Parameter(torch.empty(dim, nsa.compress_block * dim, **place))
         self.weight_out = torch.nn.Parameter(torch.empty(dim, dim, **place))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Keys or values [B, Hg, S, D] → [B, Hg, C, D]."""
-        missing = self.block - x.shape[2]
-        if missing > 0:
-            # A sequence shorter than a block gets one key, which no query sees.
-            x = F.pad(x, (0, 0, 0, missing))
-        return self.compress(x, self.stride)
-
-    def compress(self, x: torch.Tensor, stride: int) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, stride: int) -> torch.Tensor:
         """Keys or values [B, Hg, S, D] → [B, Hg, C, D], one for the block that begins at each `stride`-th token."""
-        position, weight_in, weight_out = (
-            copy_to_tensor_model_parallel_region(weight, group=self.tp_group)
-            for weight in (self.position, self.weight_in, self.weight_out)
-        )
-        blocks = x.unfold(2, self.block, stride).transpose(3, 4) + position
-        return F.silu(blocks.flatten(3) @ weight_in.t()) @ weight_out.t()
+        return compress(x[None], [weight[None] for weight in self.weights()], stride, self.tp_group)[0]
+
+    def weights(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the position embedding [l, D] and both weights, [D, l · D] and [D, D]; l = tokens in a block."""
+        return self.position, self.weight_in, self.weight_out
+
+
+def compress(
+    x: torch.Tensor, weights: Iterable[torch.Tensor], stride: int, tp_group: torch.distributed.ProcessGroup
+) -> torch.Tensor:
+    """Compress by P φ at once, each with its part of `weights`: x [P, B, Hg, S, D] → [P, B, Hg, C, D]."""
+    position, weight_in, weight_out = (copy_to_tensor_model_parallel_region(each, group=tp_group) for each in weights)
+    blocks = x.unfold(3, position.shape[1], stride).transpose(4, 5) + position[:, None, None, None]
+    # Weights come first: the gradient of a batched product's first factor is contiguous without a copy.
+    inner = F.silu(weight_in @ blocks.flatten(4).flatten(1, 3).mT)
+    return (weight_out @ inner).mT.contiguous().unflatten(1, blocks.shape[1:4])
 
 
 class NativeSparseAttention(Stateful, MegatronModule):
@@ -123,19 +126,19 @@ class NativeSparseAttention(Stateful, MegatronModule):
     def _project(self, mixed: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return query [B · Hg, S, G, D], and each branch's keys and values [B · Hg, S or C, D], encoded."""
         # Split and unbound, because their gradients are put together by one copy.
-        to_turn, others = mixed.split([self.group + 2, 4], dim=3)
-        compressed_key, compressed_value, *unturned = others.unbind(3)
+        to_turn, to_compress, values = mixed.split([self.group + 2, 2, 2], dim=3)
         by_token = self._turn(to_turn, self.position)
         turned = by_token.permute(1, 2, 0, 3, 4).flatten(0, 1)
         query, selected_key, window_key = turned.split([self.group, 1, 1], dim=2)
-        compressed_key = self.compress_key(compressed_key.permute(1, 2, 0, 3))
+        compressed_key, compressed_value = self._compress(to_compress.permute(3, 1, 2, 0, 4)).unbind(0)
         compressed_key = self.position.rotate(compressed_key.permute(2, 0, 1, 3), self.nsa.compress_stride)
         compressed_key = compressed_key.permute(1, 2, 0, 3).flatten(0, 1)
-        compressed_value = self.compress_value(compressed_value.permute(1, 2, 0, 3)).flatten(0, 1)
+        compressed_value = compressed_value.flatten(0, 1)
         if self.cache is not None:
             assert isinstance(self.state, NSAState)
             self.state.fill(self._tokens(mixed, by_token), compressed_key, compressed_value, self.cache.chunk)
-        selected_value, window_value = (value.permute(1, 2, 0, 3).flatten(0, 1) for value in unturned)
+        # A copy, because what is kept for the backward pass would else be all that `linear_qkv` has returned.
+        selected_value, window_value = values.permute(3, 1, 2, 0, 4).contiguous().flatten(1, 2).unbind(0)
         return (
             query.contiguous(),
             compressed_key,
@@ -145,6 +148,15 @@ class NativeSparseAttention(Stateful, MegatronModule):
             window_key.squeeze(2).contiguous(),
             window_value,
         )
+
+    def _compress(self, x: torch.Tensor) -> torch.Tensor:
+        """Compress keys and values [2, B, Hg, S, D] → [2, B, Hg, C, D]."""
+        missing = self.nsa.compress_block - x.shape[3]
+        if missing > 0:
+            # A sequence shorter than a block gets one key, which no query sees.
+            x = F.pad(x, (0, 0, 0, missing))
+        weights = zip(self.compress_key.weights(), self.compress_value.weights(), strict=True)
+        return compress(x, map(torch.stack, weights), self.nsa.compress_stride, self.compress_key.tp_group)
 
     def _tokens(self, mixed: torch.Tensor, turned: torch.Tensor) -> Tokens:
         """Return the keys and values of what `_mix` and `_turn` return."""
@@ -161,14 +173,16 @@ class NativeSparseAttention(Stateful, MegatronModule):
         # Where there are fewer tokens than a block, what φ makes of them is not kept.
         first_tokens = (chunk.positions + 1 - self.nsa.compress_block).clamp(min=0)
 
-        def compress(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            key = self.compress_key.compress(keys, 1).permute(2, 0, 1, 3)
-            value = self.compress_value.compress(values, 1).permute(2, 0, 1, 3)
+        def compressed(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            key, value = (
+                compression(each, 1).permute(2, 0, 1, 3)
+                for compression, each in ((self.compress_key, keys), (self.compress_value, values))
+            )
             return self.position.at(first_tokens).rotate(key), value
 
         query = turned[:, :, :, : self.group].permute(1, 2, 0, 3, 4).flatten(0, 1)
         branches = continued(
-            self.state, self.nsa, chunk, query, self._tokens(mixed, turned), compress, 1 / math.sqrt(self.dim)
+            self.state, self.nsa, chunk, query, self._tokens(mixed, turned), compressed, 1 / math.sqrt(self.dim)
         )
         return gates[0] * branches[0] + gates[1] * branches[1] + gates[2] * branches[2]
 

@@ -17,8 +17,8 @@ from efficientbench.model.kernels.nsa.reach import Reach
 
 LOCAL_BLOCKS = 2
 """How many blocks up to a query's own are always chosen; the first block is, too."""
-MOST_SCORES = 2**27
-"""Scores that exist at once where queries choose together: 256 MiB in bf16."""
+MOST_SCORES, MOST_SCORES_COMPILED = 2**27, 2**30
+"""Scores that exist at once where queries choose together. Compiled kernels make no float32 copy: 2 GiB in bf16."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def choose_blocks(
     Returns:
         [N, C, count], numbers of blocks in no order, -1 where there are fewer blocks than `count`.
     """
-    rank = fused(_ranking) if fuse else _ranking
+    rank, mark = (fused(_ranking), fused(_marked)) if fuse else (_ranking, _marked)
     best, chosen = rank(probabilities, positions, blocks, choice).topk(min(choice.count, blocks), dim=-1)
-    chosen.masked_fill_(best == float("-inf"), -1)
+    chosen = mark(best, chosen)
     missing = choice.count - chosen.shape[-1]
     return torch.nn.functional.pad(chosen, (0, missing), value=-1) if missing else chosen
 
@@ -114,7 +114,7 @@ def choose_at_once(
     batch, sequence, group, _ = query.shape
     weigh = fused(_weights) if fuse else _weights
     chosen = []
-    for first, stop, seen in chunks(sequence, key.shape[1], reach, batch * group):
+    for first, stop, seen in chunks(sequence, key.shape[1], reach, batch * group, fuse):
         scores = query[:, first:stop].flatten(1, 2) @ key[:, :seen].transpose(1, 2)
         probabilities = weigh(scores, log_sums[:, first:stop], scale, first, reach)
         positions, blocks = torch.arange(first, stop, device=query.device), (stop - 1) // choice.block + 1
@@ -122,12 +122,12 @@ def choose_at_once(
     return torch.cat(chosen, dim=1) if len(chosen) > 1 else chosen[0]
 
 
-def chunks(sequence: int, keys: int, reach: Reach, heads: int) -> Iterator[tuple[int, int, int]]:
+def chunks(sequence: int, keys: int, reach: Reach, heads: int, fuse: bool) -> Iterator[tuple[int, int, int]]:
     """Yield the first query, the one after the last, and how many keys they are compared with, of each chunk.
 
-    `heads`: those of all sequences and groups.
+    `heads`: those of all sequences and groups; `fuse`: compiled kernels choose.
     """
-    rows = max(MOST_SCORES // (heads * keys), 1)
+    rows = max((MOST_SCORES_COMPILED if fuse else MOST_SCORES) // (heads * keys), 1)
     for first in range(0, sequence, rows):
         stop = min(first + rows, sequence)
         yield first, stop, max(reach.last(stop - 1), 1)
@@ -151,6 +151,11 @@ def _ranking(probabilities: torch.Tensor, positions: torch.Tensor, blocks: int, 
     number = torch.arange(blocks, device=scores.device)
     always = (number == 0) | ((number <= own) & (number > own - LOCAL_BLOCKS))
     return scores.masked_fill_(always, float("inf")).masked_fill_(number > own, float("-inf"))
+
+
+def _marked(best: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Return the chosen blocks, [N, C, count], with -1 in the place of those that are yet to come."""
+    return chosen.masked_fill(best == float("-inf"), -1)
 
 
 def _block_scores(probabilities: torch.Tensor, blocks: int, choice: Choice) -> torch.Tensor:

@@ -6,7 +6,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.costs.hardware import AttentionWork
 from efficientbench.model.attention.nsa_variant import NSAConfig, keys_of_last_query, selected_score_flops
 from efficientbench.model.kernels.npu_fused import UNDOCUMENTED
-from efficientbench.model.kernels.nsa import range_attention, selected_attention
+from efficientbench.model.kernels.nsa import range_attention, range_attention_flex, selected_attention
 from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape, chunks
 from efficientbench.model.kernels.nsa.reach import Reach
 from efficientbench.model.kernels.own_kernels import OwnKernels
@@ -42,17 +42,20 @@ def _work(config: RunConfig, device_type: str) -> AttentionWork:
     if names["nsa_selection"] == selected_attention.NAME:
         again += selected_score_flops(config.model, config.training.seq_len)
     if names["nsa_compression"] != range_attention.NAME:
-        again += _choice_flops(config)
+        again += _choice_flops(config, names["nsa_compression"] == range_attention_flex.NAME)
     return AttentionWork(again=again)
 
 
-def _choice_flops(config: RunConfig) -> int:
-    """Count FLOPs per token of the scores by which queries choose blocks, where their attention does not keep them."""
+def _choice_flops(config: RunConfig, fuse: bool) -> int:
+    """Count FLOPs per token of the scores by which queries choose blocks, where their attention does not keep them.
+
+    `fuse`: compiled kernels choose.
+    """
     model, training, nsa = config.model, config.training, _nsa(config)
     keys = max(keys_of_last_query(nsa, training.seq_len).compressed, 1)
     heads = training.micro_batch_size * model.heads // config.parallel.tp
     past = Reach(nsa.compress_block, nsa.compress_stride)
-    scores = sum((stop - first) * seen for first, stop, seen in chunks(training.seq_len, keys, past, heads))
+    scores = sum((stop - first) * seen for first, stop, seen in chunks(training.seq_len, keys, past, heads, fuse))
     return 2 * model.heads * model.head_dim * scores // training.seq_len
 
 
