@@ -64,7 +64,7 @@ def compress(
     blocks = x.unfold(3, position.shape[1], stride).transpose(4, 5) + position[:, None, None, None]
     # Weights come first: the gradient of a batched product's first factor is contiguous without a copy.
     inner = F.silu(weight_in @ blocks.flatten(4).flatten(1, 3).mT)
-    return (weight_out @ inner).mT.contiguous().unflatten(1, blocks.shape[1:4])
+    return (weight_out @ inner).mT.unflatten(1, blocks.shape[1:4])
 
 
 class NativeSparseAttention(Stateful, MegatronModule):
@@ -156,7 +156,9 @@ class NativeSparseAttention(Stateful, MegatronModule):
             # A sequence shorter than a block gets one key, which no query sees.
             x = F.pad(x, (0, 0, 0, missing))
         weights = zip(self.compress_key.weights(), self.compress_value.weights(), strict=True)
-        return compress(x, map(torch.stack, weights), self.nsa.compress_stride, self.compress_key.tp_group)
+        compressed = compress(x, map(torch.stack, weights), self.nsa.compress_stride, self.compress_key.tp_group)
+        # As the kernels want them.
+        return compressed.contiguous()
 
     def _tokens(self, mixed: torch.Tensor, turned: torch.Tensor) -> Tokens:
         """Return the keys and values of what `_mix` and `_turn` return."""
