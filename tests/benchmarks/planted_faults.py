@@ -177,6 +177,12 @@ FAULTS = (
         "evaluated",
     ),
     Fault(
+        "overlap e: the first stage alone keeps its gradients until they are complete",
+        [("unsent if len(unsent) > 1 else unsent[0]", "unsent[0]")],
+        "distributed/test_overlap.py",
+        "every_stage",
+    ),
+    Fault(
         "Muon: the matrices of a weight are made orthogonal together",
         [("for part in by_group.split(list(heights), dim=-2):", "for part in [by_group]:")],
         "unit/training/test_muon.py",

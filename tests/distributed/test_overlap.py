@@ -41,6 +41,15 @@ def sent_early(config: RunConfig, prefix: Path) -> int:
     return underway[1]
 
 
+def times_awaited(config: RunConfig, prefix: Path) -> set[int]:
+    """How often in a step the buckets of this rank's stages wait for the gradient of a weight."""
+    with tiny_training(config, prefix, 2) as trainer:
+        for step in (1, 2):
+            trainer.train_step(step)
+        groups = [group for stage in trainer.stages for group in stage.bucket_groups]
+        return {count for group in groups for count in group.golden_per_param_grad_ready_counts.values()}
+
+
 def weights_after(config: RunConfig, prefix: Path, steps: int) -> dict[str, torch.Tensor]:
     """The weights of this rank's stage where training was asked to stop, which no validation follows."""
     asked = itertools.count(1)
@@ -77,6 +86,13 @@ def test_buckets_are_sent_before_the_backward_pass_ends(
     config = tiny("gqa_1.5B", "training.global_batch_size=8", *words, f"parallel.overlap={overlap}")
     found = ranks(size).call(sent_early, config, corpus)
     assert (found[0] > 0) == (overlap == "true")
+
+
+@pytest.mark.proof
+def test_every_stage_awaits_the_last_micro_batch_alone(ranks: Callable[[int], Ranks], corpus: Path) -> None:
+    """A stage that counted all micro-batches would be right only while each step has as many as the first."""
+    interleaved = ("parallel.pp=2", "parallel.vpp=2", "model.layers=4")
+    assert ranks(4).call(times_awaited, tiny("gqa_1.5B", "parallel.dp=2", *interleaved), corpus) == [{1}] * 4
 
 
 @pytest.mark.parametrize("layout", CASES)
