@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
 from efficientbench.data_tools.chat.record import check_mask, mask_prefix
-from efficientbench.data_tools.chat.shown import show_conversation
 from efficientbench.data_tools.indexed import bin_path, check_indexed, idx_path
 from efficientbench.data_tools.indexed_documents import IndexedDocuments, token_counts
 from efficientbench.data_tools.manifest import load_corpus, manifest_path
@@ -22,6 +22,11 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 _BAR_WIDTH = 40
 """Characters of the longest bar of the histogram."""
+
+OPEN, CLOSE = "⟦", "⟧"
+"""Around what is to be learned, where there are no colours."""
+
+_GREEN, _GREY, _PLAIN = "\x1b[32m", "\x1b[90m", "\x1b[0m"
 
 
 @dataclass(frozen=True)
@@ -153,3 +158,27 @@ def _text(tokens: np.ndarray, tokenizer: TextTokenizer | None) -> str:
     # Text of others may hold what a terminal obeys.
     text = _CONTROL.sub("\ufffd", tokenizer.backend.decode(head, skip_special_tokens=False))
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} …"
+
+
+def show_conversation(ids: np.ndarray, mask: np.ndarray, tokenizer: TextTokenizer, coloured: bool) -> str:
+    """Return a conversation's text with its special tokens: what is to be learned green, the rest grey.
+
+    Args:
+        ids: [T]
+        mask: [T], 1 where the token is to be learned.
+        tokenizer: It made the ids.
+        coloured: Whether the output has colours; without them, brackets stand around what is to be learned.
+    """
+    shown = []
+    for supervised, group in groupby(zip(ids.tolist(), mask.tolist(), strict=True), lambda each: bool(each[1])):
+        text = tokenizer.backend.decode([token for token, _ in group], skip_special_tokens=False)
+        if coloured:
+            shown.append(f"{_GREEN if supervised else _GREY}{_safe(text)}{_PLAIN}")
+        else:
+            shown.append(f"{OPEN}{_safe(text)}{CLOSE}" if supervised else _safe(text))
+    return "".join(shown)
+
+
+def _safe(text: str) -> str:
+    """Return text without characters that would change how a terminal shows it."""
+    return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)

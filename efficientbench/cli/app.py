@@ -17,6 +17,7 @@ from efficientbench.cli.examples import EXAMPLES
 from efficientbench.cli.finetune import finetune
 from efficientbench.cli.generate import generate
 from efficientbench.cli.launch import launch
+from efficientbench.cli.listing import list_keys, list_runs
 from efficientbench.cli.options import (
     Arguments,
     Data,
@@ -31,7 +32,6 @@ from efficientbench.cli.plot import plot as plot_command
 from efficientbench.cli.speedrun import speedrun
 from efficientbench.cli.sweep import sweep as sweep_command
 from efficientbench.cli.variant import check_variant, new_variant
-from efficientbench.cli.words import list_keys, list_runs
 
 app = typer.Typer(
     help="Trains language models that differ in one architectural choice and measures what each choice costs.",

@@ -125,7 +125,7 @@ def _print_search(config: RunConfig, given: list[str], world: int, per_node: int
     """Print the fastest layouts, and the command of the first; `given` are the words of the command line."""
     from rich.console import Console
 
-    from efficientbench.config.words import ALIASES
+    from efficientbench.config.spellings import ALIASES
     from efficientbench.planning.search import search, words_of
     from efficientbench.planning.search_table import print_search
 

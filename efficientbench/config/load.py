@@ -19,9 +19,9 @@ from efficientbench.config.matrix import MATRIX, Matrix, Overlay, RunName, Smoke
 from efficientbench.config.part import Part
 from efficientbench.config.registry import OWN, SECTIONS, load_named, named_kind
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.spellings import ALIASES, plain_number
 from efficientbench.config.training import BATCHES, LENGTHS
 from efficientbench.config.variant import AttentionConfig, PositionConfig
-from efficientbench.config.words import ALIASES, plain_number
 
 _DECIDED = {
     "variant": "the run's name",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from math import comb
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from efficientbench.data_tools.chat.task import RunProgram
 from efficientbench.data_tools.errors import DataError
 from efficientbench.evaluation.batching import padded_parts
 from efficientbench.evaluation.errors import EvaluationError
-from efficientbench.evaluation.pass_at_k import pass_at_k
 from efficientbench.evaluation.questions import SOURCES, Question, Questions, standard_error
 from efficientbench.evaluation.sandbox import run_program
 from efficientbench.evaluation.task import Item, ItemResult, Options, Summary
@@ -161,3 +161,17 @@ class Generative:
         if self.options.allow_code:
             parts["sandbox_held"] = dict(run_program("").held)
         return Summary(figures, parts=parts)
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Return how likely at least one of k samples of a question is right: 1 − C(n − c, k) / C(n, k).
+
+    The estimate is unbiased (arXiv 2107.03374, equation 1). It has the mean of "a hit among the first k", and less
+    noise, since all n samples count.
+
+    Args:
+        samples: n, k or more.
+        right: c, how many of them are right.
+        k: 1 or more.
+    """
+    return 1 - comb(samples - right, k) / comb(samples, k)

@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.evaluation.chat_core import chat_core
 from efficientbench.evaluation.core.bundle import NAMES as CORE_TASKS
 from efficientbench.evaluation.task import Options, Summary, Task
 
@@ -31,7 +30,7 @@ def _core(run: Opened, options: Options) -> Task:
 
 def _chat(name: str) -> Make:
     def make(run: Opened, options: Options) -> Task:
-        from efficientbench.evaluation.chat_task import make_chat_task
+        from efficientbench.evaluation.chat_tasks import make_chat_task
 
         return make_chat_task(name, run, options)
 
@@ -88,5 +87,7 @@ def check_names(names: list[str]) -> None:
 
 def combined(summaries: Mapping[str, Summary]) -> dict[str, Summary]:
     """Return what follows from several tasks together, by its name."""
+    from efficientbench.evaluation.chat_tasks import chat_core
+
     found = {"chat_core": chat_core(summaries)}
     return {name: summary for name, summary in found.items() if summary is not None}

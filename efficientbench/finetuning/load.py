@@ -14,7 +14,7 @@ from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.load import merged, parse, unknown_key
 from efficientbench.config.matrix import EXPERIMENTS, Overlay, load_matrix, load_yaml
 from efficientbench.config.part import Name, Part
-from efficientbench.config.words import ALIASES
+from efficientbench.config.spellings import ALIASES
 from efficientbench.finetuning.config import FinetuneConfig
 
 RUNS = EXPERIMENTS / "finetuning.yaml"

@@ -11,8 +11,8 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX
 from efficientbench.config.schema import DataConfig, RunConfig
+from efficientbench.config.spellings import ALIASES
 from efficientbench.config.variant import known
-from efficientbench.config.words import ALIASES
 from efficientbench.costs.model import count_parameters
 from efficientbench.planning.text_budget import known_corpora
 

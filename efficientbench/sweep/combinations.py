@@ -21,7 +21,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import settable_keys, unknown_key
 from efficientbench.config.part import MOST_LABEL
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.words import ALIASES
+from efficientbench.config.spellings import ALIASES
 from efficientbench.finetuning.config import FinetuneConfig
 
 _NOT_SWEPT = {

@@ -14,7 +14,7 @@ from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import MATRIX, Matrix, RunName, load_matrix
 from efficientbench.config.registry import SECTIONS, load, load_named
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.words import ALIASES
+from efficientbench.config.spellings import ALIASES
 from efficientbench.finetuning.load import named_tunings
 from efficientbench.sweep.combinations import Combination, Kind, combined, parse_axes
 

@@ -106,6 +106,83 @@ FAULTS = (
         "unit/training/test_optimizer.py",
     ),
     Fault(
+        "overlap a: no gradient for a weight whose gradient was added to main_grad",
+        [("return torch.empty_like(parameter)", "return None")],
+        "distributed/test_layouts.py",
+        "moe and EP",
+    ),
+    Fault(
+        "overlap a: a gradient without values is added to main_grad",
+        [
+            (
+                "parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]\n"
+                "    return torch.empty_like(parameter)",
+                # Unset memory may hold zeros.
+                "return torch.ones_like(parameter)",
+            )
+        ],
+        "distributed/test_layouts.py",
+        "moe and EP",
+    ),
+    Fault(
+        "overlap b: the output projection outside its module",
+        [
+            (
+                "self.output_layer(partial(self._output, hidden, labels, loss_mask, looked_up), table)",
+                "self._output(\n            hidden, labels, loss_mask, looked_up, "
+                "self.output_layer.weight if table is None else table\n        )",
+            )
+        ],
+        "distributed/test_overlap.py",
+        "same_weights and tables",
+    ),
+    Fault(
+        "overlap c: gradients are measured after their reduction",
+        [
+            (
+                "self._norms += [torch.linalg.vector_norm(bucket.grad_data) for bucket in group.buckets]\n"
+                "        start(force_all_reduce=force_all_reduce)",
+                # The wait, since a reduction under way may or may not have reached the buffer.
+                "start(force_all_reduce=force_all_reduce)\n"
+                "        if group.grad_reduce_handle is not None:\n"
+                "            group.grad_reduce_handle.wait()\n"
+                "        self._norms += [torch.linalg.vector_norm(bucket.grad_data) for bucket in group.buckets]",
+            )
+        ],
+        "distributed/test_train_step.py",
+        "names_step_and_rank and gradients",
+    ),
+    Fault(
+        "overlap d: nobody waits for the weights of the last update",
+        [("stage.start_param_sync(force_sync=True)", "pass")],
+        "distributed/test_overlap.py",
+        "same_weights",
+    ),
+    Fault(
+        "overlap d: a run ends without the weights of its last update",
+        [("gather_weights(self.stages)\n        self._emit(TrainingEnded", "self._emit(TrainingEnded")],
+        "distributed/test_overlap.py",
+        "replicas_end",
+    ),
+    Fault(
+        "overlap d: a checkpoint without the weights of the last update",
+        [("gather_weights(self.stages)\n            self.checkpoints.save", "self.checkpoints.save")],
+        "distributed/test_resume.py",
+        "exact and DP and bf16",
+    ),
+    Fault(
+        "overlap d: an evaluation without the weights of the last update",
+        [("gather_weights(trainer.stages)\n    [stage]", "[stage]")],
+        "distributed/test_overlap.py",
+        "evaluated",
+    ),
+    Fault(
+        "overlap e: the first stage alone keeps its gradients until they are complete",
+        [("unsent if len(unsent) > 1 else unsent[0]", "unsent[0]")],
+        "distributed/test_overlap.py",
+        "every_stage",
+    ),
+    Fault(
         "Muon: the matrices of a weight are made orthogonal together",
         [("for part in by_group.split(list(heights), dim=-2):", "for part in [by_group]:")],
         "unit/training/test_muon.py",

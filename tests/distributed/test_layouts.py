@@ -49,6 +49,10 @@ EXPERT_LAYOUTS = {
     "EP 2 x CP 2": (2, ["parallel.ep=2", "parallel.cp=2"]),
     "EP 2 x TP 2 with SP": (4, ["parallel.ep=2", "parallel.dp=2", "parallel.tp=2", "parallel.sp=true"]),
 }
+NO_OVERLAP = {
+    f"{layout}, no overlap": (ranks, [*parallel, "parallel.overlap=false"])
+    for layout, (ranks, parallel) in {**LAYOUTS, **EXPERT_LAYOUTS}.items()
+}
 BACKBONE_LAYOUTS = {
     f"every key, {layout}": (ranks, [*BACKBONE, *parallel])
     for layout, (ranks, parallel) in {**LAYOUTS, **RECOMPUTATION, **FUSED}.items()
@@ -85,6 +89,8 @@ CELLS = [
     # Both ranks have the one key.
     ("mqa_1.5B", "every key, TP 2"),
     ("nanochat_d12", "TP 2 x PP 2"),
+    *(("gqa_1.5B", f"{layout}, no overlap") for layout in ("PP 2 x DP 2", "PP 2 interleaved x DP 2", "CP 2 x DP 2")),
+    ("moe_1.5Bx8", "EP 2, no overlap"),
 ]
 # Compilers take their time.
 FUSED_CELLS = [("mla_1.5B", "fused, TP 2 with SP"), ("moe_1.5Bx8", "fused"), ("gqa_1.5B", "every key, fused")]
@@ -132,7 +138,7 @@ def single(ranks: Callable[[int], Ranks], corpus: Path) -> Callable[..., Outcome
 def test_layout_equals_single_rank(
     name: str, layout: str, ranks: Callable[[int], Ranks], single: Callable[..., Outcome], corpus: Path
 ) -> None:
-    size, overrides = (LAYOUTS | RECOMPUTATION | FUSED | EXPERT_LAYOUTS | BACKBONE_LAYOUTS)[layout]
+    size, overrides = (LAYOUTS | RECOMPUTATION | FUSED | EXPERT_LAYOUTS | NO_OVERLAP | BACKBONE_LAYOUTS)[layout]
     config = tiny(name, f"data.cache={corpus.parent}", *overrides)
     outcomes = ranks(size).call(train, config, corpus, STEPS)
     expected = single(name, *(each for each in overrides if each.startswith("model.")))

@@ -22,7 +22,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.chat.render import make_renderer
 from efficientbench.data_tools.chat.task import Example
 from efficientbench.data_tools.tokenizer import TextTokenizer
-from efficientbench.evaluation.chat_task import make_chat_task
+from efficientbench.evaluation.chat_tasks import make_chat_task
 from efficientbench.evaluation.errors import EvaluationError
 from efficientbench.evaluation.questions import find_examples
 from efficientbench.evaluation.task import ItemResult, Options, Summary

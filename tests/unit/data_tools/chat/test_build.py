@@ -19,11 +19,11 @@ from efficientbench.data_tools.chat.build import build_conversations
 from efficientbench.data_tools.chat.conversations import read_messages
 from efficientbench.data_tools.chat.record import ConversationRecord, mask_prefix
 from efficientbench.data_tools.chat.render import make_renderer
-from efficientbench.data_tools.chat.shown import show_conversation
 from efficientbench.data_tools.corpus import prepare_corpus
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed import bin_path, document_hash, hashes_path, idx_path
 from efficientbench.data_tools.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.inspection import show_conversation
 from efficientbench.data_tools.manifest import load_corpus, load_record, manifest_path
 from efficientbench.data_tools.splitting import split_documents
 from efficientbench.data_tools.tokenize import tokenize_files

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from efficientbench.cli import examples
-from efficientbench.cli.words import list_keys, list_runs
+from efficientbench.cli.listing import list_keys, list_runs
 from efficientbench.config.errors import ConfigError
 
 QWEN = "Qwen/Qwen2.5-{}-Instruct"

@@ -96,7 +96,7 @@ def _print_keys(part: str) -> None:
 
     from efficientbench.config.errors import ConfigError
     from efficientbench.config.load import settable_keys, unknown_key
-    from efficientbench.config.words import ALIASES
+    from efficientbench.config.spellings import ALIASES
     from efficientbench.finetuning.load import WORDS
     from efficientbench.finetuning.load import settable_keys as keys_of_tunings
 

@@ -1,4 +1,4 @@
-"""Words that people type: short and foreign names of keys, and numbers like 10B, 1e9 and 2h."""
+"""Other spellings that people type: short and foreign names of keys, and numbers like 10B, 1e9 and 2h."""
 
 from __future__ import annotations
 

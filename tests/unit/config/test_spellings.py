@@ -9,7 +9,7 @@ import pytest
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import load_matrix
-from efficientbench.config.words import ALIASES, plain_number
+from efficientbench.config.spellings import ALIASES, plain_number
 from efficientbench.costs.model import count_parameters
 from efficientbench.sweep.combinations import parse_axes
 from efficientbench.sweep.selection import select
