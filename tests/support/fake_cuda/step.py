@@ -147,7 +147,9 @@ def stand_in(config: RunConfig, launches: Launches) -> None:
     weight_gradient._add_wide = launches.as_one("addmm.dtype_out", lambda total, left, right: None)
     count_micro_batch(launches)
     for module in (norm, rope, swiglu, relu2, cross_entropy, choose_blocks, gate):
-        module.fused = functools.cache(lambda function: launches.as_one(f"fused {function.__name__}", function))
+        module.fused = functools.cache(
+            lambda function, widths=(): launches.as_one(f"fused {function.__name__}", function)
+        )
     flex.runs = lambda device_type: device_type == "cuda"
     attend, attend_with_sums = (flex_attention(launches, with_sums) for with_sums in (False, True))
     flex.compiled, flex.compiled_with_sums = lambda: attend, lambda: attend_with_sums
