@@ -4,8 +4,9 @@
 #   bash tests/run.sh [--all] [pytest arguments]
 #
 # --all adds the slow proofs (marker `proof`). Without arguments for pytest, one process for each core runs the tests,
-# then a single one those that measure this machine's time or memory (marker `alone`), and one more those that need a GPU
-# (marker `gpu`), since a process in which the CPU stands in for it has none.
+# then a single one those that measure this machine's time or memory (marker `alone`), and one for each file those that
+# need a GPU (marker `gpu`): a process in which the CPU stands in for it has none, and a fault of one file that leaves the
+# device unusable would fail the others.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -38,6 +39,6 @@ mapfile -t alone < <(grep -rl --include='test_*.py' 'mark\.alone' tests | sort -
 python3 -m pytest -m "($wanted) and alone" "${alone[@]}" || failed=1
 if compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
     mapfile -t gpu < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
-    python3 -m pytest -m gpu "${gpu[@]}" || failed=1
+    for file in "${gpu[@]}"; do python3 -m pytest -m gpu "$file" || failed=1; done
 fi
 exit "$failed"

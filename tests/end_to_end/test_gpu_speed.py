@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import ROOT, TIME_LIMIT_S, environment
+from support.command_line import ROOT, environment
 
 pytestmark = pytest.mark.proof
 
 SCRIPT = ROOT / "tests" / "benchmarks" / "gpu_speed.py"
-MEASURED = {"risks": 6, "lengths": 2, "generation": 4}
-"""Part → how many figures it has; the others measure the same way, and compile transformers for minutes."""
+MEASURED = {"headline": 4, "risks": 6, "lengths": 2, "generation": 4, "transformers": 3, "matrix": 2}
+"""Part → how many figures it has."""
+LIMIT_S = 1740
+"""A rehearsal takes 70 s of one core, which others may use too."""
 
 
 def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -24,20 +26,25 @@ def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=TIME_LIMIT_S,
+        timeout=LIMIT_S,
     )
 
 
+@pytest.mark.timeout(LIMIT_S + 60)
 def test_a_rehearsal_measures_every_figure_of_its_parts(tmp_path: Path) -> None:
     output = tmp_path / "speed.json"
-    done = call("--rehearse", "--parts", *MEASURED, "--output", output)
+    done = call("--rehearse", "--parts", *MEASURED, "--limit-s", "inf", "--output", output)
     assert done.returncode == 0, done.stderr
     found = json.loads(output.read_text())
-    assert {part: len(found[part]) for part in MEASURED} == MEASURED
-    for part in MEASURED:
+    figures = MEASURED | {"again": 1}
+    assert {part: len(found[part]) for part in figures} == figures
+    for part in figures:
         for each in found[part]:
             assert each["reason"] is None, each
             assert each["decode_tokens_per_s" if part == "generation" else "tokens_per_s"] > 0
+    for line in ("gqa_1.5B: tokens/s, ours over the fastest of transformers", "gqa_1.5B once more, over the first"):
+        assert f"{line}: " in done.stdout
+    assert "aten::mm" in output.with_suffix(".kernels.txt").read_text()
     # What a machine without this repository's history has measured is read here.
     again = call("--read", output)
     assert again.returncode == 0, again.stderr

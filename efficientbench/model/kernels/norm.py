@@ -51,13 +51,14 @@ class FusedRMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
         normed: torch.Tensor
-        normed, factor = fused(_normalize)(x, weight, epsilon)
+        normed, factor = fused(_normalize, x.shape[2:])(x, weight, epsilon)
         ctx.save_for_backward(x, weight, factor)
         return normed
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
-        grad_x, grad_weight = fused(_normalize_backward)(grad_outputs[0], *ctx.saved_tensors)
+        grad = grad_outputs[0]
+        grad_x, grad_weight = fused(_normalize_backward, grad.shape[2:])(grad, *ctx.saved_tensors)
         return grad_x, grad_weight, None
 
 
@@ -72,13 +73,14 @@ class FusedSumAndNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        total, normed, factor = fused(_add_and_normalize)(x, residual, weight, epsilon)
+        total, normed, factor = fused(_add_and_normalize, x.shape[2:])(x, residual, weight, epsilon)
         ctx.save_for_backward(total, weight, factor)
         return total, normed
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
-        grad, grad_weight = fused(_add_and_normalize_backward)(*grad_outputs, *ctx.saved_tensors)
+        compiled = fused(_add_and_normalize_backward, grad_outputs[0].shape[2:])
+        grad, grad_weight = compiled(*grad_outputs, *ctx.saved_tensors)
         return grad, grad, grad_weight, None
 
 

@@ -19,14 +19,14 @@ class ReLU2(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, fuse: bool) -> torch.Tensor:
         ctx.save_for_backward(x)
         ctx.fuse = fuse
-        activated: torch.Tensor = fused(_activate)(x) if fuse else torch.relu(x).square_()
+        activated: torch.Tensor = fused(_activate, x.shape[-1:])(x) if fuse else torch.relu(x).square_()
         return activated
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
         (x,) = ctx.saved_tensors
         if ctx.fuse:
-            return fused(_activate_backward)(grad_outputs[0], x), None
+            return fused(_activate_backward, x.shape[-1:])(grad_outputs[0], x), None
         return torch.relu(x).mul_(grad_outputs[0]).mul_(2), None
 
 

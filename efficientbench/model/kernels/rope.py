@@ -36,7 +36,8 @@ def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool, bac
     if torch.compiler.is_compiling():
         # Within a compiled step, which cannot write into views.
         return _rotate_whole(x, cos, sin, back)
-    turned: torch.Tensor = fused(_rotate_whole)(x, cos, sin, back) if fuse else _rotate(x, cos, sin, back)
+    turn = fused(_rotate_whole, x.shape[2:]) if fuse else _rotate
+    turned: torch.Tensor = turn(x, cos, sin, back)
     return turned
 
 

@@ -44,13 +44,13 @@ class FusedSwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate_up)
-        activated: torch.Tensor = fused(_activate)(gate_up)
+        activated: torch.Tensor = fused(_activate, gate_up.shape[-1:])(gate_up)
         return activated
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> torch.Tensor:
         (gate_up,) = ctx.saved_tensors
-        grad: torch.Tensor = fused(_activate_backward)(grad_outputs[0], gate_up)
+        grad: torch.Tensor = fused(_activate_backward, gate_up.shape[-1:])(grad_outputs[0], gate_up)
         return grad
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import environment
 from support.repository import ROOT
 
 FOLDER = Path(__file__).parent
@@ -38,7 +38,7 @@ def run(script: str, *words: str | Path) -> dict[str, Any]:
     """Return what a script of this folder prints as its last line."""
     done = subprocess.run(
         [sys.executable, str(FOLDER / script), *map(str, words)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        env=environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"),
         capture_output=True,
         text=True,
         check=False,

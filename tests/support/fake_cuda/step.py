@@ -147,14 +147,17 @@ def stand_in(config: RunConfig, launches: Launches) -> None:
     weight_gradient._add_wide = launches.as_one("addmm.dtype_out", lambda total, left, right: None)
     count_micro_batch(launches)
     for module in (norm, rope, swiglu, relu2, cross_entropy, choose_blocks, gate):
-        module.fused = functools.cache(lambda function: launches.as_one(f"fused {function.__name__}", function))
+        module.fused = functools.cache(
+            lambda function, widths=(): launches.as_one(f"fused {function.__name__}", function)
+        )
     flex.runs = lambda device_type: device_type == "cuda"
     attend, attend_with_sums = (flex_attention(launches, with_sums) for with_sums in (False, True))
     flex.compiled, flex.compiled_with_sums = lambda: attend, lambda: attend_with_sums
     count_triton(launches)
-    training, moe = config.training, config.model.moe
+    training, parallel, moe = config.training, config.parallel, config.model.moe
     if moe is not None:
-        rows = training.micro_batch_size * training.seq_len * moe.top_k
+        ranks = parallel.cp * (parallel.tp if parallel.sp else 1)
+        rows = training.micro_batch_size * training.seq_len // ranks * moe.top_k
         grouped_mm.RowGroups.sizes = property(lambda self: [rows // len(self.ends)] * len(self.ends))
         megatron_patches._move_to_host = functools.partial(equal_counts, rows)
         MoEAlltoAllTokenDispatcher.__init__ = with_numbers(MoEAlltoAllTokenDispatcher.__init__)
@@ -187,7 +190,7 @@ def main() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world_size)
     launches = Launches()
     stand_in(config, launches)
-    seen: dict[str, Any] = {"plan_bytes": plan.rank_memory_bytes()}
+    seen: dict[str, Any] = {"plan_bytes": plan.memory[0].total}
     with groups.model_parallel(config.parallel, seed=0), FakeTensorMode(), launches:
         # One token more than this rank has of each sequence.
         sequences = random_tokens(config, names.DEVICE)[:, : config.training.seq_len // layout.cp + 1]
