@@ -34,7 +34,7 @@ def attend(
         "block_mask": flex.causal_block_mask(query.shape[0], str(query.device)),
         "scale": scale,
         "enable_gqa": query.shape[2] != key.shape[2],
-        "kernel_options": flex.SMALL_TILES,
+        "kernel_options": flex.SMALL_TILES | (flex.NARROW_TILES if query.shape[-1] <= 64 else {}),
     }
     if not bias.requires_grad:
         return flex.compiled()(*parts, **options).permute(2, 0, 1, 3).flatten(2)

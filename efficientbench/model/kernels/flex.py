@@ -19,12 +19,15 @@ SMALL_TILES = {
     "bwd_num_stages": 2, "bwd_num_warps": 4,
 }  # fmt: skip
 """Options of the backward pass where torch's own would keep a thread's registers in memory."""
+NARROW_TILES = {"fwd_BLOCK_N": 64}
+"""Options of the forward pass where torch's own for heads of 64, tiles of 128 keys, would do so on Blackwell, or with a
+bias need more than a multiprocessor's memory."""
 
 
 def kernel_options(device: torch.device) -> dict[str, int]:
     """Return the options of a kernel without a bias: on Blackwell torch's own need too many registers."""
     blackwell = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 10
-    return SMALL_TILES if blackwell else {}
+    return SMALL_TILES | NARROW_TILES if blackwell else {}
 
 
 def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
