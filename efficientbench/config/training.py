@@ -113,7 +113,7 @@ class TrainingConfig(Part):
     draw_weights_on: Literal["device", "cpu"] = Field(
         default="device",
         description="where initial weights are drawn; device: in a moment by a GPU, the same in every layout "
-        "of GPUs; cpu: by a core, the same on every device type",
+        "of GPUs of one model; cpu: by a core, the same on every device type",
     )
     validation_interval: NonNegativeInt = Field(
         default=0, description="steps between validations; 0: only one at the end"

@@ -13,18 +13,18 @@ import pytest
 from support.fake_cuda.processes import run
 
 MOST_LAUNCHES = {
-    "gqa_1.5B": 1232,
-    "mla_1.5B": 1722,
-    "relative_1.5B": 1840,
-    "moe_0.5Bx8": 3255,
-    "nsa_1.5B": 3654,
-    "gqa_1.5B parallel.tp=2 parallel.sp=true": 1779,
-    "gqa_1.5B parallel.cp=2": 2099,
-    "gqa_1.5B parallel.pp=2": 725,
-    "gqa_1.5B parallel.dp=2": 1559,
-    "mla_1.5B parallel.tp=2 parallel.sp=true": 2586,
-    "moe_0.5Bx8 parallel.ep=2 parallel.dp=2": 3657,
-    "moe_0.5Bx8 parallel.tp=2 parallel.sp=true parallel.ep=2 parallel.dp=2": 4056,
+    "gqa_1.5B": 1028,
+    "mla_1.5B": 1461,
+    "relative_1.5B": 1635,
+    "moe_0.5Bx8": 3056,
+    "nsa_1.5B": 2990,
+    "gqa_1.5B parallel.tp=2 parallel.sp=true": 1575,
+    "gqa_1.5B parallel.cp=2": 1896,
+    "gqa_1.5B parallel.pp=2": 624,
+    "gqa_1.5B parallel.dp=2": 1356,
+    "mla_1.5B parallel.tp=2 parallel.sp=true": 2325,
+    "moe_0.5Bx8 parallel.ep=2 parallel.dp=2": 3526,
+    "moe_0.5Bx8 parallel.tp=2 parallel.sp=true parallel.ep=2 parallel.dp=2": 3858,
 }
 """Of a micro-batch and an update, which goes through twice as many parameters for NSA: 3 % above what was counted."""
 CASES = [pytest.param(name, marks=() if name == "gqa_1.5B" else pytest.mark.proof) for name in MOST_LAUNCHES]
