@@ -64,7 +64,7 @@ def compress(
     blocks = x.unfold(3, position.shape[1], stride).transpose(4, 5) + position[:, None, None, None]
     # Weights come first: the gradient of a batched product's first factor is contiguous without a copy.
     inner = F.silu(weight_in @ blocks.flatten(4).flatten(1, 3).mT)
-    return (weight_out @ inner).mT.unflatten(1, blocks.shape[1:4])
+    return (weight_out @ inner).mT.view(*blocks.shape[:4], -1)
 
 
 class NativeSparseAttention(Stateful, MegatronModule):
