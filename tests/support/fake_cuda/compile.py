@@ -214,6 +214,8 @@ def small() -> None:
     compiled(fused(choose_blocks._weights), scores, log_sums, 0.1, 0, PAST)
     probabilities = tensor(sequences, SEQUENCE, COMPRESSED, dtype=torch.float32)
     compiled(fused(choose_blocks._ranking), probabilities, 0, SEQUENCE // 64, Choice(64, 16, 32, 16))
+    best, chosen = (tensor(sequences, SEQUENCE, 16, dtype=dtype) for dtype in (torch.float32, torch.int64))
+    compiled(fused(choose_blocks._marked), best, chosen)
     gates, branch = tensor(3, sequences, SEQUENCE, group, 1), tensor(sequences, SEQUENCE, group, dim)
     compiled(fused(gate._gate), gates, branch, branch, branch)
     compiled(fused(gate._gate_backward), branch, gates, branch, branch, branch)
