@@ -40,8 +40,8 @@ FAULTS = (
         "silent error 1: gradient scaled by the layout",
         [
             (
-                "return loss * self.micro_batches, _one(loss)",
-                "return loss * self.micro_batches * torch.distributed.get_world_size(), _one(loss)",
+                "share = 1 / (batch.divisor * self.micro_batches)",
+                "share = torch.distributed.get_world_size() / (batch.divisor * self.micro_batches)",
             )
         ],
         "distributed/test_layouts.py",
