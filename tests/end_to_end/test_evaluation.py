@@ -80,7 +80,7 @@ def test_the_loss_on_a_text_counts_its_bytes(train: Callable[..., Finished], tmp
     assert by_name["document/2"]["tokens"] == 1
     assert sum(line["tokens"] for line in items) == summary["parts"]["tokens"]
     limited = efficientbench("evaluate", str(folder), "--text", str(path), "--limit", "2", expect=0)
-    assert "begun anew" in limited.stdout
+    assert "starting anew" in limited.stdout
     assert results(folder, "loss")[0]["items"] == 2
     refused = efficientbench("evaluate", str(folder), "--tasks", "cor,loss", expect=2)
     assert "there is no task 'cor'" in refused.stderr
