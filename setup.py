@@ -24,7 +24,7 @@ setup(
     version="0.1.0",
     description="Trains language models that differ in one architectural choice and measures what each choice costs.",
     license="Apache-2.0",
-    python_requires=">=3.10,<3.13",
+    python_requires=">=3.10,<3.14",
     # metrics, data_tools, launchers and experiments are links in efficientbench/ to the folders beside it.
     packages=find_packages(include=["efficientbench", "efficientbench.*"]),
     package_data={

@@ -7,7 +7,7 @@
 # 1. An active environment that can import this repository's package, and what it needs, is used as it is.
 # 2. Where python3 has a torch with an accelerator (a cluster's or vendor's image), .venv sees that interpreter's
 #    packages (--system-site-packages), and torch is neither installed nor replaced.
-# 3. Else .venv is made from python3 or, if that is too old or too new, from python3.11, python3.12 or python3.10.
+# 3. Else .venv is made from python3 or, if that is too old or too new, from python3.11, 3.12, 3.13 or 3.10.
 #
 # Packages come from the index that pip is configured for. Where torch's default build there brings CUDA libraries that
 # this machine has no use for, name an index with CPU builds in PIP_EXTRA_INDEX_URL before the first call.
@@ -76,7 +76,7 @@ needed += [name for extra in extras for name in of_extra[extra]]
 own = found("efficientbench")
 # This file lies beside the package in a clone, and inside of it where a wheel was installed.
 package = own and own.origin and os.path.dirname(os.path.realpath(own.origin))
-sys.exit(not ((3, 10) <= sys.version_info[:2] < (3, 13) and root in (package, package and os.path.dirname(package))
+sys.exit(not ((3, 10) <= sys.version_info[:2] < (3, 14) and root in (package, package and os.path.dirname(package))
               and shutil.which("efficientbench") and all(map(found, needed))))
 PYTHON
 }
@@ -86,17 +86,17 @@ _bootstrap_version_of() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_in
 # Prints the path of the first interpreter in range.
 _bootstrap_find_python() {
     local name version found=()
-    for name in python3 python3.11 python3.12 python3.10; do
+    for name in python3 python3.11 python3.12 python3.13 python3.10; do
         command -v "$name" >/dev/null || continue
         version="$(_bootstrap_version_of "$name")" || continue
-        if [[ "$version" =~ ^3\.(10|11|12)\. ]]; then
+        if [[ "$version" =~ ^3\.(10|11|12|13)\. ]]; then
             command -v "$name"
             return 0
         fi
         found+=("$name is $version")
     done
-    _bootstrap_fail "Python 3.10, 3.11 or 3.12 is needed; found on PATH: $(_bootstrap_join "${found[@]:-no python3}")" \
-        "需要 Python 3.10、3.11 或 3.12；PATH 上只有：$(_bootstrap_join "${found[@]:-没有 python3}")"
+    _bootstrap_fail "Python 3.10 to 3.13 is needed; found on PATH: $(_bootstrap_join "${found[@]:-no python3}")" \
+        "需要 Python 3.10 至 3.13；PATH 上只有：$(_bootstrap_join "${found[@]:-没有 python3}")"
 }
 
 _bootstrap_join() {
@@ -203,8 +203,8 @@ _bootstrap_set_up() { # extras...; called with the lock held
     fi
     python="$(_bootstrap_find_python)" || return 1
     if [[ " $* " == *" finetune "* && "$(_bootstrap_version_of "$python")" == 3.10.* ]]; then
-        _bootstrap_fail "fine-tuning needs Python 3.11 or 3.12, as TRL does; $python is $(_bootstrap_version_of "$python")" \
-            "微调需要 Python 3.11 或 3.12，因为 TRL 如此；$python 是 $(_bootstrap_version_of "$python")"
+        _bootstrap_fail "fine-tuning needs Python 3.11 or newer, as TRL does; $python is $(_bootstrap_version_of "$python")" \
+            "微调需要 Python 3.11 或更新，因为 TRL 如此；$python 是 $(_bootstrap_version_of "$python")"
         return 1
     fi
     pins="$(mktemp)" || return 1
@@ -280,7 +280,7 @@ if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then
 
 1. 若当前激活的环境能导入本仓库的软件包及其所需，则原样使用。
 2. 若 python3 带有支持加速器的 torch（集群或厂商的镜像），.venv 使用该解释器的软件包，不安装也不替换 torch。
-3. 否则由 python3（过旧或过新时由 python3.11、python3.12 或 python3.10）建立 .venv。
+3. 否则由 python3（过旧或过新时由 python3.11、3.12、3.13 或 3.10）建立 .venv。
 
 软件包来自 pip 所配置的索引。若那里默认的 torch 带有本机用不到的 CUDA 库，请在首次调用前用 PIP_EXTRA_INDEX_URL 指定提供 CPU 构建的索引。
 "

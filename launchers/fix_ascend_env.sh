@@ -142,7 +142,7 @@ else:
         print(apart if chinese else f"torch {one} and torch-npu {other} do not belong together")
 PYTHON
     )"; then
-        fix_by_others "$(ascend_say 'python3 does not run' 'python3 无法运行')" "$(ascend_say 'Python 3.10 to 3.12' 'Python 3.10 至 3.12')"
+        fix_by_others "$(ascend_say 'python3 does not run' 'python3 无法运行')" "$(ascend_say 'Python 3.10 to 3.13' 'Python 3.10 至 3.13')"
     elif [[ -n "$found" ]]; then
         fix_by_others "$found" "$(ascend_say 'an image whose torch and torch-npu are of one version, or bash launchers/setup_ascend.sh' \
             'torch 与 torch-npu 版本一致的镜像，或 bash launchers/setup_ascend.sh')"

@@ -2,7 +2,7 @@
 #
 #   docker build -f launchers/images/cann.Dockerfile --build-arg BASE=IMAGE -t efficientbench:cann .
 #
-# IMAGE has Python 3.10 to 3.12 and CANN with the kernels of the chip, in a release that serves its torch-npu. Where it
+# IMAGE has Python 3.10 to 3.13 and CANN with the kernels of the chip, in a release that serves its torch-npu. Where it
 # has torch and torch-npu they are used as they are; else constraints.txt has their versions, and all others. The driver
 # is the host's. Never built: docs/clusters.md.
 ARG BASE

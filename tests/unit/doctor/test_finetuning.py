@@ -71,7 +71,7 @@ def test_what_is_missing_or_too_old_is_named(
 
 def test_python_3_10_is_refused_with_the_versions_that_serve() -> None:
     assert finetuning_check((3, 10, 14)) == Check(
-        "finetune", False, "needs Python 3.11 or 3.12, as TRL does; this is 3.10.14"
+        "finetune", False, "needs Python 3.11 or newer, as TRL does; this is 3.10.14"
     )
 
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from support.ascend_machine import executable, mark_complete
 from support.repository import ROOT
 
@@ -145,6 +146,20 @@ def test_an_environment_of_another_image_is_not_used(clone: Path, tmp_path: Path
     assert not is_complete(clone)
 
 
+@pytest.mark.parametrize("version", ["3.9.25", "3.10.0", "3.11.2", "3.12.1", "3.13.0", "3.14.0"])
+def test_the_set_up_takes_the_pythons_of_setup_py(version: str, tools: Path) -> None:
+    executable(tools / "python3", f'#!/bin/bash\n[[ "$1" == -c ]] && echo {version}\n')
+    found = subprocess.run(
+        ["bash", "-c", 'source "$1"; _bootstrap_find_python', "script", str(ROOT / "launchers" / "bootstrap.sh")],
+        env=clean_environment(str(tools)),
+        capture_output=True,
+        check=False,
+    )
+    wanted = re.search(r'python_requires="(.+)"', (ROOT / "setup.py").read_text())
+    assert wanted is not None
+    assert (found.returncode == 0) == SpecifierSet(wanted[1]).contains(version)
+
+
 @pytest.mark.parametrize(("version", "told"), [("3.9.2", "python3 is 3.9.2"), (None, "no python3")])
 def test_without_a_fitting_python_the_found_ones_are_named(
     clone: Path, tools: Path, version: str | None, told: str
@@ -153,13 +168,13 @@ def test_without_a_fitting_python_the_found_ones_are_named(
         executable(tools / "python3", f'#!/bin/bash\n[[ "$1" == -c ]] && echo {version}\n')
     done = bootstrap(clone, clean_environment(str(tools)))
     assert done.returncode == 1
-    assert done.stderr == f"error: Python 3.10, 3.11 or 3.12 is needed; found on PATH: {told}\n"
+    assert done.stderr == f"error: Python 3.10 to 3.13 is needed; found on PATH: {told}\n"
 
 
 def test_fine_tuning_is_refused_on_python_3_10_in_one_line(clone: Path, tools: Path) -> None:
     executable(tools / "python3", '#!/bin/bash\n[[ "$1" == -c ]] && echo 3.10.12\n')
     done = bootstrap(clone, clean_environment(str(tools)), "finetune")
-    told = f"error: fine-tuning needs Python 3.11 or 3.12, as TRL does; {tools / 'python3'} is 3.10.12\n"
+    told = f"error: fine-tuning needs Python 3.11 or newer, as TRL does; {tools / 'python3'} is 3.10.12\n"
     assert (done.returncode, done.stderr) == (1, told)
     assert not (clone / ".venv").exists()
 
