@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from support.command_line import record, steps
-from support.measured import MEASURED, commit, git, options, write_content
+from support.measured import MEASURED, git, options, write_content
 from support.repository import ROOT
 
 from efficientbench.devices.cpu import CPU
@@ -71,7 +71,7 @@ def tried(interpreter: str, folder: Path) -> dict[str, str]:
         "tests passed": counted(log, "passed"),
         "skipped": counted(log, "skipped"),
         "failed": counted(log, "failed", "error", "errors") if tests == 0 or "FAILED" in log else f"exit code {tests}",
-        "commit": commit(),
+        "commit": git("-C", str(clone), "describe", "--always"),
         "date": datetime.date.today().isoformat(),
     }
 
