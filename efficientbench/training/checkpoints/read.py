@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader, Metadata
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
 
 from efficientbench.training.checkpoints.enum_members import only_members_of
 from efficientbench.training.checkpoints.manifest import verify
@@ -40,7 +40,7 @@ ALLOWED = {
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
-            return only_members_of(_MEM_FORMAT_ENCODING)
+            return only_members_of(self.find_class(_METADATA, "_MEM_FORMAT_ENCODING"))
         if (module, name) not in ALLOWED:
             raise CheckpointError(f"it names {module}.{name}, which is no part of a checkpoint's metadata")
         return super().find_class(module, name)
