@@ -47,6 +47,7 @@ dist._coalescing_manager = one_by_one  # before megatron takes it
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from support.fake_cuda.launches import Launches
+from support.repository import ROOT
 from support.training_steps import our_step, random_tokens
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.distributed_c10d import _CoalescingManager
@@ -219,7 +220,8 @@ def where_it_reads(step: Any) -> str:
     try:
         step()
     except Exception as error:
-        frames = [each for each in traceback.extract_tb(error.__traceback__) if "/efficientbench/" in each.filename]
+        ours = f"{ROOT / 'efficientbench'}/"
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(ours)]
         return f"{Path(frames[-1].filename).name} {frames[-1].name}: {type(error).__name__} {error}"[:300]
     return "no read"
 
