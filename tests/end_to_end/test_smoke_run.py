@@ -92,7 +92,9 @@ def test_its_folder_stands_alone(folder: Path, tmp_path: Path) -> None:
 
 def test_ends_with_a_table_and_the_paths(smoke_run: Finished, folder: Path) -> None:
     text = smoke_run.done.stdout
-    assert smoke_run.done.stderr == ""
+    # That of torch's build for CUDA where a machine has nvcc and no GPU.
+    told = [line for line in smoke_run.done.stderr.splitlines() if "No CUDA runtime is found" not in line]
+    assert told == []
     config = resolve("gqa_1.5B", smoke=True)
     size = f"{count_parameters(config.model).total:,} parameters"
     assert f"gqa_1.5B_smoke: {size}, 20 steps of 512 tokens, {config.training.dtype}\n" in text

@@ -91,7 +91,7 @@ def test_the_engine_builds_what_the_formula_counts(name: str, alone: ProcessPool
 def test_weights_are_not_allocated(alone: ProcessPoolExecutor) -> None:
     config, layout = laid_out("moe_1.5Bx8", 1)
     (parameters,) = alone.submit(count_stage_parameters, config, layout).result()
-    assert alone.submit(peak_memory_bytes).result() < 1e9 < parameters
+    assert alone.submit(peak_memory_bytes).result() < 2e9 < parameters
 
 
 @pytest.mark.parametrize(
