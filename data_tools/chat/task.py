@@ -19,8 +19,9 @@ from efficientbench.data_tools.chat.conversations import Message, RowError, read
 from efficientbench.data_tools.chat.rows import Row
 from efficientbench.data_tools.errors import DataError
 
-RunProgram: TypeAlias = Callable[[str], bool]
-"""Runs a Python program, and returns whether it ended without an error in the time that it had."""
+RunProgram: TypeAlias = Callable[[str, str], bool]
+"""Runs a Python program and its tests, in a process each, and returns whether both came to their end in the time that
+they had. Tests import the functions that they call from the module `program`."""
 
 
 @dataclass(frozen=True)

@@ -269,6 +269,7 @@ def run_command() -> None:
         )
         sys.exit(2)
     except Exception as error:
+        from efficientbench.launchers.processes.supervision import print_stderr
         from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory
 
         if is_out_of_memory(error):
@@ -276,5 +277,5 @@ def run_command() -> None:
             sys.exit(1)
         if not isinstance(error, USERS_MISTAKES):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print_stderr(f"error: {error}")
         sys.exit(2)

@@ -97,6 +97,7 @@ def evaluate(
     from efficientbench.evaluation.lm_eval_run import evaluate_by_lm_eval
     from efficientbench.generation.errors import GenerationError
     from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
+    from efficientbench.launchers.processes.supervision import print_stderr
 
     if tp * dp > 1 and lm_eval is not None:
         raise typer.BadParameter("--tp and --dp: lm-eval asks one process; call --lm-eval by itself")
@@ -130,7 +131,7 @@ def evaluate(
         if lm_eval is not None:
             evaluate_by_lm_eval(names(lm_eval), options, step, console)
     except (EvaluationError, GenerationError) as error:
-        print(f"error: {run_folder}: {error}", file=sys.stderr)
+        print_stderr(f"error: {run_folder}: {error}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         print(GOES_ON, file=sys.stderr)

@@ -137,11 +137,11 @@ class Generative:
             # Code of others fails in any way.
             raise EvaluationError(f"{self.name}, {question.name}: {type(error).__name__}: {error}") from None
 
-    def _run(self, ended: list[str], program: str) -> bool:
-        """Run a program, and add how it ended."""
+    def _run(self, ended: list[str], program: str, tests: str) -> bool:
+        """Run a program and its tests, and add how it ended."""
         if not self.options.allow_code:
             raise ConfigError(f"{self.name}: {NEEDS_CODE}")
-        outcome = run_program(program)
+        outcome = run_program(program, tests)
         ended.append(outcome.ended)
         return outcome.passed
 

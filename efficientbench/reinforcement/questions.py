@@ -114,7 +114,7 @@ def check_rewards(rl: ReinforcementConfig) -> None:
         return
     tested = open_rows("test_questions", rl.task, rl.test_questions)
     try:
-        tested.task.score(tested[0], "", lambda program: False)
+        tested.task.score(tested[0], "", lambda program, tests: False)
     except (ConfigError, DataError):
         raise
     except Exception as error:  # code of others fails in any way

@@ -32,7 +32,7 @@ def reward_of_task(task: Task) -> Reward:
     return lambda example, completion: task.reward(example, completion, _run_nothing)
 
 
-def _run_nothing(program: str) -> bool:
+def _run_nothing(program: str, tests: str) -> bool:
     """Refuse to run what a model has written. Raises DataError: always."""
     raise DataError(
         "its answers are programs, which a training does not run: name another reward by "

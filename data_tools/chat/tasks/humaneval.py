@@ -20,20 +20,24 @@ class HumanEval(Task):
     def example(self, row: Row) -> Example:
         prompt, solution = text_of(row, "prompt"), text_of(row, "canonical_solution")
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": prompt + solution}]
-        facts = {"prompt": prompt, "test": text_of(row, "test"), "entry_point": text_of(row, "entry_point")}
+        facts = {"prompt": prompt, "solution": solution}
+        facts |= {key: text_of(row, key) for key in ("test", "entry_point")}
         return Example(read_messages(messages), facts=facts)
 
     def score(self, example: Example, completion: str, run: RunProgram) -> float:
-        return float(run(program(example, completion)))
+        return float(run(program(example, completion), tests(example)))
 
 
 def program(example: Example, completion: str) -> str:
-    """Return the program that ends without an error if an answer is right: imports, answer, tests, and their call.
-
-    The answer is the first fenced block of the completion, or all of it; the imports are those of the question.
-    """
+    """Return the imports of the question, and the answer: the first fenced block of the completion, or all of it."""
     fenced = _FENCED.search(completion)
     imports = [line for line in example.facts["prompt"].splitlines() if _IMPORT.match(line)]
     answer = fenced[1] if fenced else completion
-    check = f"check({example.facts['entry_point']})"
-    return "\n\n".join(["\n".join(imports), answer, example.facts["test"], check]) + "\n"
+    return "\n\n".join(["\n".join(imports), answer]) + "\n"
+
+
+def tests(example: Example) -> str:
+    """Return the tests, which fail if an answer is wrong. Other functions that they call are those of the question."""
+    name, prompt = example.facts["entry_point"], example.facts["prompt"]
+    lines = [prompt + example.facts["solution"], f"from program import {name}", example.facts["test"], f"check({name})"]
+    return "\n\n".join(lines) + "\n"

@@ -47,12 +47,16 @@ FORMATS = {
 }
 
 
-def no_program(program: str) -> bool:
+def no_program(program: str, tests: str) -> bool:
     raise AssertionError("this task runs no program")
 
 
-def in_python(program: str) -> bool:
-    return subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=False).returncode == 0
+AS_MODULE = "import sys, types\nmodule = sys.modules['program'] = types.ModuleType('program')\n"
+
+
+def in_python(program: str, tests: str) -> bool:
+    whole = f"{AS_MODULE}exec({program!r}, vars(module))\n{tests}"
+    return subprocess.run([sys.executable, "-I", "-c", whole], capture_output=True, check=False).returncode == 0
 
 
 def written(folder: Path, name: str, rows: list[dict[str, Any]]) -> Path:
