@@ -10,13 +10,14 @@ import contextlib
 import ctypes
 import os
 import resource
+import signal
 import struct
 import sys
 
 from efficientbench.evaluation.system_calls import filter_calls
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
-_DUMPABLE, _NO_NEW_PRIVILEGES = 4, 38
+_PARENT_DEATH, _DUMPABLE, _NO_NEW_PRIVILEGES = 1, 4, 38
 _CAPABILITIES = 0x20080522
 _CREATE_RULESET, _ADD_RULE, _RESTRICT = 444, 445, 446
 _EXECUTE, _READ_FILE, _READ_FOLDER = 1, 4, 8
@@ -80,7 +81,8 @@ def give_up(memory_bytes: int, processor_s: int) -> dict[str, bool]:
     own_network = leave_network()
     limit(memory_bytes, processor_s)
     capabilities = drop_capabilities()
-    # Others of this user may not look into this process.
+    # An evaluation that is killed leaves none behind, and others of this user may not look into this process.
+    _libc.prctl(_PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
     _libc.prctl(_DUMPABLE, 0, 0, 0, 0)
     _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     files = read_only([sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime"])

@@ -64,7 +64,8 @@ def run_program(program: str, tests: str = "", limits: Limits = Limits()) -> Out
     Args:
         program: what the model wrote.
         tests: import functions from the module `program`, and raise an error where those are wrong. They run in a
-            process that the program does not reach. What the functions take and return is plain data.
+            process that the program does not reach. What the functions take and return is plain data. Without tests
+            it passes by coming to its end, which it can pretend.
         limits: of each of the two.
 
     Raises:

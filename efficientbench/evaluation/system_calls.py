@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import struct
 from typing import NamedTuple
 
@@ -40,9 +39,9 @@ _REFUSED = {
         "kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, "
         "pidfd_send_signal 424 424, ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, "
         "pidfd_getfd 438 438, process_madvise 440 440, migrate_pages 256 238, move_pages 279 239, "
-        # When and where they run, and how soon.
+        # When and where they run, and how soon; what they have not written to the disk yet.
         "sched_setaffinity 203 122, setpriority 141 140, sched_setscheduler 144 119, sched_setparam 142 118, "
-        "sched_setattr 314 274, ioprio_set 251 30, "
+        "sched_setattr 314 274, ioprio_set 251 30, sync 162 81, syncfs 306 267, "
         # Rights, owners, times and attributes of files, which Landlock does not govern.
         "chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -, "
         "fchownat 260 54, utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88, setxattr 188 5, "
@@ -52,7 +51,7 @@ _REFUSED = {
         "shmget 29 194, shmat 30 196, shmctl 31 195, semget 64 190, semctl 66 191, semop 65 193, "
         "semtimedop 220 192, msgget 68 186, msgctl 71 187, msgsnd 69 189, msgrcv 70 188, mq_open 240 180, "
         "mq_unlink 241 181, memfd_create 319 279, memfd_secret 447 447, add_key 248 217, request_key 249 218, "
-        "keyctl 250 219, "
+        "keyctl 250 219, bpf 321 280, "
         # In a namespace of its own a process has root's rights.
         "unshare 272 97, setns 308 268"
     ),
@@ -98,9 +97,9 @@ _BY_ARGUMENT = (
     _Rule((257, 56), errno.EACCES, 2, _ANY_BIT, (_WRITES,), True),
     # prlimit64: 0 is the process itself, which may read its own limits.
     _Rule((302, 261), errno.EPERM, 0, _EQUAL, (0,), False),
-    # fcntl: whom the kernel signals, by any signal, when a file is ready (F_SETOWN, F_SETOWN_EX); leases.
-    _Rule((72, 25), errno.EPERM, 1, _EQUAL, (8, 15, 1024), True),
-    # ioctl
+    # fcntl: whom the kernel signals, by any signal, when a file is ready (F_SETOWN, F_SETOWN_EX); leases; larger pipes.
+    _Rule((72, 25), errno.EPERM, 1, _EQUAL, (8, 15, 1024, 1031), True),
+    # ioctl: what changes flags of files, devices and sockets.
     _Rule((16, 29), errno.EPERM, 1, _EQUAL, _IOCTLS, False),
     # socketpair
     _Rule((53, 199), errno.ENETUNREACH, 1, _EQUAL, _STREAMS, False),
@@ -130,9 +129,9 @@ def instructions(machine: str) -> list[tuple[int, int, int, int]]:
 
 def filter_calls() -> bool:
     """Refuse those calls to this process from now on; return whether the kernel does."""
-    if platform.machine() not in _MACHINES:
+    if os.uname().machine not in _MACHINES:
         return False
-    packed = b"".join(struct.pack("HBBI", *step) for step in instructions(platform.machine()))
+    packed = b"".join(struct.pack("HBBI", *step) for step in instructions(os.uname().machine))
     program = _Program(len(packed) // 8, packed)
     return bool(_libc.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0) == 0)
 

@@ -6,12 +6,15 @@ import errno
 import os
 import platform
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
 
 import pytest
+from support.repository import ROOT
 
 from efficientbench.evaluation import confinement
 from efficientbench.evaluation.sandbox import Limits, Outcome, run_program
@@ -197,3 +200,25 @@ def test_what_a_terminal_would_act_on_is_taken_from_a_message() -> None:
     assert outcome.message == "ValueError: \ufffd]0;mine\ufffd\ufffd2J\ufffd\ufffd\ufffd"
     outcome = run_program("def f():\n    raise ValueError('\\x1b[2J')", "from program import f\nf()")
     assert outcome.message == "ValueError: \ufffd[2J"
+
+
+@pytest.mark.proof
+def test_who_kills_an_evaluation_kills_its_programs(held: dict[str, bool]) -> None:
+    if not held["calls"]:
+        pytest.skip("a process does not show when it has given up the rest")
+    run = "from efficientbench.evaluation.sandbox import run_program\nrun_program('import time; time.sleep(10**6)')"
+
+    def children(process: int) -> list[int]:
+        return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+    def filtered(process: int) -> bool:
+        return "Seccomp:\t2" in Path(f"/proc/{process}/status").read_text()
+
+    with subprocess.Popen([sys.executable, "-c", run], env={**os.environ, "PYTHONPATH": str(ROOT)}) as evaluation:
+        while len(started := children(evaluation.pid)) < 2 or not all(map(filtered, started)):
+            time.sleep(0.01)
+        evaluation.kill()
+    end = time.monotonic() + 60
+    while any(Path(f"/proc/{each}").exists() for each in started):
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -110,7 +110,13 @@ CHEATS = {
 }
 
 
-@pytest.mark.parametrize("cheat", CHEATS)
+ALWAYS = ("eq", "builtins", "a replaced helper", "_exit", "exit", "frames", "gc", "writing into all files")
+"""One of each kind; the others are proofs."""
+
+
+@pytest.mark.parametrize(
+    "cheat", [pytest.param(each, marks=pytest.mark.proof if each not in ALWAYS else ()) for each in CHEATS]
+)
 def test_no_program_declares_itself_passed(cheat: str) -> None:
     outcome = run_program(CHEATS[cheat], TESTS, Limits(processor_s=1))
     assert not outcome.passed
