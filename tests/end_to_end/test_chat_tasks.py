@@ -71,5 +71,7 @@ def test_chat_tasks_and_their_mean(chat_run: Path, tmp_path: Path) -> None:
     assert len(spelled["settings"]["files_sha256"]) == 1
     refused = efficientbench(*words, *sampled[:4], expect=2, **outside)
     assert "--samples 2: all are the same without --temperature" in refused.stderr
+    failed = efficientbench(*words, "--tasks", "support.outside_task:Moving", expect=1, **outside)
+    assert "ZeroDivisionError: it clears the screen: \ufffd[2J" in failed.stderr
     refused = efficientbench(*words, "--tasks", "support.outside_task:Missing", expect=2, **outside)
     assert "support.outside_task:Missing is no class of" in refused.stderr

@@ -50,4 +50,9 @@ class Unscored(Spelling):
         raise ZeroDivisionError("it cannot be scored")
 
 
+class Moving(Spelling):
+    def score(self, example: Example, completion: str, run: RunProgram) -> float:
+        raise ZeroDivisionError("it clears the screen: \x1b[2J")
+
+
 NO_TASK = "a text"
