@@ -98,7 +98,7 @@ class Program:
             self._misunderstand(error)
         raise _Lost
 
-    def call(self, name: str, *arguments: Any, **named: Any) -> Any:
+    def call(self, name: str, /, *arguments: Any, **named: Any) -> Any:
         """Return what a function of the program returns for plain data, and change arguments as it does.
 
         Raises:
@@ -140,7 +140,7 @@ def _outcome(failure: dict[str, Any]) -> dict[str, str]:
     return {"ended": ended, "message": f"{failure['error']}: {failure.get('message')}"[:200]}
 
 
-def test_program(program: Program, source: str, tests: str) -> dict[str, str]:
+def run_tests(program: Program, source: str, tests: str) -> dict[str, str]:
     """Have a program run in its process, and run its tests in this one; return how it ended."""
 
     def function(name: str) -> Callable[..., Any]:
@@ -180,6 +180,6 @@ def main() -> None:
     else:
         program = Program(requests, answers)
         os.write(report, f"{json.dumps(program.ask(None)['held'])}\n".encode())
-        os.write(report, json.dumps(test_program(program, **job)).encode())
+        os.write(report, json.dumps(run_tests(program, **job)).encode())
     # Nothing that a program leaves for the end of its interpreter runs.
     os._exit(0)

@@ -154,8 +154,8 @@ def test_arguments_and_results_are_plain_data_of_the_same_types() -> None:
     text += "[1, [2, (3, {4})]], {'a': {1: [None]}, (1, 'b'): frozenset({2})}, {1, 2}, [[]], {}]"
     tests = (
         f"from program import f, g\nvalues = {text}\n"
-        "given, named, shown = f(*values, key=values)\n"
-        "assert shown == repr((tuple(values), {'key': values})) == repr((given, named))\n"
+        "given, named, shown = f(*values, name=values, self=0)\n"
+        "assert shown == repr((tuple(values), {'name': values, 'self': 0})) == repr((given, named))\n"
         "assert g(10**5000) == 10**5000\n"
         "assert f(float('nan'))[0][0] != 0\n"
     )
