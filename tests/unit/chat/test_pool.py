@@ -34,9 +34,9 @@ def worker() -> Any:
 def test_a_client_that_does_not_read_keeps_no_model_from_others(worker: Worker) -> None:
     async def both() -> tuple[list[int], list[int]]:
         pool = Pool([worker])
-        slow = pool.run(counting, stays)
+        slow = pool.run(counting, stays, pool.place())
         first = await anext(slow)
-        other = [each async for each in pool.run(counting, stays)]
+        other = [each async for each in pool.run(counting, stays, pool.place())]
         return other, [first, *[each async for each in slow]]
 
     assert asyncio.run(asyncio.wait_for(both(), 60)) == ([1, 2, 3], [1, 2, 3])
@@ -46,7 +46,7 @@ def test_what_fails_is_raised_behind_what_there_is_and_frees_the_model(worker: W
     pool, seen = Pool([worker]), []
 
     async def read() -> None:
-        async for each in pool.run(failing, stays):
+        async for each in pool.run(failing, stays, pool.place()):
             seen.append(each)
 
     with pytest.raises(ValueError, match="lost"):
