@@ -173,7 +173,7 @@ def test_a_terminal_that_is_closed_twice_lets_its_runs_save(queue: Queue, monkey
     folder = queue.folder.parent
     program = (
         "import pathlib, signal, sys, time; folder = pathlib.Path(sys.argv[1])\n"
-        "def stop(number, frame): time.sleep(1); folder.joinpath('saved').touch(); sys.exit(143)\n"
+        "def stop(number, frame): time.sleep(0.6); folder.joinpath('saved').touch(); sys.exit(143)\n"
         "signal.signal(signal.SIGTERM, stop); folder.joinpath('began').touch(); time.sleep(300)"
     )
     monkeypatch.setattr(
