@@ -24,6 +24,9 @@ settings.load_profile("any machine")
 def pytest_configure() -> None:
     """Let Ctrl-C reach what tests start, also where the tests themselves run in the background and ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # Under nohup: what tests start would ignore it as well, and has no handler of ours.
+        signal.signal(signal.SIGHUP, lambda *_: None)
     # Most of what there is was imported and stays: to look through it for garbage takes a quarter of the time.
     gc.set_threshold(100_000)
 

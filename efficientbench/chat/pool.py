@@ -34,8 +34,8 @@ class Pool:
     """Models, of which each answers one client at a time; further clients wait in their order."""
 
     workers: Sequence[Worker]
-    waiting: int = 0
-    """Clients that have no model yet."""
+    _places: set[object] = field(default_factory=set)
+    """One for each client that has not begun with a model yet."""
     _free: asyncio.Queue[Worker] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
@@ -48,8 +48,23 @@ class Pool:
         """Models that answer nobody."""
         return self._free.qsize()
 
+    @property
+    def waiting(self) -> int:
+        """Clients that no model is free for."""
+        return max(0, len(self._places) - self.free)
+
+    def place(self) -> object:
+        """Return a new client's place among those who wait; it counts until `leave`, or until its turn in `run`."""
+        place = object()
+        self._places.add(place)
+        return place
+
+    def leave(self, place: object) -> None:
+        """Give up a place; do nothing where it is given up already."""
+        self._places.discard(place)
+
     async def run(
-        self, begin: Callable[[GPT], Generator[T, None, None]], left: Callable[[], Awaitable[bool]]
+        self, begin: Callable[[GPT], Generator[T, None, None]], left: Callable[[], Awaitable[bool]], place: object
     ) -> AsyncGenerator[T, None]:
         """Yield what a generator over a free model yields, each step computed in that model's thread.
 
@@ -58,8 +73,9 @@ class Pool:
         Args:
             begin: returns the generator.
             left: whether nobody waits for the rest any more; it is asked before each step, and while no model is free.
+            place: of the client.
         """
-        worker = await self._turn(left)
+        worker = await self._turn(left, place)
         if worker is None:
             return
         items: asyncio.Queue[T | None] = asyncio.Queue()
@@ -94,10 +110,9 @@ class Pool:
             worker.thread.submit(steps.close)
             self._free.put_nowait(worker)
 
-    async def _turn(self, left: Callable[[], Awaitable[bool]]) -> Worker | None:
+    async def _turn(self, left: Callable[[], Awaitable[bool]], place: object) -> Worker | None:
         """Return a free model when those who came before have theirs; None where the client leaves meanwhile."""
         turn, taken = asyncio.ensure_future(self._free.get()), False
-        self.waiting += 1
         try:
             while not turn.done():
                 await asyncio.wait([turn], timeout=ASKED_EVERY_S)
@@ -106,7 +121,7 @@ class Pool:
             taken = True
             return turn.result()
         finally:
-            self.waiting -= 1
+            self.leave(place)
             # One that became free in the same moment is the next client's.
             if not taken and not turn.cancel():
                 self._free.put_nowait(turn.result())

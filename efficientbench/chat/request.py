@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from starlette.requests import ClientDisconnect, Request
 
 from efficientbench.config.errors import nearest
 from efficientbench.data_tools.chat.conversations import ASSISTANT, Message, RowError, read_prompt
@@ -85,6 +86,22 @@ class ChatRequest(BaseModel):
     def answer_field(self) -> str:
         """Return the field that says so."""
         return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+
+
+async def read_body(request: Request) -> bytes:
+    """Return a request's body. Raises RequestError: it is no JSON, too long, or not sent whole."""
+    # A page of another site can send other types without asking this server first.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise RequestError(415, "Content-Type: application/json is needed", "Content-Type")
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BYTES:
+                raise RequestError(413, f"the request has more than {MAX_BYTES:,} bytes")
+    except ClientDisconnect:
+        raise RequestError(400, "the client left before its request was whole") from None
+    return bytes(body)
 
 
 def read_request(body: bytes) -> tuple[ChatRequest, tuple[Message, ...]]:

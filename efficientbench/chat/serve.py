@@ -10,24 +10,23 @@ import logging
 import socket
 import sys
 from pathlib import Path
-
-import uvicorn
+from typing import NoReturn
 
 from efficientbench.chat.answers import chat_opened
+from efficientbench.chat.connections import limit_unread, make_server
 from efficientbench.chat.pool import pool_of
 from efficientbench.chat.web import make_app
 from efficientbench.config.errors import ConfigError
+from efficientbench.running.rank_process import end
 
 KEY_VARIABLE = "EFFICIENTBENCH_KEY"
 SHORTEST_KEY = 16
 """Characters that a key has at least: whoever reaches the server can try all short ones."""
-LAST_ANSWERS_S = 5
-"""How long answers may go on after Ctrl-C."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
-def serve(folder: Path, host: str, port: int, key: str | None, models: int, step: int | None) -> int:
-    """Answer requests by the model of a run's folder until Ctrl-C, and return the exit code.
+def serve(folder: Path, host: str, port: int, key: str | None, models: int, step: int | None) -> NoReturn:
+    """Answer requests by the model of a run's folder until Ctrl-C, and end this process.
 
     Raises:
         ConfigError: other machines would reach the server without a key, or it cannot listen there.
@@ -38,25 +37,16 @@ def serve(folder: Path, host: str, port: int, key: str | None, models: int, step
     with listening(host, port) as listener, chat_opened(folder, step) as chat, pool_of(chat.run, models) as pool:
         for problem in chat.warnings:
             print(f"warning: {problem}", file=sys.stderr)
-        config = uvicorn.Config(
-            make_app(chat, pool, key, {host, *LOOPBACK_NAMES}),
-            loop="asyncio",
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_level="warning",
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=LAST_ANSWERS_S,
-        )
+        server = make_server(make_app(chat, pool, key, {host, *LOOPBACK_NAMES}))
         # The answers that Ctrl-C ends are no errors of the server's.
         logging.getLogger("uvicorn.error").addFilter(_is_no_end)
         shown = f"[{host}]" if ":" in host else host
         print(f"{chat.name}, step {chat.run.step:,}: http://{shown}:{listener.getsockname()[1]}", flush=True)
         # uvicorn ends by itself, and raises this afterwards.
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
-    return 0
+            server.run(sockets=[listener])
+        # Not by the models' threads, which may be in the middle of a long step.
+        end(0)
 
 
 def _is_no_end(record: logging.LogRecord) -> bool:
@@ -85,7 +75,7 @@ def listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens. Raises ConfigError: it cannot, with the reason."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        listener = socket.create_server((host, port), family=family)
     except OSError as error:
         # Its text repeats the address, in other words for each cause.
         reason = str(error.strerror).partition(" (while")[0]
@@ -93,3 +83,5 @@ def listening(host: str, port: int) -> socket.socket:
             with socket.create_server((host, 0), family=family) as other:
                 reason = f"another program listens there; --port {other.getsockname()[1]} is free"
         raise ConfigError(f"--host {host} --port {port}: {reason}") from None
+    limit_unread(listener)
+    return listener

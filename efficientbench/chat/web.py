@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
@@ -18,16 +19,16 @@ from typing import Any
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from efficientbench.chat.answers import Chat, Said, parts_of
 from efficientbench.chat.pool import Pool
 from efficientbench.chat.request import (
     ANSWER_TOKENS,
-    MAX_BYTES,
     MAX_PROMPT_TOKENS,
     ChatRequest,
     RequestError,
+    read_body,
     read_request,
 )
 from efficientbench.data_tools.chat.conversations import ASSISTANT, TEXT, Message
@@ -38,6 +39,8 @@ from efficientbench.generation.memory import too_large, usable_bytes
 from efficientbench.generation.sampling import Sampling
 from efficientbench.running.failures import ran_out_of_memory
 
+PORT = re.compile(r":\d+$", re.ASCII)
+"""At the end of the header Host."""
 MAX_WAITING = 64
 """Clients that may wait for a model."""
 PAGE_POLICY = (
@@ -67,6 +70,8 @@ class Answer:
     request: ChatRequest
     prompt: list[int]
     max_new_tokens: int
+    place: object
+    """Of its client, among those who wait."""
     said: list[Said] = field(default_factory=list)
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
@@ -98,7 +103,9 @@ class Server:
         if self.pool.waiting >= MAX_WAITING:
             raise RequestError(503, f"{MAX_WAITING} clients wait already: try again later", code="busy")
         prompt = self.chat.prompt(messages)
-        return Answer(request, prompt, self._room(len(prompt), request))
+        room = self._room(len(prompt), request)
+        # Last: whoever gets an answer gives up the place, and nobody else takes one meanwhile.
+        return Answer(request, prompt, room, self.pool.place())
 
     def _room(self, prompt_tokens: int, request: ChatRequest) -> int:
         """Return how many tokens an answer may have. Raises RequestError: so many do not fit."""
@@ -133,6 +140,7 @@ class Server:
         steps = self.pool.run(
             lambda model: self.chat.answer(model, answer.prompt, sampling, answer.max_new_tokens),
             client.is_disconnected,
+            answer.place,
         )
         failed = False
         try:
@@ -195,6 +203,23 @@ class Server:
         yield "data: [DONE]\n\n"
 
 
+class EventStream(StreamingResponse):
+    """An answer as server-sent events, which gives up its place also where the client leaves before it begins."""
+
+    def __init__(self, server: Server, answer: Answer, client: Request) -> None:
+        """Prepare the answer."""
+        events, headers = server.events(answer, client), {"Cache-Control": "no-cache"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self.server, self.answer = server, answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.server.pool.leave(self.answer.place)
+
+
 def _event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
@@ -209,11 +234,13 @@ def make_app(chat: Chat, pool: Pool, key: str | None, hosts: Collection[str]) ->
         hosts: the names under which browsers reach a server without a key.
     """
     server, started_s = Server(chat, pool), time.monotonic()
+    names = {f"[{host}]" if ":" in host else host.lower() for host in hosts}
     html = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 
     async def known(request: Request) -> None:
         # The page of another site can make its own name mean this machine; its browser still sends that name.
-        if key is None and request.url.hostname not in hosts:
+        host = PORT.sub("", request.headers.get("host", "").lower())
+        if key is None and host not in names:
             raise RequestError(403, f"Host: this server is {' or '.join(sorted(hosts))}", code="unknown_host")
 
     async def with_key(request: Request) -> None:
@@ -254,26 +281,9 @@ def make_app(chat: Chat, pool: Pool, key: str | None, hosts: Collection[str]) ->
 
     @app.post("/v1/chat/completions", dependencies=guarded)
     async def complete(request: Request) -> Response:
-        answer = server.accepted(*read_request(await _body(request)))
+        answer = server.accepted(*read_request(await read_body(request)))
         if answer.request.stream:
-            events = server.events(answer, request)
-            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+            return EventStream(server, answer, request)
         return await server.whole(answer, request)
 
     return app
-
-
-async def _body(request: Request) -> bytes:
-    """Return a request's body. Raises RequestError: it is no JSON, or too long."""
-    # A page of another site can send other types without asking this server first.
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise RequestError(415, "Content-Type: application/json is needed", "Content-Type")
-    body = bytearray()
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BYTES:
-                raise RequestError(413, f"the request has more than {MAX_BYTES:,} bytes")
-    except ClientDisconnect:
-        raise RequestError(400, "the client left before its request was whole") from None
-    return bytes(body)

@@ -9,7 +9,9 @@ def main() -> None:
     """Run the command line; Ctrl-C ends it with 130 and without a traceback, also while it is loaded."""
     try:
         from efficientbench.cli.app import run_command
+        from efficientbench.language.readers import outlive_readers
 
+        outlive_readers()
         run_command()
     except KeyboardInterrupt:
         sys.exit(130)

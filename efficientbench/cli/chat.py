@@ -84,4 +84,4 @@ def serve(
     from efficientbench.config.registry import load_kinds
 
     load_kinds(arguments or [])
-    raise typer.Exit(serve_run(run_folder, host, port, key, models, step))
+    serve_run(run_folder, host, port, key, models, step)

@@ -15,6 +15,7 @@ from efficientbench.finetuning.examples import fingerprint_of, read_examples
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.methods import WITH_ADAPTER
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
+from efficientbench.language.readers import outlive_readers
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.records.record import FIGURES, read_record
 from efficientbench.metrics.records.wandb_log import WandbLog
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Train the rank that the environment names, and report an error to the launcher; return the exit code."""
+    outlive_readers(pipes=True)
     job = TuningJob.read(Path(sys.argv[1]))
     rank = int(os.environ["RANK"])
     log_file = OutputFolder(job.output).log / f"rank_{rank}.log"

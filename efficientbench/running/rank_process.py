@@ -15,8 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from efficientbench.language.readers import outlive_readers
 from efficientbench.launchers.files import no_link
-from efficientbench.launchers.processes.failure import Failure, report_failure
+from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, Failure, report_failure
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,11 @@ def end(exit_code: int) -> NoReturn:
 
 
 def set_up_logging(path: Path) -> None:
-    """Append this process's log, warnings and, on SIGUSR1 or a fatal signal, all threads' stacks to a file."""
+    """Append this process's log, warnings and, on SIGUSR1 or a fatal signal, all threads' stacks to a file.
+
+    What it prints to a terminal that is closed meanwhile is dropped.
+    """
+    outlive_readers()
     # On a full disk, logging would print a traceback for each line over the one message that matters.
     logging.raiseExceptions = False
     log = open(path, "a", encoding="utf-8", opener=no_link)  # noqa: SIM115, held until this process ends
@@ -84,12 +89,13 @@ def set_up_logging(path: Path) -> None:
 
 
 def note_signals() -> list[int]:
-    """Return a list to which each stop signal is appended as it arrives."""
+    """Return a list to which each stop signal is appended as it arrives; those that are ignored stay so."""
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, note)
+    for number in STOP_EXIT_CODES:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, note)
     return received

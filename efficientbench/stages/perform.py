@@ -79,7 +79,7 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
 def perform(steps: Sequence[Step], work: Path, node: int = 0) -> int:
     """Run each step that is not complete; return the exit code of the first that fails, else 0.
 
-    SIGINT and SIGTERM go to the command that runs, which saves and ends; no further one starts.
+    Stop signals go to the command that runs, which saves and ends; no further one starts.
 
     Args:
         steps: in their order.

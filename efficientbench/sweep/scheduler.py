@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.launchers.processes.failure import Failure
+from efficientbench.launchers.processes.failure import Failure, ends_at_once
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.generation import read_generation
 from efficientbench.running.failures import write_failure
@@ -88,7 +88,7 @@ class Scheduler:
     def run(self, signals: list[int]) -> None:
         """Run the tasks; return when none is left, or when the running ones have ended after a signal.
 
-        The first signal that appears in `signals` asks the runs to save and end, the second kills them.
+        The first signal that appears in `signals` asks the runs to save and end, a further Ctrl-C kills them.
         """
         asked = False
         try:
@@ -98,11 +98,11 @@ class Scheduler:
                     longest_s = max((attempt.stop_grace_s for attempt in self._running), default=ENDING_S)
                     self._display.print(
                         f"{signal.Signals(signals[0]).name}: no further run starts; those that go on have "
-                        f"{longest_s:.0f} s to save and end; a second one ends them at once"
+                        f"{longest_s:.0f} s to save and end; Ctrl-C from now on ends them at once"
                     )
                     for attempt in self._running:
                         self._stop(attempt)
-                if len(signals) > 1:
+                if ends_at_once(signals):
                     self._kill_all()
                 self._watch()
                 if not signals:
@@ -186,13 +186,13 @@ class Scheduler:
         attempt.child.stop()
 
     def _end_all(self, signals: list[int]) -> None:
-        """Let the running runs save and end, unless a second signal comes.
+        """Let the running runs save and end, unless Ctrl-C comes after another signal.
 
         Some are left only where an error ends the sweep itself, such as a full disk.
         """
         for attempt in self._running:
             self._stop(attempt)
-        while len(signals) < 2 and any(
+        while not ends_at_once(signals) and any(
             attempt.child.exit_code() is None and time.monotonic() < (attempt.kill_at_s or 0)
             for attempt in self._running
         ):

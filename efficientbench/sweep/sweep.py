@@ -60,7 +60,8 @@ def sweep(
         cluster: with `dry_run`, the machines to plan for instead of this one.
 
     Returns:
-        0 when every run is done, 1 when some failed or cannot run, 130 after Ctrl-C, 143 after SIGTERM.
+        0 when every run is done, 1 when some failed or cannot run, 130 after Ctrl-C, 143 after SIGTERM,
+        129 after SIGHUP.
 
     Raises:
         ConfigError: a mistake in the request, or a folder that cannot be written.

@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from efficientbench.language.readers import outlive_readers
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.running.failures import diagnose
 from efficientbench.running.job import Job
@@ -20,6 +21,7 @@ from efficientbench.worker.trial import try_rank
 
 def main() -> int:
     """Train the rank that the environment names, and report an error to the launcher; return the exit code."""
+    outlive_readers(pipes=True)
     # The file is from the launcher, which has loaded the same for the user's command.
     job = Job.read(Path(sys.argv[1]), trusted=True)
     rank = int(os.environ["RANK"])

@@ -14,8 +14,9 @@ _job_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)"
 # shellcheck source=launchers/bootstrap.sh
 source "$_job_root/launchers/bootstrap.sh"
 
-# Run a command to its end and return its exit status. The command has a process group of its own, so that Ctrl-C and
-# SIGTERM reach it through HOW_TO_STOP alone: it would not finish saving if it received a signal twice.
+# Run a command to its end and return its exit status. The command has a process group of its own, so that Ctrl-C,
+# SIGTERM and a terminal that is closed reach it through HOW_TO_STOP alone: it would not finish saving if it received a
+# signal twice.
 _job_run() { # how_to_stop command...
     local how_to_stop="$1" status interrupted process
     shift
@@ -23,7 +24,7 @@ _job_run() { # how_to_stop command...
     "$@" </dev/null &
     process=$!
     set +m
-    trap 'interrupted=1; "$how_to_stop" "$process"' TERM INT
+    trap 'interrupted=1; "$how_to_stop" "$process"' TERM INT HUP
     while :; do
         interrupted=""
         status=0
@@ -31,7 +32,7 @@ _job_run() { # how_to_stop command...
         # A signal ends the wait, not the command.
         [[ -n "$interrupted" ]] || break
     done
-    trap - TERM INT
+    trap - TERM INT HUP
     return "$status"
 }
 

@@ -8,12 +8,12 @@ folder="$1"
 shift
 echo "$$" >"$folder/process"
 # The command receives the signal as well, since it is in the same process group; wait for it.
-trap : TERM INT
+trap : TERM INT HUP
 status=0
 "$@" || status=$?
 echo "$status" >"$folder/status"
 case "$status" in
     # Reported already: torchrun would add a traceback of its own.
-    2 | 130 | 143) exit 0 ;;
+    2 | 129 | 130 | 143) exit 0 ;;
     *) exit "$status" ;;
 esac

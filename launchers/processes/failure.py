@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -23,7 +24,7 @@ Kind = Literal[
 
 USER_MISTAKE = 2
 """Exit code of a run that the user can mend."""
-STOP_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+STOP_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 """Exit code of a run that a signal stopped."""
 
 SENT_WHEN = {
@@ -66,6 +67,15 @@ class Failure:
         if self.silent:
             return (1, self.time_s)
         return (3 if self.kind == "lost_rank" else 2, self.time_s)
+
+
+def ends_at_once(signals: Sequence[int]) -> bool:
+    """Return whether Ctrl-C came after another stop signal, so that nothing has to be saved any more.
+
+    A further SIGTERM or SIGHUP does not count: schedulers send the one to a job and to its processes, and again at a
+    time limit; of a terminal that is closed, the kernel and the shell send the other.
+    """
+    return signal.SIGINT in signals[1:]
 
 
 def ended_by(number: int) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
+from efficientbench.language.readers import outlive_readers
 from efficientbench.launchers.errors import LaunchError
 from efficientbench.launchers.files import temporary_folder
 from efficientbench.launchers.network.cluster_env import Cluster
@@ -27,7 +28,7 @@ from efficientbench.launchers.processes.supervision import Limits, Supervision, 
 from efficientbench.launchers.processes.worker_process import WorkerProcess
 
 STOP_GRACE_S = 60.0
-"""How long ranks may take to save their state after Ctrl-C or SIGTERM."""
+"""How long ranks may take to save their state after a stop signal."""
 FAILURE_GRACE_S = 5.0
 """How long the other ranks may go on after one has failed: they only wait for it in vain."""
 
@@ -48,8 +49,7 @@ def launch(
     its environment. Rank 0 writes to this process's stdout and stderr, the others to `log_folder/rank_<n>.out`.
 
     The launcher passes a stop signal on to the ranks once, as SIGTERM. It kills what still runs after `stop_grace_s`
-    seconds, or at a further Ctrl-C. A further SIGTERM changes nothing: schedulers send it to the job and to its
-    processes, and again at a time limit. Call it from the main thread, since it handles signals.
+    seconds, or at a further Ctrl-C (`ends_at_once`). Call it from the main thread, since it handles signals.
 
     Args:
         worker_argv: the command.
@@ -63,7 +63,7 @@ def launch(
 
     Returns:
         0 when all ranks ended well, 2 for a user's mistake that a rank reported, 130 after Ctrl-C, 143 after SIGTERM,
-        else 1. The first rank that failed and its reason are printed to stderr.
+        129 after SIGHUP, else 1. The first rank that failed and its reason are printed to stderr.
 
     Raises:
         LaunchError: a rank cannot be started.
@@ -136,8 +136,10 @@ def _start(
 def received_signals() -> Iterator[list[int]]:
     """Collect the stop signals that this process receives, in order.
 
-    Signals that this process was started to ignore stay ignored.
+    Signals that this process was started to ignore stay ignored, such as SIGHUP under nohup. Where they come from a
+    terminal that was closed, nobody reads the output from then on.
     """
+    outlive_readers(pipes=True)
     received: list[int] = []
 
     def note(signal_number: int, frame: FrameType | None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from efficientbench.launchers.network.node_link import NodeLink, content
-from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, USER_MISTAKE, Failure
+from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, USER_MISTAKE, Failure, ends_at_once
 from efficientbench.launchers.processes.hang import HangDetector
 from efficientbench.launchers.processes.worker_process import WorkerProcess, memory_kills
 
@@ -88,13 +88,8 @@ class Supervision:
         return self._conclusion()
 
     def _is_overdue(self) -> bool:
-        """Return whether the ranks' time is over, or the user presses Ctrl-C again.
-
-        A further SIGTERM does not count: schedulers send it to a job and to its processes.
-        """
-        return signal.SIGINT in self._signals[1:] or (
-            self._deadline_s is not None and time.monotonic() > self._deadline_s
-        )
+        """Return whether the ranks' time is over, or the user presses Ctrl-C again."""
+        return ends_at_once(self._signals) or (self._deadline_s is not None and time.monotonic() > self._deadline_s)
 
     def _read_messages(self) -> None:
         for message in self._link.receive():

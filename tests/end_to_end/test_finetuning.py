@@ -12,7 +12,17 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from support.command_line import ROOT, efficientbench, environment, free_port, interrupted, record, started, until
+from support.command_line import (
+    ROOT,
+    efficientbench,
+    environment,
+    free_port,
+    record,
+    started,
+    until,
+    wait_for_steps,
+)
+from support.terminal import Terminal
 
 from efficientbench.finetuning.examples import Examples, read_examples
 from efficientbench.finetuning.methods import WITH_ADAPTER, Method
@@ -257,7 +267,9 @@ def test_a_run_that_is_stopped_saves_and_the_same_command_goes_on(tmp_path: Path
     words = ("finetune", "lora_tiny", "device=cpu", f"cache={tmp_path / 'cache'}", f"output={tmp_path}")
     folder = tmp_path / "lora_tiny"
     steps = ("training.steps=3000", "checkpoint.interval=3000", "data.validation_examples=8")
-    assert interrupted(folder, (*words, *steps), signal.SIGTERM, after=3) == 143
+    terminal = Terminal((*words, *steps))
+    wait_for_steps(folder, 3, terminal.process)
+    assert terminal.close() == 129
     content = record(folder)
     assert (content["status"], content["finetuning"]["saved_numbers"]) == ("stopped", None)
     (checkpoint,) = (folder / "checkpoint").glob("checkpoint-*")

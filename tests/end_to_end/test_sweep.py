@@ -24,7 +24,9 @@ from support.command_line import (
     record,
     started,
     until,
+    wait_for_steps,
 )
+from support.terminal import Terminal
 
 Words = tuple[str, ...]
 HOSTILE = "$(touch pwned); `touch pwned`\n'../../pwned\""
@@ -117,14 +119,10 @@ def test_two_sweeps_share_the_work_and_one_survives_the_other(sweep: Words, tmp_
 
 
 @pytest.mark.proof
-def test_control_c_saves_what_runs_and_leaves_the_rest(sweep: Words, tmp_path: Path) -> None:
-    words = (*sweep, *LONG, "--repeat", "2")
-    with started(*words) as run:
-        until(lambda: losses(tmp_path / "gqa_1.5B_smoke" / "seed_1234"), "a step")
-        os.kill(run.pid, signal.SIGINT)
-        stdout, stderr = run.communicate(timeout=TIME_LIMIT_S)
-    assert run.returncode == 130, stdout + stderr
-    assert "SIGINT: no further run starts" in stdout
+def test_a_closed_terminal_saves_what_runs_and_leaves_the_rest(sweep: Words, tmp_path: Path) -> None:
+    terminal = Terminal((*sweep, *LONG, "--repeat", "2"))
+    wait_for_steps(tmp_path / "gqa_1.5B_smoke" / "seed_1234", 1, terminal.process)
+    assert terminal.close() == 129
     assert [state["state"] for state in states(tmp_path).values()] == ["stopped", "queued"]
     assert record(tmp_path / "gqa_1.5B_smoke" / "seed_1234")["status"] == "stopped"
 

@@ -3,50 +3,28 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import subprocess
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.command_line import LONG, TINY, command, environment, failure, record, workers
+from support.command_line import (
+    LONG,
+    TINY,
+    efficientbench,
+    failure,
+    losses,
+    record,
+    steps,
+    workers,
+)
+from support.terminal import Terminal
+
+from efficientbench.training.checkpoints.manifest import complete
 
 CONTROL_C = b"\x03"
 HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
-
-
-class Terminal:
-    """A command in a pseudo-terminal of its own, so that Ctrl-C reaches it as it does in a shell."""
-
-    def __init__(self, words: tuple[str, ...]) -> None:
-        self.main, terminal = pty.openpty()
-        self.process = subprocess.Popen(
-            command(*words),
-            env=environment(TERM="xterm-256color", LINES="40"),
-            stdin=terminal,
-            stdout=terminal,
-            stderr=terminal,
-            start_new_session=True,
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),
-        )
-        os.close(terminal)
-        self.shown = b""
-
-    def read_until(self, pattern: bytes | None) -> bytes:
-        """All that was shown, once it has `pattern`, or once the command has ended."""
-        while pattern is None or re.search(pattern, self.shown) is None:
-            try:
-                self.shown += os.read(self.main, 65536)
-            except OSError:
-                assert pattern is None, f"ended without {pattern!r}: {self.shown[-2000:]!r}"
-                break
-        return self.shown
-
-    def end(self) -> int:
-        self.read_until(None)
-        os.close(self.main)
-        return self.process.wait(60)
 
 
 def screen(shown: bytes) -> list[str]:
@@ -114,3 +92,35 @@ def test_the_same_command_goes_on_and_the_cursor_comes_back_after_a_killed_rank(
     assert any(line.startswith("error: rank 0: ended by SIGKILL") for line in screen(terminal.shown))
     assert failure(folder).items() >= {"kind": "lost_rank", "rank": 0}.items()
     assert record(folder)["status"] == "failed"
+
+
+@pytest.mark.proof
+def test_a_closed_terminal_lets_the_run_save_and_an_ignored_one_lets_it_go_on(tmp_path: Path, cache: str) -> None:
+    def words(name: str) -> tuple[str, ...]:
+        output = f"output={tmp_path / name}"
+        return ("run", "gqa_1.5B", "--smoke", output, f"data.cache={cache}", *TINY, "training.steps=200")
+
+    def folder(name: str) -> Path:
+        return tmp_path / name / "gqa_1.5B_smoke"
+
+    ignoring = Terminal(words("whole"), hangup=signal.SIG_IGN)
+    ignoring.read_until(rb"step 1/200 ")
+    after = len(losses(folder("whole")))
+    assert ignoring.close() == 0
+    assert (record(folder("whole"))["status"], after < 200) == ("completed", True)
+    heard = Terminal(words("closed"))
+    heard.read_until(rb"step 1/200 ")
+    assert heard.close() == 129
+    assert failure(folder("closed")).items() >= {"kind": "stopped", "rank": None}.items()
+    assert failure(folder("closed"))["reason"] == "SIGHUP: the run was asked to stop"
+    (saved,) = complete(folder("closed"))
+    assert record(folder("closed"))["status"] == "stopped"
+    done = efficientbench(*words("closed"), expect=0)
+    assert f"goes on after step {int(saved.name.removeprefix('step_'))}, from {saved}" in done.stdout
+    told = [[(line["step"], line.get("loss")) for line in steps(folder(name))] for name in ("closed", "whole")]
+    assert told[0] == told[1]
+    ends = [complete(folder(name))[-1] for name in ("closed", "whole")]
+    assert [end.name for end in ends] == ["step_00000200"] * 2
+    # Its other files have times and random names as well.
+    states = [{name: (end / name).read_bytes() for name in ("__0_0.distcp", "common.pt")} for end in ends]
+    assert states[0] == states[1]

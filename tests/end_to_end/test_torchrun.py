@@ -39,14 +39,14 @@ def test_two_nodes_end_with_what_is_wrong(tiny: Tiny, tmp_path: Path, two_ports:
         assert "Traceback" not in err
 
 
-def test_sigterm_stops_both_nodes_of_a_static_rendezvous(tiny: Tiny, tmp_path: Path, two_ports: int) -> None:
-    """By c10d, two hosts train in `test_two_hosts.py`."""
+def test_signals_stop_both_nodes_of_a_static_rendezvous(tiny: Tiny, tmp_path: Path, two_ports: int) -> None:
+    """SIGTERM, and SIGHUP of a terminal that is closed. By c10d, two hosts train in `test_two_hosts.py`."""
     command = script(tiny, tmp_path, "--rendezvous", "static", *LONG)
     folder = tmp_path / "gqa_1.5B_smoke"
     with scripts(*((command, variables(two_ports, node)) for node in (0, 1))) as nodes:
         until(lambda: len(losses(folder)) >= 3 or any(node.poll() is not None for node in nodes), "3 steps")
-        for node in nodes:
-            node.send_signal(signal.SIGTERM)
+        for node, number in zip(nodes, (signal.SIGTERM, signal.SIGHUP), strict=True):
+            node.send_signal(number)
         said = [node.communicate(timeout=TIME_LIMIT_S) for node in nodes]
     assert [node.returncode for node in nodes] == [143, 143], said
     assert record(folder)["status"] == "stopped"

@@ -191,6 +191,32 @@ def test_mistakes_are_told_with_their_field(server: Served) -> None:
     assert (status, json.loads(told)["error"]["message"]) == (404, "GET /nothing: Not Found")
 
 
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9000", "127.0.0.1:80", "[::1]:8000", "[::1]"])
+def test_its_own_names_are_answered(server: Served, host: str) -> None:
+    assert server.get("/health", Host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "example.org",
+        "localhost.example.org",
+        "127.0.0.1.example.org:8000",
+        "notlocalhost",
+        "example.org@localhost",
+        "localhost/.example.org",
+        "example_org/",
+        "localhost:80:80",
+        "localhost:example.org",
+        "example.org:8000 localhost",
+        "::1",
+        "",
+    ],
+)
+def test_a_name_that_has_only_a_part_of_them_is_refused(server: Served, host: str) -> None:
+    assert server.get("/health", Host=host)[0] == 403
+
+
 def test_a_prompt_that_is_too_long_is_refused(tmp_path: Path) -> None:
     with served(random_chat(tmp_path, "learnable_absolute_1.5B", "model.position.max_seq_len=64")) as server:
         create = server.client.chat.completions.create

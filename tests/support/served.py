@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import uvicorn
 from fastapi import FastAPI
 from openai import OpenAI
 from support.chat_tokenizers import of_bytes
@@ -23,6 +22,7 @@ from support.learning import learn
 from support.oracle import build
 
 from efficientbench.chat.answers import Chat
+from efficientbench.chat.connections import make_server
 from efficientbench.chat.pool import pool_of
 from efficientbench.chat.serve import LOOPBACK_NAMES, listening
 from efficientbench.chat.web import make_app
@@ -83,15 +83,7 @@ def served(
         app = make_app(chat, pool, key, LOOPBACK_NAMES)
         if also is not None:
             also(app)
-        config = uvicorn.Config(
-            app,
-            loop="asyncio",
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_level="error",
-        )
-        server = uvicorn.Server(config)
+        server = make_server(app)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:

@@ -22,6 +22,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 from efficientbench.training.checkpoints import megatron_internals
 from efficientbench.training.checkpoints.manifest import File, fingerprint
 from efficientbench.training.checkpoints.read import MetadataReader
@@ -116,7 +117,7 @@ def _write(parent: int, transforms: list[Any], results: Any, rank: int, buckets:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)  # the rank ended before it could be watched
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOP_EXIT_CODES:
             signal.signal(number, signal.SIG_IGN)
         # A fork has none of the rank's threads: work that torch shares out among them would wait for good.
         torch.set_num_threads(1)

@@ -34,9 +34,9 @@ def worker() -> Any:
 def test_a_client_that_does_not_read_keeps_no_model_from_others(worker: Worker) -> None:
     async def both() -> tuple[list[int], list[int]]:
         pool = Pool([worker])
-        slow = pool.run(counting, stays)
+        slow = pool.run(counting, stays, pool.place())
         first = await anext(slow)
-        other = [each async for each in pool.run(counting, stays)]
+        other = [each async for each in pool.run(counting, stays, pool.place())]
         return other, [first, *[each async for each in slow]]
 
     assert asyncio.run(asyncio.wait_for(both(), 60)) == ([1, 2, 3], [1, 2, 3])
@@ -46,9 +46,29 @@ def test_what_fails_is_raised_behind_what_there_is_and_frees_the_model(worker: W
     pool, seen = Pool([worker]), []
 
     async def read() -> None:
-        async for each in pool.run(failing, stays):
+        async for each in pool.run(failing, stays, pool.place()):
             seen.append(each)
 
     with pytest.raises(ValueError, match="lost"):
         asyncio.run(asyncio.wait_for(read(), 60))
     assert (seen, pool.free) == ([1], 1)
+
+
+def test_a_place_counts_until_its_turn_and_is_given_up_once(worker: Worker) -> None:
+    async def counts() -> list[int]:
+        pool = Pool([worker])
+        first, second, third = pool.place(), pool.place(), pool.place()
+        # A model is free for one of them.
+        seen = [pool.waiting]
+        answer = pool.run(counting, stays, first)
+        await anext(answer)
+        seen.append(pool.waiting)
+        for place in (third, third, first):
+            pool.leave(place)
+        seen.append(pool.waiting)
+        await answer.aclose()
+        async for _ in pool.run(counting, stays, second):
+            pass
+        return [*seen, pool.waiting]
+
+    assert asyncio.run(asyncio.wait_for(counts(), 60)) == [2, 2, 1, 0]

@@ -38,6 +38,15 @@ def test_a_port_in_use_is_named_with_one_that_is_free() -> None:
         pass
 
 
+def test_a_client_that_reads_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("efficientbench.chat.connections.UNREAD_S", 1)
+    with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        connection.settimeout(60)
+        with connection, pytest.raises(TimeoutError, match="Connection timed out"):
+            connection.sendall(bytes(64 << 20))
+
+
 def test_an_address_of_another_machine_is_refused() -> None:
     # RFC 5737: it is nobody's.
     with pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1 --port 0: Cannot assign requested address"):

@@ -40,7 +40,10 @@ def worker(folder: Path, body: str) -> list[str]:
 class Launcher:
     """A launcher in a process and session of its own, as a terminal would start it."""
 
-    def __init__(self, folder: Path, body: str, ranks: int, stop_grace_s: float) -> None:
+    def __init__(
+        self, folder: Path, body: str, ranks: int, stop_grace_s: float, hangup: signal.Handlers = signal.SIG_DFL
+    ) -> None:
+        """`hangup`: what SIGHUP means to it; SIG_IGN as under nohup."""
         self._folder = folder
         self._ranks = ranks
         program = (
@@ -55,6 +58,7 @@ class Launcher:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
         )
 
     def worker_pids(self) -> list[int]:
@@ -69,6 +73,10 @@ class Launcher:
 
     def terminate(self) -> None:
         self.process.terminate()
+
+    def hang_up(self) -> None:
+        """The terminal is closed, which signals every process of the foreground group."""
+        os.killpg(self.process.pid, signal.SIGHUP)
 
     def finish(self) -> tuple[int, str]:
         _, stderr = self.process.communicate(timeout=120)
@@ -175,6 +183,8 @@ def test_a_users_mistake_is_told_once_with_exit_code_2(tmp_path: Path, capfd: py
         ([Launcher.terminate], 143),
         # Schedulers send SIGTERM to a job's script and to its processes, and the script passes it on.
         ([Launcher.terminate, Launcher.terminate], 143),
+        # Of a terminal that is closed, the kernel and the shell send SIGHUP.
+        ([Launcher.hang_up, Launcher.hang_up], 129),
     ],
 )
 def test_a_stop_is_passed_on_once_and_ranks_may_save(
@@ -188,6 +198,26 @@ def test_a_stop_is_passed_on_once_and_ranks_may_save(
     code, message = launcher.finish()
     assert (code, "error" in message, "killed" in message) == (expected, False, False)
     assert [(tmp_path / f"notes_{rank}").read_text() for rank in range(2)] == ["SIGTERM saved"] * 2
+
+
+def test_ranks_save_where_nobody_reads_any_more(tmp_path: Path) -> None:
+    """The program behind a pipe, such as `tee`, ends with the terminal."""
+    launcher = Launcher(tmp_path, STOPPABLE, ranks=1, stop_grace_s=10)
+    launcher.worker_pids()
+    assert launcher.process.stderr is not None
+    launcher.process.stderr.close()
+    launcher.hang_up()
+    assert launcher.process.wait(120) == 129
+    assert (tmp_path / "notes_0").read_text() == "SIGTERM saved"
+
+
+def test_a_hangup_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    body = "ready()\nwhile not (folder / 'go_on').exists():\n    time.sleep(0.02)"
+    launcher = Launcher(tmp_path, body, ranks=1, stop_grace_s=10, hangup=signal.SIG_IGN)
+    launcher.worker_pids()
+    launcher.hang_up()
+    (tmp_path / "go_on").touch()
+    assert launcher.finish() == (0, "")
 
 
 IGNORES = """

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,37 @@ def test_a_run_that_another_sweep_entered_otherwise_is_left_to_it(queue: Queue) 
     Scheduler(queue, [task], CPU, "host", Display(Console(file=out, width=200), 1)).run([])
     assert queue.read(task.id) == theirs
     assert "run: left out: another sweep entered it in another configuration" in out.getvalue()
+
+
+def test_a_terminal_that_is_closed_twice_lets_its_runs_save(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel and the shell send SIGHUP; only Ctrl-C kills a run that saves."""
+    folder = queue.folder.parent
+    program = (
+        "import pathlib, signal, sys, time; folder = pathlib.Path(sys.argv[1])\n"
+        "def stop(number, frame): time.sleep(0.6); folder.joinpath('saved').touch(); sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, stop); folder.joinpath('began').touch(); time.sleep(300)"
+    )
+    monkeypatch.setattr(
+        "efficientbench.sweep.child.module_command", lambda module, *words: [sys.executable, "-c", program, *words]
+    )
+    task = Task("run", (str(folder),), OutputFolder(folder / "run"), resolve("gqa_0.5B", True))
+    queue.write(State(task.id, "queued", task.configuration, [], "folder"))
+    signals: list[int] = []
+
+    def hang_up() -> None:
+        until((folder / "began").exists, "a run")
+        signals.extend([signal.SIGHUP, signal.SIGHUP])
+
+    out = io.StringIO()
+    with ThreadPoolExecutor(1) as thread:
+        closed = thread.submit(hang_up)
+        Scheduler(queue, [task], CPU, "host", Display(Console(file=out, width=200), 1)).run(signals)
+        closed.result()
+    assert (folder / "saved").exists()
+    assert "SIGHUP: no further run starts" in out.getvalue()
+    state = queue.read(task.id)
+    assert state is not None
+    assert state.state == "stopped"
 
 
 def test_an_error_of_the_sweeps_own_lets_its_runs_save(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
