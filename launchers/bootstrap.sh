@@ -81,7 +81,7 @@ sys.exit(not ((3, 10) <= sys.version_info[:2] < (3, 14) and root in (package, pa
 PYTHON
 }
 
-_bootstrap_version_of() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null; }
+_bootstrap_version_of() { (cd / && "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null); }
 
 # Prints the path of the first interpreter in range.
 _bootstrap_find_python() {
@@ -125,7 +125,7 @@ _bootstrap_make_venv() { # python log, then venv options
         _bootstrap_fail "cannot write to $_bootstrap_root, where .venv is to be made" "无法写入 ${_bootstrap_root}，.venv 要建在那里"
         return 1
     fi
-    "$python" -m venv "$@" "$_bootstrap_venv" >"$log" 2>&1 && return 0
+    (cd / && "$python" -m venv "$@" "$_bootstrap_venv") >"$log" 2>&1 && return 0
     if grep -qE 'ensurepip|No module named venv' "$log"; then
         local package
         package="python$(_bootstrap_version_of "$python" | cut -d . -f 1,2)-venv"
@@ -147,7 +147,7 @@ _bootstrap_pip() { # log constraints, then what to install
     local log="$1" constraints="$2"
     shift 2
     # A vendor's own constraints (PIP_CONSTRAINT) would contradict our pins.
-    env -u PIP_CONSTRAINT -u PIP_TARGET -u PIP_USER -u PYTHONPATH "$_bootstrap_venv/bin/python" -m pip install \
+    env -u PIP_CONSTRAINT -u PIP_TARGET -u PIP_USER -u PYTHONPATH "$_bootstrap_venv/bin/python" -I -m pip install \
         --no-input --disable-pip-version-check --progress-bar off -c "$constraints" "$@" </dev/null >>"$log" 2>&1 && return 0
     _bootstrap_explain "$log"
 }
@@ -235,6 +235,14 @@ _bootstrap_use_venv() {
     unset PYTHONHOME
 }
 
+# Take the empty entries out of PYTHONPATH, of which CANN's set_env.sh leaves one: each is the working directory.
+_bootstrap_clean_path() {
+    local path=":${PYTHONPATH:-}:"
+    while [[ "$path" == *::* ]]; do path="${path//::/:}"; done
+    path="${path#:}" path="${path%:}"
+    if [[ -n "$path" ]]; then export PYTHONPATH="$path"; else unset PYTHONPATH; fi
+}
+
 # Leaves python3 and efficientbench on PATH, ready to run.
 bootstrap() { # [chat] [dev] [finetune] [gpu] [npu] [wandb]
     local extra
@@ -245,6 +253,7 @@ bootstrap() { # [chat] [dev] [finetune] [gpu] [npu] [wandb]
     done
     # Else a folder called efficientbench in the working directory would hide ours (Python 3.11 and newer).
     export PYTHONSAFEPATH=1
+    _bootstrap_clean_path
     local active="${VIRTUAL_ENV:-${CONDA_PREFIX:-}}"
     if [[ -z "$active" || "$active" == "$_bootstrap_venv" ]] && _bootstrap_is_complete "$@"; then
         _bootstrap_use_venv

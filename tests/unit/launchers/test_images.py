@@ -21,7 +21,7 @@ case "$*" in
     "-c import sys; print"*) echo 3.12.3 ;;
     *image_torch.py*) exit 3 ;;
     "-m venv "*) mkdir -p "${{@: -1}}/bin" && cp "$0" "${{@: -1}}/bin/python" ;;
-    "-m pip install "*)
+    "-I -m pip install "*)
         printf '%s\n' "$*" >>"{seen}/pip"
         while [[ "$1" != -c ]]; do shift; done
         cp "$2" "{seen}/pins" ;;
