@@ -147,7 +147,7 @@ _bootstrap_pip() { # log constraints, then what to install
     local log="$1" constraints="$2"
     shift 2
     # A vendor's own constraints (PIP_CONSTRAINT) would contradict our pins.
-    env -u PIP_CONSTRAINT -u PIP_TARGET -u PIP_USER -u PYTHONPATH "$_bootstrap_venv/bin/python" -I -m pip install \
+    env -u PIP_CONSTRAINT -u PIP_TARGET -u PIP_USER -u PYTHONPATH "$_bootstrap_venv/bin/python" -X utf8 -I -m pip install \
         --no-input --disable-pip-version-check --progress-bar off -c "$constraints" "$@" </dev/null >>"$log" 2>&1 && return 0
     _bootstrap_explain "$log"
 }
@@ -191,6 +191,11 @@ _bootstrap_set_up() { # extras...; called with the lock held
     local log="$_bootstrap_venv/setup.log" pins started=$SECONDS
     local python description image=() lines=() extras=("$@")
     _bootstrap_is_complete "$@" && return 0
+    if command -v iconv >/dev/null && ! iconv -f UTF-8 -t UTF-8 <<<"$_bootstrap_root" >/dev/null 2>&1; then
+        _bootstrap_fail "the path of this repository is not UTF-8, which pip and Python need: move it, or rename its folder: $_bootstrap_root" \
+            "本仓库的路径不是 UTF-8，而 pip 和 Python 需要 UTF-8：请移动它，或重命名其目录：$_bootstrap_root"
+        return 1
+    fi
     if [[ ! -e "$_bootstrap_root/setup.py" ]]; then
         _bootstrap_fail "efficientbench was installed from a wheel and python3 does not import it with all that it needs: activate its environment and install the extra: pip install 'efficientbench[train]'" \
             "efficientbench 是从 wheel 安装的，而 python3 无法导入它或它所需要的包：请激活其环境并安装 extra：pip install 'efficientbench[train]'"
@@ -253,6 +258,8 @@ bootstrap() { # [chat] [dev] [finetune] [gpu] [npu] [wandb]
     done
     # Else a folder called efficientbench in the working directory would hide ours (Python 3.11 and newer).
     export PYTHONSAFEPATH=1
+    # In any locale a path's bytes are the letters that they are in UTF-8.
+    export PYTHONUTF8=1
     _bootstrap_clean_path
     local active="${VIRTUAL_ENV:-${CONDA_PREFIX:-}}"
     if [[ -z "$active" || "$active" == "$_bootstrap_venv" ]] && _bootstrap_is_complete "$@"; then

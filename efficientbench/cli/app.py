@@ -249,9 +249,14 @@ app.command("new-variant")(new_variant)
 
 def run_command() -> None:
     """Run the command that was typed; print a user's mistake on stderr, without a traceback, and exit with 2."""
+    from efficientbench.language.encoding import find_other_bytes, use_utf8
     from efficientbench.language.examples import add_examples
     from efficientbench.language.language import is_chinese, translate_help
 
+    use_utf8()
+    if problem := find_other_bytes():
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)
     command = typer.main.get_command(app)
     add_examples(command, "efficientbench", EXAMPLES)
     if is_chinese():
