@@ -118,12 +118,15 @@ _bootstrap_explain() { # log
     fi
 }
 
+_bootstrap_unwritable() {
+    _bootstrap_fail "cannot write to $_bootstrap_root, where .venv is to be made" "无法写入 ${_bootstrap_root}，.venv 要建在那里"
+}
+
 _bootstrap_make_venv() { # python log, then venv options
     local python="$1" log="$2"
     shift 2
     if ! { mkdir -p "$_bootstrap_venv" && : >"$_bootstrap_mark"; }; then
-        _bootstrap_fail "cannot write to $_bootstrap_root, where .venv is to be made" "无法写入 ${_bootstrap_root}，.venv 要建在那里"
-        return 1
+        _bootstrap_unwritable || return 1
     fi
     (cd / && "$python" -m venv "$@" "$_bootstrap_venv") >"$log" 2>&1 && return 0
     if grep -qE 'ensurepip|No module named venv' "$log"; then
@@ -272,6 +275,9 @@ bootstrap() { # [chat] [dev] [finetune] [gpu] [npu] [wandb]
     if [[ ! -e "$_bootstrap_mark" ]] && _bootstrap_serves "$_bootstrap_venv/bin/python" "$@"; then
         _bootstrap_use_venv
         return 0
+    fi
+    if ! : 2>/dev/null >>"$_bootstrap_root/.venv.lock"; then
+        _bootstrap_unwritable || return 1
     fi
     (
         # An active but outdated .venv must not be the interpreter that it is made from.
