@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from enum import Enum
@@ -252,8 +253,10 @@ def run_command() -> None:
     from efficientbench.language.encoding import find_other_bytes, use_utf8
     from efficientbench.language.examples import add_examples
     from efficientbench.language.language import is_chinese, translate_help
+    from efficientbench.launchers.files import writable_caches
 
     use_utf8()
+    os.environ.update(writable_caches(os.environ))
     if problem := find_other_bytes():
         print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)

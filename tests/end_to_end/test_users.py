@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +23,12 @@ UNPRIVILEGED = (
 
 def as_a_user(words: list[str], cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
     """A command of a user whom the system does not know, whose home cannot be written, with a full /dev/shm."""
-    names = ("USER", "LOGNAME", "XDG_CACHE_HOME", "TMPDIR")
-    variables = {name: value for name, value in environment(HOME="/", **changes).items() if name not in names}
+    names = ("USER", "LOGNAME", "XDG_CACHE_HOME", "TMPDIR", "TRITON_CACHE_DIR", "TRITON_HOME")
+    plain = {name: value for name, value in environment(HOME="/").items() if name not in names}
     return subprocess.run(
         ["unshare", "--mount", "bash", "-ec", UNPRIVILEGED, "user", *words],
         cwd=cwd,
-        env=variables,
+        env={**plain, **changes},
         capture_output=True,
         text=True,
         check=False,
@@ -34,10 +37,8 @@ def as_a_user(words: list[str], cwd: Path, **changes: str) -> subprocess.Complet
 
 
 @pytest.fixture
-def folder() -> object:
+def folder() -> Iterator[Path]:
     """A folder that everybody reaches and may write."""
-    import tempfile
-
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("another user can only be taken by root")
     with tempfile.TemporaryDirectory() as name:
@@ -63,6 +64,21 @@ def test_a_run_of_an_unknown_user(folder: Path) -> None:
         done = as_a_user(words, folder)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
+
+
+def test_compilers_have_a_cache_where_the_home_has_none(folder: Path) -> None:
+    code = "import os; from efficientbench.launchers.files import writable_caches as w; print(w(os.environ))"
+    words = [sys.executable, "-c", code]
+    expected = {"TRITON_CACHE_DIR": str(folder / "triton_uid_12345")}
+    assert as_a_user(words, folder, TMPDIR=str(folder)).stdout.strip() == str(expected)
+    made = folder / "triton_uid_12345"
+    assert (made.stat().st_mode & 0o777, made.stat().st_uid) == (0o700, 12345)
+    assert as_a_user(words, folder, TMPDIR=str(folder), HOME=str(folder)).stdout == "{}\n"
+    assert as_a_user(words, folder, TMPDIR=str(folder), TRITON_HOME="/a").stdout == "{}\n"
+    made.rmdir()
+    # Another user's, who could put code there.
+    made.mkdir(mode=0o777)
+    assert as_a_user(words, folder, TMPDIR=str(folder)).stdout == "{}\n"
 
 
 def test_a_folder_that_the_user_may_not_write(folder: Path) -> None:
