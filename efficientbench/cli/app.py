@@ -277,12 +277,13 @@ def run_command() -> None:
         )
         sys.exit(2)
     except Exception as error:
-        from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory
+        from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory, unusable_path
 
         if is_out_of_memory(error):
             print(f"error: out of memory: {address_limit() or error or type(error).__name__}", file=sys.stderr)
             sys.exit(1)
-        if not isinstance(error, USERS_MISTAKES):
+        refused = unusable_path(error)
+        if refused is None and not isinstance(error, USERS_MISTAKES):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {refused or error}", file=sys.stderr)
         sys.exit(2)

@@ -127,7 +127,8 @@ def main() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Of earlier runs: a path may have bytes that the locale does not know.
         sys.stdout.reconfigure(errors="backslashreplace")
-    missing = [folder for folder in arguments.folders if not folder.is_dir() and arguments.folders != [DEFAULT_FOLDER]]
+    # Not Path.is_dir, which raises where a folder above cannot be read.
+    missing = [each for each in arguments.folders if not os.path.isdir(each) and arguments.folders != [DEFAULT_FOLDER]]
     if missing:
         print(f"error: {missing[0]} is no folder", file=sys.stderr)
         return 2

@@ -145,6 +145,42 @@ def test_chinese_paths_work_in_any_locale(tmp_path: Path, kind: str) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "{long}", "--prompt", "a"],
+        ["finetune", "lora_tiny", "--smoke", "--data", "{long}"],
+        *(
+            pytest.param(each, marks=pytest.mark.proof)
+            for each in (
+                ["evaluate", "{long}", "--tasks", "loss"],
+                ["chat", "{long}"],
+                ["speedrun", "--short", "--dry-run", "--data", "{long}"],
+                ["speedrun", "--short", "--dry-run", "--task-data", "{long}"],
+                ["finetune", "merge", "{long}", "merged"],
+                ["run", "gqa_0.5B", "--smoke", "output={long}"],
+                ["report", "{long}"],
+            )
+        ),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_path_that_the_system_refuses(tmp_path: Path, words: list[str]) -> None:
+    """As one that the user may not read; a name of 300 letters is refused to root as well."""
+    long = "x" * 300
+    done = call(command(*(word.format(long=long) for word in words)), tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert long in done.stderr
+
+
+def test_clean_up_names_what_is_no_folder(tmp_path: Path) -> None:
+    long = str(tmp_path / ("x" * 300))
+    done = call(["bash", str(ROOT / "launchers" / "cleanup.sh"), long], tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"error: {long} is no folder\n")
+
+
 def test_clean_up_prints_any_folder(tmp_path: Path) -> None:
     (tmp_path / GBK).mkdir()
     strict = made_locale(tmp_path, "en_US", "UTF-8")
