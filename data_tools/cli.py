@@ -16,6 +16,7 @@ from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.examples import EXAMPLES
 from efficientbench.data_tools.parallel import CORES
 from efficientbench.language.counted import number_of
+from efficientbench.language.encoding import find_other_bytes, use_utf8
 from efficientbench.language.examples import add_examples
 from efficientbench.language.language import is_chinese, translate_help
 from efficientbench.language.readers import outlive_readers
@@ -258,7 +259,11 @@ _DATA_MODULES = {"fsspec", "huggingface_hub", "pyarrow", "tiktoken", "tokenizers
 
 def main() -> None:
     """Run the command line; print a user's mistake on stderr, with exit code 2 and no traceback."""
+    use_utf8()
     outlive_readers()
+    if problem := find_other_bytes():
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)
     # Only warnings of other packages: HTTP libraries log every address, and signed addresses are secrets.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("efficientbench.data_tools").setLevel(logging.INFO)

@@ -21,4 +21,4 @@ fi
 # shellcheck source=launchers/bootstrap.sh
 source "$folder/bootstrap.sh"
 bootstrap
-exec python3 -m efficientbench.data_tools download "$@"
+exec efficientbench-data download "$@"

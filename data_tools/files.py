@@ -87,8 +87,13 @@ def remove_partial(folder: Path) -> None:
 
 
 @contextmanager
-def disk_errors_explained(folder: Path) -> Iterator[None]:
-    """Raise a DataError for an OSError of the body; for a full disk it says how much space `folder` has."""
+def disk_errors_explained(
+    folder: Path, again: str = "what is finished is kept, and the same command continues from there"
+) -> Iterator[None]:
+    """Raise a DataError for an OSError of the body; for a full disk it says how much space `folder` has.
+
+    `again` says what the same command does once there is room.
+    """
     try:
         yield
     except OSError as error:
@@ -98,8 +103,7 @@ def disk_errors_explained(folder: Path) -> Iterator[None]:
         free_mb = shutil.disk_usage(existing).free / 1e6
         problem = "no space left" if error.errno == errno.ENOSPC else error.strerror
         raise DataError(
-            f"{problem} in {folder} ({free_mb:,.1f} MB are free): free some, or choose another folder; what is "
-            "finished is kept, and the same command continues from there"
+            f"{problem} in {folder} ({free_mb:,.1f} MB are free): free some, or choose another folder; {again}"
         ) from None
 
 

@@ -59,7 +59,7 @@ def fetch_from_hub(name: str, patterns: Sequence[str]) -> Path:
     except Exception:  # as above
         raise DataError(
             f"{name!r} is no folder here, and cannot be downloaded from the Hugging Face hub ({reason}), nor is it in "
-            "the hub's local cache: give the path of a folder"
+            "the hub's local cache: give the path of a folder; HF_HOME=FOLDER chooses another cache"
         ) from None
 
 

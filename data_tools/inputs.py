@@ -78,11 +78,12 @@ def find_inputs(
         known: Those kinds, for people.
 
     Raises:
-        DataError: one of the inputs names nothing, or a file of an unknown kind.
+        DataError: one of the inputs names nothing, a file of an unknown kind, or one whose name is not UTF-8.
     """
     found: dict[str, Path] = {}
     for given in inputs:
         for path in _find(Path(os.path.expanduser(given)), is_known, known):
+            _check_name(path)
             found.setdefault(os.path.realpath(path), path)
     if not found:
         raise DataError("no input was given")
@@ -105,6 +106,17 @@ def _find(given: Path, is_known: Callable[[Path], bool], known: str) -> list[Pat
     for path in paths:
         _check_file(path, is_known, known)
     return paths
+
+
+def _check_name(path: Path) -> None:
+    """Refuse a name that JSON cannot hold: plans and records have the names of files."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            f"{path.parent} holds a file whose name is not UTF-8, {os.fsencode(path.name)!r}: rename it, as "
+            "convmv -f gbk -t utf-8 --notest NAME does"
+        ) from None
 
 
 def _is_output(path: Path) -> bool:

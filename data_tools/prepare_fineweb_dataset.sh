@@ -22,4 +22,4 @@ fi
 # shellcheck source=launchers/bootstrap.sh
 source "$folder/bootstrap.sh"
 bootstrap
-exec python3 -m efficientbench.data_tools prepare "$@"
+exec efficientbench-data prepare "$@"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from efficientbench.data_tools.documents import PartReader, Reject
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import complete_folder, write_file
+from efficientbench.data_tools.files import complete_folder, disk_errors_explained, write_file
 from efficientbench.data_tools.inputs import Part, cut_into_parts, find_inputs
 from efficientbench.data_tools.tokenizer import MAX_TRAINING_CHARACTERS, TextTokenizer, load_tokenizer, train_tokenizer
 from efficientbench.language.counted import number_of
@@ -61,8 +61,8 @@ def train_on_files(
     `MAX_TRAINING_CHARACTERS` are read, from all files in turn; the same files make the same tokenizer.
 
     Raises:
-        DataError: the folder exists already, a tokenizer to compare with cannot be loaded, an input cannot be read,
-            or no document of it is usable.
+        DataError: the folder exists already or cannot be written, a tokenizer to compare with cannot be loaded, an
+            input cannot be read, or no document of it is usable.
     """
     if folder.exists():
         raise DataError(f"{folder} exists already: remove it, or choose another folder for the tokenizer")
@@ -70,7 +70,7 @@ def train_on_files(
     training, held_out, rejected = _sample(cut_into_parts(find_inputs(inputs), text_key), text_key)
     if not training:
         raise DataError(f"{', '.join(inputs)}: no usable document")
-    with complete_folder(folder) as partial:
+    with disk_errors_explained(folder, "the same command trains it again"), complete_folder(folder) as partial:
         train_tokenizer(training, vocab_size, partial, chat)
         trained = load_tokenizer(partial)
         tokenizers = [(str(folder), trained), *others] if held_out else []

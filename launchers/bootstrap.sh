@@ -81,7 +81,7 @@ sys.exit(not ((3, 10) <= sys.version_info[:2] < (3, 14) and root in (package, pa
 PYTHON
 }
 
-_bootstrap_version_of() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null; }
+_bootstrap_version_of() { (cd / && "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null); }
 
 # Prints the path of the first interpreter in range.
 _bootstrap_find_python() {
@@ -118,14 +118,17 @@ _bootstrap_explain() { # log
     fi
 }
 
+_bootstrap_unwritable() {
+    _bootstrap_fail "cannot write to $_bootstrap_root, where .venv is to be made" "无法写入 ${_bootstrap_root}，.venv 要建在那里"
+}
+
 _bootstrap_make_venv() { # python log, then venv options
     local python="$1" log="$2"
     shift 2
     if ! { mkdir -p "$_bootstrap_venv" && : >"$_bootstrap_mark"; }; then
-        _bootstrap_fail "cannot write to $_bootstrap_root, where .venv is to be made" "无法写入 ${_bootstrap_root}，.venv 要建在那里"
-        return 1
+        _bootstrap_unwritable || return 1
     fi
-    "$python" -m venv "$@" "$_bootstrap_venv" >"$log" 2>&1 && return 0
+    (cd / && "$python" -m venv "$@" "$_bootstrap_venv") >"$log" 2>&1 && return 0
     if grep -qE 'ensurepip|No module named venv' "$log"; then
         local package
         package="python$(_bootstrap_version_of "$python" | cut -d . -f 1,2)-venv"
@@ -147,7 +150,7 @@ _bootstrap_pip() { # log constraints, then what to install
     local log="$1" constraints="$2"
     shift 2
     # A vendor's own constraints (PIP_CONSTRAINT) would contradict our pins.
-    env -u PIP_CONSTRAINT -u PIP_TARGET -u PIP_USER -u PYTHONPATH "$_bootstrap_venv/bin/python" -m pip install \
+    env -u PIP_CONSTRAINT -u PIP_TARGET -u PIP_USER -u PYTHONPATH "$_bootstrap_venv/bin/python" -X utf8 -I -m pip install \
         --no-input --disable-pip-version-check --progress-bar off -c "$constraints" "$@" </dev/null >>"$log" 2>&1 && return 0
     _bootstrap_explain "$log"
 }
@@ -191,6 +194,11 @@ _bootstrap_set_up() { # extras...; called with the lock held
     local log="$_bootstrap_venv/setup.log" pins started=$SECONDS
     local python description image=() lines=() extras=("$@")
     _bootstrap_is_complete "$@" && return 0
+    if command -v iconv >/dev/null && ! iconv -f UTF-8 -t UTF-8 <<<"$_bootstrap_root" >/dev/null 2>&1; then
+        _bootstrap_fail "the path of this repository is not UTF-8, which pip and Python need: move it, or rename its folder: $_bootstrap_root" \
+            "本仓库的路径不是 UTF-8，而 pip 和 Python 需要 UTF-8：请移动它，或重命名其目录：$_bootstrap_root"
+        return 1
+    fi
     if [[ ! -e "$_bootstrap_root/setup.py" ]]; then
         _bootstrap_fail "efficientbench was installed from a wheel and python3 does not import it with all that it needs: activate its environment and install the extra: pip install 'efficientbench[train]'" \
             "efficientbench 是从 wheel 安装的，而 python3 无法导入它或它所需要的包：请激活其环境并安装 extra：pip install 'efficientbench[train]'"
@@ -235,6 +243,14 @@ _bootstrap_use_venv() {
     unset PYTHONHOME
 }
 
+# Take the empty entries out of PYTHONPATH, of which CANN's set_env.sh leaves one: each is the working directory.
+_bootstrap_clean_path() {
+    local path=":${PYTHONPATH:-}:"
+    while [[ "$path" == *::* ]]; do path="${path//::/:}"; done
+    path="${path#:}" path="${path%:}"
+    if [[ -n "$path" ]]; then export PYTHONPATH="$path"; else unset PYTHONPATH; fi
+}
+
 # Leaves python3 and efficientbench on PATH, ready to run.
 bootstrap() { # [chat] [dev] [finetune] [gpu] [npu] [wandb]
     local extra
@@ -245,6 +261,9 @@ bootstrap() { # [chat] [dev] [finetune] [gpu] [npu] [wandb]
     done
     # Else a folder called efficientbench in the working directory would hide ours (Python 3.11 and newer).
     export PYTHONSAFEPATH=1
+    # In any locale a path's bytes are the letters that they are in UTF-8.
+    export PYTHONUTF8=1
+    _bootstrap_clean_path
     local active="${VIRTUAL_ENV:-${CONDA_PREFIX:-}}"
     if [[ -z "$active" || "$active" == "$_bootstrap_venv" ]] && _bootstrap_is_complete "$@"; then
         _bootstrap_use_venv
@@ -256,6 +275,9 @@ bootstrap() { # [chat] [dev] [finetune] [gpu] [npu] [wandb]
     if [[ ! -e "$_bootstrap_mark" ]] && _bootstrap_serves "$_bootstrap_venv/bin/python" "$@"; then
         _bootstrap_use_venv
         return 0
+    fi
+    if ! : 2>/dev/null >>"$_bootstrap_root/.venv.lock"; then
+        _bootstrap_unwritable || return 1
     fi
     (
         # An active but outdated .venv must not be the interpreter that it is made from.

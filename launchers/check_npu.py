@@ -9,7 +9,10 @@ import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-NEEDED = "import efficientbench.doctor.doctor, typer"
+# As -m, but for the working directory, whose modules Python 3.10 would import.
+WITHOUT_FOLDER = "import sys; sys.path = [each for each in sys.path if each]; "
+NEEDED = WITHOUT_FOLDER + "import efficientbench.doctor.doctor, typer"
+DOCTOR = WITHOUT_FOLDER + "import runpy; runpy.run_module('efficientbench.cli', {}, '__main__', True)"
 NOT_SET_UP = {
     "": "error: the Python environment is not set up yet: bash launchers/setup_ascend.sh",
     "zh": "错误：尚未设置 Python 环境：bash launchers/setup_ascend.sh",
@@ -19,15 +22,15 @@ NOT_SET_UP = {
 
 def main() -> int:
     """Run the check by the first Python that has the package; return its exit status."""
-    paths = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
-    # Otherwise a package called metrics in the working directory would hide ours (Python 3.11 and newer).
+    # Without empty entries, of which CANN's set_env.sh leaves one: each is the working directory.
+    paths = os.pathsep.join([ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
     environment = dict(os.environ, PYTHONPATH=paths, PYTHONSAFEPATH="1")
     for python in (sys.executable, os.path.join(ROOT, ".venv", "bin", "python")):
         if not os.path.exists(python):
             continue
         tried = subprocess.run([python, "-c", NEEDED], env=environment, capture_output=True, check=False)
         if tried.returncode == 0:
-            command = [python, "-m", "efficientbench.cli", "doctor", "--device", "npu", *sys.argv[1:]]
+            command = [python, "-c", DOCTOR, "doctor", "--device", "npu", *sys.argv[1:]]
             return subprocess.run(command, env=environment, check=False).returncode
     locale = next((os.environ[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if os.environ.get(name)), "")
     print(NOT_SET_UP["zh" if locale.lower().startswith("zh") else ""], file=sys.stderr)

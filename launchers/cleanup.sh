@@ -23,4 +23,5 @@ if ! command -v python3 >/dev/null; then
     echo "error: python3 is not on the PATH" >&2
     exit 2
 fi
-PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec python3 -m efficientbench.launchers.processes.cleanup "$@"
+# Isolated: nothing that it imports lies in the working directory, or where PYTHONPATH points.
+exec python3 -I "$root/launchers/processes/cleanup.py" "$@"

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 TEMPORARY = "efficientbench_"
@@ -41,6 +41,27 @@ def write_whole(path: Path, content: bytes, executable: bool = False) -> None:
         with contextlib.suppress(OSError):
             beside.unlink()
         raise
+
+
+def writable_caches(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that gives Triton's cache another place where the home cannot be written; {} where it can.
+
+    torch's own lies in the temporary folder at any rate.
+    """
+    if {"TRITON_CACHE_DIR", "TRITON_HOME"} & environment.keys():
+        return {}
+    folder = Path(os.path.expanduser("~/.triton/cache"))
+    # Not Path.exists, which raises where a folder above cannot be read.
+    existing = next((each for each in (folder, *folder.parents) if os.path.exists(each)), folder)
+    if folder.is_absolute() and os.access(existing, os.W_OK | os.X_OK):
+        return {}
+    other = Path(tempfile.gettempdir()) / f"triton_uid_{os.getuid()}"
+    with contextlib.suppress(OSError):
+        other.mkdir(mode=0o700, exist_ok=True)
+        # The cache is code that is run: not from a folder that another user has made.
+        if other.lstat().st_uid == os.getuid():
+            return {"TRITON_CACHE_DIR": str(other)}
+    return {}
 
 
 @contextlib.contextmanager

@@ -49,10 +49,11 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text as `whole_file` does.
+    """Write a text as `whole_file` does, in UTF-8; what Python puts for other bytes of a path becomes an escape.
 
     Raises:
         MetricsError: the file cannot be written; the message has its name and the reason.
     """
     with whole_file(path) as file:
-        file.write(text.encode())
+        # In JSON, the escape is read as what it was.
+        file.write(text.encode(errors="backslashreplace"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ def _opened(entry: Entry, folder: Path, key: str) -> Examples:
         raise DataError(f"{key}.{named[0]}: it is of the hub, and path names files here: leave one of them out")
     try:
         if entry.path is not None:
-            return open_examples(entry.task, folder / Path(entry.path).expanduser())
+            return open_examples(entry.task, folder / os.path.expanduser(entry.path))
         return open_examples(entry.task, hub=_hub(entry))
     except DataError as error:
         raise DataError(f"{key}: {error}") from None

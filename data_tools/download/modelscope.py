@@ -106,7 +106,7 @@ def fetch_model_files(repository: str, patterns: Sequence[str]) -> Path:
     from efficientbench.data_tools.download.dataset import complete
 
     cache = os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope"
-    folder = Path(cache).expanduser() / "efficientbench" / _named(repository)
+    folder = Path(os.path.expanduser(cache)) / "efficientbench" / _named(repository)
     with disk_errors_explained(folder):
         (folder / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
         with exclusive_lock(folder / STATE_FOLDER / "lock"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from enum import Enum
@@ -249,9 +250,16 @@ app.command("new-variant")(new_variant)
 
 def run_command() -> None:
     """Run the command that was typed; print a user's mistake on stderr, without a traceback, and exit with 2."""
+    from efficientbench.language.encoding import find_other_bytes, use_utf8
     from efficientbench.language.examples import add_examples
     from efficientbench.language.language import is_chinese, translate_help
+    from efficientbench.launchers.files import writable_caches
 
+    use_utf8()
+    os.environ.update(writable_caches(os.environ))
+    if problem := find_other_bytes():
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)
     command = typer.main.get_command(app)
     add_examples(command, "efficientbench", EXAMPLES)
     if is_chinese():
@@ -270,12 +278,13 @@ def run_command() -> None:
         sys.exit(2)
     except Exception as error:
         from efficientbench.launchers.processes.supervision import print_stderr
-        from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory
+        from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory, unusable_path
 
         if is_out_of_memory(error):
             print(f"error: out of memory: {address_limit() or error or type(error).__name__}", file=sys.stderr)
             sys.exit(1)
-        if not isinstance(error, USERS_MISTAKES):
+        refused = unusable_path(error)
+        if refused is None and not isinstance(error, USERS_MISTAKES):
             raise
-        print_stderr(f"error: {error}")
+        print_stderr(f"error: {refused or error}")
         sys.exit(2)

@@ -170,7 +170,7 @@ def _surroundings(
     if to is Starter.KUBERNETES and (engine is not None or mounts):
         raise LaunchError("--engine and --mount work with torchrun and Slurm: Kubernetes has its own, and --claim")
     chosen = engine or (Engine.PYXIS if to is Starter.SLURM else Engine.DOCKER)
-    folders = tuple(each.expanduser().absolute() for each in mounts)
+    folders = tuple(Path(os.path.expanduser(each)).absolute() for each in mounts)
     return Surroundings(tuple(modules), Container(image, chosen.value, folders))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -186,6 +187,8 @@ def load_yaml(path: Path, form: type[Any]) -> Any:
     try:
         # Not the loader in C, which ends the process where brackets nest deeply.
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # An escape may name half a character, which no record can hold.
+        json.dumps(content, ensure_ascii=False, skipkeys=True, default=str).encode()
     except FileNotFoundError:
         ours = EXPERIMENTS in path.parents
         hint = ": the package works from a clone of its repository (pip install -e .)" if ours else ""

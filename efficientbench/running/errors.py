@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 
 from efficientbench.config.errors import ConfigError
@@ -13,6 +14,17 @@ from efficientbench.training.errors import TrainingError
 
 USERS_MISTAKES = (ConfigError, DataError, DeviceError, LaunchError, MetricsError, TrainingError)
 """Errors that the user can mend: their text is the whole message, and no traceback is printed."""
+
+
+_OF_PATHS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
+"""What the system says of a path that this user cannot use, wherever it is opened."""
+
+
+def unusable_path(error: BaseException) -> str | None:
+    """Return the path that the system refused, with its reason, for people; None for other errors."""
+    if isinstance(error, OSError) and error.errno in _OF_PATHS and isinstance(error.filename, str):
+        return f"{error.filename}: {error.strerror}"
+    return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

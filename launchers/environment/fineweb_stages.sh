@@ -137,7 +137,7 @@ fineweb_text() {
         return 0
     fi
     fineweb_print "text: downloading $fineweb_files files of FineWeb-Edu"
-    if ! python3 -m efficientbench.data_tools download --num-files "$fineweb_files" --output "$fineweb_text_path"; then
+    if ! efficientbench-data download --num-files "$fineweb_files" --output "$fineweb_text_path"; then
         echo "error: the download is not complete; call again to go on, or give text of your own with --data PATH" >&2
         return 1
     fi
@@ -151,7 +151,7 @@ fineweb_tokenizer() {
     fi
     fineweb_print "tokenizer: training $FINEWEB_VOCABULARY tokens on the text"
     # With the tokens of chat, so that mid-training and SFT can continue the model.
-    python3 -m efficientbench.data_tools train-tokenizer "$fineweb_text_path" --vocab-size "$FINEWEB_VOCABULARY" --chat \
+    efficientbench-data train-tokenizer "$fineweb_text_path" --vocab-size "$FINEWEB_VOCABULARY" --chat \
         --output "$fineweb_work/tokenizer"
 }
 
@@ -161,7 +161,7 @@ fineweb_tokens() {
         return 0
     fi
     fineweb_print "tokens: tokenizing the text"
-    python3 -m efficientbench.data_tools tokenize "$fineweb_text_path" --output "$fineweb_work/tokens/fineweb" \
+    efficientbench-data tokenize "$fineweb_text_path" --output "$fineweb_work/tokens/fineweb" \
         --tokenizer "$fineweb_work/tokenizer"
 }
 
@@ -213,7 +213,7 @@ fineweb_train() { # name
 # Print the validation at the run's end, over tokens that it has not trained on.
 fineweb_evaluate() { # name
     fineweb_print "evaluation"
-    python3 - "$fineweb_work/runs/$1" <<'PYTHON'
+    (cd / && python3 - "$fineweb_work/runs/$1") <<'PYTHON'
 import json, pathlib, sys
 records = sorted(pathlib.Path(sys.argv[1]).glob("seed_*/record.json"), key=lambda path: path.stat().st_mtime)
 if not records:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ class Container:
         """Return the image as the engine names it."""
         name = self.image.removeprefix("docker://")
         if self._is_file:
-            return str(folder / Path(name).expanduser())
+            return str(folder / os.path.expanduser(name))
         if self.engine == "apptainer":
             return name if "://" in name else f"docker://{name}"
         registry, slash, rest = name.partition("/")

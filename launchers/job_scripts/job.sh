@@ -165,7 +165,9 @@ job_torchrun() { # torchrun_option... -- command...
     shift
     _job_state="$(mktemp -d)"
     trap 'rm -rf -- "$_job_state"' EXIT
-    _job_run _job_stop_node python3 -m torch.distributed.run "${options[@]}" --no-python \
+    # As python3 -m, without the working directory: a torch.py there would be imported (Python 3.10).
+    _job_run _job_stop_node python3 -c 'import sys; sys.path = [each for each in sys.path if each]; import runpy
+runpy.run_module(sys.argv.pop(1), {}, "__main__", True)' torch.distributed.run "${options[@]}" --no-python \
         bash "$_job_root/launchers/job_scripts/torchrun_node.sh" "$_job_state" "$@" || status=$?
     if [[ -s "$_job_state/status" ]]; then
         status="$(<"$_job_state/status")"

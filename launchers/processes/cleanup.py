@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -123,7 +124,11 @@ def main() -> int:
     parser.add_argument("folders", nargs="*", type=Path, default=[DEFAULT_FOLDER], help="output folders (output)")
     parser.add_argument("--dry-run", action="store_true", help="only print what would be ended")
     arguments = parser.parse_args()
-    missing = [folder for folder in arguments.folders if not folder.is_dir() and arguments.folders != [DEFAULT_FOLDER]]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Of earlier runs: a path may have bytes that the locale does not know.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    # Not Path.is_dir, which raises where a folder above cannot be read.
+    missing = [each for each in arguments.folders if not os.path.isdir(each) and arguments.folders != [DEFAULT_FOLDER]]
     if missing:
         print(f"error: {missing[0]} is no folder", file=sys.stderr)
         return 2

@@ -14,7 +14,7 @@ host="$(hostname -s)"
 mkdir -p "$folder"/{state,spool,munge}
 chmod 0755 "$folder" "$folder/munge"
 
-mapfile -t ports < <(python3 - <<'PYTHON'
+mapfile -t ports < <(cd / && python3 - <<'PYTHON'
 import socket
 held = [socket.socket() for _ in range(3)]
 for each in held:

@@ -18,7 +18,7 @@ from efficientbench.data_tools.tokenizer import load_tokenizer, train_tokenizer
 NO_SERVER = "http://127.0.0.1:9"
 UNREACHABLE = (
     r"'owner/words' is no folder here, and cannot be downloaded from the Hugging Face hub \(.*\), nor is it in the "
-    "hub's local cache: give the path of a folder"
+    "hub's local cache: give the path of a folder; HF_HOME=FOLDER chooses another cache"
 )
 
 

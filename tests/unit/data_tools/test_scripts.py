@@ -20,11 +20,11 @@ def test_a_script_calls_its_command_with_all_words(tmp_path: Path, script: str) 
     for name in (f"data_tools/{script}", "launchers/bootstrap.sh", "setup.py", "constraints.txt"):
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, clone / name)
-    python = clone / ".venv" / "bin" / "python3"
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/bash\nprintf '%s\\n' \"$@\"\n")
-    python.chmod(0o755)
-    python.with_name("python").symlink_to("python3")
+    tool = clone / ".venv" / "bin" / "efficientbench-data"
+    tool.parent.mkdir(parents=True)
+    tool.write_text("#!/bin/bash\nprintf '%s\\n' \"$@\"\n")
+    tool.chmod(0o755)
+    tool.with_name("python").symlink_to("efficientbench-data")
     (clone / ".venv" / ".efficientbench-made-here").touch()
     installed = hashlib.sha256((clone / "setup.py").read_bytes() + (clone / "constraints.txt").read_bytes())
     stamp = (installed.hexdigest(), str(clone), "", "")
@@ -33,7 +33,7 @@ def test_a_script_calls_its_command_with_all_words(tmp_path: Path, script: str) 
     words = ["owner/name", "--num-files", "2", "--output", "a folder"]
     command = ["bash", str(clone / "data_tools" / script), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines() == ["-m", "efficientbench.data_tools", SCRIPTS[script], *words]
+    assert done.stdout.splitlines() == [SCRIPTS[script], *words]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

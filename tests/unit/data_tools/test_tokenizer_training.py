@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import random
+import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +136,29 @@ def test_a_folder_that_is_there_is_kept(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="exists already"):
         train_on_files([str(inputs)], 300, tmp_path, [], "text")
     assert (tmp_path / "mine").read_text() == "x"
+
+
+def test_a_full_disk_is_said_with_its_remedy(inputs: Path, small_disk: Callable[[int], Path]) -> None:
+    disk = small_disk(12)
+    command = ("train-tokenizer", inputs, "--vocab-size", "400", "--output", disk / "bpe")
+    code, out, error = run(*command)
+    assert (code, out) == (2, "")
+    assert error.startswith(f"error: no space left in {disk / 'bpe'} (")
+    assert error.endswith("free): free some, or choose another folder; the same command trains it again\n")
+    assert list(disk.iterdir()) == []
+    small_disk(1000)
+    assert run(*command)[0] == 0
+
+
+def test_a_file_that_may_not_grow_is_said(inputs: Path, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        with pytest.raises(DataError, match=rf"File too large in {tmp_path / 'bpe'} \(.* free some"):
+            train_on_files([str(inputs)], 300, tmp_path / "bpe", [], "text")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 @given(text=st.text(st.sampled_from("aZéß漢١2³ \t\n\r\u00a0\u3000'’slLtdv.,!_-🙂e\u0301\x00"), max_size=40))

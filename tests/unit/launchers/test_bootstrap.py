@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 from support.ascend_machine import executable, mark_complete
+from support.command_line import until
 from support.repository import ROOT
 
 TOOLS = ("cat", "cut", "dirname", "env", "flock", "mkdir", "mktemp", "mv", "rm", "sed", "sha256sum", "tail", "tr")
@@ -222,6 +223,56 @@ def test_an_unknown_extra_is_refused(clone: Path, tools: Path) -> None:
     )
     done = bootstrap(clone, clean_environment(str(tools), LANG="zh_CN.UTF-8"), "devel")
     assert (done.returncode, done.stderr[:22]) == (2, "错误：bootstrap：未知的 extra")
+
+
+# Answers as an interpreter without torch, and takes a while to install.
+SLOW_PYTHON = r"""#!/bin/bash
+case "$*" in
+    "-c import sys; print"*) echo 3.12.3 ;;
+    *image_torch.py*) exit 3 ;;
+    "-m venv "*) mkdir -p "${{@: -1}}/bin" && cp "$0" "${{@: -1}}/bin/python" ;;
+    *"-m pip install "*)
+        echo "$*" >>"{seen}"
+        until [[ -e "{go_on}" ]]; do sleep 0.05; done ;;
+    *) exit 1 ;;
+esac
+"""
+
+
+def test_of_two_set_ups_at_once_one_installs_and_both_end_well(clone: Path, tools: Path, tmp_path: Path) -> None:
+    seen, go_on = tmp_path / "seen", tmp_path / "go_on"
+    executable(tools / "python3", SLOW_PYTHON.format(seen=seen, go_on=go_on))
+    command = ["bash", str(clone / "launchers" / "bootstrap.sh")]
+    environment = clean_environment(f"{tools}:/usr/bin:/bin")
+    both = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    until(lambda: seen.exists(), "an installation")
+    waiting = [each for each in both if each.stderr and "another set-up" in each.stderr.readline()]
+    assert len(waiting) == 1
+    go_on.touch()
+    assert [each.wait(timeout=60) for each in both] == [0, 0]
+    assert sum("-e " in line for line in seen.read_text().splitlines()) == 1
+    assert is_complete(clone)
+
+
+@pytest.mark.parametrize(("locale", "told"), [("C", "error: cannot write to "), ("zh_CN.UTF-8", "错误：无法写入 ")])
+def test_a_clone_of_somebody_else_is_named(clone: Path, tools: Path, locale: str, told: str) -> None:
+    (clone / ".venv.lock").mkdir()
+    done = bootstrap(clone, clean_environment(str(tools), LANG=locale))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith(f"{told}{clone.resolve()}")
+
+
+def test_a_clone_whose_path_is_not_utf_8_is_refused(clone: Path, tools: Path) -> None:
+    executable(tools / "python3", SLOW_PYTHON.format(seen=clone / "seen", go_on=clone))
+    moved = clone.rename(clone.with_name(os.fsdecode("你好".encode("gbk"))))
+    command = ["bash", str(moved / "launchers" / "bootstrap.sh")]
+    environment = clean_environment(f"{tools}:/usr/bin:/bin")
+    done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        b"error: the path of this repository is not UTF-8, which pip and Python need: move it"
+    )
+    assert not (moved / ".venv").exists()
 
 
 @pytest.mark.proof

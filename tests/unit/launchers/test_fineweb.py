@@ -9,14 +9,21 @@ from pathlib import Path
 import pytest
 from support.ascend_machine import clean_environment, clone_with_environment, executable, install_cann
 
-# As data_tools does: what is complete appears at once. The device is asked for by a program on stdin.
+# The device is asked for, and the record read, by programs on stdin.
 PYTHON = """\
 #!/bin/bash
-words="$*"
+cat >/dev/null
+case "$*" in
+"- auto" | "- npu" | "- cpu") echo "$FAKE_DEVICE"; exit ;;
+esac
+echo evaluate >>'{calls}'
+"""
+# As data_tools does: what is complete appears at once.
+DATA_TOOL = """\
+#!/bin/bash
+words="efficientbench-data $*"
 while [[ $# -gt 0 && "$1" != --output ]]; do shift; done
 case "$words" in
-"- auto" | "- npu" | "- cpu") cat >/dev/null; echo "$FAKE_DEVICE"; exit ;;
-"- "*) cat >/dev/null; words="evaluate" ;;
 *train-tokenizer*) sleep 0.3; mkdir "$2" ;;
 *" tokenize "*) mkdir -p "$(dirname "$2")"; touch "$2.manifest.json" ;;
 esac
@@ -37,9 +44,11 @@ class Machine:
         self.folder = folder
         self.clone = clone_with_environment(folder / "a clone")
         self.calls = self.clone / "calls"
+        tools = self.clone / ".venv" / "bin"
         for name in ("python", "python3"):
-            executable(self.clone / ".venv" / "bin" / name, PYTHON.replace("{calls}", str(self.calls)))
-        executable(self.clone / ".venv" / "bin" / "efficientbench", TOOL.replace("{calls}", str(self.calls)))
+            executable(tools / name, PYTHON.replace("{calls}", str(self.calls)))
+        executable(tools / "efficientbench-data", DATA_TOOL.replace("{calls}", str(self.calls)))
+        executable(tools / "efficientbench", TOOL.replace("{calls}", str(self.calls)))
         self.text = folder / "my text.jsonl"
         self.text.write_text('{"text": "a"}\n')
 
@@ -73,10 +82,8 @@ def test_every_stage_is_called_once(machine: Machine) -> None:
     assert status == 0, printed
     work = machine.folder / "the work"
     assert calls == [
-        f"-m efficientbench.data_tools train-tokenizer {machine.text} --vocab-size 65536 --chat "
-        f"--output {work}/tokenizer",
-        f"-m efficientbench.data_tools tokenize {machine.text} --output {work}/tokens/fineweb "
-        f"--tokenizer {work}/tokenizer",
+        f"efficientbench-data train-tokenizer {machine.text} --vocab-size 65536 --chat --output {work}/tokenizer",
+        f"efficientbench-data tokenize {machine.text} --output {work}/tokens/fineweb --tokenizer {work}/tokenizer",
         f"efficientbench run base_d12 dsw --repeat 1 --data "
         f"{work}/tokens/fineweb device=npu output={work}/runs data.cache={work}/cache parallel.dp=4 training.steps=7",
         "evaluate",
@@ -93,7 +100,7 @@ def test_a_stage_that_fails_ends_it_and_the_next_call_goes_on(machine: Machine) 
     assert status == 1
     assert "the download is not complete; call again to go on, or give text of your own with --data PATH" in printed
     text = machine.folder / "output" / "fineweb_quick" / "text"
-    assert calls == [f"-m efficientbench.data_tools download --num-files 1 --output {text}"]
+    assert calls == [f"efficientbench-data download --num-files 1 --output {text}"]
     status, _, calls = machine.run("quick_fineweb_test.sh")
     assert status == 0
     assert len(calls) == 5

@@ -21,7 +21,7 @@ case "$*" in
     "-c import sys; print"*) echo 3.12.3 ;;
     *image_torch.py*) exit 3 ;;
     "-m venv "*) mkdir -p "${{@: -1}}/bin" && cp "$0" "${{@: -1}}/bin/python" ;;
-    "-m pip install "*)
+    "-X utf8 -I -m pip install "*)
         printf '%s\n' "$*" >>"{seen}/pip"
         while [[ "$1" != -c ]]; do shift; done
         cp "$2" "{seen}/pins" ;;
@@ -91,6 +91,46 @@ def test_an_image_names_no_version_of_its_own_and_starts_what_it_has(image: Path
     assert (copied(image, tmp_path) / Path(entry[1]).relative_to(HOME)).is_file()
     assert f"PATH={HOME}/.venv/bin:$PATH" in [rest for name, rest in found if name == "ENV"]
     assert f"docker build -f launchers/images/{image.name}" in image.read_text()
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=[image.name for image in IMAGES])
+@pytest.mark.parametrize("digest", ["", f"sha256:{'0123' * 16}"])
+def test_the_base_is_pinned_by_a_digest_that_is_given(image: Path, digest: str) -> None:
+    found = instructions(image)
+    names = [name for name, _ in found]
+    before = [rest.partition("=") for name, rest in found[: names.index("FROM")] if name == "ARG"]
+    assert [name for name, _, _ in before] == ["BASE", "DIGEST"]
+    given = {name: value.strip('"') for name, _, value in before} | {"BASE": "registry/base:1", "DIGEST": digest}
+
+    def shell(command: str) -> subprocess.CompletedProcess[str]:
+        environment = {**given, "PATH": "/usr/bin:/bin"}
+        return subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, check=True)
+
+    # Of these forms of ${...}, FROM and the shell make the same.
+    assert shell(f"echo {next(rest for name, rest in found if name == 'FROM')}").stdout.strip() == (
+        f"registry/base:1@{digest}" if digest else "registry/base:1"
+    )
+    # Arguments from before FROM are known after it only by name.
+    after = found[names.index("FROM") + 1 :]
+    warning = next(number for number, (name, rest) in enumerate(after) if name == "RUN" and "warning" in rest)
+    assert {("ARG", "BASE"), ("ARG", "DIGEST")} <= set(after[:warning])
+    told = "warning: no --build-arg DIGEST=sha256:...: registry/base:1 may be another image in the next build\n"
+    assert shell(after[warning][1]).stderr == ("" if digest else told)
+    assert not re.search("sha256:[0-9a-f]{64}", image.read_text())
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=[image.name for image in IMAGES])
+def test_an_image_runs_as_a_user_who_owns_its_working_folder(image: Path) -> None:
+    found = instructions(image)
+    user = [rest for name, rest in found if name == "USER"][-1]
+    # A number: Kubernetes' runAsNonRoot knows no names.
+    assert int(user) > 0
+    last = max(number for number, (name, rest) in enumerate(found) if name == "RUN")
+    made = found[last][1]
+    assert f"--uid {user} efficientbench" in made or f'--uid {user} ${{npus:+--groups "$npus"}} efficientbench' in made
+    assert made.endswith("install -d --owner efficientbench /workspace")
+    assert found[last + 1 : last + 3] == [("USER", user), ("WORKDIR", "/workspace")]
+    assert found[-2][0] == "ENTRYPOINT"
 
 
 def test_there_is_one_for_each_kind_of_accelerator() -> None:

@@ -1,0 +1,73 @@
+"""Text and paths in any locale: UTF-8 everywhere, and one message for names of other bytes."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import locale
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+_UTF8_MODE = ["-X", "utf8"]
+_VARIABLES = ("HOME", "TMPDIR", "XDG_CACHE_HOME")
+_PREFIXES = ("EFFICIENTBENCH_", "HF_", "MODELSCOPE_", "TORCHINDUCTOR_", "TRITON_")
+"""Of environment variables that name folders."""
+
+
+def use_utf8() -> None:
+    """Read and write UTF-8 whatever the locale is, and print what a terminal cannot show as an escape.
+
+    In a locale of another encoding Python would take a path's bytes for other letters than the libraries in C and Rust
+    do. There, the program starts again in Python's UTF-8 mode, which the processes that it starts inherit.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and sys.orig_argv[1:3] != _UTF8_MODE:
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *_UTF8_MODE, *sys.orig_argv[1:]])
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            encoding = _of_terminal() if stream.isatty() else None
+            stream.reconfigure(encoding=encoding, errors=None if stream is sys.stdin else "backslashreplace")
+
+
+def _of_terminal() -> str | None:
+    """Return the locale's encoding where it has letters besides ASCII and UTF-8 mode hides it; else None."""
+    if not sys.flags.utf8_mode or "PYTHONIOENCODING" in os.environ:
+        return None
+    with suppress(LookupError):
+        name = codecs.lookup(locale.nl_langinfo(locale.CODESET)).name
+        return None if name in ("ascii", "utf-8") else name
+    return None
+
+
+def find_other_bytes() -> str | None:
+    """Return, for people, what is wrong with the first name of this call that is not UTF-8; None where all are."""
+    try:
+        folder = os.getcwd()
+    except OSError as error:
+        return f"the working directory cannot be used ({error.strerror}): go to another one"
+    for what, text in _names(folder):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            content = os.fsencode(text)
+            # Without what makes a terminal do something.
+            shown = repr(content)[2:-1]
+            with suppress(UnicodeDecodeError):
+                shown += f" (in GBK {content.decode('gbk')!r})"
+            return (
+                f"{what} is not UTF-8: {shown}: give another name, or rename the file or folder, as "
+                "convmv -f gbk -t utf-8 --notest NAME does"
+            )
+    return None
+
+
+def _names(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield the names that the command uses, each with what it is."""
+    yield from ((f"argument {number}", text) for number, text in enumerate(sys.argv[1:], 1))
+    yield "the working directory", folder
+    yield "the folder of EfficientBench", os.path.dirname(os.path.abspath(__file__))
+    for name, value in os.environ.items():
+        if name in _VARIABLES or name.startswith(_PREFIXES):
+            yield name, value
