@@ -53,8 +53,7 @@ class TuningCheckpoints:
         begin_s = time.monotonic()
         files = {os.path.relpath(path, folder): written(path) for path in {*by_deepspeed, *self._own(folder)}}
         mine = _Hashed(files, time.monotonic() - begin_s)
-        together = dist.is_initialized()
-        everyones = gather(mine, _Hashed) if together else [mine]
+        everyones = gather(mine, _Hashed)
         self.hashing_s += max(each.time_s for each in everyones)
         if not self._rank:
             content = self._job.manifest(step, "everything")
@@ -62,8 +61,7 @@ class TuningCheckpoints:
                 content.files.update(each.files)
             publish(folder, self.folder / folder.name, content, self._job.config.checkpoint.keep)
             shutil.rmtree(self.partial)
-        if together:
-            dist.barrier()
+        dist.barrier()
 
     def _own(self, folder: Path) -> Iterator[Path]:
         """Yield what the Trainer has written on this rank: its random state, and on the first rank all else."""
