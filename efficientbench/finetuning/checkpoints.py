@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.metrics.monitoring.exchange import gather
-from efficientbench.training.checkpoints.manifest import PARTIAL, File, publish, written
+from efficientbench.training.checkpoints.manifest import PARTIAL, File, fingerprint, flush, publish
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TuningCheckpoints:
         self.partial = self.folder / f"{PARTIAL}tuning"
         """Where the Trainer writes; a run that ends there leaves no checkpoint."""
         self.hashing_s = 0.0
-        """Time in which the slowest rank has forced its files onto the disk and hashed them, of all checkpoints."""
+        """Time in which the slowest rank has hashed its files, of all checkpoints."""
 
     def publish(self, step: int, by_deepspeed: Iterable[Path]) -> None:
         """Make what lies below `partial` the checkpoint after `step` steps.
@@ -50,8 +50,11 @@ class TuningCheckpoints:
             # DeepSpeed copies programs there, for people to run.
             for program in folder.glob("*.py"):
                 program.unlink()
+        own = {os.path.relpath(path, folder): path for path in (*by_deepspeed, *self._own(folder))}
+        for path in own.values():
+            flush(path)
         begin_s = time.monotonic()
-        files = {os.path.relpath(path, folder): written(path) for path in {*by_deepspeed, *self._own(folder)}}
+        files = {name: fingerprint(path) for name, path in own.items()}
         mine = _Hashed(files, time.monotonic() - begin_s)
         everyones = gather(mine, _Hashed)
         self.hashing_s += max(each.time_s for each in everyones)

@@ -10,6 +10,7 @@ from typing import Any
 
 import deepspeed.runtime.engine
 import torch
+from deepspeed.checkpoint.constants import OPTIMIZER_STATE_DICT, PARAM_SLICE_MAPPINGS
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -39,7 +40,11 @@ class PlainFiles(TorchCheckpointEngine):
         """Files that this rank has written since this list was emptied."""
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Write a file."""
+        """Write a file, without what only DeepSpeed's converter of checkpoints reads, by a class of its own."""
+        optimizer = state_dict.get(OPTIMIZER_STATE_DICT)
+        if optimizer is not None and PARAM_SLICE_MAPPINGS in optimizer:
+            kept = {key: value for key, value in optimizer.items() if key != PARAM_SLICE_MAPPINGS}
+            state_dict = {**state_dict, OPTIMIZER_STATE_DICT: kept}
         super().save(state_dict, path)
         self.written.append(Path(path))
 

@@ -80,7 +80,7 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
     # One order for all ranks, or their batches overlap.
     _check_world(job, fingerprint_of(train, held_out, order))
     recording.measured_peak_flops = peak_on_the_spot(job, device, args.device)
-    with _modules_counted(heartbeat):
+    with _built_visibly(heartbeat):
         model, initial = build(job.config, job.model)
     tokenizer = load_tokenizer(job.model)
     monitor = EfficiencyCallback(warmup_steps=job.config.measurement.warmup_steps)
@@ -122,20 +122,22 @@ def _read_plainly(job: TuningJob) -> None:
 
 
 @contextlib.contextmanager
-def _modules_counted(heartbeat: HeartbeatWriter) -> Iterator[None]:
-    """Report each module of a model that is built: PiSSA decomposes a matrix for each, which takes long."""
-    from torch.nn.modules.module import register_module_module_registration_hook
+def _built_visibly(heartbeat: HeartbeatWriter) -> Iterator[None]:
+    """Report each module and weight of a model while it is built, read, and decomposed by PiSSA, which takes long."""
+    from torch.nn.modules import module
 
     counted = itertools.count(1)
 
     def count(*_: object) -> None:
-        heartbeat.at(0, f"building the model, {next(counted):,} modules")
+        heartbeat.at(0, f"building the model, {next(counted):,} parts so far")
 
-    hook = register_module_module_registration_hook(count)
+    hooks = [module.register_module_module_registration_hook(count)]
+    hooks.append(module.register_module_parameter_registration_hook(count))
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 @contextlib.contextmanager
