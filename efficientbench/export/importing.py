@@ -24,7 +24,7 @@ from efficientbench.export.target_folder import claimed, refuse_taken
 from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.training.checkpoints.manifest import Manifest
+from efficientbench.training.checkpoints.manifest import Manifest, verify_where_listed
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +65,7 @@ def import_folder(source: Path, output: Path | None = None) -> Imported:
         ConfigError: the folder does not hold what is needed, a file is missing or damaged, or the model is not one of
             ours; the message names the file, and the key or tensor. Or the output is taken or cannot be written.
         DataError: the tokenizer is damaged.
+        CheckpointError: this program wrote the folder with a manifest, and a file is damaged.
     """
     try:
         if not source.is_dir():
@@ -72,6 +73,7 @@ def import_folder(source: Path, output: Path | None = None) -> Imported:
         size = _name(source)
         target = Path(os.path.realpath(output or IMPORTED / size))
         refuse_taken(target)
+        verify_where_listed(source)
         from efficientbench.export.safetensors_folder import Tensors
 
         config, architecture = read_config(source, size)

@@ -40,8 +40,8 @@ def sft_arguments(job: TuningJob, deepspeed: dict[str, Any] | None, device_type:
         eval_strategy="steps",
         eval_steps=training.validate_every_steps or job.steps,
         save_strategy="steps",
+        # Those that are too many are removed once the new one has its manifest (`checkpoints.py`).
         save_steps=config.checkpoint.interval,
-        save_total_limit=config.checkpoint.keep,
         logging_strategy="steps",
         logging_steps=1,
         logging_nan_inf_filter=False,

@@ -14,6 +14,7 @@ from efficientbench.finetuning.base_model_shape import TINY_SHAPE
 from efficientbench.finetuning.config import TINY
 from efficientbench.finetuning.examples import CHATML
 from efficientbench.finetuning.rows import Row, read_rows
+from efficientbench.training.checkpoints.manifest import verify_where_listed
 
 SEED = 1234
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
@@ -25,6 +26,7 @@ def find_model(model: str, cache: Path) -> str:
 
     Raises:
         ConfigError: there is no such model.
+        CheckpointError: it is one that this program wrote, and a file of it is damaged.
     """
     if model == TINY:
         folder = cache.absolute() / "tiny_qwen2"
@@ -36,6 +38,7 @@ def find_model(model: str, cache: Path) -> str:
         return str(folder)
     if is_of_modelscope(model):
         model = str(_of_modelscope(model))
+    verify_where_listed(Path(model))
     from transformers import AutoConfig
 
     try:

@@ -67,7 +67,9 @@ def _cut(_: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...
 
 def saved_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """Return name and shape of every tensor that the saved files must hold."""
-    tensors = get_peft_model_state_dict(model) if isinstance(model, PeftModel) else dict(model.named_parameters())
+    # Of a tied layer ZeRO-2 writes a copy; other files leave it out.
+    whole = dict(model.named_parameters(remove_duplicate=False))
+    tensors = get_peft_model_state_dict(model) if isinstance(model, PeftModel) else whole
     return {name: whole_shape(tensor) for name, tensor in tensors.items()}
 
 

@@ -23,8 +23,8 @@ from efficientbench.finetuning.methods import AdapterConfig, Method
 
 TINY = "tiny"
 """The model that is made on the spot."""
-SAME = ("output", "cache", "wandb")
-"""Keys of folders and of a sink: they change nothing that is learned or measured."""
+SAME = ("output", "cache", "wandb", "faults.")
+"""Keys, or beginnings of keys, of folders, of a sink and of limits: they change nothing that is learned or measured."""
 
 
 class ExamplesConfig(Part):
@@ -131,6 +131,21 @@ class SavingConfig(Part):
     keep: PositiveInt = Field(default=2, description="newest checkpoints to keep")
 
 
+class TuningFaultsConfig(Part):
+    """Handling of faults."""
+
+    hang_limit_s: Seconds = Field(
+        default=600.0,
+        description="seconds without progress on any rank of a node after which the run ends as hung; writing and "
+        "hashing a checkpoint is no progress, so large models on slow disks need more",
+    )
+    stop_grace_s: Seconds = Field(
+        default=60.0,
+        description="seconds that the ranks have after SIGTERM or Ctrl-C to end their step and save, before they are "
+        "killed",
+    )
+
+
 class FinetuneConfig(Part):
     """The complete configuration of one fine-tuning."""
 
@@ -155,6 +170,7 @@ class FinetuneConfig(Part):
     zero: ZeroConfig = ZeroConfig()
     measurement: TuningMeasurementConfig = TuningMeasurementConfig()
     checkpoint: SavingConfig = SavingConfig()
+    faults: TuningFaultsConfig = TuningFaultsConfig()
 
     @property
     def name(self) -> str:

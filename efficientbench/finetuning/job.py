@@ -9,10 +9,12 @@ from pydantic import TypeAdapter
 
 from efficientbench.finetuning.choice import CurriculumRecord
 from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.foreign import read_whole
 from efficientbench.metrics.records.record_parts import DataSource
 from efficientbench.running.output_folder import HELD_OUT_LOSSES
+from efficientbench.training.checkpoints.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,23 @@ class TuningJob:
     def held_out_losses(self) -> Path:
         """File of the held-out losses so far, which a resumed run goes on with."""
         return self.output / HELD_OUT_LOSSES
+
+    def manifest(self, step: int, holds: str) -> Manifest:
+        """Return what describes the state after `step` steps, as yet without files; `holds`: as in `Manifest`."""
+        return Manifest(
+            step=step,
+            stopped=False,
+            holds=holds,
+            config=self.config.model_dump(mode="json"),
+            data=[self.fingerprint],
+            layout={"world": self.world},
+            formula=FORMULAS,
+            steps_left_out=0,
+            optimizer_step=step,
+            # DeepSpeed keeps its own.
+            loss_scale=None,
+            progress={},
+        )
 
     def write(self, path: Path) -> None:
         """Write the job as JSON. Raises MetricsError where the file cannot be written."""

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from efficientbench.finetuning.spent import Spent, StepBegins
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics import EfficiencyCallback
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.steplog import StepLog
@@ -91,6 +92,25 @@ class Stop(TrainerCallback):
         if asked.item() and state.global_step < state.max_steps:
             self.stopped = True
             control.should_training_stop = control.should_save = True
+
+
+class Heartbeat(TrainerCallback):
+    """Writes step and phase into the heartbeat, by which the launcher distinguishes a hang from slow work."""
+
+    def __init__(self, writer: HeartbeatWriter) -> None:
+        self._writer = writer
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._writer.at(state.global_step + 1, "training")
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._writer.at(state.global_step, "after a validation")
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._writer.at(state.global_step, "after a checkpoint")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._writer.at(state.global_step, "after training")
 
 
 class Sent(TrainerCallback):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from efficientbench.data_tools.files import beside, complete_folder
 from efficientbench.devices.registry import find_device
 from efficientbench.finetuning.examples import fingerprint_of, read_examples
 from efficientbench.finetuning.job import TuningJob
@@ -17,12 +19,14 @@ from efficientbench.finetuning.methods import WITH_ADAPTER
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
 from efficientbench.language.readers import outlive_readers
 from efficientbench.launchers.processes.failure import Failure
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.records.record import FIGURES, read_record
 from efficientbench.metrics.records.wandb_log import WandbLog
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import ran_out_of_memory, users_mistake
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.rank_process import StopRequested, end, run_rank
+from efficientbench.training.checkpoints.manifest import seal
 from efficientbench.training.errors import NonFiniteError, TrainingError
 
 if TYPE_CHECKING:
@@ -35,10 +39,16 @@ def main() -> int:
     job = TuningJob.read(Path(sys.argv[1]))
     rank = int(os.environ["RANK"])
     log_file = OutputFolder(job.output).log / f"rank_{rank}.log"
-    return run_rank(rank, log_file, lambda stop: tune_rank(job, rank, stop), lambda error: diagnose(error, log_file))
+
+    def work(stop_requested: StopRequested) -> bool:
+        heartbeat = HeartbeatWriter()
+        heartbeat.start()
+        return tune_rank(job, rank, stop_requested, heartbeat)
+
+    return run_rank(rank, log_file, work, lambda error: diagnose(error, log_file))
 
 
-def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested) -> bool:
+def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbeat: HeartbeatWriter) -> bool:
     """Train this rank's part, save, verify, and on rank 0 write the record; return whether it was stopped early."""
     device = find_device(job.config.device)
     if device.type == "cpu":
@@ -51,33 +61,43 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested) -> bool:
     from efficientbench.finetuning.arguments import sft_arguments
     from efficientbench.finetuning.base_model import load_tokenizer
     from efficientbench.finetuning.build import build, saved_shapes
-    from efficientbench.finetuning.listeners import DeepSpeedFile, Stop, listeners
+    from efficientbench.finetuning.checkpoints import TuningCheckpoints
+    from efficientbench.finetuning.listeners import DeepSpeedFile, Heartbeat, Stop, listeners
     from efficientbench.finetuning.peak import peak_on_the_spot
     from efficientbench.finetuning.record import Recording
     from efficientbench.finetuning.spent import Spent
     from efficientbench.finetuning.trainer import Tuner
     from efficientbench.metrics import EfficiencyCallback
+    from efficientbench.training.collectives import collectives_begun
 
     recording = Recording(job, device)
     deepspeed = deepspeed_config(job.config, device)
+    heartbeat.at(0, "meeting the other ranks")
     # Before the model: ZeRO-3 partitions only what is loaded after it knows the arguments.
     args = sft_arguments(job, deepspeed, device.type)
+    heartbeat.collectives = collectives_begun
+    heartbeat.at(0, "reading examples and checkpoint")
+    _read_plainly(job)
     train, held_out, order, levels = read_examples(job.examples)
     # One order for all ranks, or their batches overlap.
     _check_world(job, fingerprint_of(train, held_out, order))
     recording.measured_peak_flops = peak_on_the_spot(job, device, args.device)
-    model, initial = build(job.config, job.model)
+    with _built_visibly(heartbeat):
+        model, initial = build(job.config, job.model)
     tokenizer = load_tokenizer(job.model)
     monitor = EfficiencyCallback(warmup_steps=job.config.measurement.warmup_steps)
     stop = Stop(stop_requested)
     spent = Spent(recording.begin_s, job.config.measurement.warmup_steps, bool(job.resumed_step))
     with _sink(job, rank) as sink:
-        callbacks = listeners(stop, monitor, spent, job.output / "steps.jsonl", sink)
+        callbacks = [Heartbeat(heartbeat), *listeners(stop, monitor, spent, job.output / "steps.jsonl", sink)]
         if deepspeed is not None:
             callbacks.append(DeepSpeedFile(job.output / "deepspeed.json"))
         ratio = job.config.adapter.lora_plus_ratio if job.config.method == "lora_plus" else None
         shapes = saved_shapes(model)
-        trainer = Tuner(model, args, tokenizer, callbacks, train, held_out, order, ratio, job.held_out_losses)
+        trainer = Tuner(
+            *(model, args, tokenizer, callbacks, train, held_out, order, ratio, job.held_out_losses),
+            *(TuningCheckpoints(job, rank), heartbeat),
+        )
         trainer.before_evaluation = spent.evaluation_begins
         trainer.load_held_out_losses(job.resumed_step)
         trainer.train(resume_from_checkpoint=str(job.resume) if job.resume is not None else None)
@@ -90,6 +110,36 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested) -> bool:
             record = read_record(OutputFolder(job.output).record)
             sink.figures({name: getattr(record, name) for name in FIGURES})
     return stop.stopped
+
+
+def _read_plainly(job: TuningJob) -> None:
+    """Verify the checkpoint to resume from, and let DeepSpeed read its files as plain data.
+
+    Raises CheckpointError: a file is damaged.
+    """
+    from efficientbench.finetuning.deepspeed_files import use_plain_files
+    from efficientbench.training.checkpoints.together import verify_together
+
+    use_plain_files(job.resume, verify_together(job.resume).files if job.resume is not None else {})
+
+
+@contextlib.contextmanager
+def _built_visibly(heartbeat: HeartbeatWriter) -> Iterator[None]:
+    """Report each module and weight of a model while it is built, read, and decomposed by PiSSA, which takes long."""
+    from torch.nn.modules import module
+
+    counted = itertools.count(1)
+
+    def count(*_: object) -> None:
+        heartbeat.at(0, f"building the model, {next(counted):,} parts so far")
+
+    hooks = [module.register_module_module_registration_hook(count)]
+    hooks.append(module.register_module_parameter_registration_hook(count))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextlib.contextmanager
@@ -147,21 +197,25 @@ def _check_world(job: TuningJob, fingerprint: str) -> None:
 def _save(
     job: TuningJob, trainer: Tuner, shapes: dict[str, Any], initial: dict[str, Any] | None, rank: int
 ) -> int | None:
-    """Save on all ranks, verify on rank 0, and return there how many numbers the files hold."""
+    """Save on all ranks; verify and seal on rank 0, and return there how many numbers the files hold."""
     from efficientbench.finetuning.saved import as_plain_lora, doubled, verify
 
     has_adapter = job.config.method in WITH_ADAPTER
     folder = job.output / ("adapter" if has_adapter else "model")
-    # On all ranks, or what the others hold of the weights is missing.
-    trainer.save_model(str(folder))
+    # On all ranks, or what the others hold of the weights is missing; the first one alone writes.
     if rank:
+        trainer.save_model(str(beside(folder, "partial")))
         return None
-    if initial is not None:
-        verify(folder, shapes, initial=initial)
-        as_plain_lora(folder, initial)
-        shapes = doubled(shapes)
-    tied = frozenset() if has_adapter else frozenset(trainer.model.all_tied_weights_keys)
-    return verify(folder, shapes, tied)
+    with complete_folder(folder) as partial:
+        trainer.save_model(str(partial))
+        if initial is not None:
+            verify(partial, shapes, initial=initial)
+            as_plain_lora(partial, initial)
+            shapes = doubled(shapes)
+        tied = frozenset() if has_adapter else frozenset(trainer.model.all_tied_weights_keys)
+        numbers = verify(partial, shapes, tied)
+        seal(partial, job.manifest(job.steps, "weights"))
+    return numbers
 
 
 def diagnose(error: Exception, log_file: Path) -> Failure:

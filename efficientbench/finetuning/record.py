@@ -279,5 +279,6 @@ def _finetuning(
         "held_out_too_long": job.held_out_too_long,
         "curriculum": asdict(job.curriculum),
         "saved_numbers": saved_numbers,
+        "hashing_s": trainer.checkpoints.hashing_s,
         "held_out": curve,
     }

@@ -30,15 +30,16 @@ from efficientbench.metrics.records.record import read_record, write_record
 from efficientbench.metrics.records.wandb_log import check_wandb
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.running.errors import USERS_MISTAKES
-from efficientbench.running.failures import NO_RECORD, users_mistake, write_failure
+from efficientbench.running.failures import NO_RECORD, FailureFiles, users_mistake, write_failure
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.run import connected
+from efficientbench.training.checkpoints.manifest import find_good, read_manifest, remove_partial, set_damaged_aside
 
 
 def finetune(config: FinetuneConfig, mode: str, folder: OutputFolder | None = None, fresh: bool = False) -> int:
     """Train, measure and record `config`; return the exit code.
 
-    A run that an earlier attempt did not finish resumes from its newest checkpoint.
+    A run that an earlier attempt did not finish resumes from its newest undamaged checkpoint.
 
     Args:
         config: the run.
@@ -98,9 +99,13 @@ def prepare_job(
     first = link.node == 0
     resume = None
     if first:
-        resume = None if fresh else _resumable(folder, config, prepared, nodes * ranks)
-        if resume is None:
-            folder.set_aside()
+        try:
+            remove_partial(folder.path)
+            resume = None if fresh else _resumable(folder, config, prepared, nodes * ranks)
+            if resume is None:
+                folder.set_aside()
+        except OSError as error:
+            raise folder.unwritable(error) from None
     else:
         link.wait_for("prepared", [0])
         # The first node has decided where all begin.
@@ -135,34 +140,31 @@ def prepare_job(
 def _resumable(folder: OutputFolder, config: FinetuneConfig, prepared: Prepared, world: int) -> Path | None:
     """Return the newest whole checkpoint of an attempt at this run that did not reach its end; None: there is none.
 
+    Newer ones, which are damaged, are named and set aside.
+
     Raises ConfigError: the attempt was at another run, or on another number of ranks.
     """
-    found = {}
-    for path in (folder.path / "checkpoint").glob("checkpoint-*"):
-        # Written last: one without it was cut short.
-        if (path / "trainer_state.json").is_file() and path.name.rpartition("-")[2].isdigit():
-            found[int(path.name.rpartition("-")[2])] = path
     with contextlib.suppress(MetricsError):
         if folder.record.is_file() and read_record(folder.record).status == "completed":
             return None
-    if not found:
+    newest, problems = find_good(folder.path)
+    for problem in problems:
+        print(f"passed over: {problem}", flush=True)
+    if newest is None:
         return None
-    newest = found[max(found)]
-    try:
-        earlier = TuningJob.read(folder.config)
-    except (OSError, ValueError):
-        earlier = None
-    if earlier is not None and earlier.world != world:
+    earlier = read_manifest(newest)
+    if (ranks := earlier.layout.get("world")) != world:
         raise ConfigError(
-            f"{folder.path} holds checkpoints of {number_of(earlier.world, 'rank')}, and this run has {world}: start "
-            "as many, because each keeps its part of the optimizer, or --fresh begins anew"
+            f"{folder.path} holds checkpoints of {number_of(ranks, 'rank') if isinstance(ranks, int) else 'a training'}"
+            f", and this run has {world}: start as many, because each keeps its part of the optimizer, or --fresh "
+            "begins anew"
         )
-    recorded = earlier.config.model_dump(mode="json") if earlier is not None else {}
-    if earlier is None or earlier.fingerprint != prepared.fingerprint or not trains_the_same(recorded, config):
+    if earlier.data != [prepared.fingerprint] or not trains_the_same(earlier.config, config):
         raise ConfigError(
             f"{folder.path} holds checkpoints of another configuration or of other examples: --fresh begins anew, "
             "label=NAME takes another folder"
         )
+    set_damaged_aside(folder.path, newest)
     return newest
 
 
@@ -192,7 +194,7 @@ def _launch_ranks(job: TuningJob, device: Device, cluster: Cluster | None, link:
     def write_files(failure: Failure) -> None:
         if link.node:
             return
-        write_failure(folder, failure)
+        FailureFiles(folder).write(failure)
         if failure.kind not in NO_RECORD and not folder.record.exists():
             reason = f"the run failed ({failure.kind.replace('_', ' ')}): {failure.reason}"
             with contextlib.suppress(MetricsError):
@@ -204,8 +206,10 @@ def _launch_ranks(job: TuningJob, device: Device, cluster: Cluster | None, link:
         ranks,
         cluster,
         folder.log,
+        job.config.faults.stop_grace_s,
         on_failure=write_files,
         link=link,
+        hang_limit_s=job.config.faults.hang_limit_s,
     )
 
 

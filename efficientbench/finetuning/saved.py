@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.files import complete_folder
+from efficientbench.finetuning.complete import with_later_keys
+from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.finetuning.methods import peft_arguments
+from efficientbench.metrics.records.record import read_record
+from efficientbench.training.checkpoints import manifest
 
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -98,9 +107,15 @@ def as_plain_lora(folder: Path, initial: Mapping[str, torch.Tensor]) -> None:
         is_b = "lora_B" in name
         both[name] = torch.cat([tensor, -first if is_b else first], dim=1 if is_b else 0).contiguous()
     config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    config |= {"r": 2 * config["r"], "lora_alpha": 2 * config["lora_alpha"], "init_lora_weights": True}
+    config |= doubled_arguments(config)
     save_file(both, folder / ADAPTER, metadata={"format": "pt"})
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def doubled_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of PEFT's LoraConfig after `as_plain_lora`."""
+    r, alpha = 2 * arguments["r"], 2 * arguments["lora_alpha"]
+    return {**arguments, "r": r, "lora_alpha": alpha, "init_lora_weights": True}
 
 
 def doubled(shapes: Shapes) -> dict[str, tuple[int, ...]]:
@@ -114,31 +129,69 @@ def doubled(shapes: Shapes) -> dict[str, tuple[int, ...]]:
 def merge(run: Path, folder: Path) -> int:
     """Write a run's adapter and its base as one model; return how many numbers it holds.
 
+    Base and method are those of the run's record. The adapter's files are verified before anything of them is read.
+
     Raises:
         ConfigError: the run has no adapter, its base is gone, `folder` holds something, or the merged weights are not
             finite.
+        CheckpointError: a file of the adapter or of the base is damaged.
+        MetricsError: the run's record cannot be read.
     """
-    adapter = run / "adapter" if (run / "adapter").is_dir() else run
-    if not (adapter / ADAPTER).is_file():
+    run = run.parent if os.path.lexists(run / ADAPTER) else run
+    adapter = run / "adapter"
+    if not os.path.lexists(adapter / ADAPTER):
         raise ConfigError(f"{run}: has no adapter/{ADAPTER}: name the folder of a fine-tuning with an adapter")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: is not empty: name a new folder")
-    from peft import PeftModel
+    content = manifest.verify(adapter)
+    base, arguments = _recorded(run)
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
     logging.disable_progress_bar()
-    base = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    manifest.verify_where_listed(Path(base))
     try:
         model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{adapter}: its base model {base} cannot be loaded: {error}") from None
-    merged = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+        raise ConfigError(f"{run}: its base model {base} cannot be loaded: {error}") from None
+    merged = _with_adapter(model, adapter, arguments).merge_and_unload()
     tied = frozenset(merged.all_tied_weights_keys)
     shapes = {name: tuple(tensor.shape) for name, tensor in merged.state_dict().items()}
     with complete_folder(folder) as partial:
         merged.save_pretrained(partial)
         AutoTokenizer.from_pretrained(adapter).save_pretrained(partial)
         try:
-            return verify(partial, shapes, tied)
+            numbers = verify(partial, shapes, tied)
         except SavingError as error:
             raise ConfigError(str(error)) from None
+        manifest.seal(partial, replace(content, files={}))
+    return numbers
+
+
+def _recorded(run: Path) -> tuple[str, dict[str, Any]]:
+    """Return a run's base and the arguments of its adapter as it was saved, by the run's own record."""
+    record = read_record(run / "record.json")
+    base = record.finetuning.get("base_model")
+    try:
+        config = FinetuneConfig.model_validate(with_later_keys(record.config))
+    except ValidationError:
+        config = None
+    arguments = peft_arguments(config.method, config.adapter) if config is not None else None
+    if not isinstance(base, str) or arguments is None:
+        raise ConfigError(f"{run / 'record.json'}: is not the record of a fine-tuning with an adapter")
+    return base, doubled_arguments(arguments) if config is not None and config.method == "pissa" else arguments
+
+
+def _with_adapter(model: Any, adapter: Path, arguments: dict[str, Any]) -> Any:
+    """Return a model with the adapter's weights; raise ConfigError where they do not fit it.
+
+    PEFT reads no `adapter_config.json` here, which can name modules to import.
+    """
+    from peft import LoraConfig, PeftModel
+
+    try:
+        with warnings.catch_warnings(record=True):
+            return PeftModel.from_pretrained(model, adapter, config=LoraConfig(**arguments))
+    # Of layers that the model lacks and of tensors of other shapes PEFT says so in many ways.
+    except Exception as error:
+        first = str(error).partition("\n")[0]
+        raise ConfigError(f"{adapter}: does not fit its base model ({type(error).__name__}: {first})") from None

@@ -13,9 +13,12 @@ from datasets import Dataset
 from peft.optimizers import create_loraplus_optimizer
 from torch.utils.data import Sampler
 from transformers import PrinterCallback, TrainerCallback
+from transformers.trainer import TRAINING_ARGS_NAME
 from trl import SFTConfig, SFTTrainer
 
+from efficientbench.finetuning.checkpoints import TuningCheckpoints
 from efficientbench.finetuning.examples import Examples
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.files import whole_file
 from efficientbench.training.errors import TrainingError
 
@@ -47,6 +50,8 @@ class Tuner(SFTTrainer):
         order: np.ndarray,
         lora_plus_ratio: float | None,
         losses_file: Path,
+        checkpoints: TuningCheckpoints,
+        heartbeat: HeartbeatWriter,
     ) -> None:
         """Build it; all ranks must do so together.
 
@@ -60,10 +65,13 @@ class Tuner(SFTTrainer):
             order: numbers of examples, [steps · batch].
             lora_plus_ratio: learning rate of B over that of A; None: one rate for all.
             losses_file: where rank 0 keeps the held-out losses, for a run that resumes.
+            checkpoints: gives each its manifest and its name.
+            heartbeat: of this rank.
         """
         self.optimizer: Any
         self.control: Any
         self._order, self._lora_plus_ratio, self._losses_file = order, lora_plus_ratio, losses_file
+        self.checkpoints, self._heartbeat = checkpoints, heartbeat
         self._held_out = held_out.rows()
         self.held_out_losses: dict[int, np.ndarray] = {}
         """Steps before it → each held-out example's sum of losses and number of tokens, float64 [examples, 2]."""
@@ -95,6 +103,25 @@ class Tuner(SFTTrainer):
             )
         return super().create_optimizer(model)
 
+    def _get_output_dir(self, trial: Any = None) -> str:
+        return str(self.checkpoints.partial)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Write a checkpoint beside, then give it its manifest and its name."""
+        self._heartbeat.at(self.state.global_step, "saving a checkpoint")
+        super()._save_checkpoint(model, trial)
+        by_deepspeed: list[Path] = []
+        if self.is_deepspeed_enabled:
+            engine = self.model_wrapped.checkpoint_engine
+            by_deepspeed, engine.written = engine.written, []
+        self.checkpoints.publish(self.state.global_step, by_deepspeed)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Write the weights, and not the pickle of arguments beside them, which nothing here reads."""
+        super()._save(output_dir, state_dict)
+        if output_dir is not None and self.args.should_save:
+            Path(output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)
+
     def load_held_out_losses(self, step: int) -> None:
         """On rank 0 read what an earlier attempt has measured up to a step from which this one resumes; 0: nothing.
 
@@ -112,6 +139,7 @@ class Tuner(SFTTrainer):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Measure the held-out loss as a mean over tokens; all ranks must call this together."""
+        self._heartbeat.at(self.state.global_step, "validation")
         if self.before_evaluation is not None:
             self.before_evaluation()
         losses = self._losses()

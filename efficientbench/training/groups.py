@@ -9,7 +9,6 @@ import math
 import os
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -94,17 +93,6 @@ def _store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:
         listener.bind((address, port))
         listener.listen(size)
         return meet(is_master=True, master_listen_fd=listener.detach())
-
-
-def collectives_begun() -> dict[str, int]:
-    """Return, by the name of each process group, how many collectives this rank has begun in it."""
-    # torch compares the same numbers to find ranks that are out of step; they have no public name.
-    names = dict(dist.distributed_c10d._world.pg_names)
-    return {str(name): _count(group) for group, name in names.items()}
-
-
-def _count(group: Any) -> int:
-    return int(group._get_sequence_number_for_group())
 
 
 def barrier() -> None:

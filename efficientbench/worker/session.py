@@ -44,6 +44,7 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: StopRequest
         # a rank that loads slowly does not hang.
         from efficientbench.metrics.monitoring.exchange import gather
         from efficientbench.training import groups
+        from efficientbench.training.collectives import collectives_begun
         from efficientbench.training.parameter_roles import decayed_names, role_names
         from efficientbench.training.waits import Waits
         from efficientbench.worker.beside import Beside
@@ -58,7 +59,7 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: StopRequest
         groups.model_parallel(job.config.parallel, job.config.training.seed, limit_s),
         waits.recorded(),
     ):
-        heartbeat.collectives = groups.collectives_begun
+        heartbeat.collectives = collectives_begun
         heartbeat.at(0, "building model and data")
         # The first node's parent has looked for it, and verified it.
         resume = gather(job.resume, Path | None)[0]

@@ -143,3 +143,7 @@ def test_the_newest_is_the_one_of_most_steps(tmp_path: Path) -> None:
     for step in (100_000_000, 99_999_999):
         checkpoint_folder(tmp_path, step).mkdir(parents=True)
     assert complete(tmp_path)[-1] == checkpoint_folder(tmp_path, 100_000_000)
+    # As transformers names them, of a fine-tuning.
+    for name in ("checkpoint-100", "checkpoint-99", "checkpoint-9.partial", "damaged_checkpoint-101"):
+        (tmp_path / "tuned" / "checkpoint" / name).mkdir(parents=True)
+    assert [path.name for path in complete(tmp_path / "tuned")] == ["checkpoint-99", "checkpoint-100"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,31 +12,12 @@ from typing import Any
 import pytest
 import torch
 from support.checkpoints import read_weights, resume
+from support.hostile import Touch, rewrite_manifest
 from support.ranks import Ranks
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from efficientbench.training.checkpoints import manifest
-from efficientbench.training.checkpoints.manifest import MANIFEST, checkpoint_folder, fingerprint, verify
+from efficientbench.training.checkpoints.manifest import checkpoint_folder, read_manifest, verify
 from efficientbench.training.errors import CheckpointError
-
-
-def rewrite_manifest(folder: Path) -> None:
-    """What one who can write into the folder would do: make all checksums fit."""
-    whole = json.loads((folder / MANIFEST).read_text())["content"]
-    for name in list(whole["files"]):
-        seen = fingerprint(folder / name)
-        whole["files"][name] = {"sha256": seen.sha256, "bytes": seen.bytes}
-    (folder / MANIFEST).write_text(manifest._text(whole))
-
-
-class Touch:
-    """Unpickled, it makes a file: what a hostile checkpoint would do, and worse."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
-        return os.system, (f"touch '{self.path}'",)
 
 
 @contextlib.contextmanager
@@ -189,3 +168,13 @@ def test_another_shape_is_refused_before_the_engine_reads(
         resume(ranks, corpus, newest)
     with pytest.raises(CheckpointError, match="a part of decoder.final_layernorm.weight does not fit"):
         read_weights(newest)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"layout": 5}, {"config": []}, {"step": "four"}, {"files": [1]}, {"data": {"a": 1}}]
+)
+def test_a_manifest_of_other_types_is_refused(fields: dict[str, object], run_folder: Path) -> None:
+    newest = checkpoint_folder(run_folder, 4)
+    rewrite_manifest(newest, **fields)
+    with pytest.raises(CheckpointError, match=rf"manifest.json: damaged \({next(iter(fields))}"):
+        read_manifest(newest)

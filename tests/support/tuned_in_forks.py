@@ -31,7 +31,9 @@ from efficientbench.finetuning.prepare import prepare  # noqa: E402
 from efficientbench.finetuning.rows import read_rows  # noqa: E402
 from efficientbench.finetuning.run import prepare_job  # noqa: E402
 from efficientbench.launchers.network.node_link import NodeLink  # noqa: E402
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter  # noqa: E402
 from efficientbench.running.output_folder import OutputFolder  # noqa: E402
+from efficientbench.training.checkpoints.manifest import set_damaged_aside  # noqa: E402
 
 _ = trl.SFTTrainer
 
@@ -56,7 +58,7 @@ def _forked(job: TuningJob, rank: int) -> int:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
         from efficientbench.finetuning.rank import tune_rank
 
-        stopped = tune_rank(job, rank, lambda: False)
+        stopped = tune_rank(job, rank, lambda: False, HeartbeatWriter())
         code = int(stopped)
     except BaseException:
         import traceback
@@ -93,6 +95,8 @@ def main(cache: str, output: Path, runs: list[str]) -> None:
         )
         if begins:
             resume = folder.path / "checkpoint" / f"checkpoint-{begins[0]}"
+            # As a run does that passes over damaged ones.
+            set_damaged_aside(folder.path, resume)
             job = replace(TuningJob.read(folder.config), resume=resume)
             train([job, job], [0, 0])
             continue

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
@@ -17,12 +16,13 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.training.checkpoints import contents
-from efficientbench.training.checkpoints.manifest import Manifest, identity, verify
+from efficientbench.training.checkpoints.manifest import Manifest, identity
 from efficientbench.training.checkpoints.metadata_checks import check_shapes
 from efficientbench.training.checkpoints.read import MetadataReader
 from efficientbench.training.checkpoints.save import Saver, sharded_state_dict
 from efficientbench.training.checkpoints.shards import Shard, ShardedParameter
 from efficientbench.training.checkpoints.storage import CommonStrategy, LoadStrategy
+from efficientbench.training.checkpoints.together import verify_together
 from efficientbench.training.errors import CheckpointError
 
 
@@ -99,7 +99,7 @@ class Checkpoints:
         Raises:
             CheckpointError: a file is damaged, or the checkpoint is of another run; nothing was trained then.
         """
-        manifest = self._verified(folder)
+        manifest = verify_together(folder)
         if manifest.data != self.data:
             raise CheckpointError(
                 f"{folder}: was trained on other tokens than data.path gives now; --fresh begins anew"
@@ -132,7 +132,7 @@ class Checkpoints:
         Raises:
             CheckpointError: a file is damaged, or the checkpoint is another one or of another model.
         """
-        manifest = self._verified(folder)
+        manifest = verify_together(folder)
         if sha256 not in (None, identity(folder)):
             raise CheckpointError(f"{folder}: is another checkpoint than that which the run was to begin with")
         self._read(folder, manifest, list(contents.tensors_to_read(self.parameters, self.optimizer, everything=False)))
@@ -158,16 +158,3 @@ class Checkpoints:
                 CommonStrategy(),
                 validate_access_integrity=False,
             )
-
-    def _verified(self, folder: Path) -> Manifest:
-        """Verify some of the files on each rank, and raise on all ranks before any of them reads a weight."""
-        problem, manifest = None, None
-        try:
-            manifest = verify(folder, dist.get_rank(), dist.get_world_size())
-        except CheckpointError as error:
-            problem = str(error)
-        for each in gather(problem, str | None):
-            if each is not None:
-                raise CheckpointError(each)
-        assert manifest is not None
-        return manifest

@@ -1,7 +1,8 @@
 """Find a run's checkpoints and verify them by `manifest.json`, which lists the files beside it with their checksums.
 
-A checkpoint is complete when its folder has its final name, `checkpoint/step_00000100`: the folder gets it only after
-the manifest, with size and SHA-256 of every file, is on the disk. No torch here: the parent process reads this too.
+A checkpoint is complete when its folder has its final name, `checkpoint/step_00000100`, or of a fine-tuning
+`checkpoint/checkpoint-100`: the folder gets it only after the manifest, with size and SHA-256 of every file, is on the
+disk. No torch here: the parent process reads this too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from efficientbench.metrics.foreign import parse_json, read_whole
 from efficientbench.training.errors import CheckpointError
 
@@ -26,6 +29,8 @@ FORMAT = 1
 PARTIAL = ".partial_"
 DAMAGED = "damaged_"
 READ_BYTES = 1 << 20
+COMPLETE = re.compile(r"(?:step_|checkpoint-)(\d+)")
+"""Name of a complete checkpoint, with its steps: pretraining's and transformers'."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,9 @@ class Manifest:
             os.fsync(file.fileno())
 
 
+_MANIFEST = TypeAdapter(Manifest)
+
+
 def _text(content: Mapping[str, Any]) -> str:
     body = json.dumps(content, indent=1, sort_keys=True)
     return json.dumps(
@@ -96,8 +104,11 @@ def read_manifest(folder: Path) -> Manifest:
             raise ValueError("its checksum does not fit its content")
         if content["format"] != FORMAT:
             raise CheckpointError(f"{path}: written in format {content['format']}; this program reads {FORMAT}")
-        files = {name: File(**each) for name, each in content.pop("files").items()}
-        return Manifest(**content, files=files)
+        # Who wrote the checksum may have put anything in the place of anything.
+        return _MANIFEST.validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointError(f"{path}: damaged ({'.'.join(map(str, first['loc']))}: {first['msg']})") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     except CheckpointError:
@@ -175,6 +186,52 @@ def fingerprint(path: Path) -> File:
     return File(digest.hexdigest(), size_bytes)
 
 
+def seal(folder: Path, content: Manifest) -> None:
+    """Write the manifest of a folder whose files are all there; those that its list lacks are hashed here.
+
+    Raises OSError: the disk is full.
+    """
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in content.files:
+            content.files[name] = written(path)
+    content.write(folder)
+    flush(folder)
+
+
+def publish(folder: Path, final: Path, content: Manifest, keep: int) -> None:
+    """Make a folder the checkpoint `final`: seal it, rename it, and remove all but the `keep` last ones."""
+    seal(folder, content)
+    # In this order: a crash at any point leaves either no checkpoint or one whose every byte is on the disk.
+    os.rename(folder, final)
+    flush(final.parent)
+    keep_last(final.parents[1], final, keep)
+
+
+def written(path: Path) -> File:
+    """Force a file onto the disk, and return its size and SHA-256."""
+    flush(path)
+    return fingerprint(path)
+
+
+def flush(path: Path) -> None:
+    """Force onto the disk what was written: a file's content, or a folder's names."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def verify_where_listed(folder: Path) -> None:
+    """Verify a folder that has a manifest, as adapters and models do that this program wrote.
+
+    Raises CheckpointError: a file is damaged; the message names it.
+    """
+    if os.path.lexists(folder / MANIFEST):
+        verify(folder)
+
+
 def _seen(path: Path) -> File:
     try:
         return fingerprint(path)
@@ -192,12 +249,13 @@ def complete(run_folder: Path) -> list[Path]:
 
     Also what is no folder, as a link that leads nowhere: it would be in the way of the run's next checkpoint.
     """
-    found = [path for path in (run_folder / "checkpoint").glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
-    return sorted(found, key=_step)
+    return sorted((path for path in (run_folder / "checkpoint").glob("*") if COMPLETE.fullmatch(path.name)), key=_step)
 
 
 def _step(folder: Path) -> int:
-    return int(folder.name.removeprefix("step_"))
+    named = COMPLETE.fullmatch(folder.name)
+    assert named is not None
+    return int(named[1])
 
 
 def find_good(run_folder: Path, check: Callable[[Path], Manifest] | None = None) -> tuple[Path | None, list[str]]:

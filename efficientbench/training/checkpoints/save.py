@@ -211,18 +211,8 @@ class Saver:
         for written in gather(self._writer.written, dict[str, manifest.File]):
             content.files.update(written)
         if dist.get_rank() == 0:
-            for path in folder.rglob("*"):
-                name = path.relative_to(folder).as_posix()
-                if path.is_file() and name not in content.files:
-                    _flush(path)
-                    content.files[name] = manifest.fingerprint(path)
-            content.write(folder)
             final = manifest.checkpoint_folder(self.run_folder, content.step)
-            # In this order: a crash at any point leaves either no checkpoint or one whose every byte is on the disk.
-            _flush(folder)
-            os.rename(folder, final)
-            _flush(final.parent)
-            manifest.keep_last(self.run_folder, final, self.keep)
+            manifest.publish(folder, final, content, self.keep)
         groups.barrier()
 
 
@@ -231,12 +221,3 @@ def _as_error(failed: tuple[int, int | None, str], folder: Path) -> Exception:
     if number is not None:
         return OSError(number, f"{os.strerror(number)}, in a checkpoint", str(folder))
     return SaveError(f"rank {rank} could not write its part of {folder}: {reason}")
-
-
-def _flush(path: Path) -> None:
-    """Force onto the disk what was written: a file's content, or a folder's names."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
