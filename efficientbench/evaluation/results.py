@@ -15,11 +15,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from efficientbench.basics.files import no_link
+from efficientbench.basics.foreign import parse_json
 from efficientbench.config.errors import ConfigError
 from efficientbench.evaluation.task import ItemResult, Summary, Task
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.files import no_link, write_whole
-from efficientbench.metrics.foreign import parse_json
+from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record_parts import TrainingScore
 
 FOLDER = "evaluation"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from efficientbench.basics.foreign import WEIGHTS, check_folder
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import complete_folder, exclusive_lock
@@ -16,8 +17,8 @@ from efficientbench.finetuning.examples import CHATML
 from efficientbench.finetuning.rows import Row, read_rows
 
 SEED = 1234
-_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-"""Of a model on ModelScope: configuration, weights, chat template and tokenizer; no pickle and no code."""
+_FILES = ("*.json", f"*{WEIGHTS}", "*.jinja", "*.txt", "*.model")
+"""Of a model: configuration, weights, chat template and tokenizer; no pickle and no code."""
 
 
 def find_model(model: str, cache: Path) -> str:
@@ -36,6 +37,7 @@ def find_model(model: str, cache: Path) -> str:
         return str(folder)
     if is_of_modelscope(model):
         model = str(_of_modelscope(model))
+    check_base(model)
     from transformers import AutoConfig
 
     try:
@@ -46,6 +48,19 @@ def find_model(model: str, cache: Path) -> str:
             f"model: {model} is neither a folder with a model nor one that the hub gives: {first}"
         ) from None
     return str(Path(model).absolute()) if Path(model).is_dir() else model
+
+
+def check_base(model: str) -> None:
+    """Check the files of a model's folder before transformers opens them; a name on the hub has none.
+
+    Raises ConfigError: one is a device, a pipe or too large.
+    """
+    if not Path(model).is_dir():
+        return
+    try:
+        check_folder(Path(model), _FILES)
+    except OSError as error:
+        raise ConfigError(f"model: {error.filename or model}: cannot be read ({error.strerror})") from None
 
 
 def _of_modelscope(model: str) -> Path:

@@ -11,8 +11,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.files import complete_folder
+from efficientbench.finetuning.base_model import check_base
 
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -111,6 +113,21 @@ def doubled(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     }
 
 
+def _base_of(adapter: Path) -> str:
+    """Return the base model that an adapter's configuration names, whose other files are checked, too.
+
+    Raises ConfigError: it names none, or a file of the folder is a device, a pipe or too large.
+    """
+    check_base(str(adapter))
+    path = adapter / ADAPTER_CONFIG
+    try:
+        return str(parse_json(read_whole(path))["base_model_name_or_path"])
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: names no base model ({type(error).__name__}: {error})") from None
+
+
 def merge(run: Path, folder: Path) -> int:
     """Write a run's adapter and its base as one model; return how many numbers it holds.
 
@@ -127,7 +144,8 @@ def merge(run: Path, folder: Path) -> int:
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
     logging.disable_progress_bar()
-    base = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    base = _base_of(adapter)
+    check_base(base)
     try:
         model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
     except (OSError, ValueError) as error:

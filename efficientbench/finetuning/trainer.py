@@ -15,6 +15,7 @@ from torch.utils.data import Sampler
 from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
+from efficientbench.basics.foreign import check_regular
 from efficientbench.finetuning.examples import Examples
 from efficientbench.metrics.files import whole_file
 from efficientbench.training.errors import TrainingError
@@ -103,6 +104,7 @@ class Tuner(SFTTrainer):
         if not step or not self.is_world_process_zero():
             return
         try:
+            check_regular(self._losses_file)
             with np.load(self._losses_file) as file:
                 self.held_out_losses = {int(name): file[name] for name in file.files if int(name) <= step}
         except (OSError, ValueError, BadZipFile) as error:

@@ -9,10 +9,11 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from efficientbench.basics.files import no_link
+from efficientbench.basics.foreign import read_whole
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.files import complete_folder, write_file
-from efficientbench.launchers.files import no_link
 
 HELD_OUT_LOSSES = "held_out_losses.npz"
 """Of a fine-tuning."""
@@ -99,7 +100,7 @@ class OutputFolder:
         try:
             with complete_folder(self.tokenizer) as partial:
                 for path in tokenizer.iterdir():
-                    write_file(partial / path.name, path.read_bytes())
+                    write_file(partial / path.name, read_whole(path))
         except OSError as error:
             raise self.unwritable(error) from None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from efficientbench.launchers.files import no_link
+from efficientbench.basics.files import no_link
 from efficientbench.launchers.processes.failure import Failure, report_failure
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationError, model_validator
 
+from efficientbench.basics.foreign import plain_text, plain_texts, read_whole
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.foreign import plain_text, plain_texts, read_whole
 from efficientbench.metrics.records.figure import Figure, Positive, fact
 from efficientbench.metrics.records.figures import Subject
 from efficientbench.metrics.records.generation_figures import Phase, RowFigures, rows_of

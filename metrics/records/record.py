@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationError, model_validator
 
+from efficientbench.basics.foreign import plain_text, plain_texts, read_whole
 from efficientbench.metrics.definitions import speed_only_reason
 from efficientbench.metrics.device_use import (
     DeviceConditions,
@@ -22,7 +23,6 @@ from efficientbench.metrics.device_use import (
 )
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.foreign import plain_text, plain_texts, read_whole
 from efficientbench.metrics.records.figure import LARGEST, Few, Figure, fact
 from efficientbench.metrics.records.figures import Identity, Metrics
 from efficientbench.metrics.records.record_parts import (

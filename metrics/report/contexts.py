@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from efficientbench.metrics.foreign import plain_text, read_whole
+from efficientbench.basics.foreign import plain_text, read_whole
 from efficientbench.metrics.records.record import current_files
 
 HIDDEN = ("passkey", "needle")

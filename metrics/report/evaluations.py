@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from efficientbench.basics.foreign import parse_json, plain_text, plain_texts, read_whole
 from efficientbench.metrics.analysis.paired import CORE, FOLDER, Evaluations, Paired
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.foreign import parse_json, plain_text, plain_texts, read_whole
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS
 from efficientbench.metrics.report.columns import csv_cell
 from efficientbench.metrics.report.table import ABSENT, Table, number, print_table

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from efficientbench.metrics.foreign import parse_json, plain_text, plain_texts, read_whole
+from efficientbench.basics.foreign import parse_json, plain_text, plain_texts, read_whole
 from efficientbench.metrics.records.record import current_files
 from efficientbench.metrics.report.table import ABSENT, Table, print_table
 

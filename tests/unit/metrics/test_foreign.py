@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from support.metrics_parts import make_record, printed, read_csv
 from support.synthetic_runs import gpu_run
 
+from efficientbench.basics.foreign import MOST_BYTES, parse_json, plain_text, read_whole
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.foreign import MOST_BYTES, parse_json, plain_text, read_whole
 from efficientbench.metrics.records.record import RunRecord, read_record, write_record
 from efficientbench.metrics.records.steplog import read_steps
 from efficientbench.metrics.report.build import build_report
