@@ -127,7 +127,7 @@ def test_no_text_of_a_record_moves_a_terminal(tmp_path: Path) -> None:
     shown += "".join(path.read_text() for path in report.written if path.is_file())
     assert "one\ufffd" in shown
     assert not set(ESCAPE) & set(shown) - set("[2J1m")
-    assert load_failures(tmp_path)[0].reason == f"why{plain_text(ESCAPE)}"
+    assert load_failures(tmp_path)[0][0].reason == f"why{plain_text(ESCAPE)}"
 
 
 def test_line_breaks_and_other_scripts_stay() -> None:
