@@ -164,18 +164,19 @@ def remembered_sha256(paths: Sequence[Path], folder: Path) -> list[str]:
     `folder/checksums.json` remembers them. Processes that call this at once wait for each other.
 
     Raises:
-        OSError: a file cannot be read, or the folder cannot be written.
+        DataError: a file cannot be read, or the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     memory = folder / "checksums.json"
-    with exclusive_lock(folder / "checksums.lock"):
-        try:
-            content = parse_json(read_whole(memory))
-            known = {state: found for state, found in dict(content).items() if isinstance(found, str)}
-        except (OSError, ValueError, TypeError):
-            known = {}  # nothing is lost by reading the files again
-        states = [file_identity(path) for path in paths]
-        found = {state: known.get(state) or sha256(path) for path, state in zip(paths, states, strict=True)}
-        if not found.keys() <= known.keys():
-            write_file(memory, json.dumps({**known, **found}, indent=0).encode())
+    with disk_errors_explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(folder / "checksums.lock"):
+            try:
+                content = parse_json(read_whole(memory))
+                known = {state: found for state, found in dict(content).items() if isinstance(found, str)}
+            except (OSError, ValueError, TypeError):
+                known = {}  # nothing is lost by reading the files again
+            states = [file_identity(path) for path in paths]
+            found = {state: known.get(state) or sha256(path) for path, state in zip(paths, states, strict=True)}
+            if not found.keys() <= known.keys():
+                write_file(memory, json.dumps({**known, **found}, indent=0).encode())
     return [found[state] for state in states]

@@ -42,7 +42,7 @@ def find_model(model: str, cache: Path) -> str:
 
     try:
         AutoConfig.from_pretrained(model)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a foreign folder can fail in any way
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
             f"model: {model} is neither a folder with a model nor one that the hub gives: {first}"
@@ -83,7 +83,7 @@ def load_tokenizer(model: str) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a foreign folder can fail in any way
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"model: {model} has no tokenizer: {first}") from None
     if not tokenizer.chat_template:

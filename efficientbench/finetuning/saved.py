@@ -113,7 +113,7 @@ def doubled(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _base_of(adapter: Path) -> str:
+def base_of(adapter: Path) -> str:
     """Return the base model that an adapter's configuration names, whose other files are checked, too.
 
     Raises ConfigError: it names none, or a file of the folder is a device, a pipe or too large.
@@ -144,7 +144,7 @@ def merge(run: Path, folder: Path) -> int:
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
     logging.disable_progress_bar()
-    base = _base_of(adapter)
+    base = base_of(adapter)
     check_base(base)
     try:
         model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")

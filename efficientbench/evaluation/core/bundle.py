@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ def read_bundle(folder: Path, limit: int | None) -> Bundle:
             raise DataError(f"core.yaml, {name}: dataset_uri is missing: where its rows lie in eval_data/")
         elif (relative := Path(str(uri))).is_absolute() or ".." in relative.parts:
             raise DataError(f"core.yaml, {name}: dataset_uri {uri} leads out of eval_data/")
-        elif not (path := folder / "eval_data" / str(uri)).is_file():
+        elif not os.path.lexists(path := folder / "eval_data" / str(uri)):
             absent[name] = f"eval_data/{uri} is absent"
         else:
             tasks[name] = _task(name, listed[name], baselines[name], path, limit)
