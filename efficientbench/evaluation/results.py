@@ -26,7 +26,7 @@ from efficientbench.metrics.records.record_parts import TrainingScore
 FOLDER = "evaluation"
 """Of a run's folder: `<task>.jsonl` and `<task>.json`."""
 FORMAT = 1
-"""Of both files."""
+"""Of `<task>.jsonl`."""
 MOST_BYTES = 1 << 32
 """Of a file of results, which is read as a whole."""
 _SCORE = TypeAdapter(TrainingScore)
@@ -159,7 +159,7 @@ def write_summary(path: Path, header: Mapping[str, Any], items: int, summary: Su
 
     Raises MetricsError: it cannot be written.
     """
-    write_evaluation({"format": FORMAT, **header, "items": items, **asdict(summary)}, path)
+    write_evaluation({**header, "items": items, **asdict(summary)}, path)
 
 
 def read_scores(folder: Path) -> list[TrainingScore]:

@@ -7,15 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from efficientbench.basics.checksum import check_checksum, with_checksum
+from efficientbench.basics.checksum import KEY, check_checksum, with_checksum
 from efficientbench.basics.foreign import parse_json, plain_texts, read_whole
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 
+EVALUATION_FORMAT = 2
+"""1 had no checksum."""
+
 
 def write_evaluation(content: Mapping[str, Any], path: Path) -> None:
-    """Write a summary with its checksum. Raises MetricsError where the file cannot be written."""
-    write_whole(path, json.dumps(with_checksum(content), indent=2, allow_nan=False) + "\n")
+    """Write a summary with its format and checksum. Raises MetricsError where the file cannot be written."""
+    whole = with_checksum({"format": EVALUATION_FORMAT, **content})
+    write_whole(path, json.dumps(whole, indent=2, allow_nan=False) + "\n")
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
@@ -28,6 +32,8 @@ def read_evaluation(path: Path) -> dict[str, Any]:
         content = parse_json(read_whole(path))
         if not isinstance(content, dict):
             raise ValueError("it is no JSON object")
+        if content.get("format") == EVALUATION_FORMAT and KEY not in content:
+            raise ValueError(f"damaged, it lacks its {KEY}")
         check_checksum(content)
     except OSError as error:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None

@@ -153,7 +153,7 @@ def _task(name: str, listed: Mapping[str, Any], baseline: float, path: Path, lim
         cut = limit is not None and limit <= shots
         raise ConfigError(
             f"core: {name} has {len(rows):,} rows{' by --limit' if cut else ''}, and needs its {shots} shots and one "
-            f"more{f': give --limit {shots + 1} or more; of a training, evaluation.core_limit' if cut else ''}"
+            f"more ({path}){f': give --limit {shots + 1} or more; of a training, evaluation.core_limit' if cut else ''}"
         )
     return CoreTask(name, kind, shots, delimiter, baseline, hashlib.sha256(content).hexdigest(), rows)
 
