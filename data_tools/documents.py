@@ -266,7 +266,8 @@ def _opened(part: Part) -> IO[bytes] | gzip.GzipFile | io.BufferedReader:
     if part.compression is not None and part.path.stat().st_size == 0:
         raise DataError(f"{part.path} is damaged or cut short: it is empty")
     if part.compression == "gz":
-        return gzip.open(open_regular(part.path))
+        check_regular(part.path)
+        return gzip.open(part.path)
     if part.compression == "zst":
         # Arrow's reader, since that of `zstandard` takes the end of a file that is cut short for the end of its text.
         import pyarrow as pa

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationError, model_validator
 
-from efficientbench.basics.checksum import with_checksum
-from efficientbench.basics.foreign import plain_text, plain_texts, read_whole
+from efficientbench.basics.checksum import check_checksum, with_checksum
+from efficientbench.basics.foreign import parse_json, plain_text, plain_texts, read_whole
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.figure import Figure, Positive, fact
 from efficientbench.metrics.records.figures import Subject
 from efficientbench.metrics.records.generation_figures import Phase, RowFigures, rows_of
-from efficientbench.metrics.records.record import current_files, iso_time, readable, require_own_checksum
+from efficientbench.metrics.records.record import current_files, iso_time, readable
 
 GENERATION_NAME = "generation.json"
 GENERATION_SCHEMA: Literal[1] = 1
@@ -146,12 +146,14 @@ def read_generation(path: Path) -> GenerationRecord:
     try:
         content = read_whole(path)
         record = GenerationRecord.model_validate_json(content)
+        check_checksum(parse_json(content))
     except OSError as error:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
         reason = readable(error, GenerationRecord.model_fields, GENERATION_SCHEMA, "a record of generation")
         raise MetricsError(f"{path}: {reason}") from None
-    require_own_checksum(content, path)
+    except ValueError as error:
+        raise MetricsError(f"{path}: {error}") from None
     return record
 
 

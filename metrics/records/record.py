@@ -230,25 +230,15 @@ def read_record(path: Path) -> RunRecord:
     try:
         content = read_whole(path)
         record = RunRecord.model_validate_json(content)
+        check_checksum(parse_json(content))
     except OSError as error:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
         reason = readable(error, RunRecord.model_fields, SCHEMA_VERSION, "a run's record")
         raise MetricsError(f"{path}: {reason}") from None
-    require_own_checksum(content, path)
-    return record
-
-
-def require_own_checksum(content: bytes, path: Path) -> None:
-    """Check the checksum of a record of which these bytes were read; one without any is taken as it is.
-
-    Raises:
-        MetricsError: it is not that of the record; the message names the file.
-    """
-    try:
-        check_checksum(parse_json(content))
     except ValueError as error:
         raise MetricsError(f"{path}: {error}") from None
+    return record
 
 
 def readable(error: ValidationError, known: Iterable[str], schema: int, what: str) -> str:
