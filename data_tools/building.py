@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, TypeVar
 
+from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import (
     FileChecksums,
@@ -145,12 +146,12 @@ def finish_part(folder: Path, number: int, counts: Counts) -> None:
 def finished_part(folder: Path, number: int, kind: type[Found]) -> Found | None:
     """Return what the part of this number holds; None if it is not complete or damaged, and has to be made."""
     try:
-        line, crc32 = part_file(folder, number, "json").read_bytes().splitlines()
+        line, crc32 = read_whole(part_file(folder, number, "json")).splitlines()
         if zlib.crc32(line) != int(crc32, 16):
             return None
-        counts = kind(**json.loads(line))
+        counts = kind(**parse_json(line))
         found = {each: _crc32(part_file(folder, number, each)) for each in counts.crc32}
-    except (FileNotFoundError, ValueError, TypeError, RecursionError):
+    except (FileNotFoundError, ValueError, TypeError):
         return None
     return counts if found == counts.crc32 else None
 

@@ -12,17 +12,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from efficientbench.data_tools.files import beside, complete_file, sha256, write_file
+from efficientbench.data_tools.files import beside, complete_file, disk_errors_explained, sha256, write_file
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def cached_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing as `complete_file` does, and write its checksum beside it."""
-    with complete_file(path) as stream:
-        yield stream
-    write_file(_checksum_path(path), f"{sha256(path)}  {path.name}\n".encode())
+    """Open a file for writing as `complete_file` does, and write its checksum beside it.
+
+    Raises:
+        DataError: the disk is full, or the file cannot be written.
+    """
+    with disk_errors_explained(path.parent):
+        with complete_file(path) as stream:
+            yield stream
+        write_file(_checksum_path(path), f"{sha256(path)}  {path.name}\n".encode())
 
 
 def is_intact(path: Path) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
+from efficientbench.basics.foreign import check_regular, open_regular
 from efficientbench.data_tools.errors import DataError, first_line
 from efficientbench.data_tools.inputs import PART_BYTES, Part
 
@@ -265,10 +266,12 @@ def _opened(part: Part) -> IO[bytes] | gzip.GzipFile | io.BufferedReader:
     if part.compression is not None and part.path.stat().st_size == 0:
         raise DataError(f"{part.path} is damaged or cut short: it is empty")
     if part.compression == "gz":
+        check_regular(part.path)
         return gzip.open(part.path)
     if part.compression == "zst":
         # Arrow's reader, since that of `zstandard` takes the end of a file that is cut short for the end of its text.
         import pyarrow as pa
 
+        check_regular(part.path)
         return io.BufferedReader(pa.input_stream(part.path, compression="zstd"), 1 << 20)
-    return part.path.open("rb")
+    return open_regular(part.path)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from efficientbench.basics.files import no_link
+from efficientbench.basics.foreign import open_regular, parse_json, read_whole
 from efficientbench.data_tools.errors import DataError
 
 BLOCK_BYTES = 1 << 20
@@ -28,14 +30,6 @@ logger = logging.getLogger(__name__)
 def beside(path: Path, suffix: str) -> Path:
     """Return the path `PATH.SUFFIX` of a file that lies beside `path`."""
     return path.with_name(f"{path.name}.{suffix}")
-
-
-def no_link(path: str, flags: int) -> int:
-    """Open a file as `open(…, opener=no_link)` does, unless its name is a link to another file.
-
-    Raises OSError: it is a link.
-    """
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 @contextmanager
@@ -134,7 +128,7 @@ def sha256_of_each(paths: Sequence[Path]) -> dict[Path, str]:
 
 def file_blocks(path: Path) -> Iterator[bytes]:
     """Yield a file's content in blocks of `BLOCK_BYTES`; the last may be shorter."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         while block := stream.read(BLOCK_BYTES):
             yield block
 
@@ -174,18 +168,19 @@ def remembered_sha256(paths: Sequence[Path], folder: Path) -> list[str]:
     `folder/checksums.json` remembers them. Processes that call this at once wait for each other.
 
     Raises:
-        OSError: a file cannot be read, or the folder cannot be written.
+        DataError: a file cannot be read, or the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     memory = folder / "checksums.json"
-    with exclusive_lock(folder / "checksums.lock"):
-        try:
-            content = json.loads(memory.read_bytes() if memory.is_file() else b"")
-            known = {state: found for state, found in dict(content).items() if isinstance(found, str)}
-        except (FileNotFoundError, ValueError, TypeError, RecursionError):
-            known = {}  # nothing is lost by reading the files again
-        states = [file_identity(path) for path in paths]
-        found = {state: known.get(state) or sha256(path) for path, state in zip(paths, states, strict=True)}
-        if not found.keys() <= known.keys():
-            write_file(memory, json.dumps({**known, **found}, indent=0).encode())
+    with disk_errors_explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(folder / "checksums.lock"):
+            try:
+                content = parse_json(read_whole(memory))
+                known = {state: found for state, found in dict(content).items() if isinstance(found, str)}
+            except (OSError, ValueError, TypeError):
+                known = {}  # nothing is lost by reading the files again
+            states = [file_identity(path) for path in paths]
+            found = {state: known.get(state) or sha256(path) for path, state in zip(paths, states, strict=True)}
+            if not found.keys() <= known.keys():
+                write_file(memory, json.dumps({**known, **found}, indent=0).encode())
     return [found[state] for state in states]

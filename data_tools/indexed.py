@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from efficientbench.basics.foreign import open_regular
 from efficientbench.data_tools.errors import DataError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -144,7 +145,7 @@ def _read_header(index: Path) -> tuple[np.dtype, int, int]:
     size = index.stat().st_size
     if size < _HEADER.size:
         raise DataError(f"{index}: byte {size}: it ends inside its header of {_HEADER.size} bytes; tokenize again")
-    with index.open("rb") as stream:
+    with open_regular(index) as stream:
         magic, version, code, sequences, documents = _HEADER.unpack(stream.read(_HEADER.size))
     if magic != MAGIC:
         raise DataError(f"{index}: byte 0: not a Megatron index: it begins with {magic!r}, not with {MAGIC!r}")

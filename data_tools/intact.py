@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from efficientbench.basics.foreign import open_regular
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import BLOCK_BYTES, FileChecksums, file_checksums, remembered_sha256
 from efficientbench.data_tools.indexed import bin_path, check_indexed
@@ -82,7 +83,7 @@ class BlockReader:
         self._dtype, self._vocab_size = dtype, vocab_size
         self._verified = np.zeros(len(self._crcs), bool)
         # Read, not mapped: mapped pages would count as memory of the process that is measured.
-        self._file = path.open("rb", buffering=0)
+        self._file = open_regular(path, buffering=0)
 
     def verify(self, begin: int, end: int) -> None:
         """Verify the blocks that contain the bytes from `begin` up to `end`.

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import FileChecksums, file_checksums, write_file
 from efficientbench.data_tools.indexed import IndexedHeader, bin_path, idx_path
@@ -195,10 +196,10 @@ def _read(manifest: Path) -> dict[str, Any]:
         problem = "is no regular file" if manifest.exists() else "no such manifest"
         raise DataError(f"{manifest}: {problem}; {_REMEDY}")
     try:
-        content = json.loads(manifest.read_bytes())
+        content = parse_json(read_whole(manifest))
     except OSError as error:
         raise DataError(f"{manifest} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{manifest} is not JSON ({error}); {_REMEDY}") from None
     found = content.get("format_version") if isinstance(content, dict) else None
     if found == FORMAT_VERSION:

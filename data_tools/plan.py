@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from efficientbench.basics.foreign import read_whole
 from efficientbench.data_tools.errors import DataError
 
 _INPUTS = TypeAdapter(list[tuple[str, str]])
@@ -20,10 +21,9 @@ def read_plan(path: Path, remedy: str) -> dict[str, Any]:
         DataError: it is damaged; the message ends with the remedy.
     """
     try:
-        # A device or a pipe may never end.
-        plan = TypeAdapter(dict[str, Any]).validate_json(path.read_bytes() if path.is_file() else b"")
+        plan = TypeAdapter(dict[str, Any]).validate_json(read_whole(path))
         _INPUTS.validate_python(plan.get("inputs"))
-    except ValidationError:
+    except (OSError, ValidationError):
         raise DataError(f"{path} is damaged: {remedy}") from None
     return plan
 

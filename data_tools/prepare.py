@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from efficientbench.basics.foreign import check_regular
 from efficientbench.data_tools.download import DownloadRequest, download_dataset
 from efficientbench.data_tools.errors import DataError, first_line
 from efficientbench.data_tools.files import complete_file, exclusive_lock
@@ -75,6 +76,7 @@ def _rows(parquet: Path) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet
 
     try:
+        check_regular(parquet)
         with pyarrow.parquet.ParquetFile(parquet) as file:
             for batch in file.iter_batches(_ROWS_AT_ONCE):
                 yield from batch.to_pylist()

@@ -58,8 +58,7 @@ def split_documents(prefixes: Sequence[Path], shares: Sequence[float], vocab_siz
         cache: folder for hashes and splits.
 
     Raises:
-        DataError: a file is missing, or holds a token outside the vocabulary.
-        OSError: the cache cannot be written.
+        DataError: a file is missing, or holds a token outside the vocabulary, or the cache cannot be written.
     """
     states = [f"{_state(prefix)} {vocab_size}" for prefix in prefixes]
     path = cache / f"split-{_key(_RULES, *states, *map(repr, map(float, shares)))}.npz"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from pathlib import Path
 
+from efficientbench.basics.foreign import check_folder, parse_json, read_whole
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import sha256
 from efficientbench.data_tools.hub import fetch_from_hub
@@ -34,10 +34,12 @@ def tokenizer_folder(path_or_name: str | Path) -> Path:
     folder = Path(os.path.expanduser(path_or_name))  # Path's own method raises for an unknown user
     try:
         if folder.is_dir():
+            # What reads them opens them by their names, and would wait for a pipe, or read a device without end.
+            check_folder(folder, _FILE_PATTERNS)
             return folder
         is_file = folder.is_file()
     except OSError as error:
-        raise DataError(f"tokenizer {path_or_name}: {error.strerror}") from None
+        raise DataError(f"tokenizer {path_or_name}: {_named(error)}{error.strerror}") from None
     if is_file:
         raise DataError(f"tokenizer {path_or_name} is a file: give its folder")
     name = str(path_or_name)
@@ -58,6 +60,11 @@ def folder_checksum(folder: Path) -> str:
     return hashlib.sha256(" ".join([path.name + sha256(path) for path in files]).encode()).hexdigest()
 
 
+def _named(error: OSError) -> str:
+    """Return the name of the file that an error is about, if it has one."""
+    return f"{Path(error.filename).name}: " if error.filename else ""
+
+
 def _is_path(name: str) -> bool:
     """Return whether `name` is a path: names on the hub are `name` or `owner/name`."""
     if name.startswith((".", "~", os.sep)) or name.endswith(os.sep) or name.count(os.sep) > 1:
@@ -72,8 +79,8 @@ def eos_token(folder: Path) -> str | None:
         if not path.is_file():
             continue
         try:
-            token = json.loads(path.read_bytes()).get("eos_token")
-        except (ValueError, AttributeError, RecursionError):
+            token = parse_json(read_whole(path)).get("eos_token")
+        except (ValueError, AttributeError):
             raise DataError(f"{path} is not a JSON object") from None
         token = token.get("content") if isinstance(token, dict) else token
         if token is not None and not isinstance(token, str):

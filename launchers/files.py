@@ -11,17 +11,11 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from efficientbench.basics.files import no_link
+
 TEMPORARY = "efficientbench_"
 YOUNG_S = 60.0
 """A temporary folder that is younger may not be locked yet."""
-
-
-def no_link(path: str, flags: int) -> int:
-    """Open a file as `open(…, opener=no_link)` does, unless its name is a link to another file.
-
-    Raises OSError: it is a link.
-    """
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def write_whole(path: Path, content: bytes, executable: bool = False) -> None:

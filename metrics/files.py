@@ -12,14 +12,6 @@ from typing import BinaryIO
 from efficientbench.metrics.errors import MetricsError
 
 
-def no_link(path: str, flags: int) -> int:
-    """Open a file as `open(…, opener=no_link)` does, unless its name is a link to another file.
-
-    Raises OSError: it is a link.
-    """
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-
-
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file beside `path` for writing, and rename it to `path` at the end; folders are made as needed.

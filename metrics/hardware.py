@@ -14,6 +14,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
+from efficientbench.basics.foreign import read_text
 from efficientbench.metrics.errors import MetricsError
 
 TABLE = Path(__file__).with_name("hardware.yaml")
@@ -254,11 +255,11 @@ def _table() -> dict[str, list[dict[str, Any]]]:
 def _own_table(path: str) -> dict[str, list[dict[str, Any]]]:
     """Read a file of own rows as parts of the table. Raises MetricsError: it cannot be read, or a row is wrong."""
     try:
-        content = yaml.safe_load(Path(path).read_text())
+        content = yaml.safe_load(read_text(Path(path)))
         rows = [OwnRow.model_validate(row) for row in (content if isinstance(content, list) else [content])]
         for row in rows:
             re.compile(row.match or "")
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, re.error) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError, re.error) as error:
         raise MetricsError(f"{OWN_ROWS}={path}: cannot be read ({error})") from None
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())

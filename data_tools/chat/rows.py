@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from efficientbench.basics.foreign import check_regular, open_regular, read_text
 from efficientbench.data_tools.chat.conversations import RowError
 from efficientbench.data_tools.errors import DataError, first_line
 from efficientbench.data_tools.inputs import JSONL_SUFFIXES, PARQUET_SUFFIXES
@@ -22,6 +25,17 @@ KNOWN_SUFFIXES = f"JSONL ({', '.join(JSONL_SUFFIXES)}), {PARQUET_SUFFIXES[0]}"
 Row: TypeAlias = Mapping[str, Any]
 
 _BOM = b"\xef\xbb\xbf"
+MOST_LINE_BYTES = 1 << 28
+"""Of a line of JSONL, which is read as a whole."""
+
+
+@contextmanager
+def _unless_refused(path: Path) -> Iterator[None]:
+    """Raise a DataError for a file that the block cannot read, or that is no regular one."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 class FileRows:
@@ -89,8 +103,10 @@ class _Jsonl(_File):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         starts, lines, position = [], [], 0
-        with path.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
+        with _unless_refused(path), open_regular(path) as stream:
+            for number, line in enumerate(iter(lambda: stream.readline(MOST_LINE_BYTES + 1), b""), 1):
+                if len(line) > MOST_LINE_BYTES:
+                    raise DataError(f"{path}:{number}: the line has more than {MOST_LINE_BYTES:,} bytes")
                 if not line.removeprefix(_BOM).isspace():
                     starts.append(position)
                     lines.append(number)
@@ -104,7 +120,7 @@ class _Jsonl(_File):
         return int(self._lines[row])
 
     def read(self, numbers: np.ndarray) -> Iterator[Row]:
-        with self.path.open("rb") as stream:
+        with _unless_refused(self.path), open_regular(self.path) as stream:
             for start in self._starts[numbers].tolist():
                 stream.seek(start)
                 yield _json_object(stream.readline().removeprefix(_BOM))
@@ -129,14 +145,15 @@ class _Csv(_File):
         super().__init__(path)
         self._columns, self._rows, self._lines = tuple(columns), [], []
         try:
-            with path.open(encoding="utf-8-sig", newline="") as stream:
-                reader = csv.reader(stream, strict=True)
-                before = 0
-                for row in reader:
-                    if row:
-                        self._rows.append(row)
-                        self._lines.append(before + 1)
-                    before = reader.line_num
+            with _unless_refused(path):
+                text = read_text(path, "utf-8-sig")
+            reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+            before = 0
+            for row in reader:
+                if row:
+                    self._rows.append(row)
+                    self._lines.append(before + 1)
+                before = reader.line_num
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{path} cannot be read as CSV: {first_line(error)}") from None
 
@@ -184,6 +201,8 @@ def _parquet(path: Path) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    with _unless_refused(path):
+        check_regular(path)
     try:
         return pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from pydantic import TypeAdapter
 
+from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.data_tools.download.listing import Listing, RemoteFile
 from efficientbench.data_tools.download.transfer import has_content
 from efficientbench.data_tools.errors import DataError
@@ -65,10 +65,8 @@ def load_record(folder: Path, repository: str) -> Record:
         DataError: the folder contains another dataset's files.
     """
     try:
-        # A device or a pipe may never end.
-        content = _path(folder).read_bytes() if _path(folder).is_file() else b""
-        record = _RECORD.validate_python({**json.loads(content), "folder": folder})
-    except (FileNotFoundError, ValueError, TypeError, RecursionError):
+        record = _RECORD.validate_python({**parse_json(read_whole(_path(folder))), "folder": folder})
+    except (OSError, ValueError, TypeError):
         return Record(folder, repository)  # the files are read and checked again
     if record.repository != repository:
         raise DataError(f"{folder} holds files of {record.repository}: choose another folder for {repository}")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 
+from efficientbench.basics.foreign import plain_text
 from efficientbench.chat.answers import Chat, Said, parts_of
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.chat.conversations import (
@@ -23,7 +24,6 @@ from efficientbench.data_tools.chat.conversations import (
 from efficientbench.generation.command import INTERRUPTED
 from efficientbench.generation.errors import GenerationError
 from efficientbench.generation.sampling import Sampling
-from efficientbench.metrics.foreign import plain_text
 from efficientbench.running.failures import ran_out_of_memory
 
 COMMANDS = "clear begins anew; quit or exit (or Ctrl-D) ends"

@@ -131,6 +131,7 @@ def report(
 
     from efficientbench.metrics.report.answers import print_answers
     from efficientbench.metrics.report.build import build_report
+    from efficientbench.metrics.report.checksums import checksum_note
     from efficientbench.metrics.report.failures import print_failures
     from efficientbench.metrics.report.generation import beside, print_generation
     from efficientbench.metrics.report.headline import print_results
@@ -144,6 +145,8 @@ def report(
         print_results(made.records, Console())
     print_generation(beside(made.generations, made.records), made.records, Console())
     print_failures(made.failures, Console())
+    if made.unchecked:
+        print(checksum_note(made.unchecked))
     for line in made.warnings:
         print(f"warning: {line}", file=sys.stderr)
     for path in made.written:

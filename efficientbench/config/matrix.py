@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import yaml
 from pydantic import BeforeValidator, ValidationError
 
+from efficientbench.basics.foreign import read_text
 from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.part import Name, Part
 
@@ -186,14 +187,16 @@ def load_yaml(path: Path, form: type[Any]) -> Any:
     """Read a YAML file of the experiments' folder. Raises ConfigError: it is missing, or not of that form."""
     try:
         # Not the loader in C, which ends the process where brackets nest deeply.
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_text(path))
         # An escape may name half a character, which no record can hold.
         json.dumps(content, ensure_ascii=False, skipkeys=True, default=str).encode()
     except FileNotFoundError:
         ours = EXPERIMENTS in path.parents
         hint = ": the package works from a clone of its repository (pip install -e .)" if ours else ""
         raise ConfigError(f"{path} is missing{hint}") from None
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     try:
         return form.model_validate(content)

@@ -13,6 +13,7 @@ import zlib
 from pathlib import Path
 from urllib.parse import urldefrag
 
+from efficientbench.basics.files import no_link
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import (
@@ -20,7 +21,6 @@ from efficientbench.data_tools.files import (
     complete_folder,
     disk_errors_explained,
     exclusive_lock,
-    no_link,
     sha256,
 )
 from efficientbench.running.trained import TrainedRun

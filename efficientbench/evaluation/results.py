@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -13,20 +13,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
+from efficientbench.basics.files import no_link
+from efficientbench.basics.foreign import parse_json
 from efficientbench.config.errors import ConfigError
 from efficientbench.evaluation.task import ItemResult, Summary, Task
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.files import no_link, write_whole
-from efficientbench.metrics.foreign import parse_json
+from efficientbench.metrics.records.evaluation import read_evaluation, write_evaluation
 from efficientbench.metrics.records.record_parts import TrainingScore
 
 FOLDER = "evaluation"
 """Of a run's folder: `<task>.jsonl` and `<task>.json`."""
 FORMAT = 1
-"""Of both files."""
+"""Of `<task>.jsonl`."""
+MOST_BYTES = 1 << 32
+"""Of a file of results, which is read as a whole."""
 _SCORE = TypeAdapter(TrainingScore)
+logger = logging.getLogger(__name__)
 
 
 class ResultFile:
@@ -87,6 +91,12 @@ class ResultFile:
 
     def _read(self) -> int:
         """Take over the results of the same evaluation; return the bytes of the file that stay."""
+        size_bytes = self._file.seek(0, os.SEEK_END)
+        if size_bytes > MOST_BYTES:
+            self._file.close()
+            raise MetricsError(
+                f"{self.path}: it has {size_bytes:,} bytes, and {MOST_BYTES:,} are the most that is read"
+            )
         self._file.seek(0)
         kept = 0
         for number, line in enumerate(self._file.read().split(b"\n")[:-1]):
@@ -149,15 +159,18 @@ def write_summary(path: Path, header: Mapping[str, Any], items: int, summary: Su
 
     Raises MetricsError: it cannot be written.
     """
-    values = {"format": FORMAT, **header, "items": items, **asdict(summary)}
-    write_whole(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+    write_evaluation({**header, "items": items, **asdict(summary)}, path)
 
 
 def read_scores(folder: Path) -> list[TrainingScore]:
-    """Return the figures of every summary in a folder, in the order of steps; files that are none do not count."""
+    """Return the figures of every summary in a folder, in the order of steps; the log names files that are none."""
     found = []
-    for path in folder.glob("*.json"):
+    for path in sorted(folder.glob("*.json")):
         # A file that somebody has damaged must not cost a record.
-        with contextlib.suppress(OSError, ValueError):
-            found.append(_SCORE.validate_json(path.read_bytes()))
+        try:
+            found.append(_SCORE.validate_python(read_evaluation(path)))
+        except ValidationError as error:
+            logger.warning("%s: cannot be read (%s): it is left out", path, error.errors()[0]["msg"])
+        except MetricsError as error:
+            logger.warning("%s: it is left out", error)
     return sorted(found, key=lambda each: (each.step, each.task))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.registry import ATTENTION
 from efficientbench.config.schema import RunConfig
@@ -119,10 +120,12 @@ def read_config(folder: Path, size: str) -> tuple[RunConfig, Architecture]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(read_whole(path))
     except FileNotFoundError:
         raise ConfigError(f"{path} is missing: give a folder that save_pretrained of transformers wrote") from None
-    except (ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
         raise ConfigError(f"{path}: is not JSON ({error})") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: is no configuration of a model")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.errors import ConfigError
 
 WHOLE = "model.safetensors"
@@ -92,9 +92,9 @@ def _contents(folder: Path) -> dict[str, list[str] | None]:
             f"{folder}: neither {WHOLE} nor {INDEX}; {found}; save_pretrained of transformers writes safetensors"
         )
     try:
-        places = json.loads(index.read_bytes())["weight_map"]
+        places = parse_json(read_whole(index))["weight_map"]
         pairs = [(str(tensor), str(name)) for tensor, name in places.items()]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{index}: damaged, it has no weight_map ({type(error).__name__}: {error})") from None
     files: dict[str, list[str] | None] = {}
     for tensor, name in sorted(pairs, key=lambda pair: pair[1]):

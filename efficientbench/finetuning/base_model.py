@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from efficientbench.basics.foreign import WEIGHTS, check_folder
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import complete_folder, exclusive_lock
@@ -17,8 +18,8 @@ from efficientbench.finetuning.rows import Row, read_rows
 from efficientbench.training.checkpoints.manifest import verify_where_listed
 
 SEED = 1234
-_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-"""Of a model on ModelScope: configuration, weights, chat template and tokenizer; no pickle and no code."""
+_FILES = ("*.json", f"*{WEIGHTS}", "*.jinja", "*.txt", "*.model")
+"""Of a model: configuration, weights, chat template and tokenizer; no pickle and no code."""
 
 
 def find_model(model: str, cache: Path) -> str:
@@ -38,17 +39,31 @@ def find_model(model: str, cache: Path) -> str:
         return str(folder)
     if is_of_modelscope(model):
         model = str(_of_modelscope(model))
+    check_base(model)
     verify_where_listed(Path(model))
     from transformers import AutoConfig
 
     try:
         AutoConfig.from_pretrained(model)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a foreign folder can fail in any way
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
             f"model: {model} is neither a folder with a model nor one that the hub gives: {first}"
         ) from None
     return str(Path(model).absolute()) if Path(model).is_dir() else model
+
+
+def check_base(model: str) -> None:
+    """Check the files of a model's folder before transformers opens them; a name on the hub has none.
+
+    Raises ConfigError: one is a device, a pipe or too large.
+    """
+    if not Path(model).is_dir():
+        return
+    try:
+        check_folder(Path(model), _FILES)
+    except OSError as error:
+        raise ConfigError(f"model: {error.filename or model}: cannot be read ({error.strerror})") from None
 
 
 def _of_modelscope(model: str) -> Path:
@@ -71,7 +86,7 @@ def load_tokenizer(model: str) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a foreign folder can fail in any way
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"model: {model} has no tokenizer: {first}") from None
     if not tokenizer.chat_template:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from efficientbench.basics.foreign import read_whole
 from efficientbench.finetuning.choice import CurriculumRecord
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.foreign import read_whole
 from efficientbench.metrics.records.record_parts import DataSource
 from efficientbench.running.output_folder import HELD_OUT_LOSSES
 from efficientbench.training.checkpoints.manifest import Manifest

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from efficientbench.basics.foreign import check_regular, parse_json, read_text
 from efficientbench.config.errors import nearest
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.hub import is_of_modelscope
@@ -18,6 +18,8 @@ Message = dict[str, str]
 FORMS = "{instruction, input, output}, {prompt, completion} or {messages}"
 _KNOWN = ("instruction", "input", "output", "prompt", "completion", "messages")
 _ROLES = ("system", "user", "assistant")
+MOST_BYTES = 1 << 32
+"""Of a JSON file, which is read as a whole."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -69,6 +71,7 @@ def _entries(path: str) -> Iterator[tuple[str, Any]]:
         import pyarrow.parquet
 
         try:
+            check_regular(file)
             entries = pyarrow.parquet.read_table(file).to_pylist()
         except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{path}: cannot be read as parquet: {error}") from None
@@ -80,13 +83,15 @@ def _entries(path: str) -> Iterator[tuple[str, Any]]:
 def _of_json(file: Path) -> Iterator[tuple[str, Any]]:
     try:
         # Some editors begin a file with a byte order mark.
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(file, "utf-8-sig", MOST_BYTES)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise DataError(f"{file}: cannot be read: {error}") from None
     if text.lstrip().startswith("["):
         try:
-            entries = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            entries = parse_json(text)
+        except ValueError as error:
             raise DataError(f"{file}: is no JSON: {error}") from None
         yield from ((f"{file}: item {number}", entry) for number, entry in enumerate(entries, 1))
         return
@@ -94,8 +99,8 @@ def _of_json(file: Path) -> Iterator[tuple[str, Any]]:
         if not line.strip():
             continue
         try:
-            yield f"{file}:{number}", json.loads(line)
-        except (ValueError, RecursionError) as error:
+            yield f"{file}:{number}", parse_json(line)
+        except ValueError as error:
             raise DataError(f"{file}:{number}: is no JSON: {error}") from None
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.files import complete_folder
+from efficientbench.finetuning.base_model import check_base
 from efficientbench.finetuning.complete import with_later_keys
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.methods import peft_arguments
@@ -148,6 +149,7 @@ def merge(run: Path, folder: Path) -> int:
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
     logging.disable_progress_bar()
+    check_base(base)
     manifest.verify_where_listed(Path(base))
     try:
         model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.data_tools.hub import MODELSCOPE
 
@@ -115,9 +115,11 @@ def shape_of(model: str) -> Shape:
     if folder.is_dir():
         file = folder / "config.json"
         try:
-            return shape_of_config(json.loads(file.read_text(encoding="utf-8")))
-        except OSError:
+            return shape_of_config(parse_json(read_whole(file)))
+        except FileNotFoundError:
             raise ConfigError(f"model: {folder} has no config.json") from None
+        except OSError as error:
+            raise ConfigError(f"model: {file}: cannot be read ({error.strerror})") from None
         except (ValueError, KeyError, TypeError) as error:
             reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
             raise ConfigError(f"model: {file} gives no shape: {reason}") from None

@@ -16,6 +16,7 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from trl import SFTConfig, SFTTrainer
 
+from efficientbench.basics.foreign import check_regular
 from efficientbench.finetuning.checkpoints import TuningCheckpoints
 from efficientbench.finetuning.examples import Examples
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
@@ -130,6 +131,7 @@ class Tuner(SFTTrainer):
         if not step or not self.is_world_process_zero():
             return
         try:
+            check_regular(self._losses_file)
             with np.load(self._losses_file) as file:
                 self.held_out_losses = {int(name): file[name] for name in file.files if int(name) <= step}
         except (OSError, ValueError, BadZipFile) as error:

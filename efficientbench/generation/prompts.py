@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from efficientbench.basics.foreign import read_text
 from efficientbench.config.errors import ConfigError
 
 
@@ -22,7 +23,7 @@ def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
             raise ConfigError("--prompt: it is no UTF-8 text") from None
         return [text]
     try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in read_text(file).splitlines() if line.strip()]
     except OSError as error:
         raise ConfigError(f"--file: {file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 
+from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.part import AUTO
 from efficientbench.config.schema import RunConfig
@@ -127,7 +128,7 @@ def _plans(runs: Runs, size: int, nodes: int, room: float = ROOM) -> list[tuple[
 def _read(file: Path, device_name: str) -> int | None:
     """Return the size that was decided on such a device; None: none was, or the file is damaged."""
     try:
-        content = json.loads(file.read_bytes())
+        content = parse_json(read_whole(file))
         size, device = content["micro_batch_size"], content["device"]
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -9,10 +9,11 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from efficientbench.basics.files import no_link
+from efficientbench.basics.foreign import read_whole
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.files import complete_folder, write_file
-from efficientbench.launchers.files import no_link
 
 HELD_OUT_LOSSES = "held_out_losses.npz"
 """Of a fine-tuning."""
@@ -92,14 +93,18 @@ class OutputFolder:
         """Copy the tokenizer of the run's corpora, unless an earlier attempt has done so.
 
         Raises:
-            ConfigError: the folder cannot be written.
+            ConfigError: the folder cannot be written, or a file of the tokenizer cannot be read.
         """
         if self.tokenizer.is_dir():
             return
         try:
+            contents = {path.name: read_whole(path) for path in tokenizer.iterdir()}
+        except OSError as error:
+            raise ConfigError(f"tokenizer: {error.filename}: cannot be read: {error.strerror}") from None
+        try:
             with complete_folder(self.tokenizer) as partial:
-                for path in tokenizer.iterdir():
-                    write_file(partial / path.name, path.read_bytes())
+                for name, content in contents.items():
+                    write_file(partial / name, content)
         except OSError as error:
             raise self.unwritable(error) from None
 

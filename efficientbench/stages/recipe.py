@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from efficientbench.basics.foreign import read_whole
 from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.load import merged
 from efficientbench.config.matrix import CHAT, Matrix, Overlay, load_matrix, load_yaml
@@ -70,7 +71,7 @@ def write_matrix(request: Request, variant: str | None) -> Path:
     path = request.work / f"{variant or 'chat'}_d{request.layers}.yaml"
     about = "# The runs of this pipeline, as `efficientbench run NAME --matrix FILE` takes them.\n"
     text = (about + yaml.dump(content, Dumper=_WithoutAnchors, sort_keys=False, default_flow_style=None)).encode()
-    if not path.is_file() or path.read_bytes() != text:
+    if not path.is_file() or read_whole(path) != text:
         write_file(path, text)
     return path
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.matrix import EXPERIMENTS
 from efficientbench.data_tools.errors import DataError
@@ -188,9 +189,11 @@ def kept_request(work: Path, device: str) -> Request:
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_whole(path))
         if content["asked"].keys() != set(KEPT):
             raise ValueError(f"asked has {', '.join(content['asked'])}")
         return {name: dict(content[name]) for name in ("made_from", "asked")}
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{path}: it does not say from what the folder was made ({error})") from None

@@ -9,6 +9,7 @@ from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 
+from efficientbench.basics.foreign import read_whole
 from efficientbench.config.load import resolve
 from efficientbench.evaluation.registry import CHAT
 from efficientbench.metrics.records.generation import generation_of
@@ -59,7 +60,7 @@ class Step:
             return self.is_done()
         if self.made is None or not self.made.exists():
             return False
-        return self.mark is None or self.made.read_text(encoding="utf-8") == self.mark
+        return self.mark is None or read_whole(self.made) == self.mark.encode()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from efficientbench.launchers.files import no_link
+from efficientbench.basics.files import no_link
 from efficientbench.launchers.processes.worker_process import PR_SET_PDEATHSIG, module_command
 
 _libc = ctypes.CDLL(None, use_errno=True)

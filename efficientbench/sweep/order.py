@@ -13,10 +13,10 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.errors import ConfigError
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.foreign import parse_json, read_whole
 from efficientbench.sweep.tasks import Task
 
 ORDER = "order.json"

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from efficientbench.metrics.foreign import parse_json, plain_text
+from efficientbench.basics.foreign import open_regular, parse_json, plain_text
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.queue import State
 
@@ -116,9 +116,7 @@ def last_step(folder: OutputFolder, since_s: float) -> tuple[int, float] | None:
     A file that was last written before `since_s` (seconds since the epoch) is an earlier attempt's.
     """
     try:
-        if not folder.steps.is_file():
-            return None
-        with folder.steps.open("rb") as file:
+        with open_regular(folder.steps) as file:
             if os.fstat(file.fileno()).st_mtime < since_s - 1:
                 return None
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))

@@ -22,10 +22,10 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from efficientbench.basics.foreign import read_whole
 from efficientbench.config.errors import ConfigError
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.foreign import read_whole
 
 StateName = Literal["queued", "running", "done", "failed", "refused", "stopped"]
 

@@ -233,6 +233,7 @@ def _entered(task: Task, before: State | None, name: str) -> State:
 def _report(suite: Path) -> None:
     """Write and print the suite's report; print only the failures where no run has a record yet."""
     from efficientbench.metrics.report.build import build_report
+    from efficientbench.metrics.report.checksums import checksum_note
     from efficientbench.metrics.report.failures import load_failures, print_failures
     from efficientbench.metrics.report.generation import beside, print_generation
     from efficientbench.metrics.report.headline import print_results
@@ -240,12 +241,17 @@ def _report(suite: Path) -> None:
     try:
         made = build_report(suite)
     except MetricsError as error:
-        print_failures(load_failures(suite), Console())
+        failures, damaged = load_failures(suite)
+        print_failures(failures, Console())
+        for line in damaged:
+            print(f"warning: {line}", file=sys.stderr)
         print(f"no report: {error}", file=sys.stderr)
         return
     print_results(made.records, Console())
     print_generation(beside(made.generations, made.records), made.records, Console())
     print_failures(made.failures, Console())
+    if made.unchecked:
+        print(checksum_note(made.unchecked))
     for line in made.warnings:
         print(f"warning: {line}", file=sys.stderr)
     for path in made.written:

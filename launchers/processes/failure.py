@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from efficientbench.basics.foreign import read_whole
 from efficientbench.launchers.files import write_whole
 
 Kind = Literal[
@@ -107,7 +108,6 @@ def report_failure(failure: Failure) -> None:
 def read_failure(path: Path) -> Failure | None:
     """Return what a rank reported or `failure.json` holds; None where no such file can be read."""
     try:
-        # A device or a pipe may never end.
-        return _FAILURE.validate_json(path.read_bytes()) if path.is_file() else None
+        return _FAILURE.validate_json(read_whole(path))
     except (OSError, ValueError):
         return None

@@ -19,6 +19,7 @@ from types import FrameType
 
 from pydantic import TypeAdapter
 
+from efficientbench.basics.foreign import read_whole
 from efficientbench.launchers.files import write_whole
 from efficientbench.launchers.processes.failure import REPORT_VARIABLE
 
@@ -99,7 +100,7 @@ def heartbeat_file(report: Path) -> Path:
 def read_beat(path: Path, process_state: str) -> Beat | None:
     """Return a rank's last heartbeat; None where there is none."""
     try:
-        beat = _BEAT.validate_json(path.read_bytes())
+        beat = _BEAT.validate_json(read_whole(path))
     except (OSError, ValueError):
         return None
     return replace(beat, age_s=max(0.0, time.time() - beat.time_s), process_state=process_state)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from efficientbench.launchers.files import no_link
+from efficientbench.basics.files import no_link
 from efficientbench.launchers.processes.failure import REPORT_VARIABLE, Failure, Kind, ended_by, read_failure
 from efficientbench.launchers.processes.heartbeat import Beat, heartbeat_file, read_beat
 

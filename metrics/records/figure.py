@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 Better = Literal["lower", "higher"]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -16,6 +16,23 @@ Few = Annotated[int, Field(ge=0, le=10**9)]
 """A number of values that a spread is over: Student's t converges for these."""
 LARGEST = 1e300
 """A figure beyond it is no measurement, and would overflow in reports."""
+
+
+MOST_NAME_BYTES = 255
+"""Of a name in UTF-8, as file systems have it."""
+
+
+def short_name(name: str) -> str:
+    """Return a name, of which those of files are made. Raises ValueError: it is too long for that."""
+    if (size_bytes := len(name.encode(errors="replace"))) > MOST_NAME_BYTES:
+        raise ValueError(
+            f"a name has at most {MOST_NAME_BYTES} bytes in UTF-8, as that of a file; this has {size_bytes:,}"
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(short_name)]
+"""Of a run, its variant or its size."""
 
 
 def count(value: float) -> str:

@@ -12,6 +12,7 @@ from efficientbench.metrics import definitions
 from efficientbench.metrics.records.figure import (
     Count,
     Headline,
+    Name,
     Positive,
     average,
     count,
@@ -36,10 +37,10 @@ class Subject(BaseModel):
 
     model_config = STRICT
 
-    run: str = fact("", "`<variant>_<size>`, `__<key>=<value>` after it in a sweep",
-        "llm-foundry Model")
-    variant: str = fact("", "the architectural choice that the run stands for")
-    size: str = fact("", "the backbone's size")
+    run: Name = fact("",
+        "`<variant>_<size>`, `__<key>=<value>` after it in a sweep", "llm-foundry Model")
+    variant: Name = fact("", "the architectural choice that the run stands for")
+    size: Name = fact("", "the backbone's size")
     smoke: bool = fact("", "true: a scaled-down model, whose figures do not stand for the named one's", default=False)
     seed: int = fact("", "of the weights and the data order")
     parameters: Positive | None = fact("", "P, all of the model's", "llm-foundry NumParams", default=None,

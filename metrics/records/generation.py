@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationError, model_validator
 
+from efficientbench.basics.checksum import check_checksum, with_checksum
+from efficientbench.basics.foreign import parse_json, plain_text, plain_texts, read_whole
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.foreign import plain_text, plain_texts, read_whole
 from efficientbench.metrics.records.figure import Figure, Positive, fact
 from efficientbench.metrics.records.figures import Subject
 from efficientbench.metrics.records.generation_figures import Phase, RowFigures, rows_of
@@ -109,6 +110,8 @@ class GenerationRecord(Subject):
     """The resolved configuration."""
     environment: dict[str, Any] = {}
     """The facts that `collect_environment` returned, and the sensors."""
+    sha256: str | None = None
+    """SHA-256 (hex) of all else in the file, as that of a run's record."""
 
     @model_validator(mode="before")
     @classmethod
@@ -128,7 +131,8 @@ GENERATION_FIGURES: dict[str, Figure] = {
 
 def write_generation(record: GenerationRecord, path: Path) -> None:
     """Write the record as JSON. Raises MetricsError, and leaves a record that was there, where it cannot be written."""
-    text = json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False)
+    content = with_checksum(record.model_dump(mode="json"))
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     write_whole(path, text + "\n")
 
 
@@ -136,15 +140,21 @@ def read_generation(path: Path) -> GenerationRecord:
     """Read a record.
 
     Raises:
-        MetricsError: no such file, no JSON, or not a record; the message names the file and every wrong key.
+        MetricsError: no such file, no JSON, not a record, or one with another checksum; the message names the file and
+            every wrong key.
     """
     try:
-        return GenerationRecord.model_validate_json(read_whole(path))
+        content = read_whole(path)
+        record = GenerationRecord.model_validate_json(content)
+        check_checksum(parse_json(content))
     except OSError as error:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
         reason = readable(error, GenerationRecord.model_fields, GENERATION_SCHEMA, "a record of generation")
         raise MetricsError(f"{path}: {reason}") from None
+    except ValueError as error:
+        raise MetricsError(f"{path}: {error}") from None
+    return record
 
 
 def generation_of(run: Path) -> GenerationRecord | None:

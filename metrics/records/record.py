@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationError, model_validator
 
+from efficientbench.basics.checksum import check_checksum, with_checksum
+from efficientbench.basics.foreign import parse_json, plain_text, plain_texts, read_whole
 from efficientbench.metrics.definitions import speed_only_reason
 from efficientbench.metrics.device_use import (
     DeviceConditions,
@@ -22,7 +24,6 @@ from efficientbench.metrics.device_use import (
 )
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.foreign import plain_text, plain_texts, read_whole
 from efficientbench.metrics.records.figure import LARGEST, Few, Figure, fact
 from efficientbench.metrics.records.figures import Identity, Metrics
 from efficientbench.metrics.records.record_parts import (
@@ -161,6 +162,9 @@ class RunRecord(Metrics, Identity):
     """The facts that `collect_environment` returned, and the sensors."""
     paths: dict[str, str] = {}
     """Kind of output → its path, relative to the record's folder."""
+    sha256: str | None = None
+    """SHA-256 (hex) of all else in the file, as JSON with sorted keys and no spaces, in ASCII; writing it sets it. None
+    in records of earlier versions and of other tools, in which damage is not found."""
 
     @property
     def micro_batch_size_asked(self) -> int:
@@ -211,7 +215,8 @@ FIGURES: dict[str, Figure] = {
 
 def write_record(record: RunRecord, path: Path) -> None:
     """Write the record as JSON. Raises MetricsError, and leaves a record that was there, where it cannot be written."""
-    text = json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False)
+    content = with_checksum(record.model_dump(mode="json"))
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     write_whole(path, text + "\n")
 
 
@@ -219,15 +224,21 @@ def read_record(path: Path) -> RunRecord:
     """Read a record.
 
     Raises:
-        MetricsError: no such file, no JSON, or not a record; the message names the file and every wrong key.
+        MetricsError: no such file, no JSON, not a record, or one with another checksum; the message names the file and
+            every wrong key.
     """
     try:
-        return RunRecord.model_validate_json(read_whole(path))
+        content = read_whole(path)
+        record = RunRecord.model_validate_json(content)
+        check_checksum(parse_json(content))
     except OSError as error:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
         reason = readable(error, RunRecord.model_fields, SCHEMA_VERSION, "a run's record")
         raise MetricsError(f"{path}: {reason}") from None
+    except ValueError as error:
+        raise MetricsError(f"{path}: {error}") from None
+    return record
 
 
 def readable(error: ValidationError, known: Iterable[str], schema: int, what: str) -> str:

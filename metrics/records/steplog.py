@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from efficientbench.basics.files import no_link
+from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.files import no_link
-from efficientbench.metrics.foreign import parse_json, read_whole
 
 MOST_BYTES = 1 << 34
 """Of the lines of one run: some 50 million steps."""
@@ -129,7 +129,7 @@ def _whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], str | 
 
 def _cut_torn_line(path: Path) -> None:
     # Only a file that holds something is read: /dev/full never ends.
-    content = path.read_bytes() if path.stat().st_size else b""
+    content = read_whole(path, MOST_BYTES) if path.stat().st_size else b""
     end = content.rfind(b"\n") + 1
     if end < len(content):
         os.truncate(path, end)

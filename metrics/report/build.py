@@ -13,12 +13,13 @@ from efficientbench.metrics.records.generation import GenerationRecord, load_gen
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, load_records
 from efficientbench.metrics.report.answers import RULE, answers_table
 from efficientbench.metrics.report.card import CARD_NAME, card_markdown, card_table, load_pipelines
+from efficientbench.metrics.report.checksums import checksum_note, without_checksum
 from efficientbench.metrics.report.columns import write_csv
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.contexts import load_contexts
 from efficientbench.metrics.report.environments import environments
 from efficientbench.metrics.report.evaluations import CSV_NAME as EVALUATIONS_CSV
-from efficientbench.metrics.report.evaluations import evaluations_table, write_evaluations_csv
+from efficientbench.metrics.report.evaluations import evaluations_table, load_evaluations, write_evaluations_csv
 from efficientbench.metrics.report.failures import FailedRun, failures_table, load_failures
 from efficientbench.metrics.report.generation import CSV_NAME, beside, generation_table, write_generation_csv
 from efficientbench.metrics.report.headline import absences, notes, results_table
@@ -43,8 +44,10 @@ class Report:
     """One for each run, and for each group of repeats."""
     generations: list[GenerationRecord]
     failures: list[FailedRun]
+    unchecked: list[str]
+    """See `without_checksum`."""
     warnings: list[str]
-    """A message for each file that is no record, and for what the report lacks."""
+    """A message for each file that cannot be read, and for what the report lacks."""
     written: list[Path]
 
     @property
@@ -72,24 +75,26 @@ def build_report(folder: Path, paper: bool = False, price_per_hour: float | None
         raise MetricsError(
             f"{folder}: no run's record ({RECORD_NAME}) lies below it: give the folder that runs were written to"
         )
-    rows, failures = make_rows(records), load_failures(folder)
-    contexts, unreadable = load_contexts(folder)
-    damaged += unreadable
-    profiled, torn = load_step_shares(folder)
-    damaged += torn
-    evaluations = evaluations_table(folder)
+    rows = make_rows(records)
+    failures, unread_failures = load_failures(folder)
+    evaluated, unread_evaluations = load_evaluations(folder)
+    contexts, unread_contexts = load_contexts(folder)
+    profiled, unread_shares = load_step_shares(folder)
+    # One file may be read for two parts of the report.
+    damaged = list(dict.fromkeys(damaged + unread_failures + unread_evaluations + unread_contexts + unread_shares))
+    evaluations, unchecked = evaluations_table(evaluated), without_checksum(records, generations, evaluated)
     pipelines = load_pipelines(folder) if any(record.section("init").get("run") for record in records) else []
     card = card_table(pipelines, evaluations, price_per_hour) if pipelines else None
-    html = page(rows, damaged, failures, evaluations, generations, contexts, profiled, card)
+    html = page(rows, damaged, failures, evaluations, generations, contexts, profiled, card, unchecked)
     write_whole(folder / "report.html", html)
-    write_whole(folder / "report.md", markdown(rows, damaged, failures, evaluations, generations))
+    write_whole(folder / "report.md", markdown(rows, damaged, failures, evaluations, generations, unchecked))
     write_csv(rows.records, folder / "report.csv")
     names, warnings = ["report.html", "report.md", "report.csv"], list(damaged)
     if generations:
         write_generation_csv(beside(generations, rows.records), rows.records, folder / CSV_NAME)
         names.append(CSV_NAME)
     if evaluations.rows:
-        write_evaluations_csv(folder, folder / EVALUATIONS_CSV)
+        write_evaluations_csv(evaluated, folder / EVALUATIONS_CSV)
         names.append(EVALUATIONS_CSV)
     if find_spec("tensorboard") is not None:
         write_hparams(records, folder / HPARAMS_FOLDER, beside(generations, records))
@@ -102,7 +107,7 @@ def build_report(folder: Path, paper: bool = False, price_per_hour: float | None
     if paper:
         write_whole(folder / "paper.md", paper_markdown(rows.records))
         names.insert(0, "paper.md")
-    return Report(rows, generations, failures, warnings, [folder / name for name in names])
+    return Report(rows, generations, failures, unchecked, warnings, [folder / name for name in names])
 
 
 def markdown(
@@ -111,6 +116,7 @@ def markdown(
     failures: Sequence[FailedRun] = (),
     evaluations: Table | None = None,
     generations: Sequence[GenerationRecord] = (),
+    unchecked: Sequence[str] = (),
 ) -> str:
     """Return the text of report.md: what the runs say, the table of results, and all that a reader must know."""
     records, parts = rows.records, ["# EfficientBench report"]
@@ -145,5 +151,7 @@ def markdown(
         listed = "\n".join(f"- {escape(key)}: {escape(value)}" for key, value in facts.items())
         parts += [f"**{escape(', '.join(runs))}**", listed]
     if damaged:
-        parts += ["## Records that could not be read", "\n".join(f"- {escape(line)}" for line in damaged)]
+        parts += ["## Files that could not be read", "\n".join(f"- {escape(line)}" for line in damaged)]
+    if unchecked:
+        parts.append(escape(checksum_note(unchecked)))
     return "\n\n".join(parts) + "\n"

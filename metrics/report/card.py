@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from efficientbench.basics.foreign import plain_text, read_whole
 from efficientbench.metrics.analysis.paired import CORE
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.foreign import plain_text, read_whole
 from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.records.generation import GenerationRecord, generation_of
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, current_files, read_record

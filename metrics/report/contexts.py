@@ -8,7 +8,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from efficientbench.metrics.foreign import plain_text, read_whole
+from efficientbench.basics.foreign import plain_text
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.records.evaluation import read_evaluation
 from efficientbench.metrics.records.record import current_files
 
 HIDDEN = ("passkey", "needle")
@@ -73,10 +75,12 @@ def load_contexts(folder: Path) -> tuple[list[Context], list[str]]:
                 continue
             run = plain_text(str(path.parent.parent.relative_to(folder)))
             try:
-                summary = _Summary.model_validate_json(read_whole(path))
-            except (OSError, ValidationError) as error:
-                problem = error.strerror if isinstance(error, OSError) else error.errors()[0]["msg"]
-                damaged.append(plain_text(f"{path}: cannot be read ({problem})"))
+                summary = _Summary.model_validate(read_evaluation(path))
+            except ValidationError as error:
+                damaged.append(plain_text(f"{path}: cannot be read ({error.errors()[0]['msg']})"))
+                continue
+            except MetricsError as error:
+                damaged.append(plain_text(str(error)))
                 continue
             parts = summary.parts
             name = folder.name if run == "." else run

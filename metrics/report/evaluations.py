@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from efficientbench.basics.checksum import KEY as CHECKSUM
+from efficientbench.basics.foreign import plain_text
 from efficientbench.metrics.analysis.paired import CORE, FOLDER, Evaluations, Paired
+from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.foreign import parse_json, plain_text, plain_texts, read_whole
+from efficientbench.metrics.records.evaluation import read_evaluation
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS
 from efficientbench.metrics.report.columns import csv_cell
 from efficientbench.metrics.report.table import ABSENT, Table, number, print_table
@@ -37,31 +41,52 @@ class TaskFigure:
     """Of the checkpoint."""
 
 
-def load_evaluations(folder: Path) -> list[TaskFigure]:
-    """Return the figures of all evaluations below a folder, without files that are none."""
-    found = []
+@dataclass(frozen=True)
+class Evaluated:
+    """One evaluation of one run."""
+
+    run: str
+    """Its folder, relative to the reported one."""
+    task: str
+    figures: tuple[TaskFigure, ...]
+    checked: bool
+    """Whether the file has a checksum, which then fits; those of earlier versions have none."""
+
+
+def load_evaluations(folder: Path) -> tuple[list[Evaluated], list[str]]:
+    """Return all evaluations below a folder, and a message for each file that cannot be read as one."""
+    found, damaged = [], []
     for path in sorted(folder.rglob(f"{FOLDER}/*.json")):
         run = path.parent.parent.relative_to(folder)
         if set(SKIPPED_FOLDERS) & set(run.parts):
             continue
         try:
-            content = plain_texts(parse_json(read_whole(path)))
+            content = read_evaluation(path)
             step, items = int(content["step"]), int(content["items"])
             figures = {str(name): None if value is None else float(value) for name, value in content["figures"].items()}
             reasons = {str(name): str(reason) for name, reason in content["unavailable"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        except MetricsError as error:
+            damaged.append(plain_text(str(error)))
+            continue
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            problem = f"it is no summary of an evaluation, {type(error).__name__}: {error}"
+            damaged.append(plain_text(f"{path}: cannot be read ({problem})"))
             continue
         place, task = plain_text(str(run)), plain_text(path.stem)
-        for name, value in figures.items():
-            reason = reasons.get(name, "no reason is given") if value is None else ""
-            found.append(TaskFigure(place, task, name, value, reason, items, step))
-    return found
+        of_task = [
+            TaskFigure(
+                place, task, name, value, reasons.get(name, "no reason is given") if value is None else "", items, step
+            )
+            for name, value in figures.items()
+        ]
+        found.append(Evaluated(place, task, tuple(of_task), content.get(CHECKSUM) is not None))
+    return found, damaged
 
 
-def evaluations_table(folder: Path) -> Table:
-    """Return a row for each figure of each evaluation below a folder."""
+def evaluations_table(evaluated: Sequence[Evaluated]) -> Table:
+    """Return a row for each figure of each evaluation."""
     # Most tasks of CORE are not at hand in a small bundle: CORE's own reason names them.
-    found = load_evaluations(folder)
+    found = [each for task in evaluated for each in task.figures]
     shown = [each for each in found if each.value is not None or each.task != CORE or each.name == CORE]
     rows = [
         (each.run, each.task, each.name, number(each.value, ".4g"), f"{each.items:,}", f"{each.step:,}")
@@ -71,16 +96,16 @@ def evaluations_table(folder: Path) -> Table:
     return Table(("run", "task", "figure", "value", "items", "step"), rows, (0, 1, 2), "Evaluations", tuple(notes))
 
 
-def write_evaluations_csv(folder: Path, path: Path) -> None:
-    """Write every figure of the evaluations below a folder, at full precision.
+def write_evaluations_csv(evaluated: Sequence[Evaluated], path: Path) -> None:
+    """Write every figure of these evaluations, at full precision.
 
     Raises MetricsError: the file cannot be written.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(field.name for field in fields(TaskFigure))
-    for each in load_evaluations(folder):
-        writer.writerow(csv_cell(value) for value in astuple(each))
+    for task in evaluated:
+        writer.writerows([csv_cell(value) for value in astuple(each)] for each in task.figures)
     write_whole(path, text.getvalue())
 
 

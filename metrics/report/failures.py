@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from efficientbench.metrics.foreign import parse_json, plain_text, plain_texts, read_whole
+from efficientbench.basics.foreign import parse_json, plain_text, plain_texts, read_whole
 from efficientbench.metrics.records.record import current_files
 from efficientbench.metrics.report.table import ABSENT, Table, print_table
 
@@ -37,20 +37,27 @@ class FailedRun:
         return self.folder, self.kind.replace("_", " "), ABSENT if self.step is None else f"{self.step:,}", short
 
 
-def load_failures(folder: Path) -> list[FailedRun]:
-    """Return the failures below a folder, by run, without unreadable files, replaced attempts and traced runs."""
-    failures = []
+def load_failures(folder: Path) -> tuple[list[FailedRun], list[str]]:
+    """Return the failures below a folder, by run, and a message for each file that cannot be read as one.
+
+    Replaced attempts and traced runs are left out.
+    """
+    failures, damaged = [], []
     for path in current_files(folder, FAILURE_NAME):
         try:
             content = plain_texts(parse_json(read_whole(path)))
             step, rank = content.get("step"), content.get("rank")
             reason = f"rank {rank}: {content['reason']}" if rank is not None else str(content["reason"])
             kind = str(content["kind"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problem = (
+                error.strerror if isinstance(error, OSError) else f"it is no failure, {type(error).__name__}: {error}"
+            )
+            damaged.append(plain_text(f"{path}: cannot be read ({problem})"))
             continue
         run = plain_text(str(path.parent.relative_to(folder)))
         failures.append(FailedRun(run, kind, step if type(step) is int else None, reason))
-    return failures
+    return failures, damaged
 
 
 def failures_table(failures: Sequence[FailedRun]) -> Table:

@@ -58,6 +58,8 @@ def write_hparams(records: Sequence[RunRecord], folder: Path, generated: Sequenc
 def _free(name: str, taken: set[str]) -> str:
     """Return a folder's name that no other run has."""
     plain = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name).lstrip(".") or "run"
+    # Room for a number, within what a file system takes.
+    plain = plain.encode()[:240].decode(errors="ignore")
     free, count = plain, 1
     while free in taken:
         count += 1

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
 
+from efficientbench.basics.foreign import plain_text, read_whole
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.foreign import plain_text, read_whole
 
 NAME = "step_shares.json"
 FOLDER = "profile"

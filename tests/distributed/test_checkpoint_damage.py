@@ -111,7 +111,8 @@ def test_ranks_refuse_damage_before_they_read_a_weight(
 
 def test_what_never_ends_is_no_manifest(run_folder: Path) -> None:
     newest = checkpoint_folder(run_folder, 4)
-    for name in (MANIFEST, "common.pt"):
+    for name in (MANIFEST, "common.pt", ".metadata"):
+        content = (newest / name).read_bytes()
         (newest / name).unlink()
         (newest / name).symlink_to("/dev/zero")
         assert find_good(run_folder) == (checkpoint_folder(run_folder, 2), [f"{newest / name}: is no regular file"])
@@ -119,7 +120,14 @@ def test_what_never_ends_is_no_manifest(run_folder: Path) -> None:
         os.mkfifo(newest / name)
         assert find_good(run_folder) == (checkpoint_folder(run_folder, 2), [f"{newest / name}: is no regular file"])
         (newest / name).unlink()
-        shutil.copy(checkpoint_folder(run_folder, 2) / name, newest / name)
+        (newest / name).touch()
+        os.truncate(newest / name, 40 * 10**9)
+        good, [problem] = find_good(run_folder)
+        assert good == checkpoint_folder(run_folder, 2)
+        assert problem.startswith(f"{newest / name}: ")
+        assert "40,000,000,000 bytes" in problem
+        (newest / name).unlink()
+        (newest / name).write_bytes(content)
 
 
 def test_a_link_that_leads_nowhere_is_out_of_the_next_ones_way(run_folder: Path) -> None:

@@ -87,6 +87,10 @@ def _describes_no_tensor(metadata: Any) -> None:
     del metadata.state_dict_metadata[NORM]
 
 
+def _has_no_storage_data(metadata: Any) -> None:
+    metadata.storage_data = None
+
+
 def _places_no_part(metadata: Any) -> None:
     for index in [each for each in metadata.storage_data if each.fqn == NORM]:
         del metadata.storage_data[index]
@@ -132,6 +136,7 @@ def _is_enormous(metadata: Any) -> None:
         (_names_another_file, "refused, it reads ../../../etc/passwd, which the manifest lacks"),
         (_names_bytes, "BytesStorageMetadata"),
         (_describes_no_tensor, f"refused, it places {NORM}, which it does not describe"),
+        (_has_no_storage_data, r"\.metadata: refused, it has no storage_data, which says where"),
         (_places_no_part, "the parts of decoder.final_layernorm.weight are not the whole of it"),
     ],
 )

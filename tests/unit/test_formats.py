@@ -1,233 +1,29 @@
 """Every format that is read, damaged: the same value, or a message with the file's name. Never a traceback.
 
+So it is with what is no file: nothing waits for it, or reads it until no memory is left.
 Where a checksum covers a file, never another value either.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
-import shutil
-from collections.abc import Callable
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+import os
+import re
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.cells import write_tokens
-from support.configs import tiny
-from support.generated import generation, row
-from support.synthetic_runs import gpu_run
-from support.text_files import TEXTS, read_documents, write_kind
-
-from efficientbench.config.budget import plan_budget
-from efficientbench.config.errors import ConfigError
-from efficientbench.config.layout import Layout
-from efficientbench.config.matrix import MATRIX, load_matrix
-from efficientbench.data_tools.chat.mixture import read_mixture
-from efficientbench.data_tools.download.download_record import Record, load_record
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import remembered_sha256
-from efficientbench.data_tools.manifest import load_checksums, load_corpus, load_tokenize_record
-from efficientbench.data_tools.plan import read_plan
-from efficientbench.data_tools.splitting import split_documents
-from efficientbench.data_tools.tokenize import tokenize_files
-from efficientbench.data_tools.tokenizer import load_tokenizer, train_tokenizer
-from efficientbench.data_tools.verify import verify_pair
-from efficientbench.evaluation.results import ResultFile, write_summary
-from efficientbench.evaluation.task import ItemResult, Summary
-from efficientbench.launchers.processes.failure import Failure, read_failure
-from efficientbench.launchers.processes.heartbeat import Beat, read_beat
-from efficientbench.metrics.analysis.paired import pair_evaluations
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.records.generation import read_generation, write_generation
-from efficientbench.metrics.records.record import write_record
-from efficientbench.metrics.records.steplog import StepLog, read_steps
-from efficientbench.metrics.records.tensorboard import TensorBoardLog, cut_scalars
-from efficientbench.metrics.report.build import build_report
-from efficientbench.metrics.report.failures import load_failures
-from efficientbench.metrics.sensors.replay import read_trace as read_readings
-from efficientbench.profiling.trace import read_trace
-from efficientbench.running.job import Job
-from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.trained import TrainedRun
-from efficientbench.sweep.order import take_turns
-from efficientbench.sweep.progress import last_step
-from efficientbench.sweep.queue import Queue, State
-from efficientbench.training.checkpoints.manifest import Manifest, check_sizes, read_manifest
-from efficientbench.training.errors import CheckpointError
-
-MESSAGES = (ConfigError, DataError, MetricsError, CheckpointError)
-
-
-@dataclass(frozen=True)
-class Format:
-    """A file, and what reads it."""
-
-    path: Path
-    read: Callable[[], object]
-    checked: bool = False
-    """Whether a checksum covers every byte."""
-
-
-def pair(folder: Path) -> dict[str, Format]:
-    """A tokenized corpus: every file of it."""
-    train_tokenizer(TEXTS, 400, folder / "bpe")
-    source = write_kind(folder, "jsonl", TEXTS[:50])
-    corpus = tokenize_files([source], folder / "tokens", folder / "bpe")
-
-    def verify() -> object:
-        return verify_pair(corpus.prefix)
-
-    def manifest() -> object:
-        path = corpus.manifest
-        return load_corpus(path), load_checksums(path), load_tokenize_record(path)
-
-    names = ("tokens.bin", "tokens.idx", "tokens.token_bytes.npy", "tokens.tokenizer/tokenizer.json")
-    formats = {name: Format(folder / name, verify, checked=True) for name in names}
-    formats["tokens.manifest.json"] = Format(corpus.manifest, manifest)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        formats[name] = Format(folder / "bpe" / name, lambda: load_tokenizer(folder / "bpe").vocab_size)
-    plan = {"tokenizer": "a", "inputs": [["/a", "b"]], "cuts": [["/a", 0, 9]]}
-    (folder / "plan.json").write_text(json.dumps(plan))
-    formats["plan.json"] = Format(folder / "plan.json", lambda: read_plan(folder / "plan.json", "begin again"))
-    return formats
-
-
-def texts(folder: Path) -> dict[str, Format]:
-    """Text in every kind of file."""
-    (folder / "mixture.yaml").write_text("seed: 1\ntasks:\n  - {task: gsm8k, path: /a/b, rows: 3, epochs: 2}\n")
-    formats = {"mixture": Format(folder / "mixture.yaml", lambda: read_mixture(folder / "mixture.yaml"))}
-    for kind in ("jsonl", "jsonl.gz", "jsonl.zst", "parquet"):
-        path = write_kind(folder, kind, TEXTS[:20])
-        formats[kind] = Format(path, lambda path=path: read_documents(path))  # type: ignore[misc]
-    (folder / "data.txt").write_text("\n\n".join(TEXTS[:20]))
-    formats["txt"] = Format(folder / "data.txt", lambda: read_documents(folder / "data.txt"))
-    return formats
-
-
-def caches(folder: Path) -> dict[str, Format]:
-    """What earlier runs have left in a cache."""
-    prefix, cache = folder / "text", folder / "cache"
-    random = np.random.default_rng(0)
-    write_tokens(prefix, [random.integers(0, 500, 20) for _ in range(40)])
-
-    def split() -> object:
-        (found,) = split_documents([prefix], (8, 1, 1), 500, cache)
-        return [part.tolist() for part in (found.training, found.validation, found.test)], found.duplicates
-
-    def split_anew() -> object:
-        path.unlink(missing_ok=True)
-        return split()
-
-    split()
-    (path,), (hashes,) = cache.glob("*.npz"), cache.glob("hashes-*.bin")
-    formats = {"split": Format(path, split, checked=True), "hashes": Format(hashes, split_anew, checked=True)}
-    remembered_sha256([hashes], folder / "sums")
-    formats["remembered checksums"] = Format(
-        folder / "sums" / "checksums.json", lambda: remembered_sha256([hashes], folder / "sums")
-    )
-    record = Record(folder, "owner/name")
-    (folder / ".download").mkdir()
-    record.save()
-    formats["download record"] = Format(folder / ".download" / "record", lambda: load_record(folder, "owner/name"))
-    return formats
-
-
-def evaluations(folder: Path) -> dict[str, Format]:
-    """What `evaluate` and `generate --measure` write."""
-    header = {"task": "passkey", "step": 4, "settings": {"limit": 2}}
-    results = [ItemResult(f"a/{number}", "0" * 64, 3, True, (0.5, None), {"length": 9}) for number in range(4)]
-    documents = [ItemResult(f"{n}", "0" * 64, None, None, None, {"loss_sum": 3.5, "tokens": 7}) for n in range(4)]
-    for name, items in (("core", results), ("loss", documents)):
-        with ResultFile(folder / "evaluation" / f"{name}.jsonl", header) as file:
-            file.append(items)
-    parts = {"trained_tokens": 8, "grid": [{"length": 8, "depth": 0.5, "items": 2, "right": 1}], "ranges": []}
-    summary = Summary({"accuracy": 0.5, "beyond": None}, {"beyond": "no such length"}, parts)
-    write_summary(folder / "evaluation" / "passkey.json", header, 4, summary)
-    generation_path = folder / "generation.json"
-    write_generation(generation("gqa", rows=[row("gqa", 128, 8)]), generation_path)
-
-    def gone_on(path: Path) -> object:
-        before = path.read_bytes()
-        try:
-            with ResultFile(path, header) as file:
-                return dict(file.results)
-        finally:
-            path.write_bytes(before)
-
-    found = {"evaluation": Format(folder / "evaluation" / "passkey.json", lambda: build_report(folder))}
-    for name in ("core", "loss"):
-        path = folder / "evaluation" / f"{name}.jsonl"
-        found[f"items of {name}"] = Format(path, lambda: pair_evaluations(folder, folder))
-        found[f"items of {name} to go on with"] = Format(path, lambda path=path: gone_on(path))  # type: ignore[misc]
-    found["generation"] = Format(generation_path, lambda: read_generation(generation_path))
-    found["reported generation"] = Format(generation_path, lambda: build_report(folder))
-    return found
-
-
-def runs(folder: Path) -> dict[str, Format]:
-    """What a run and its launcher write."""
-    checkpoint = folder / "checkpoint"
-    checkpoint.mkdir()
-    whole = Manifest(3, False, "everything", {"a": [1]}, ["x"], {"tp": 1}, "f", 0, 3.0, None, {"losses": [1.5]})
-    whole.write(checkpoint)
-    formats = {"checkpoint": Format(checkpoint / "manifest.json", lambda: read_manifest(checkpoint), checked=True)}
-    formats["checkpoint's files"] = Format(checkpoint / "manifest.json", lambda: check_sizes(checkpoint), checked=True)
-    log = StepLog(folder / "steps.jsonl")
-    for step in range(5):
-        log.write("step", {"step": step, "loss": 2.5, "tokens": 9})
-    log.close()
-    formats["steps"] = Format(folder / "steps.jsonl", lambda: read_steps(folder / "steps.jsonl"))
-    formats["last step"] = Format(folder / "steps.jsonl", lambda: last_step(OutputFolder(folder), 0))
-    (folder / "failure.json").write_text(json.dumps(asdict(Failure("crash", "why", rank=3, time_s=1.0))))
-    formats["failure"] = Format(folder / "failure.json", lambda: read_failure(folder / "failure.json"))
-    (folder / "0.heartbeat").write_text(json.dumps(asdict(Beat(3, "training", {"dp": 2}))))
-    formats["heartbeat"] = Format(folder / "0.heartbeat", lambda: read_beat(folder / "0.heartbeat", "R"))
-    queue = Queue(folder)
-    queue.make()
-    queue.write(State("run", "failed", "c", ["efficientbench"], "/a", reason="why"))
-    formats["queue"] = Format(folder / "sweep" / "queue" / "run.json", lambda: queue.read("run"))
-    trace = folder / "trace.json.gz"
-    trace.write_bytes(gzip.compress(json.dumps({"traceEvents": [{"ph": "X", "name": "a"}, {"ph": "M"}]}).encode()))
-    formats["trace"] = Format(trace, lambda: read_trace(trace))
-    record = gpu_run("moe", "0.5B", steps=40).model_copy(update={"timelines": []})
-    write_record(record, folder / "reported" / "record.json")
-    formats["record"] = Format(folder / "reported" / "record.json", lambda: build_report(folder / "reported"))
-    shutil.copy(folder / "failure.json", folder / "reported")
-    formats["reported failure"] = Format(
-        folder / "reported" / "failure.json", lambda: load_failures(folder / "reported")
-    )
-    formats |= evaluations(folder / "reported")
-    config = tiny("gqa_1.5B")
-    layout, budget = Layout.of(config, 1, 1, oversubscribe=True), plan_budget(config, 1000)
-    Job(config, layout, budget, (), folder).write(folder / "config.json")
-    formats["job"] = Format(folder / "config.json", lambda: TrainedRun.read(folder).job)
-    take_turns([], folder)
-    formats["order"] = Format(folder / "order.json", lambda: take_turns([], folder))
-    device = {"uuid": "G", "name": "GPU", "memory_capacity_bytes": 8, "memory_kind": "driver"}
-    readings = [{"device": device, "scope": "gpu"}, {"device": "G", "time_s": 1.0, "power_w": 2.0}]
-    (folder / "readings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in readings))
-    formats["readings"] = Format(folder / "readings.jsonl", lambda: len(read_readings(folder / "readings.jsonl")))
-    with closing(TensorBoardLog(folder / "tensorboard")) as scalars:
-        scalars.scalars(1, {"train/loss": 2.0})
-    (events,) = (folder / "tensorboard").iterdir()
-    formats["scalars"] = Format(events, lambda: len(cut_scalars(folder / "tensorboard", 1, 9)) < 2)
-    shutil.copy(MATRIX, folder / "matrix.yaml")
-    formats["matrix"] = Format(folder / "matrix.yaml", lambda: load_matrix(folder / "matrix.yaml"))
-    return formats
+from support.formats import MESSAGES, NAMES, Format, every_format
 
 
 @pytest.fixture(scope="module")
 def formats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Format]:
-    found = {}
-    for make in (pair, texts, caches, runs):
-        found |= make(tmp_path_factory.mktemp(make.__name__))
-    return found
+    return every_format(tmp_path_factory.mktemp)
 
 
 ODD = (None, True, -1, 2**70, 1.5, "x", "\ud800", [], {}, [[1]], {"a": {}})
@@ -274,16 +70,6 @@ def damages(draw: st.DrawFn, content: bytes) -> bytes:
     return content[:begin] + draw(st.binary(max_size=9)) + content[end:]
 
 
-NAMES = (
-    *("tokens.bin", "tokens.idx", "tokens.token_bytes.npy", "tokens.tokenizer/tokenizer.json", "tokens.manifest.json"),
-    *("tokenizer.json", "tokenizer_config.json", "plan.json", "jsonl", "jsonl.gz", "jsonl.zst", "parquet", "txt"),
-    *("split", "download record", "checkpoint", "checkpoint's files", "steps", "last step", "failure", "heartbeat"),
-    *("queue", "trace", "record", "matrix", "hashes", "remembered checksums", "reported failure", "job", "order"),
-    *("readings", "scalars", "mixture", "evaluation", "generation", "reported generation"),
-    *("items of core", "items of loss", "items of core to go on with", "items of loss to go on with"),
-)
-
-
 @pytest.mark.parametrize("examples", [5, pytest.param(25, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("name", NAMES)
 def test_damage_is_told_or_does_not_matter(formats: dict[str, Format], name: str, examples: int) -> None:
@@ -316,3 +102,69 @@ def damage_and_read(known: Format, data: st.DataObject) -> None:
 
 def test_every_format_is_damaged(formats: dict[str, Format]) -> None:
     assert sorted(formats) == sorted(NAMES)
+
+
+HOLE_BYTES = 40 * 10**9
+MOST_MEMORY_BYTES = 3 << 30
+"""What a reader may take beyond what the process has already."""
+READ_TO_THE_END = ("jsonl", "jsonl.gz", "jsonl.zst", "txt", "split", "hashes")
+"""Files of any size that are read, or hashed, in pieces: a hole of 40 GB takes a minute, and no memory."""
+
+
+def hole(path: Path) -> None:
+    path.touch()
+    os.truncate(path, HOLE_BYTES)
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "a pipe": os.mkfifo,
+    "a device without end": lambda path: path.symlink_to("/dev/zero"),
+    "a folder": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a hole of 40 GB": hole,
+}
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    (used_kib,) = re.findall(r"^VmData:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    resource.setrlimit(resource.RLIMIT_DATA, (int(used_kib) * 1024 + MOST_MEMORY_BYTES, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+
+
+@contextmanager
+def something_else(path: Path, make: Callable[[Path], None]) -> Iterator[None]:
+    aside = path.with_name("aside")
+    path.rename(aside)
+    try:
+        make(path)
+        yield
+    finally:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+        aside.rename(path)
+
+
+CASES = [
+    (name, kind) for name in NAMES for kind in KINDS if not (name in READ_TO_THE_END and kind == "a hole of 40 GB")
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_what_is_no_file_is_told_or_does_not_matter(formats: dict[str, Format], name: str, kind: str) -> None:
+    known, message = formats[name], None
+    with something_else(known.path, KINDS[kind]), little_memory():
+        try:
+            known.read()
+        except MESSAGES as error:
+            message = str(error)
+    # The file or, for what it says of others, a folder that holds it.
+    places = (known.path.name, *map(str, known.path.parents[:2]))
+    assert message is None or any(place in message for place in places)

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from efficientbench.basics.foreign import read_text, read_whole
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import sha256
@@ -94,7 +96,7 @@ def read_bundle(folder: Path, limit: int | None) -> Bundle:
             raise DataError(f"core.yaml, {name}: dataset_uri is missing: where its rows lie in eval_data/")
         elif (relative := Path(str(uri))).is_absolute() or ".." in relative.parts:
             raise DataError(f"core.yaml, {name}: dataset_uri {uri} leads out of eval_data/")
-        elif not (path := folder / "eval_data" / str(uri)).is_file():
+        elif not os.path.lexists(path := folder / "eval_data" / str(uri)):
             absent[name] = f"eval_data/{uri} is absent"
         else:
             tasks[name] = _task(name, listed[name], baselines[name], path, limit)
@@ -106,21 +108,21 @@ def read_bundle(folder: Path, limit: int | None) -> Bundle:
 def _listed(path: Path) -> dict[str, Mapping[str, Any]]:
     """Return the tasks that a `core.yaml` lists, by their names."""
     try:
-        content = yaml.safe_load(path.read_bytes())
+        content = yaml.safe_load(read_whole(path))
         return {str(row["label"]): row for row in content["icl_tasks"]}
     except FileNotFoundError:
         raise ConfigError(
             f"core: {path} is missing: --data names the evaluation bundle of DCLM and nanochat (core.yaml, "
             "eval_meta_data.csv, eval_data/), or the folder that holds it as core/"
         ) from None
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError) as error:
         raise DataError(f"{path}: it is no list of tasks ({type(error).__name__}: {error})") from None
 
 
 def _baselines(path: Path) -> dict[str, float]:
     """Return each task's accuracy by chance."""
     try:
-        rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
+        rows = csv.DictReader(io.StringIO(read_text(path)))
         percent = {row["Eval Task"]: float(row["Random baseline"]) for row in rows}
         # An accuracy cannot be centred on 100.
         if wrong := {name: value for name, value in percent.items() if not 0 <= value < 100}:
@@ -140,7 +142,10 @@ def _task(name: str, listed: Mapping[str, Any], baseline: float, path: Path, lim
         raise DataError(f"core.yaml, {name}: {type(error).__name__}: {error}") from None
     if kind not in KEYS:
         raise DataError(f"core.yaml, {name}: icl_task_type {kind!r} is unknown; known: {', '.join(KEYS)}")
-    content = path.read_bytes()
+    try:
+        content = read_whole(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     rows = [_row(line, kind, f"{path}:{number}") for number, line in enumerate(content.splitlines(), start=1)]
     random.Random(ORDER_SEED).shuffle(rows)
     rows = rows[:limit]
@@ -148,7 +153,7 @@ def _task(name: str, listed: Mapping[str, Any], baseline: float, path: Path, lim
         cut = limit is not None and limit <= shots
         raise ConfigError(
             f"core: {name} has {len(rows):,} rows{' by --limit' if cut else ''}, and needs its {shots} shots and one "
-            f"more{f': give --limit {shots + 1} or more; of a training, evaluation.core_limit' if cut else ''}"
+            f"more ({path}){f': give --limit {shots + 1} or more; of a training, evaluation.core_limit' if cut else ''}"
         )
     return CoreTask(name, kind, shots, delimiter, baseline, hashlib.sha256(content).hexdigest(), rows)
 

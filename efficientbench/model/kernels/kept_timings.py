@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from efficientbench.basics.foreign import read_whole
 from efficientbench.devices.registry import device_called
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
@@ -56,7 +57,7 @@ def read(path: Path, conditions: dict[str, str]) -> Timings | None:
     A file that is damaged, or of something else, is ignored with a line in the log.
     """
     try:
-        kept = _TIMINGS.validate_json(path.read_bytes())
+        kept = _TIMINGS.validate_json(read_whole(path))
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:

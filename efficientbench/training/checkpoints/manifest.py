@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from efficientbench.metrics.foreign import parse_json, read_whole
+from efficientbench.basics.foreign import open_regular, parse_json, read_whole
 from efficientbench.training.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -179,7 +179,7 @@ def fingerprint(path: Path) -> File:
         OSError: it cannot be read.
     """
     digest, size_bytes = hashlib.sha256(), 0
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path, buffering=0) as file:
         while block := file.read(READ_BYTES):
             digest.update(block)
             size_bytes += len(block)

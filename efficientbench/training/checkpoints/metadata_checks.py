@@ -36,7 +36,9 @@ def check_metadata(metadata: Metadata, sizes: Mapping[str, int]) -> None:
         described_bytes += _checked_bytes(name, stored)
     if described_bytes > (held_bytes := sum(sizes.values())):
         raise CheckpointError(f"it describes {described_bytes:,} bytes of tensors, and its files hold {held_bytes:,}")
-    for index, part in (metadata.storage_data or {}).items():
+    if not isinstance(metadata.storage_data, Mapping):
+        raise CheckpointError("it has no storage_data, which says where in the files the tensors lie")
+    for index, part in metadata.storage_data.items():
         if index.fqn not in metadata.state_dict_metadata:
             raise CheckpointError(f"it places {index.fqn}, which it does not describe")
         if part.relative_path not in sizes:

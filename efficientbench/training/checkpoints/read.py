@@ -12,6 +12,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, Metadata
 from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
 
+from efficientbench.basics.foreign import open_regular
 from efficientbench.training.checkpoints.enum_members import only_members_of
 from efficientbench.training.checkpoints.manifest import verify
 from efficientbench.training.checkpoints.metadata_checks import check_metadata
@@ -62,7 +63,7 @@ class MetadataReader(FileSystemReader):
         """
         path = self.folder / ".metadata"
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 metadata = _MetadataUnpickler(file).load()
             if not isinstance(metadata, Metadata):
                 raise CheckpointError("it is no metadata of a checkpoint")
@@ -129,7 +130,7 @@ class Weights(Mapping[str, torch.Tensor]):
 
 
 def _read_tensor(path: Path, offset: int, length: int) -> torch.Tensor:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(offset)
         content = io.BytesIO(file.read(length))
     try:

@@ -13,7 +13,8 @@ from efficientbench.metrics.records.figure import Figure as Column
 from efficientbench.metrics.records.generation import GenerationRecord
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.answers import RULE, TITLES, answers, left_out, open_questions
-from efficientbench.metrics.report.cautions import cautions
+from efficientbench.metrics.report.cautions import Caution, cautions
+from efficientbench.metrics.report.checksums import TITLE, WHY
 from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.contexts import Context
@@ -56,8 +57,12 @@ def page(
     contexts: Sequence[Context] = (),
     profiled: Sequence[Profiled] = (),
     card: Table | None = None,
+    unchecked: Sequence[str] = (),
 ) -> str:
     """Return the whole page on these rows."""
+    content = _content(rows, generations)
+    if unchecked:
+        content["cautions"].append(Caution(TITLE, tuple(unchecked), (WHY,)))
     # Autoescape: a record's own text may hold anything. Only what `svg` built is taken as markup.
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -68,7 +73,7 @@ def page(
         keep_trailing_newline=True,
     )
     return environment.get_template("page.html").render(
-        **_content(rows, generations),
+        **content,
         damaged=damaged,
         failures=failures_table(failures),
         evaluations=evaluations,

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from support.synthetic_runs import gpu_run
 
+from efficientbench.basics.checksum import with_checksum
 from efficientbench.evaluation.publish import publish
 from efficientbench.evaluation.task import Summary
 from efficientbench.metrics.records.record import read_record, write_record
@@ -39,7 +40,7 @@ def test_the_record_has_the_last_figures_of_each_task(tmp_path: Path) -> None:
         {"task": "core", "step": 20, "figures": {"core": None}},
         {"task": "mmlu", "step": 30, "figures": {"accuracy": 0.75}},
     ]
-    assert json.loads(path.read_text()) == {**before, "evaluations": wanted}
+    assert json.loads(path.read_text()) == with_checksum({**before, "evaluations": wanted})
     assert [each.task for each in read_record(path).evaluations] == ["loss", "core", "mmlu"]
 
 

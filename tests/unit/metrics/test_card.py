@@ -16,7 +16,7 @@ from efficientbench.metrics.records.record import RECORD_NAME, write_record
 from efficientbench.metrics.records.record_parts import DataSource, PhaseCost, Reinforcement
 from efficientbench.metrics.report.build import build_report
 from efficientbench.metrics.report.card import CARD_NAME, card_table, load_pipelines
-from efficientbench.metrics.report.evaluations import evaluations_table
+from efficientbench.metrics.report.evaluations import evaluations_table, load_evaluations
 
 NO_SENSOR = "no sensor of energy"
 
@@ -67,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_stage_has_a_row_and_every_pipeline_its_sums(folder: Path) -> None:
-    table = card_table(load_pipelines(folder), evaluations_table(folder), price_per_hour=2.5)
+    table = card_table(load_pipelines(folder), evaluations_table(load_evaluations(folder)[0]), price_per_hour=2.5)
     header = ("pipeline", "stage", "data", "tokens", "loss", "core", "arc_easy", "hours", "device hours", "kJ", "cost")
     assert tuple(table.header) == header
     assert [tuple(row) for row in table.rows] == [
@@ -86,7 +86,7 @@ def test_every_stage_has_a_row_and_every_pipeline_its_sums(folder: Path) -> None
     assert "n/a mid, RL of mla/sft: no such run belongs to it." in table.notes
     assert f"n/a kJ of gqa/sft: {NO_SENSOR}" in table.notes
     assert "n/a core, arc_easy of gqa/mid: not evaluated." in table.notes
-    without = card_table(load_pipelines(folder), evaluations_table(folder), price_per_hour=None)
+    without = card_table(load_pipelines(folder), evaluations_table(load_evaluations(folder)[0]), price_per_hour=None)
     assert tuple(without.header) == header[:-1]
     assert "No cost: it needs the price of a device and hour (--price-per-hour X)." in without.notes
 
@@ -98,7 +98,7 @@ def test_a_base_that_was_trained_again_is_no_stage_any_more(folder: Path) -> Non
         ["gqa/mid", "gqa/sft"],
         ["mla/base", "mla/sft"],
     ]
-    notes = card_table(pipelines, evaluations_table(folder), None).notes
+    notes = card_table(pipelines, evaluations_table(load_evaluations(folder)[0]), None).notes
     assert "gqa/mid began with /elsewhere/runs/gqa/base, which is not below this folder, or has changed since." in notes
 
 
@@ -114,7 +114,7 @@ def test_a_stage_of_rl_costs_its_answers_too_and_learned_from_them(folder: Path)
     sft = folder / "mla" / "sft"
     write_stage(folder / "mla" / "rl", "rl", sft, **facts, reinforcement=learned_by_reward(899_700.0))
     write_stage(folder / "mla" / "rl2", "rl", sft, **facts, reinforcement=learned_by_reward(None))
-    table = card_table(load_pipelines(folder), evaluations_table(folder), None)
+    table = card_table(load_pipelines(folder), evaluations_table(load_evaluations(folder)[0]), None)
     rows = {(row[0], row[1]): tuple(row) for row in table.rows}
     assert rows["mla/rl", "RL"][2:] == ("answers to 160 questions", *["n/a"] * 4, "1", "4", "1,000")
     assert rows["mla/rl", "all"][-1] == "2,200"
@@ -132,7 +132,7 @@ def test_a_score_that_is_absent_has_its_reason(folder: Path) -> None:
     for run in ("gqa/base", "alone"):
         (folder / run / "evaluation").mkdir(exist_ok=True)
         (folder / run / "evaluation" / "core.json").write_text(json.dumps(content))
-    table = card_table(load_pipelines(folder), evaluations_table(folder), None)
+    table = card_table(load_pipelines(folder), evaluations_table(load_evaluations(folder)[0]), None)
     assert table.rows[0][5] == "n/a"
     assert "n/a core: 19 of 22 tasks are missing" in table.notes
     assert "n/a core, arc_easy of gqa/mid: not evaluated." in table.notes
@@ -141,7 +141,7 @@ def test_a_score_that_is_absent_has_its_reason(folder: Path) -> None:
 def test_hours_of_a_last_attempt_are_called_so(tmp_path: Path) -> None:
     base = write_stage(tmp_path / "base", "pretrain", None, resumed_after_steps=[2, 5])
     write_stage(tmp_path / "sft", "sft", base)
-    notes = card_table(load_pipelines(tmp_path), evaluations_table(tmp_path), None).notes
+    notes = card_table(load_pipelines(tmp_path), evaluations_table(load_evaluations(tmp_path)[0]), None).notes
     assert "base was resumed after step 2, 5: its hours and kJ are those of its last attempt." in notes
     assert not any(note.startswith("sft was resumed") for note in notes)
 
@@ -149,7 +149,7 @@ def test_hours_of_a_last_attempt_are_called_so(tmp_path: Path) -> None:
 def test_hours_are_those_of_all_attempts_where_they_are_known(tmp_path: Path) -> None:
     times = {"resumed_after_steps": [2], "duration_s": 1800.0, "wall_s": 36_000.0}
     write_stage(tmp_path / "sft", "sft", write_stage(tmp_path / "base", "pretrain", None, **times))
-    table = card_table(load_pipelines(tmp_path), evaluations_table(tmp_path), None)
+    table = card_table(load_pipelines(tmp_path), evaluations_table(load_evaluations(tmp_path)[0]), None)
     row = dict(zip(table.header, table.rows[0], strict=True))
     assert row["hours"] == "10"
     assert "base was resumed after step 2: its kJ are those of its last attempt." in table.notes
@@ -170,12 +170,12 @@ def test_the_report_has_the_card_where_there_are_stages(folder: Path) -> None:
 
 
 def test_what_answers_cost_stands_beside_it_at_a_combination_that_all_have(folder: Path) -> None:
-    without = card_table(load_pipelines(folder), evaluations_table(folder), None)
+    without = card_table(load_pipelines(folder), evaluations_table(load_evaluations(folder)[0]), None)
     assert without.notes[-1] == "No generation was measured: efficientbench generate RUN --measure does so."
     of_mla = [row("mla", 128, 8), row("mla", 16_384, 1, joules=None), failed_row(2048, 1, "out of memory")]
     write_generation(generation("gqa"), folder / "gqa" / "sft" / GENERATION_NAME)
     write_generation(generation("mla", rows=of_mla), folder / "mla" / "sft" / GENERATION_NAME)
-    table = card_table(load_pipelines(folder), evaluations_table(folder), None)
+    table = card_table(load_pipelines(folder), evaluations_table(load_evaluations(folder)[0]), None)
     assert tuple(table.header[7:10]) == ("TTFT p50, ms", "decode tokens/s", "decode J/token")
     cells = {(line[0], line[1]): tuple(line[7:10]) for line in table.rows}
     # Cache and weights are read at 1 TB/s.
@@ -192,7 +192,7 @@ def test_models_that_were_measured_under_different_conditions_are_not_compared(f
     write_generation(generation("gqa", rows=[row("gqa", 128, 1)]), folder / "gqa" / "sft" / GENERATION_NAME)
     compiled = generation("mla", rows=[row("mla", 128, 1)], steps="compiled")
     write_generation(compiled, folder / "mla" / "sft" / GENERATION_NAME)
-    table = card_table(load_pipelines(folder), evaluations_table(folder), None)
+    table = card_table(load_pipelines(folder), evaluations_table(load_evaluations(folder)[0]), None)
     assert {tuple(line[7:10]) for line in table.rows} == {("n/a",) * 3, ("",) * 3}
     assert "measured under different conditions, steps: " in table.notes[-1]
 
@@ -200,7 +200,7 @@ def test_models_that_were_measured_under_different_conditions_are_not_compared(f
 def test_combinations_that_differ_are_not_compared(folder: Path) -> None:
     write_generation(generation("gqa", rows=[row("gqa", 128, 1)]), folder / "gqa" / "sft" / GENERATION_NAME)
     write_generation(generation("mla", rows=[row("mla", 128, 8)]), folder / "mla" / "sft" / GENERATION_NAME)
-    table = card_table(load_pipelines(folder), evaluations_table(folder), None)
+    table = card_table(load_pipelines(folder), evaluations_table(load_evaluations(folder)[0]), None)
     assert {tuple(line[7:10]) for line in table.rows} == {("n/a",) * 3, ("",) * 3}
     assert table.notes[-1].endswith(
         "of gqa/sft, mla/sft: no combination of prompt, batch and new tokens was measured of all of them."

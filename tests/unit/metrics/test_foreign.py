@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from support.metrics_parts import make_record, printed, read_csv
 from support.synthetic_runs import gpu_run
 
+from efficientbench.basics.foreign import MOST_BYTES, parse_json, plain_text, read_whole
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.foreign import MOST_BYTES, parse_json, plain_text, read_whole
 from efficientbench.metrics.records.record import RunRecord, read_record, write_record
 from efficientbench.metrics.records.steplog import read_steps
 from efficientbench.metrics.report.build import build_report
@@ -127,7 +127,7 @@ def test_no_text_of_a_record_moves_a_terminal(tmp_path: Path) -> None:
     shown += "".join(path.read_text() for path in report.written if path.is_file())
     assert "one\ufffd" in shown
     assert not set(ESCAPE) & set(shown) - set("[2J1m")
-    assert load_failures(tmp_path)[0].reason == f"why{plain_text(ESCAPE)}"
+    assert load_failures(tmp_path)[0][0].reason == f"why{plain_text(ESCAPE)}"
 
 
 def test_line_breaks_and_other_scripts_stay() -> None:

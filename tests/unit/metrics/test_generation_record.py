@@ -89,10 +89,11 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     written = record(row(), failed)
     for name in ("gqa_0.5B", "previous/gqa_0.5B"):
         write_generation(written, tmp_path / name / "generation.json")
-    assert read_generation(tmp_path / "gqa_0.5B" / "generation.json") == written
+    read = read_generation(tmp_path / "gqa_0.5B" / "generation.json")
+    assert read.model_copy(update={"sha256": None}) == written
     (tmp_path / "generation.json").write_text("{")
     records, damaged = load_generations(tmp_path)
-    assert records == [written]
+    assert records == [read]
     assert "damaged, it is no JSON" in damaged[0]
 
 

@@ -21,5 +21,8 @@ def test_no_file_is_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "steps.jsonl").symlink_to(precious)
     with pytest.raises(MetricsError, match=r"steps\.jsonl: cannot be opened \(Too many levels of symbolic links\)"):
         StepLog(tmp_path / "steps.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(MetricsError, match=r"pipe\.jsonl: cannot be opened"):
+        StepLog(tmp_path / "pipe.jsonl")
     assert precious.read_text() == "all of it"
     assert (tmp_path / "record.json").read_text() == "{}"

@@ -48,7 +48,7 @@ def test_of_many_ranks_the_slowest_are_shown() -> None:
 def test_the_record_keeps_them_and_both_reports_show_them(tmp_path: Path) -> None:
     record = of_ranks(USES, WAITS)
     write_record(record, tmp_path / "record.json")
-    assert read_record(tmp_path / "record.json") == record
+    assert read_record(tmp_path / "record.json").model_copy(update={"sha256": None}) == record
     rows, without = make_rows([record]), make_rows([make_record()])
     assert ('<section id="ranks">' in page(rows, []), '<section id="ranks">' in page(without, [])) == (True, False)
     assert ("## Ranks" in markdown(rows, []), "## Ranks" in markdown(without, [])) == (True, False)

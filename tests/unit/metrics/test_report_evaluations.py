@@ -11,7 +11,7 @@ from support.metrics_parts import make_record
 
 from efficientbench.metrics.records.record import RECORD_NAME, write_record
 from efficientbench.metrics.report.build import build_report
-from efficientbench.metrics.report.evaluations import evaluations_table
+from efficientbench.metrics.report.evaluations import evaluations_table, load_evaluations
 
 
 def write(folder: Path, task: str, figures: dict[str, float | None], unavailable: dict[str, str]) -> None:
@@ -31,7 +31,7 @@ def test_figures_stand_in_every_report(tmp_path: Path) -> None:
     (first / "evaluation" / "endless.json").write_text(json.dumps(endless))
     huge = {"step": 1, "items": 1, "figures": {"loss": 10**400}, "unavailable": {}}
     (first / "evaluation" / "huge.json").write_text(json.dumps(huge))
-    table = evaluations_table(tmp_path)
+    table = evaluations_table(load_evaluations(tmp_path)[0])
     assert table.rows == [
         ("gqa_0.5B", "core", "core", "n/a", "2,229", "1,200"),
         ("gqa_0.5B", "core", "copa", "0.55", "2,229", "1,200"),

@@ -128,13 +128,13 @@ def test_failures_are_rows_with_their_reasons(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "failure.json").write_text(content, encoding="utf-8")
     late = FailedRun("mla_3B", "time_limit", None, "too long")
-    assert load_failures(tmp_path) == [late, FailedRun("mqa_3B", "non_finite", 7, f"rank 1: {reason}")]
-    assert build_report(tmp_path).failures == load_failures(tmp_path)
+    assert load_failures(tmp_path)[0] == [late, FailedRun("mqa_3B", "non_finite", 7, f"rank 1: {reason}")]
+    assert build_report(tmp_path).failures == load_failures(tmp_path)[0]
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "| mqa_3B | non finite | 7 | rank 1: loss is &lt;nan&gt; \\| after the step |" in text
     assert "| mla_3B | time limit | n/a | too long |" in text
     assert "rank 1: loss is &lt;nan&gt; | after the step" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "rank 1: loss is <nan> | after the step" in printed(print_failures, load_failures(tmp_path), width=100)
+    assert "rank 1: loss is <nan> | after the step" in printed(print_failures, load_failures(tmp_path)[0], width=100)
 
 
 def test_a_smaller_micro_batch_is_noted(tmp_path: Path) -> None:

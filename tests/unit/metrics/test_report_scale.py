@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from support.repository import ROOT
 from support.synthetic_runs import gpu_run
 
+from efficientbench.basics.checksum import with_checksum
 from efficientbench.metrics.records.record import RECORD_NAME, read_record, write_record
 
 RUNS = 1000
@@ -33,12 +35,12 @@ sys.exit(os.waitstatus_to_exitcode(status))
 def test_a_thousand_records_of_ten_thousand_steps_take_less_than_20_s_and_1_gb(tmp_path: Path) -> None:
     write_record(gpu_run("gqa", "1.5B", steps=STEPS), tmp_path / "first" / RECORD_NAME)
     assert read_record(tmp_path / "first" / RECORD_NAME).steps_measured == STEPS
-    content = (tmp_path / "first" / RECORD_NAME).read_text()
+    content = json.loads((tmp_path / "first" / RECORD_NAME).read_text())
     for place in range(1, RUNS):
         folder = tmp_path / f"run_{place}"
         folder.mkdir()
-        other = content.replace('"run": "gqa_1.5B"', f'"run": "gqa_{place}"', 1)
-        (folder / RECORD_NAME).write_text(other.replace('"variant": "gqa"', f'"variant": "gqa_{place}"', 1))
+        other = with_checksum({**content, "run": f"gqa_{place}", "variant": f"gqa_{place}"})
+        (folder / RECORD_NAME).write_text(json.dumps(other, indent=2))
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, sys.executable, "-m", "efficientbench.cli", "report", str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},

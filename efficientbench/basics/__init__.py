@@ -1,0 +1,1 @@
+"""What every other package may use: reading files of others, and checksums."""

@@ -1,0 +1,127 @@
+"""Reads files that anybody may have written: no device that never ends, no depth or size that ends the program.
+
+Every file that a user names, or that lies in a folder which a user names, is opened by `open_regular` or checked by
+`check_regular` before a library opens it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MOST_BYTES = 1 << 28
+"""Of a file that is read as a whole, unless the caller knows better."""
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What makes a terminal do something, or show text in another order; halves of characters that no file can hold."""
+WEIGHTS = ".safetensors"
+"""Ending of files that may be larger than what is read as a whole."""
+
+
+def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: it cannot be opened, or is a device, a pipe or a folder, which may never end.
+    """
+    # Without O_NONBLOCK the opening of a pipe would wait for somebody who writes.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _refuse_irregular(os.fstat(descriptor), path)
+        return open(descriptor, "rb", buffering)  # type: ignore[return-value]
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def check_regular(path: Path, most_bytes: int | None = None) -> None:
+    """Check a file that a library is about to open by its name.
+
+    Raises:
+        OSError: it is missing, is a device, a pipe or a folder, or has more than `most_bytes`.
+    """
+    found = path.stat()
+    _refuse_irregular(found, path)
+    if most_bytes is not None:
+        _refuse_large(found, path, most_bytes)
+
+
+def check_folder(folder: Path, patterns: Iterable[str]) -> None:
+    """Check the files of a folder that a library is about to open by their names, such as a model's or a tokenizer's.
+
+    Weights may have any size, since nobody reads them as a whole.
+
+    Raises:
+        OSError: a file of these names is a device, a pipe, a folder, a link that leads nowhere, or too large.
+    """
+    for path in sorted(found for pattern in patterns for found in folder.glob(pattern)):
+        check_regular(path, None if path.suffix == WEIGHTS else MOST_BYTES)
+
+
+def read_whole(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: it cannot be read, has more than `most_bytes`, or is a device, a pipe or a folder, which may never end.
+    """
+    with open_regular(path) as file:
+        _refuse_large(os.fstat(file.fileno()), path, most_bytes)
+        return file.read()
+
+
+def read_text(path: Path, encoding: str = "utf-8", most_bytes: int = MOST_BYTES) -> str:
+    """Return the text of a regular file, with the line ends that it has.
+
+    Raises:
+        OSError: as `read_whole`.
+        UnicodeDecodeError: it is no text in this encoding.
+    """
+    return read_whole(path, most_bytes).decode(encoding)
+
+
+def _refuse_irregular(found: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def _refuse_large(found: os.stat_result, path: Path, most_bytes: int) -> None:
+    if found.st_size > most_bytes:
+        reason = f"it has {found.st_size:,} bytes, and {most_bytes:,} are the most that is read"
+        raise OSError(errno.EFBIG, reason, str(path))
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is no JSON, or nested deeper than Python follows.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def plain_text(text: str) -> str:
+    """Return a text without what a terminal would obey; line breaks and tabs stay."""
+    return _UNPRINTABLE.sub("\ufffd", text)
+
+
+def plain_texts(value: Any) -> Any:
+    """Return a value of JSON with `plain_text` of every text in it; what is no list, dict or text stays as it is."""
+    if isinstance(value, str):
+        return plain_text(value)
+    if isinstance(value, list):
+        # Most lists are long ones of numbers.
+        return value if _HOLDS_TEXT.isdisjoint(map(type, value)) else [plain_texts(each) for each in value]
+    if isinstance(value, dict):
+        return {plain_texts(key): plain_texts(each) for key, each in value.items()}
+    return value
+
+
+_HOLDS_TEXT = {str, list, dict}

@@ -1,0 +1,43 @@
+"""Reads and writes the summary of an evaluated task, `evaluation/<task>.json` in a run's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from efficientbench.basics.checksum import KEY, check_checksum, with_checksum
+from efficientbench.basics.foreign import parse_json, plain_texts, read_whole
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.files import write_whole
+
+EVALUATION_FORMAT = 2
+"""1 had no checksum."""
+
+
+def write_evaluation(content: Mapping[str, Any], path: Path) -> None:
+    """Write a summary with its format and checksum. Raises MetricsError where the file cannot be written."""
+    whole = with_checksum({"format": EVALUATION_FORMAT, **content})
+    write_whole(path, json.dumps(whole, indent=2, allow_nan=False) + "\n")
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """Read a summary, with texts that a terminal may show.
+
+    Raises:
+        MetricsError: it cannot be read, is no JSON object, or its checksum is not that of its content.
+    """
+    try:
+        content = parse_json(read_whole(path))
+        if not isinstance(content, dict):
+            raise ValueError("it is no JSON object")
+        if content.get("format") == EVALUATION_FORMAT and KEY not in content:
+            raise ValueError(f"damaged, it lacks its {KEY}")
+        check_checksum(content)
+    except OSError as error:
+        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise MetricsError(f"{path}: cannot be read ({error})") from None
+    read: dict[str, Any] = plain_texts(content)
+    return read
