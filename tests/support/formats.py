@@ -48,7 +48,6 @@ from efficientbench.finetuning.base_model import find_model
 from efficientbench.finetuning.base_model import load_tokenizer as load_chat_tokenizer
 from efficientbench.finetuning.base_model_shape import TINY_SHAPE
 from efficientbench.finetuning.rows import read_rows
-from efficientbench.finetuning.saved import base_of
 from efficientbench.finetuning.shapes import shape_of
 from efficientbench.generation.prompts import read_prompts
 from efficientbench.launchers.processes.failure import Failure, read_failure
@@ -70,7 +69,7 @@ from efficientbench.running.trained import TrainedRun
 from efficientbench.sweep.order import take_turns
 from efficientbench.sweep.progress import last_step
 from efficientbench.sweep.queue import Queue, State
-from efficientbench.training.checkpoints.manifest import Manifest, check_sizes, read_manifest
+from efficientbench.training.checkpoints.manifest import Manifest, check_sizes, read_manifest, seal, verify
 from efficientbench.training.errors import CheckpointError
 
 MESSAGES = (ConfigError, DataError, MetricsError, CheckpointError)
@@ -256,9 +255,10 @@ def tunings(folder: Path) -> dict[str, Format]:
     adapter = folder / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base), "r": 4}))
-    formats["adapter"] = Format(adapter / "adapter_config.json", lambda: base_of(adapter))
     save_file({"lora_A": torch.ones(2)}, adapter / "adapter_model.safetensors")
-    formats["adapter's weights"] = Format(adapter / "adapter_model.safetensors", lambda: base_of(adapter))
+    seal(adapter, Manifest(1, False, "weights", {}, [], {}, "", 0, 1, None, {}))
+    for name in ("adapter_config.json", "adapter_model.safetensors", "manifest.json"):
+        formats[f"adapter's {name}"] = Format(adapter / name, lambda: verify(adapter))
     return formats
 
 
@@ -323,8 +323,14 @@ NAMES = (
     *("readings", "scalars", "mixture", "evaluation", "generation", "reported generation"),
     *("items of core", "items of loss", "items of core to go on with", "items of loss to go on with"),
     *("json of a fine-tuning", "jsonl of a fine-tuning", "parquet of a fine-tuning", "base's config.json"),
-    *("base's tokenizer.json", "base's tokenizer_config.json", "base's model.safetensors", "base's shape", "adapter"),
-    *("adapter's weights", "core's tasks", "core's baselines", "core's rows", "prompts", "jsonl of conversations"),
+    *("base's tokenizer.json", "base's tokenizer_config.json", "base's model.safetensors", "base's shape"),
+    *(
+        "adapter's adapter_config.json",
+        "adapter's adapter_model.safetensors",
+        "adapter's manifest.json",
+        "core's tasks",
+    ),
+    *("core's baselines", "core's rows", "prompts", "jsonl of conversations"),
     *("csv of conversations", "devices", "imported model"),
 )
 """Of all formats, so that each is a test of its own."""
