@@ -31,9 +31,9 @@ setup(
         "efficientbench": ["experiments/*.yaml"],
         "efficientbench.chat": ["*.html"],
         "efficientbench.data_tools": ["*.sh"],
-        "efficientbench.language": ["*.yaml"],
+        "efficientbench.basics": ["*.yaml"],
         "efficientbench.launchers": ["*.sh", "*/*.sh"],
-        "efficientbench.metrics": ["*.yaml", "report/html/*.css", "report/html/*.html", "report/html/*.js"],
+        "efficientbench.metrics": ["sensors/*.yaml", "report/html/*.css", "report/html/*.html", "report/html/*.js"],
     },
     # Configuration, plan and report. An extra can only add to it.
     install_requires=[

@@ -12,14 +12,27 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.examples import EXAMPLES
-from efficientbench.data_tools.parallel import CORES
-from efficientbench.language.counted import number_of
-from efficientbench.language.encoding import find_other_bytes, use_utf8
-from efficientbench.language.examples import add_examples
-from efficientbench.language.language import is_chinese, translate_help
-from efficientbench.language.readers import outlive_readers
+from efficientbench.basics.counted import number_of
+from efficientbench.basics.encoding import find_other_bytes, use_utf8
+from efficientbench.basics.errors import DataError
+from efficientbench.basics.examples import add_examples
+from efficientbench.basics.help_page import translate_help
+from efficientbench.basics.language import is_chinese
+from efficientbench.basics.readers import outlive_readers
+from efficientbench.data_tools.tokenizing.parallel import CORES
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "": ("tokenize mine.jsonl --output tokens/mine --tokenizer my_tokenizer", "inspect tokens/mine", "tokenize --help"),
+    "tokenize": ("tokenize data/*.parquet more.jsonl.gz --output tokens/web --tokenizer Qwen/Qwen2.5-0.5B",),
+    "download": ("download --num-files 2", "download openai/gsm8k --config main"),
+    "prepare": ("prepare --num-files 2", "prepare modelscope:OWNER/NAME --tokenizer my_tokenizer"),
+    "chat": ("chat mixture.yaml --tokenizer my_tokenizer --output tokens/chat",),
+    "inspect": ("inspect tokens/web --documents 5",),
+    "train-tokenizer": ("train-tokenizer data/ --vocab-size 65536 --output my_tokenizer",),
+    "verify": ("verify tokens/web",),
+}
+"""Command, or "" for the program itself → command lines after the program's name."""
+
 
 app = typer.Typer(
     name="efficientbench-data",
@@ -72,8 +85,8 @@ def tokenize(
     max_document_mb: MaxDocument = 64,
 ) -> None:
     """Turn text into tokens on disk; after an interruption, the same command continues."""
-    from efficientbench.data_tools.manifest import summary
-    from efficientbench.data_tools.tokenize import tokenize_files
+    from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
+    from efficientbench.data_tools.tokens.manifest import summary
 
     with _interruption_explained():
         corpus = tokenize_files(
@@ -130,10 +143,10 @@ def prepare(
     """Download a dataset, tokenize it and show its statistics; after an interruption, the same command continues."""
     from efficientbench.data_tools.download import DownloadRequest
     from efficientbench.data_tools.download.listing import default_config
-    from efficientbench.data_tools.inspection import describe_pair, tokenizer_of
-    from efficientbench.data_tools.manifest import summary
-    from efficientbench.data_tools.prepare import prepare_dataset
-    from efficientbench.data_tools.tokenize import tokenize_files
+    from efficientbench.data_tools.tokenizing.prepare import prepare_dataset
+    from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
+    from efficientbench.data_tools.tokens.inspection import describe_pair, tokenizer_of
+    from efficientbench.data_tools.tokens.manifest import summary
 
     folder = output or _data_folder(repository)
     prefix = prefix or Path(f"{_data_folder(repository)}-tokens") / (config or default_config(repository) or "all")
@@ -165,7 +178,7 @@ def chat(
     """Turn conversations into tokens and a mask on disk; after an interruption, the same command continues."""
     from efficientbench.data_tools.chat.build import build_conversations
     from efficientbench.data_tools.chat.record import ConversationRecord, describe_conversations
-    from efficientbench.data_tools.manifest import load_record
+    from efficientbench.data_tools.tokens.manifest import load_record
 
     with _interruption_explained():
         corpus = build_conversations(mixture, output, tokenizer, workers=workers, on_part=_show_parts)
@@ -187,7 +200,7 @@ def inspect(
 
     Of conversations, what is to be learned is green; where there are no colours, it stands in ⟦ ⟧.
     """
-    from efficientbench.data_tools.inspection import describe_pair, tokenizer_of
+    from efficientbench.data_tools.tokens.inspection import describe_pair, tokenizer_of
 
     prefix = _without_suffix(prefix)
     for line in describe_pair(prefix, tokenizer_of(prefix, tokenizer), documents, coloured=sys.stdout.isatty()):
@@ -207,7 +220,7 @@ def train_tokenizer(
     chat: Annotated[bool, typer.Option("--chat", help="reserve the special tokens of conversations")] = False,
 ) -> None:
     """Train a byte-level BPE tokenizer, and measure how well it compresses text that it has not seen."""
-    from efficientbench.data_tools.tokenizer_training import describe_training, train_on_files
+    from efficientbench.data_tools.tokenizer.tokenizer_training import describe_training, train_on_files
 
     for line in describe_training(train_on_files(inputs, vocab_size, output, compare or [], text_key, chat)):
         print(line)
@@ -219,8 +232,8 @@ def verify(
     tokenizer: Annotated[str | None, typer.Option(help="for a pair without manifest: the one that made it")] = None,
 ) -> None:
     """Check a .bin/.idx pair; name the first byte that is damaged."""
-    from efficientbench.data_tools.tokenizer import load_tokenizer
-    from efficientbench.data_tools.verify import verify_pair
+    from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
+    from efficientbench.data_tools.tokens.verify import verify_pair
 
     prefix = _without_suffix(prefix)
     header, corpus = verify_pair(prefix, load_tokenizer(tokenizer).vocab_size if tokenizer else None)

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from efficientbench.metrics.errors import MetricsError
+    from efficientbench.basics.errors import MetricsError
     from efficientbench.metrics.monitoring.aggregate import merge
     from efficientbench.metrics.monitoring.measurement import describe
     from efficientbench.metrics.records.loop_monitor import EfficiencyMonitor
@@ -34,7 +34,7 @@ _MODULES = {
     "EfficiencyCallback": "efficientbench.metrics.records.trainer_callback",
     "EfficiencyMonitor": "efficientbench.metrics.records.loop_monitor",
     "HostSensor": "efficientbench.metrics.sensors.host",
-    "MetricsError": "efficientbench.metrics.errors",
+    "MetricsError": "efficientbench.basics.errors",
     "NvmlSensor": "efficientbench.metrics.sensors.nvml",
     "RaplSensor": "efficientbench.metrics.sensors.rapl",
     "RecordingSensor": "efficientbench.metrics.sensors.replay",

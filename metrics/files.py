@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError
 
 
 @contextmanager

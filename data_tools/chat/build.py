@@ -19,16 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from efficientbench.data_tools.building import begin, corpus_of_parts, make_parts, parts_folder
-from efficientbench.data_tools.chat.examples import ConversationError
-from efficientbench.data_tools.chat.find_task import code_files
-from efficientbench.data_tools.chat.mixture import Mixture, Source, draw_order, open_mixture, read_mixture
-from efficientbench.data_tools.chat.parts import ConversationCounts, PartRenderer, cut_into_parts, merge_parts
-from efficientbench.data_tools.chat.record import ConversationRecord, TaskRecord, check_mask, mask_prefix
-from efficientbench.data_tools.chat.render import Renderer, make_renderer
-from efficientbench.data_tools.engine import Engine, choose_engine
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import (
+from efficientbench.basics.errors import DataError
+from efficientbench.basics.files import (
     beside,
     disk_errors_explained,
     exclusive_lock,
@@ -36,9 +28,20 @@ from efficientbench.data_tools.files import (
     remove_partial,
     sha256_of_each,
 )
-from efficientbench.data_tools.indexed import bin_path, check_indexed, hashes_path, idx_path, token_dtype
-from efficientbench.data_tools.inputs import InputState
-from efficientbench.data_tools.manifest import (
+from efficientbench.data_tools.chat.examples import ConversationError
+from efficientbench.data_tools.chat.find_task import code_files
+from efficientbench.data_tools.chat.mixture import Mixture, Source, draw_order, open_mixture, read_mixture
+from efficientbench.data_tools.chat.parts import ConversationCounts, PartRenderer, cut_into_parts, merge_parts
+from efficientbench.data_tools.chat.record import ConversationRecord, TaskRecord, check_mask, mask_prefix
+from efficientbench.data_tools.chat.render import Renderer, make_renderer
+from efficientbench.data_tools.tokenizer.engine import Engine, choose_engine
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
+from efficientbench.data_tools.tokenizing.building import begin, corpus_of_parts, make_parts, parts_folder
+from efficientbench.data_tools.tokenizing.inputs import InputState
+from efficientbench.data_tools.tokenizing.parallel import Workers
+from efficientbench.data_tools.tokenizing.plan import compare_plans
+from efficientbench.data_tools.tokens.indexed import bin_path, check_indexed, hashes_path, idx_path, token_dtype
+from efficientbench.data_tools.tokens.manifest import (
     Corpus,
     load_corpus,
     load_record,
@@ -47,9 +50,6 @@ from efficientbench.data_tools.manifest import (
     save_corpus,
     versions,
 )
-from efficientbench.data_tools.parallel import Workers
-from efficientbench.data_tools.plan import compare_plans
-from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
 
 _RULES = 1
 """The edition of the rules by which conversations are rendered and ordered; a new one makes every pair anew."""

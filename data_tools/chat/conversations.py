@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from efficientbench.data_tools.errors import DataError
+from efficientbench.basics.errors import DataError
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
 TEXT, CALL, RESULT = PART_KINDS = ("text", "python", "python_output")

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat.conversations import Message, RowError
 from efficientbench.data_tools.chat.find_task import OWN, find_task
 from efficientbench.data_tools.chat.rows import CSV_SUFFIXES, KNOWN_SUFFIXES, FileRows, Row, is_rows_file
 from efficientbench.data_tools.chat.task import Example, HubFiles, Task
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.inputs import find_inputs
+from efficientbench.data_tools.tokenizing.inputs import find_inputs
 
 _ALL_FILES = 1_000_000
 """Of a dataset on the hub: a task's rows are never cut silently."""

@@ -8,6 +8,7 @@ import sys
 from difflib import get_close_matches
 from pathlib import Path
 
+from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat.task import Task
 from efficientbench.data_tools.chat.tasks.arc import Arc
 from efficientbench.data_tools.chat.tasks.gsm8k import Gsm8k
@@ -15,7 +16,6 @@ from efficientbench.data_tools.chat.tasks.humaneval import HumanEval
 from efficientbench.data_tools.chat.tasks.messages import Messages
 from efficientbench.data_tools.chat.tasks.mmlu import Mmlu
 from efficientbench.data_tools.chat.tasks.smoltalk import SmolTalk
-from efficientbench.data_tools.errors import DataError
 
 OWN: dict[str, type[Task]] = {
     "smoltalk": SmolTalk,

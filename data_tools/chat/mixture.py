@@ -14,11 +14,11 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
+from efficientbench.basics.errors import DataError, first_line
 from efficientbench.basics.foreign import read_text
 from efficientbench.data_tools.chat.examples import Examples, open_examples
 from efficientbench.data_tools.chat.find_task import find_task
 from efficientbench.data_tools.chat.task import HubFiles
-from efficientbench.data_tools.errors import DataError, first_line
 
 _MAX_SEED = 2**63 - 1
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from efficientbench.data_tools.building import CountedFile, finish_part, part_file, part_files
+from efficientbench.basics.files import complete_file, file_blocks
 from efficientbench.data_tools.chat.examples import Examples
 from efficientbench.data_tools.chat.record import MASK_DTYPE, mask_prefix
 from efficientbench.data_tools.chat.render import Renderer
-from efficientbench.data_tools.engine import Engine
-from efficientbench.data_tools.files import complete_file, file_blocks
-from efficientbench.data_tools.indexed import bin_path, document_hash, hashes_path, idx_path, index_blocks
-from efficientbench.data_tools.inputs import InputState
+from efficientbench.data_tools.tokenizer.engine import Engine
+from efficientbench.data_tools.tokenizing.building import CountedFile, finish_part, part_file, part_files
+from efficientbench.data_tools.tokenizing.inputs import InputState
+from efficientbench.data_tools.tokens.indexed import bin_path, document_hash, hashes_path, idx_path, index_blocks
 
 PART_ROWS = 2_000
 """Conversations of a part: some seconds of work."""

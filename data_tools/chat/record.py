@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.indexed import bin_path, check_indexed, idx_path, map_index
-from efficientbench.data_tools.manifest import Corpus, load_record
-from efficientbench.language.counted import number_of
+from efficientbench.basics.counted import number_of
+from efficientbench.basics.errors import DataError
+from efficientbench.data_tools.tokens.indexed import bin_path, check_indexed, idx_path, map_index
+from efficientbench.data_tools.tokens.manifest import Corpus, load_record
 
 MASK_DTYPE = np.dtype(np.uint8)
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat.conversations import ASSISTANT, Message
 from efficientbench.data_tools.chat.styles import CHAT_TOKENS, Piece, Style, find_style
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.tokenizer import TextTokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from efficientbench.basics.errors import DataError, first_line
 from efficientbench.basics.foreign import check_regular, open_regular, read_text
 from efficientbench.data_tools.chat.conversations import RowError
-from efficientbench.data_tools.errors import DataError, first_line
-from efficientbench.data_tools.inputs import JSONL_SUFFIXES, PARQUET_SUFFIXES
+from efficientbench.data_tools.tokenizing.inputs import JSONL_SUFFIXES, PARQUET_SUFFIXES
 
 CSV_SUFFIXES = (".csv",)
 KNOWN_SUFFIXES = f"JSONL ({', '.join(JSONL_SUFFIXES)}), {PARQUET_SUFFIXES[0]}"

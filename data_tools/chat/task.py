@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
+from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat.conversations import Message, RowError, read_messages
 from efficientbench.data_tools.chat.rows import Row
-from efficientbench.data_tools.errors import DataError
 
 RunProgram: TypeAlias = Callable[[str, str], bool]
 """Runs a Python program and its tests, in a process each, and returns whether both came to their end in the time that

@@ -8,11 +8,11 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from efficientbench.basics.errors import DataError
+from efficientbench.basics.files import write_file
 from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.data_tools.download.listing import Listing, RemoteFile
 from efficientbench.data_tools.download.transfer import has_content
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import write_file
 
 STATE_FOLDER = ".download"
 

@@ -19,13 +19,13 @@ from huggingface_hub.utils import validate_repo_id
 from pydantic import Field, StrictInt, StrictStr, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.download.hub_requests import (
     Patience,
     hub_errors_explained,
     json_pages,
     retry,
 )
-from efficientbench.data_tools.errors import DataError
 
 FINEWEB_EDU = "HuggingFaceFW/fineweb-edu"
 FINEWEB_EDU_REVISION = "v1.2.0"

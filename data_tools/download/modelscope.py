@@ -26,6 +26,8 @@ from urllib.parse import urlencode
 
 from huggingface_hub.errors import HfHubHTTPError
 
+from efficientbench.basics.errors import DataError
+from efficientbench.basics.files import disk_errors_explained, exclusive_lock
 from efficientbench.data_tools.download.download_record import STATE_FOLDER, load_record
 from efficientbench.data_tools.download.hub_requests import (
     MOST_PAGES,
@@ -43,9 +45,7 @@ from efficientbench.data_tools.download.listing import (
     inside,
 )
 from efficientbench.data_tools.download.transfer import Transfer
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import disk_errors_explained, exclusive_lock
-from efficientbench.data_tools.hub import MODELSCOPE, modelscope_endpoint
+from efficientbench.data_tools.tokenizer.hub import MODELSCOPE, modelscope_endpoint
 
 REVISION = "master"
 """The branch that repositories of ModelScope have."""

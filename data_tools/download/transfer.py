@@ -23,7 +23,8 @@ import pyarrow.parquet
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.utils import get_session
 
-from efficientbench.basics.files import no_link
+from efficientbench.basics.errors import DataError, first_line
+from efficientbench.basics.files import file_blocks, no_link
 from efficientbench.basics.foreign import open_regular
 from efficientbench.data_tools.download.hub_requests import (
     Patience,
@@ -37,8 +38,6 @@ from efficientbench.data_tools.download.hub_requests import (
     wait_or_give_up,
 )
 from efficientbench.data_tools.download.listing import RemoteFile
-from efficientbench.data_tools.errors import DataError, first_line
-from efficientbench.data_tools.files import file_blocks
 
 _MAX_WRONG_CONTENTS = 2
 """Downloads of a file whose checksum is wrong; after them, the server or a proxy is broken."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.data_tools.chat.conversations import CALL, RESULT, TEXT, Message, Part
 from efficientbench.data_tools.chat.record import ConversationRecord
 from efficientbench.data_tools.chat.render import Renderer, make_renderer
-from efficientbench.data_tools.manifest import load_record
+from efficientbench.data_tools.tokens.manifest import load_record
 from efficientbench.generation.calls import Calculator, find_calculator
 from efficientbench.generation.generate import generate
-from efficientbench.generation.opened import Opened, opened
+from efficientbench.generation.open_run import Opened, opened
 from efficientbench.generation.sampling import Sampling
 from efficientbench.generation.text_stream import TextStream
 from efficientbench.running.trained import TrainedRun

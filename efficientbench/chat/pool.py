@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from efficientbench.devices.registry import find_device
-from efficientbench.generation.opened import Opened
+from efficientbench.generation.open_run import Opened
 
 if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import ClientDisconnect, Request
 
-from efficientbench.config.errors import nearest
+from efficientbench.basics.errors import nearest
 from efficientbench.data_tools.chat.conversations import ASSISTANT, Message, RowError, read_prompt
 
 MAX_BYTES = 1 << 20

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.chat.answers import chat_opened
 from efficientbench.chat.connections import limit_unread, make_server
 from efficientbench.chat.pool import pool_of
 from efficientbench.chat.web import make_app
-from efficientbench.config.errors import ConfigError
 from efficientbench.running.rank_process import end
 
 KEY_VARIABLE = "EFFICIENTBENCH_KEY"

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 
+from efficientbench.basics.errors import ConfigError, GenerationError
 from efficientbench.basics.foreign import plain_text
 from efficientbench.chat.answers import Chat, Said, parts_of
-from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.chat.conversations import (
     ASSISTANT,
     CALL,
@@ -22,7 +22,6 @@ from efficientbench.data_tools.chat.conversations import (
     read_prompt,
 )
 from efficientbench.generation.command import INTERRUPTED
-from efficientbench.generation.errors import GenerationError
 from efficientbench.generation.sampling import Sampling
 from efficientbench.running.failures import ran_out_of_memory
 

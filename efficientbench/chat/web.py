@@ -21,6 +21,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from efficientbench.basics.errors import GenerationError
 from efficientbench.chat.answers import Chat, Said, parts_of
 from efficientbench.chat.pool import Pool
 from efficientbench.chat.request import (
@@ -33,9 +34,7 @@ from efficientbench.chat.request import (
 )
 from efficientbench.data_tools.chat.conversations import ASSISTANT, TEXT, Message
 from efficientbench.devices.registry import find_device
-from efficientbench.generation.case import Case
-from efficientbench.generation.errors import GenerationError
-from efficientbench.generation.memory import too_large, usable_bytes
+from efficientbench.generation.memory import Case, too_large, usable_bytes
 from efficientbench.generation.sampling import Sampling
 from efficientbench.running.failures import ran_out_of_memory
 

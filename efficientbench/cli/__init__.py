@@ -8,8 +8,8 @@ import sys
 def main() -> None:
     """Run the command line; Ctrl-C ends it with 130 and without a traceback, also while it is loaded."""
     try:
+        from efficientbench.basics.readers import outlive_readers
         from efficientbench.cli.app import run_command
-        from efficientbench.language.readers import outlive_readers
 
         outlive_readers()
         run_command()

@@ -131,11 +131,11 @@ def report(
 
     from efficientbench.metrics.report.answers import print_answers
     from efficientbench.metrics.report.build import build_report
-    from efficientbench.metrics.report.checksums import checksum_note
-    from efficientbench.metrics.report.failures import print_failures
-    from efficientbench.metrics.report.generation import beside, print_generation
     from efficientbench.metrics.report.headline import print_results
-    from efficientbench.metrics.report.paper import print_paper
+    from efficientbench.metrics.report.paper.paper import print_paper
+    from efficientbench.metrics.report.sections.checksums import checksum_note
+    from efficientbench.metrics.report.sections.failures import print_failures
+    from efficientbench.metrics.report.sections.generation import beside, print_generation
 
     made = build_report(folder, paper, price_per_hour)
     if made.records and paper:
@@ -253,9 +253,10 @@ app.command("new-variant")(new_variant)
 
 def run_command() -> None:
     """Run the command that was typed; print a user's mistake on stderr, without a traceback, and exit with 2."""
-    from efficientbench.language.encoding import find_other_bytes, use_utf8
-    from efficientbench.language.examples import add_examples
-    from efficientbench.language.language import is_chinese, translate_help
+    from efficientbench.basics.encoding import find_other_bytes, use_utf8
+    from efficientbench.basics.examples import add_examples
+    from efficientbench.basics.help_page import translate_help
+    from efficientbench.basics.language import is_chinese
     from efficientbench.launchers.files import writable_caches
 
     use_utf8()

@@ -44,9 +44,9 @@ def chat(
     step: Step = None,
 ) -> None:
     """Talk with a run's chat model in the terminal; calls of the calculator are shown as [6*7 = 42]."""
+    from efficientbench.architecture.registry import load_kinds
     from efficientbench.chat.answers import chat_opened
     from efficientbench.chat.terminal import chat as chat_with
-    from efficientbench.config.registry import load_kinds
     from efficientbench.generation.sampling import Sampling
 
     load_kinds(arguments or [])
@@ -80,8 +80,8 @@ def serve(
     step: Step = None,
 ) -> None:
     """Serve a run's chat model: a page for browsers, and /v1/chat/completions for OpenAI's clients."""
+    from efficientbench.architecture.registry import load_kinds
     from efficientbench.chat.serve import serve as serve_run
-    from efficientbench.config.registry import load_kinds
 
     load_kinds(arguments or [])
     serve_run(run_folder, host, port, key, models, step)

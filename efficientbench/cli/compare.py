@@ -57,16 +57,16 @@ def compare(
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
-    from efficientbench.metrics.analysis.generation_sides import OF_GENERATION, load_generated
+    from efficientbench.metrics.analysis.generation.generation_sides import OF_GENERATION, load_generated
     from efficientbench.metrics.analysis.life_cost import compare_lives
     from efficientbench.metrics.analysis.paired import pair_evaluations
     from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
     from efficientbench.metrics.analysis.thresholds import Threshold, judge
     from efficientbench.metrics.report.comparison import print_comparison
-    from efficientbench.metrics.report.evaluations import print_evaluations
-    from efficientbench.metrics.report.generation_ratios import print_generation_ratios
-    from efficientbench.metrics.report.lives import print_lives
-    from efficientbench.metrics.report.thresholds import append_summary, print_outcomes, write_junit
+    from efficientbench.metrics.report.sections.evaluations import print_evaluations
+    from efficientbench.metrics.report.sections.generation import print_generation_ratios
+    from efficientbench.metrics.report.sections.lives import print_lives
+    from efficientbench.metrics.report.sections.thresholds import append_summary, print_outcomes, write_junit
 
     thresholds = [Threshold.of(text) for text in fail_if or ()]
     allowed = [name.strip() for name in despite.split(",") if name.strip()]

@@ -88,14 +88,13 @@ def evaluate(
     """Score a run's trained model by tasks, item by item; a killed evaluation goes on."""
     from rich.console import Console
 
-    from efficientbench.config.registry import load_kinds
+    from efficientbench.architecture.registry import load_kinds
+    from efficientbench.basics.errors import EvaluationError, GenerationError
     from efficientbench.evaluation.data import find_data
-    from efficientbench.evaluation.errors import EvaluationError
     from efficientbench.evaluation.evaluate import evaluate as evaluate_run
     from efficientbench.evaluation.launch import Asked, evaluate_on_ranks
-    from efficientbench.evaluation.lengths import read_lengths
-    from efficientbench.evaluation.lm_eval_run import evaluate_by_lm_eval
-    from efficientbench.generation.errors import GenerationError
+    from efficientbench.evaluation.lm_eval.run import evaluate_by_lm_eval
+    from efficientbench.evaluation.long_context.hidden import read_lengths
     from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
     from efficientbench.launchers.processes.supervision import print_stderr
 

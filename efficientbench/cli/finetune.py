@@ -41,7 +41,7 @@ def finetune(
     ] = 8,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", help="of --plan: a row of metrics/hardware.yaml, like 'H100 SXM'"),
+        typer.Option("--device", metavar="NAME", help="of --plan: a row of hardware.yaml, like 'H100 SXM'"),
     ] = None,
     memory_gb: Annotated[
         float | None, typer.Option("--memory-gb", metavar="GB", help="of --plan: a device's memory; the row's, or 64")
@@ -76,7 +76,7 @@ def _effect(given: list[str]) -> None:
         raise typer.BadParameter("effect takes a folder of runs: efficientbench finetune effect FOLDER")
     from rich.console import Console
 
-    from efficientbench.finetuning.effect_table import print_effects
+    from efficientbench.finetuning.curriculum.effect_table import print_effects
 
     print_effects(Path(given[0]), Console(width=160))
 
@@ -93,8 +93,8 @@ def _plan(
     from rich.console import Console
 
     from efficientbench.finetuning.load import resolve_tuning
-    from efficientbench.finetuning.plan_table import print_tuning_plan
-    from efficientbench.finetuning.request import plan_request
+    from efficientbench.finetuning.planning.plan_table import print_tuning_plan
+    from efficientbench.finetuning.planning.request import plan_request
 
     request = plan_request(resolve_tuning(name, smoke, overrides), world, devices_per_node, device, memory_gb)
     print_tuning_plan(request, Console(width=160))
@@ -118,7 +118,7 @@ def _losses(given: list[str], smoke: bool, data: str | None) -> None:
 
     name, file = words
     config = resolve_tuning(name, smoke, _overrides([each for each in given if "=" in each], data))
-    from efficientbench.finetuning.base_losses import write_losses
+    from efficientbench.finetuning.curriculum.base_losses import write_losses
 
     print(f"{write_losses(config, Path(file)):,} examples: {file}")
 
@@ -129,8 +129,8 @@ def _train(name: str, smoke: bool, overrides: list[str], mode: str, repeat: int 
     from efficientbench.finetuning.load import resolve_tuning
 
     config = resolve_tuning(name, smoke, overrides)
-    from efficientbench.finetuning.repeat import run_repeats
     from efficientbench.finetuning.run import finetune as run_tuning
+    from efficientbench.finetuning.run import run_repeats
 
     if repeat is not None:
         return run_repeats(config, mode, repeat, fresh)
@@ -147,7 +147,7 @@ def _overrides(given: list[str], data: str | None) -> list[str]:
 
 def _check_stack() -> None:
     """Raise ConfigError where this environment has not what fine-tuning needs."""
-    from efficientbench.config.errors import ConfigError
+    from efficientbench.basics.errors import ConfigError
     from efficientbench.doctor.finetuning import finetuning_check
 
     found = finetuning_check(tuple(sys.version_info[:3]))

@@ -90,8 +90,8 @@ def generate(
         )
     if prompt_tokens or repeats or compiled or smoke or matrix:
         raise typer.BadParameter("--prompt-tokens, --repeats, --compile, --smoke and --matrix need --measure")
-    from efficientbench.config.registry import load_kinds
-    from efficientbench.generation.prompts import read_prompts
+    from efficientbench.architecture.registry import load_kinds
+    from efficientbench.generation.command import read_prompts
     from efficientbench.generation.sampling import Sampling
 
     [together] = numbers("--batch", batch or "8", most=1)
@@ -121,15 +121,15 @@ def _measure(
     matrix: Path | None,
 ) -> int:
     from efficientbench.config.matrix import MATRIX
-    from efficientbench.generation.case import Case
-    from efficientbench.generation.measure_command import measure_run, target
+    from efficientbench.generation.measuring.measure_command import measure_run, target
+    from efficientbench.generation.memory import Case
 
     if max_new_tokens < 2:
         raise typer.BadParameter("--max-new-tokens: decoding is measured from the second token on: give 2 or more")
     cases = [Case(tokens, rows, max_new_tokens) for tokens, rows in itertools.product(*sizes)]
     runs = [run] if Path(run).is_dir() else names(run)
     if len(runs) > 1:
-        from efficientbench.generation.measure_several import measure_several
+        from efficientbench.generation.measuring.measure_command import measure_several
 
         options = ["--measure", "--max-new-tokens", f"{max_new_tokens}", "--repeats", f"{repeats}"]
         for option, listed in zip(("--prompt-tokens", "--batch"), sizes, strict=True):

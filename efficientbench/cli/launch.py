@@ -160,7 +160,7 @@ def _surroundings(
     to: Starter, image: str | None, engine: Engine | None, mounts: list[Path], modules: list[str]
 ) -> Surroundings:
     """Return modules and container as they are asked for. Raises LaunchError: they contradict each other."""
-    from efficientbench.launchers.errors import LaunchError
+    from efficientbench.basics.errors import LaunchError
     from efficientbench.launchers.job_scripts.container import Container, Surroundings
 
     if image is None:
@@ -184,8 +184,8 @@ def _script(
     claim: str,
 ) -> str:
     """Return the script's text. Raises LaunchError: an option is of another starter."""
+    from efficientbench.basics.errors import LaunchError
     from efficientbench.cli.launch_script import by_kubernetes, by_slurm, by_torchrun
-    from efficientbench.launchers.errors import LaunchError
     from efficientbench.launchers.job_scripts.torchrun import Meeting
 
     if sbatch and to is not Starter.SLURM:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX
@@ -20,7 +20,7 @@ from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.selection import Request, chosen_combinations
-from efficientbench.sweep.tunings import chosen_tunings, names_tunings
+from efficientbench.sweep.tuning_tasks import chosen_tunings, names_tunings
 
 NVIDIA_RESOURCE = "nvidia.com/gpu"
 ASCEND_RESOURCE = "huawei.com/Ascend910"

@@ -40,10 +40,10 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
 
     from rich.console import Console
 
-    from efficientbench.config.errors import ConfigError
+    from efficientbench.architecture.variant import known
+    from efficientbench.basics.errors import ConfigError
     from efficientbench.config.load import resolve
     from efficientbench.config.matrix import MATRIX, load_matrix
-    from efficientbench.config.variant import known
     from efficientbench.costs.model import count_parameters
     from efficientbench.planning.plan_table import plain_table
 
@@ -94,7 +94,7 @@ def _tunings(words: Sequence[str]) -> Table:
 def _print_keys(part: str) -> None:
     from rich.console import Console
 
-    from efficientbench.config.errors import ConfigError
+    from efficientbench.basics.errors import ConfigError
     from efficientbench.config.load import settable_keys, unknown_key
     from efficientbench.config.spellings import ALIASES
     from efficientbench.finetuning.load import WORDS

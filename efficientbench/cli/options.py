@@ -100,7 +100,7 @@ def resolve_arguments(
 
     Print where the model takes its tokenizer's vocabulary.
     """
-    from efficientbench.config.errors import ConfigError
+    from efficientbench.basics.errors import ConfigError
     from efficientbench.config.matrix import MATRIX
     from efficientbench.planning.vocabulary import resolve_run
 

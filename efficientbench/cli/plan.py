@@ -46,7 +46,7 @@ def plan(
         typer.Option(
             "--device",
             metavar="NAME",
-            help="with --world or --generate: a row of metrics/hardware.yaml, like 'H100 SXM'",
+            help="with --world or --generate: a row of metrics/sensors/hardware.yaml, like 'H100 SXM'",
         ),
     ] = None,
     best: Annotated[
@@ -126,8 +126,7 @@ def _print_search(config: RunConfig, given: list[str], world: int, per_node: int
     from rich.console import Console
 
     from efficientbench.config.spellings import ALIASES
-    from efficientbench.planning.search import search, words_of
-    from efficientbench.planning.search_table import print_search
+    from efficientbench.planning.search import print_search, search, words_of
 
     keys = [word.partition("=")[0] for word in given]
     found = search(config, world, per_node, device, {ALIASES.get(key, key) for key in keys})

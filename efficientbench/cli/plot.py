@@ -24,7 +24,7 @@ def plot(
     form: Annotated[PlotFormat, typer.Option("--format", help="of the plots")] = PlotFormat.SVG,
 ) -> None:
     """Write the report's plots as files of their own, and its answers as LaTeX tables, into REPORT/plots."""
-    from efficientbench.metrics.report.paper_plots import write_plots
+    from efficientbench.metrics.report.paper.paper_plots import write_plots
 
     written, warnings = write_plots(folder, form.value)
     for line in warnings:

@@ -78,9 +78,9 @@ def speedrun(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the commands and run none")] = False,
 ) -> None:
     """Train, evaluate and report a chat model in all its stages; called again, it does what is missing."""
-    from efficientbench.stages.perform import device_type
-    from efficientbench.stages.perform import speedrun as run_speedrun
-    from efficientbench.stages.request import MID, SFT, STAGES, Request
+    from efficientbench.speedrun.perform import device_type
+    from efficientbench.speedrun.perform import speedrun as run_speedrun
+    from efficientbench.speedrun.request import MID, SFT, STAGES, Request
 
     given = arguments or []
     modes = _modes(given)

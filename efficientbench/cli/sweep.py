@@ -67,7 +67,7 @@ def sweep(
     ] = False,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", help="with --dry-run: plan for this row of metrics/hardware.yaml"),
+        typer.Option("--device", metavar="NAME", help="with --dry-run: plan for this row of hardware.yaml"),
     ] = None,
     nodes: Annotated[
         int | None, typer.Option("--nodes", metavar="N", min=1, help="with --device: machines that each run takes; 1")

@@ -38,8 +38,8 @@ def sweep_stages(
         raise typer.BadParameter(f"--sizes {sizes[:80]}: with --stages it is one depth, like d12")
     if work is None:
         raise typer.BadParameter("--stages goes with --work FOLDER: that of a speedrun, whose data the variants learn")
-    from efficientbench.stages.perform import device_type, speedrun
-    from efficientbench.stages.request import kept_request
+    from efficientbench.speedrun.perform import device_type, speedrun
+    from efficientbench.speedrun.request import kept_request
 
     types = [word.removeprefix("device=") for word in given if word.startswith("device=")]
     request = replace(

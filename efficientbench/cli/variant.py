@@ -15,7 +15,7 @@ def check_variant(
     ] = None,
 ) -> None:
     """Check one variant on a tiny model: causality, lengths, counts, layouts, checkpoints, determinism."""
-    from efficientbench.checking.check_variant import check_variant as check
+    from efficientbench.doctor.variant.check import check_variant as check
 
     raise typer.Exit(check(kind, arguments or []))
 
@@ -26,7 +26,7 @@ def new_variant(
     like: Annotated[str, typer.Option("--like", metavar="KIND", help="what it starts from, like gqa")],
 ) -> None:
     """Write NAME.py, a declaration to start from: an attention variant of your own."""
-    from efficientbench.checking.new_variant import write_variant
+    from efficientbench.doctor.variant.check import write_variant
 
     path = write_variant(name, like, Path.cwd())
     print(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.counted import number_of
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.training import LENGTHS
-from efficientbench.language.counted import number_of
 
 DEFAULT_TOKENS = 100_000
 """Tokens of a run that sets neither tokens nor steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from efficientbench.config.part import NonNegativeInt, Part, PositiveInt
+from efficientbench.basics.part import NonNegativeInt, Part, PositiveInt
 
 
 class EvaluationConfig(Part):

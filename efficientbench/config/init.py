@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from efficientbench.config.part import NonNegativeInt, Part
+from efficientbench.basics.part import NonNegativeInt, Part
 
 
 class InitConfig(Part):

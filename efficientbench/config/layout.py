@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd, lcm
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.config.part import AUTO
-from efficientbench.config.registry import attention_of, position_of
+from efficientbench.architecture.registry import attention_of, position_of
+from efficientbench.basics.counted import number_of
+from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.part import AUTO
 from efficientbench.config.schema import RunConfig
-from efficientbench.language.counted import number_of
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from efficientbench.config.errors import ConfigError, nearest
+from efficientbench.architecture.registry import OWN, SECTIONS, load_named, named_kind
+from efficientbench.architecture.variant import AttentionConfig, PositionConfig
+from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.part import Part
 from efficientbench.config.matrix import MATRIX, Matrix, Overlay, RunName, Smoke, load_matrix, load_smoke
-from efficientbench.config.part import Part
-from efficientbench.config.registry import OWN, SECTIONS, load_named, named_kind
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES, plain_number
 from efficientbench.config.training import BATCHES, LENGTHS
-from efficientbench.config.variant import AttentionConfig, PositionConfig
 
 _DECIDED = {
     "variant": "the run's name",

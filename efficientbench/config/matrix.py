@@ -11,9 +11,9 @@ from typing import Annotated, Any, NamedTuple
 import yaml
 from pydantic import BeforeValidator, ValidationError
 
+from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.foreign import read_text
-from efficientbench.config.errors import ConfigError, nearest
-from efficientbench.config.part import Name, Part
+from efficientbench.basics.part import Name, Part
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MATRIX = EXPERIMENTS / "matrix.yaml"

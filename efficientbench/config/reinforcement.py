@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field
 
-from efficientbench.config.part import NonNegativeInt, Part, PositiveFloat, PositiveInt, require
+from efficientbench.basics.part import NonNegativeInt, Part, PositiveFloat, PositiveInt, require
 
 if TYPE_CHECKING:
     from efficientbench.config.schema import ParallelConfig

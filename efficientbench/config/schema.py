@@ -11,10 +11,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from efficientbench.config.evaluation import EvaluationConfig
-from efficientbench.config.init import InitConfig
-from efficientbench.config.model import ModelConfig
-from efficientbench.config.part import (
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import attention_of, position_of
+from efficientbench.basics.part import (
     Label,
     Name,
     NonNegativeFloat,
@@ -24,7 +23,8 @@ from efficientbench.config.part import (
     PositiveInt,
     Seconds,
 )
-from efficientbench.config.registry import attention_of, position_of
+from efficientbench.config.evaluation import EvaluationConfig
+from efficientbench.config.init import InitConfig
 from efficientbench.config.reinforcement import ReinforcementConfig
 from efficientbench.config.training import TrainingConfig
 

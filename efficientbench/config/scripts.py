@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.matrix import CHAT, EXPERIMENTS, MATRIX, load_matrix
 
 TEMPLATE = """\

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from efficientbench.config.part import (
+from efficientbench.basics.part import (
     Fraction,
     MicroBatch,
     NonNegativeFloat,

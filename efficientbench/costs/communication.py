@@ -9,13 +9,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.config.layout import Layout
-from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.backbone import head_norm_parameters, layer_norm_parameters, outer_norm_parameters
 from efficientbench.costs.matrices import gathered_matrices
 from efficientbench.costs.memory import rank_embedding, rank_experts, rank_parameters, rank_tokens
-from efficientbench.costs.model import DTYPE_BYTES, FLOAT32_BYTES, router_parameters
+from efficientbench.costs.model import (
+    DTYPE_BYTES,
+    FLOAT32_BYTES,
+    head_norm_parameters,
+    layer_norm_parameters,
+    outer_norm_parameters,
+    router_parameters,
+)
 from efficientbench.costs.rank_grid import Group
 
 Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send"]

@@ -8,18 +8,59 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.config.layout import Layout
-from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.backbone import feed_forward_matrices
+from efficientbench.config.training import Recompute
 from efficientbench.costs.matrices import muon_flops
 from efficientbench.costs.memory import rank_embedding, rank_experts, rank_parameters, rank_tokens, vocabulary_rows
 from efficientbench.costs.model import (
     DTYPE_BYTES,
     FLOAT32_BYTES,
+    feed_forward_matrices,
     feed_forward_parameters,
+    flops_per_token,
     router_parameters,
 )
+
+# Formulas for the FLOPs that kernels compute beyond the model's own, without torch.
+#
+# They count scores computed again, padding, and hidden keys of selected blocks. They do not count what a kernel
+# computes at the edge of a causal mask to fill its tiles.
+
+
+@dataclass(frozen=True)
+class AttentionWork:
+    """What an attention kernel computes more than its formula."""
+
+    scores_again: bool = True
+    """Whether the backward pass computes the scores from queries and keys again, as kernels do that never keep them."""
+    pads_values: bool = False
+    """Whether values are padded to the width of keys."""
+    again: int = 0
+    """FLOPs per token of scores that a layer's forward pass computes a second time."""
+    again_in_backward: int = 0
+    """FLOPs per token of products that a layer's backward pass computes once more than with `scores_again`."""
+
+
+def hardware_flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute, work: AttentionWork) -> int:
+    """Count the FLOPs per token that devices compute in training: the model's, those of recomputation and of `work`.
+
+    Raises UndeclaredError: the attention's declaration lacks a formula.
+    """
+    costs = attention_of(model).costs
+    needed = costs.products(model, seq_len)
+    scores, values = (costs.computed_products or costs.products)(model, seq_len)
+    if work.pads_values:
+        values = scores
+    forwards = 1 if recompute == "none" else 2
+    forward = scores + values - sum(needed)
+    backward = 2 * forward + (scores if work.scores_again else 0)
+    flops = flops_per_token(model, seq_len, recompute)
+    return flops.training_hardware + model.layers * (
+        forwards * (forward + work.again) + backward + work.again_in_backward
+    )
 
 
 @dataclass(frozen=True)

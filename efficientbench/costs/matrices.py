@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import attention_of
+from efficientbench.architecture.variant import Stack, UndeclaredError
 from efficientbench.config.layout import Layout
-from efficientbench.config.model import ModelConfig
-from efficientbench.config.registry import attention_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import Stack, UndeclaredError
 from efficientbench.costs.model import FLOAT32_BYTES
 
 NEWTON_SCHULZ_STEPS = 5

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.config.layout import Layout, padded_vocab_size
-from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.backbone import (
+from efficientbench.costs.matrices import muon_bytes, rank_matrices
+from efficientbench.costs.model import (
+    DTYPE_BYTES,
+    FLOAT32_BYTES,
     feed_forward_matrices,
+    feed_forward_parameters,
     head_norm_saved,
     layer_norm_parameters,
     outer_norm_parameters,
+    router_parameters,
     vocabulary_tables,
 )
-from efficientbench.costs.matrices import muon_bytes, rank_matrices
-from efficientbench.costs.model import DTYPE_BYTES, FLOAT32_BYTES, feed_forward_parameters, router_parameters
 
 
 @dataclass(frozen=True)

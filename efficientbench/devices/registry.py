@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from efficientbench.config.errors import nearest
+from efficientbench.basics.errors import nearest
 from efficientbench.devices.base import Device, DeviceError
 from efficientbench.devices.cpu import CPU
 from efficientbench.devices.cuda import CUDA

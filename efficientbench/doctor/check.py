@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from efficientbench.language.language import in_users_language
+from efficientbench.basics.language import in_users_language
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.text import Text
 
+from efficientbench.basics.cgroup import memory_limit_bytes, usable_cores
+from efficientbench.basics.language import in_users_language
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.config.training import TrainingConfig
 from efficientbench.devices.base import DTYPES, Device
@@ -22,13 +24,11 @@ from efficientbench.doctor.ascend import machine_checks
 from efficientbench.doctor.check import Check, print_checks
 from efficientbench.doctor.finetuning import finetuning_check
 from efficientbench.doctor.step import step_checks
-from efficientbench.language.language import in_users_language
 from efficientbench.metrics import AllocatorSensor
-from efficientbench.metrics.cgroup import memory_limit_bytes, usable_cores
-from efficientbench.metrics.hardware import peak_flops
 from efficientbench.metrics.monitoring.measurement import SensorState
 from efficientbench.metrics.monitoring.sensor_registry import device_sensors, examine
 from efficientbench.metrics.sensors.base import Sensor
+from efficientbench.metrics.sensors.hardware import peak_flops
 
 PACKAGES = ("torch", "megatron-core", "numpy", "transformers", "tokenizers", "tensorboard")
 

@@ -13,9 +13,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.indexed_documents import IndexedDocuments
-from efficientbench.data_tools.splitting import SPLITS, split_documents
+from efficientbench.basics.errors import ConfigError
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
 from efficientbench.evaluation.task import ItemResult, Summary, Task
 from efficientbench.running.corpora import block_readers, load_corpora
 from efficientbench.running.trained import TrainedRun

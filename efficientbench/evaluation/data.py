@@ -13,16 +13,8 @@ import zlib
 from pathlib import Path
 from urllib.parse import urldefrag
 
-from efficientbench.basics.files import no_link
-from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import (
-    beside,
-    complete_folder,
-    disk_errors_explained,
-    exclusive_lock,
-    sha256,
-)
+from efficientbench.basics.errors import ConfigError, DataError
+from efficientbench.basics.files import beside, complete_folder, disk_errors_explained, exclusive_lock, no_link, sha256
 from efficientbench.running.trained import TrainedRun
 
 BLOCK_BYTES = 1 << 20

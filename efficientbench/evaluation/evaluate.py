@@ -5,24 +5,68 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from efficientbench.basics.errors import EvaluationError
 from efficientbench.evaluation.contamination import without_contaminated
-from efficientbench.evaluation.errors import EvaluationError
-from efficientbench.evaluation.progress import EvaluationProgress
 from efficientbench.evaluation.publish import publish
 from efficientbench.evaluation.registry import check_names, combined, find_task
 from efficientbench.evaluation.results import FOLDER, ResultFile, summary_of
 from efficientbench.evaluation.task import Options, Summary, Task
-from efficientbench.generation.opened import opened
+from efficientbench.generation.open_run import opened
 from efficientbench.running.failures import ran_out_of_memory
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
 
 if TYPE_CHECKING:
     from efficientbench.config.schema import ParallelConfig
-    from efficientbench.generation.opened import Opened
+    from efficientbench.generation.open_run import Opened
+
+
+LINE_INTERVAL_S = 30.0
+"""Between two lines in a file."""
+
+
+class EvaluationProgress:
+    """Of one task; the remaining time follows from the cost of the items so far."""
+
+    def __init__(self, task: str, items: int, cost: float, console: Console) -> None:
+        """Take the task's name, and how many items are to be scored and at what cost together."""
+        self.task, self.items, self.cost, self.console = task, items, cost, console
+        self.done, self.done_cost = 0, 0.0
+        self.begin_s = self.line_s = time.monotonic()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.row = self.bar.add_task(task, total=cost, left="")
+
+    def __enter__(self) -> EvaluationProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def add(self, items: int, cost: float) -> None:
+        """Count items that have been scored."""
+        self.done, self.done_cost = self.done + items, self.done_cost + cost
+        now_s = time.monotonic()
+        left_s = (now_s - self.begin_s) * (self.cost / self.done_cost - 1)
+        text = f"{self.done:,} of {self.items:,} items, {timedelta(seconds=round(left_s))} left"
+        self.bar.update(self.row, completed=self.done_cost, left=text)
+        if not self.console.is_terminal and now_s - self.line_s >= LINE_INTERVAL_S:
+            self.line_s = now_s
+            self.console.print(f"{self.task}: {text}")
 
 
 def evaluate(

@@ -14,7 +14,7 @@ from efficientbench.devices.registry import find_device
 from efficientbench.evaluation.registry import check_names
 from efficientbench.evaluation.results import FOLDER
 from efficientbench.evaluation.task import Options
-from efficientbench.generation.shared_layout import check_shared
+from efficientbench.generation.on_ranks import check_shared
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.running.trained import TrainedRun

@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.documents import TEXT_KEY, PartReader, Reject
-from efficientbench.data_tools.inputs import cut_into_parts, find_inputs
-from efficientbench.data_tools.splitting import SPLITS, split_documents
-from efficientbench.evaluation.batching import padded_parts, rounded
+from efficientbench.basics.errors import ConfigError, GenerationError
+from efficientbench.data_tools.tokenizing.documents import TEXT_KEY, PartReader, Reject
+from efficientbench.data_tools.tokenizing.inputs import cut_into_parts, find_inputs
+from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
+from efficientbench.evaluation.scoring import padded_parts, rounded
 from efficientbench.evaluation.task import Item, ItemResult, Options, Summary, prompt_hash
-from efficientbench.generation.errors import GenerationError
-from efficientbench.metrics.definitions import bits_per_byte
+from efficientbench.metrics.formulas.definitions import bits_per_byte
 from efficientbench.running.corpora import block_readers, load_corpora
 from efficientbench.running.trained import TrainedRun
-from efficientbench.training.batches import open_validation
-from efficientbench.training.conversations import Conversations, choose_conversations
-from efficientbench.training.validation import ValidationText
+from efficientbench.training.data.batches import open_validation
+from efficientbench.training.data.conversations import Conversations, choose_conversations
+from efficientbench.training.data.validation import ValidationText
 
 if TYPE_CHECKING:
-    from efficientbench.generation.opened import Opened
+    from efficientbench.generation.open_run import Opened
 
 NO_BYTES = "the run's tokenizer is not made of bytes"
 

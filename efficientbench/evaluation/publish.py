@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.evaluation.results import FOLDER, read_scores, write_summary
 from efficientbench.evaluation.task import Summary
-from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import read_record, write_record
-from efficientbench.metrics.records.tensorboard import TensorBoardLog
+from efficientbench.metrics.records.sinks.tensorboard import TensorBoardLog
 from efficientbench.running.output_folder import OutputFolder
 
 

@@ -8,11 +8,10 @@ import sys
 
 from rich.console import Console
 
-from efficientbench.config.registry import load_kinds
-from efficientbench.evaluation.errors import EvaluationError
+from efficientbench.architecture.registry import load_kinds
+from efficientbench.basics.errors import EvaluationError, GenerationError
 from efficientbench.evaluation.evaluate import evaluate
 from efficientbench.evaluation.launch import ASKED, log_folder
-from efficientbench.generation.errors import GenerationError
 from efficientbench.launchers.processes.failure import Failure, report_failure
 from efficientbench.running.failures import diagnose
 from efficientbench.running.rank_process import end, set_up_logging

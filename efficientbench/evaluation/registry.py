@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.evaluation.core.bundle import NAMES as CORE_TASKS
 from efficientbench.evaluation.task import Options, Summary, Task
 
 if TYPE_CHECKING:
-    from efficientbench.generation.opened import Opened
+    from efficientbench.generation.open_run import Opened
 
 Make = Callable[["Opened", Options], Task]
 
@@ -30,7 +30,7 @@ def _core(run: Opened, options: Options) -> Task:
 
 def _chat(name: str) -> Make:
     def make(run: Opened, options: Options) -> Task:
-        from efficientbench.evaluation.chat_tasks import make_chat_task
+        from efficientbench.evaluation.chat.chat_tasks import make_chat_task
 
         return make_chat_task(name, run, options)
 
@@ -39,7 +39,7 @@ def _chat(name: str) -> Make:
 
 def _hidden(name: str) -> Make:
     def make(run: Opened, options: Options) -> Task:
-        from efficientbench.evaluation.hidden import NEEDLE, PASSKEY, Hidden
+        from efficientbench.evaluation.long_context.hidden import NEEDLE, PASSKEY, Hidden
 
         return Hidden(name, run, options, {"needle": NEEDLE, "passkey": PASSKEY}[name])
 
@@ -47,7 +47,7 @@ def _hidden(name: str) -> Make:
 
 
 def _position_loss(run: Opened, options: Options) -> Task:
-    from efficientbench.evaluation.position_loss import PositionLoss
+    from efficientbench.evaluation.long_context.position_loss import PositionLoss
 
     return PositionLoss(run, options)
 
@@ -87,7 +87,7 @@ def check_names(names: list[str]) -> None:
 
 def combined(summaries: Mapping[str, Summary]) -> dict[str, Summary]:
     """Return what follows from several tasks together, by its name."""
-    from efficientbench.evaluation.chat_tasks import chat_core
+    from efficientbench.evaluation.chat.chat_tasks import chat_core
 
     found = {"chat_core": chat_core(summaries)}
     return {name: summary for name, summary in found.items() if summary is not None}

@@ -15,11 +15,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.basics.files import no_link
 from efficientbench.basics.foreign import parse_json
-from efficientbench.config.errors import ConfigError
 from efficientbench.evaluation.task import ItemResult, Summary, Task
-from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.evaluation import read_evaluation, write_evaluation
 from efficientbench.metrics.records.record_parts import TrainingScore
 

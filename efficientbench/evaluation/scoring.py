@@ -7,20 +7,51 @@ reads that token. R = rows, V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
-from efficientbench.evaluation.batching import padded_parts, rounded
+from efficientbench.basics.errors import GenerationError
 from efficientbench.generation.decoder import whole_logits
-from efficientbench.generation.errors import GenerationError
 from efficientbench.model.cache import Cache
 
 if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
+
+
+T = TypeVar("T")
+
+
+def rounded(length: int, longest: int | None) -> int:
+    """Return the number of tokens that rows are filled up to: at most an eighth more, and never beyond `longest`.
+
+    Few different numbers, since encodings keep what they compute for each.
+    """
+    step = max(1 << max(length.bit_length() - 4, 0), 1)
+    filled = -(-length // step) * step
+    return filled if longest is None else max(min(filled, longest), length)
+
+
+def padded_parts(ordered: Sequence[T], length: Callable[[T], int], budget: int) -> Iterator[list[T]]:
+    """Yield what lies next to each other in parts that take at most `budget` tokens with padding, or in parts of one.
+
+    Args:
+        ordered: by ascending length.
+        length: tokens of one.
+        budget: tokens of a part.
+    """
+    part: list[T] = []
+    for each in ordered:
+        if part and length(each) * (len(part) + 1) > budget:
+            yield part
+            part = []
+        part.append(each)
+    if part:
+        yield part
+
 
 SHORTEST_SHARED = 16
 """Tokens from which on a shared beginning is computed by itself: for fewer, a second pass costs more than it saves."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 
 BATCH_TOKENS = 8192
 """Tokens, with those that only fill up rows, that are computed at once."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.config.model import ModelConfig
-from efficientbench.config.registry import ATTENTION, attention_of
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import ATTENTION, attention_of
+from efficientbench.architecture.variant import imported
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import imported
 
 if TYPE_CHECKING:
     import torch

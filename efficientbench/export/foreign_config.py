@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from efficientbench.architecture.registry import ATTENTION
+from efficientbench.architecture.variant import imported
+from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.foreign import parse_json, read_whole
-from efficientbench.config.errors import ConfigError, nearest
-from efficientbench.config.registry import ATTENTION
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import imported
 from efficientbench.export.architectures import CLASSES, Architecture, Exporter, transformers_config
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from efficientbench.config.model import ModelConfig
-from efficientbench.config.registry import position_of
+from efficientbench.architecture.gqa import GQAConfig
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import position_of
 from efficientbench.export.architectures import Architecture, Exporter, is_nanochats, refusal
-from efficientbench.model.attention.gqa_variant import GQAConfig
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

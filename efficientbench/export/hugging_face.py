@@ -7,23 +7,70 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.files import write_file
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters
-from efficientbench.data_tools.files import write_file
-from efficientbench.data_tools.tokenizer import TextTokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.export.architectures import CLASSES, Architecture, architecture_of, transformers_config
 from efficientbench.export.card import model_card
 from efficientbench.export.target_folder import claimed, refuse_taken
-from efficientbench.export.tokenizers import changed_parts, survives_qwen2
 from efficientbench.metrics.records.record import read_record
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.trained import TrainedRun, trained_config
 
 if TYPE_CHECKING:
     import torch
+
+
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DECIDING = ("normalizer", "pre_tokenizer", "model", "decoder")
+"""The parts of a tokenizer.json that decide ids and text."""
+
+
+def survives_qwen2(tokenizer: TextTokenizer) -> bool:
+    """Return whether `AutoTokenizer` loads this tokenizer unchanged beside a configuration of Qwen2.
+
+    Beside one, `AutoTokenizer` of transformers 5 reads only vocabulary and merges from the folder. It uses Qwen2's own
+    normalization and split, whatever tokenizer.json has, and the ids differ without a warning.
+    """
+    spec = tokenizer.spec
+    parts = (spec["pre_tokenizer"] or {}).get("pretokenizers", [])
+    return (
+        spec["normalizer"] == {"type": "NFC"}
+        and [part["type"] for part in parts] == ["Split", "ByteLevel"]
+        and parts[0]["pattern"] == {"Regex": QWEN2_SPLIT}
+        and (parts[0]["behavior"], parts[0]["invert"]) == ("Isolated", False)
+        and not (parts[1]["add_prefix_space"] or parts[1]["use_regex"])
+        and spec["model"]["type"] == "BPE"
+        and not any(
+            spec["model"][key] for key in ("dropout", "unk_token", "fuse_unk", "byte_fallback", "ignore_merges")
+        )
+    )
+
+
+def changed_parts(tokenizer: TextTokenizer, folder: Path) -> list[str]:
+    """Return the parts of the tokenizer that `AutoTokenizer` of the installed transformers changes as it loads it."""
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    found = json.loads(loaded.backend_tokenizer.to_str())
+    return [part for part in DECIDING if _essence(found[part]) != _essence(tokenizer.spec[part])]
+
+
+def _essence(part: Any) -> Any:
+    """Return a part without what decides no id: empty values, which mean the same as absent ones, and offsets."""
+    if isinstance(part, dict):
+        return {
+            key: _essence(value) for key, value in part.items() if value not in (None, "") and key != "trim_offsets"
+        }
+    return [_essence(each) for each in part] if isinstance(part, list) else part
+
 
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -106,8 +153,8 @@ def write_model(model: Model, folder: Path) -> list[str]:
     Raises:
         ConfigError: the weights are not those of the run's model, or transformers refuses its shapes.
     """
+    from efficientbench.export.safetensors_folder import write_shards
     from efficientbench.export.tensors import exported
-    from efficientbench.export.weight_files import write_shards
 
     _write_configuration(model, folder)
     # The tokenizer's own way of writing gives a folder its name only when it is complete.

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.files import write_file
 from efficientbench.config.budget import Budget
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import DTYPE_BYTES, count_parameters
-from efficientbench.data_tools.files import write_file
-from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
 from efficientbench.export.architectures import CLASSES
 from efficientbench.export.foreign_config import read_config
 from efficientbench.export.target_folder import claimed, refuse_taken
-from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest, verify_where_listed
@@ -82,7 +82,7 @@ def import_folder(source: Path, output: Path | None = None) -> Imported:
         tokenizer = _tokenizer(source, config)
         parameters = count_parameters(config.model).total
         with claimed(target, DTYPE_BYTES[config.training.dtype] * parameters) as partial:
-            from efficientbench.export.inverse import imported
+            from efficientbench.export.tensors import imported
 
             try:
                 weights = dict(imported(tensors, config.model, architecture))

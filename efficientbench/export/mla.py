@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from efficientbench.config.model import ModelConfig
-from efficientbench.config.registry import position_of
+from efficientbench.architecture.mla import MLAConfig
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import position_of
 from efficientbench.export.architectures import Architecture, Exporter, refusal
-from efficientbench.model.attention.mla_variant import MLAConfig
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

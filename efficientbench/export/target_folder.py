@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 
 PARTIAL = ".partial"
 """The folder in the target that is written to until it is complete."""

@@ -6,7 +6,7 @@ weights have names of their own, and a tied output projection is the embedding.
 
 from __future__ import annotations
 
-from efficientbench.config.model import ModelConfig
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.export.architectures import exporter_of
 
 EMBEDDING = "embedding.word_embeddings.weight"

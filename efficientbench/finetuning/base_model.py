@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from efficientbench.basics.errors import ConfigError, DataError
+from efficientbench.basics.files import complete_folder, exclusive_lock
 from efficientbench.basics.foreign import WEIGHTS, check_folder
-from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import complete_folder, exclusive_lock
-from efficientbench.data_tools.hub import fetch_from_hub, is_of_modelscope
-from efficientbench.finetuning.base_model_shape import TINY_SHAPE
-from efficientbench.finetuning.config import TINY
-from efficientbench.finetuning.examples import CHATML
-from efficientbench.finetuning.rows import Row, read_rows
+from efficientbench.data_tools.tokenizer.hub import fetch_from_hub, is_of_modelscope
+from efficientbench.finetuning.config import TINY, TINY_SHAPE
+from efficientbench.finetuning.examples.examples import CHATML
+from efficientbench.finetuning.examples.rows import Row, read_rows
 from efficientbench.training.checkpoints.manifest import verify_where_listed
 
 SEED = 1234

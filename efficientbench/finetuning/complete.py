@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.finetuning.config import SAME, FinetuneConfig
-from efficientbench.metrics.definitions import FORMULAS
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record import read_record
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import differences, settings

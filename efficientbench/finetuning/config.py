@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from efficientbench.config.part import (
+from efficientbench.basics.part import (
     Fraction,
     Label,
     Name,
@@ -18,8 +18,23 @@ from efficientbench.config.part import (
     Seconds,
     require,
 )
-from efficientbench.finetuning.curriculum_config import CurriculumConfig
+from efficientbench.finetuning.curriculum.config import CurriculumConfig
 from efficientbench.finetuning.methods import AdapterConfig, Method
+
+TINY_SHAPE: dict[str, Any] = {
+    "model_type": "qwen2",
+    "vocab_size": 1024,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    # Its initial weights leave logits of a normal model's size at this width.
+    "initializer_range": 0.06,
+}
+
 
 TINY = "tiny"
 """The model that is made on the spot."""

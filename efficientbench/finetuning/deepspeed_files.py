@@ -15,9 +15,9 @@ from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 
+from efficientbench.basics.errors import CheckpointError
 from efficientbench.running.failures import ran_out_of_memory
 from efficientbench.training.checkpoints.enum_members import only_members_of
-from efficientbench.training.errors import CheckpointError
 
 ALLOWED = [ZeroStageEnum, LossScaler, (only_members_of(ZeroStageEnum), "builtins.getattr")]
 """What they may name beside tensors, numbers and texts."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from efficientbench.basics.foreign import read_whole
-from efficientbench.finetuning.choice import CurriculumRecord
 from efficientbench.finetuning.config import FinetuneConfig
-from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.finetuning.curriculum.choice import CurriculumRecord
 from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record_parts import DataSource
 from efficientbench.running.output_folder import HELD_OUT_LOSSES
 from efficientbench.training.checkpoints.manifest import Manifest

@@ -10,10 +10,10 @@ import yaml
 from pydantic import BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
-from efficientbench.config.errors import ConfigError, nearest
+from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.part import Name, Part
 from efficientbench.config.load import merged, parse, unknown_key
 from efficientbench.config.matrix import EXPERIMENTS, Overlay, load_matrix, load_yaml
-from efficientbench.config.part import Name, Part
 from efficientbench.config.spellings import ALIASES
 from efficientbench.finetuning.config import FinetuneConfig
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from efficientbench.config.errors import ConfigError, nearest
-from efficientbench.config.part import Fraction, Part, PositiveFloat, PositiveInt
+from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.part import Fraction, Part, PositiveFloat, PositiveInt
 
 Method = Literal["lora", "lora_plus", "rslora", "dora", "pissa", "freeze", "full"]
 

@@ -10,16 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.errors import DataError
+from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.finetuning.base_model import load_tokenizer
-from efficientbench.finetuning.choice import RunOrder, choose_order
 from efficientbench.finetuning.config import FinetuneConfig
-from efficientbench.finetuning.curriculum import run_steps
-from efficientbench.finetuning.curriculum_config import CurriculumConfig
-from efficientbench.finetuning.difficulty import Sample, level_of, levels_between, number_of, reasoning_steps
-from efficientbench.finetuning.examples import Examples, fingerprint_of, tokenized
-from efficientbench.finetuning.rows import Row, read_rows
+from efficientbench.finetuning.curriculum.choice import RunOrder, choose_order
+from efficientbench.finetuning.curriculum.config import CurriculumConfig
+from efficientbench.finetuning.curriculum.difficulty import (
+    Sample,
+    level_of,
+    levels_between,
+    number_of,
+    reasoning_steps,
+)
+from efficientbench.finetuning.curriculum.order import run_steps
+from efficientbench.finetuning.examples.examples import Examples, fingerprint_of, tokenized
+from efficientbench.finetuning.examples.rows import Row, read_rows
 from efficientbench.metrics.records.record_parts import DataSource
 
 Scored = tuple[Sequence[Row], Sequence[float] | None]

@@ -11,23 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efficientbench.data_tools.files import beside, complete_folder
+from efficientbench.basics.errors import NonFiniteError, TrainingError
+from efficientbench.basics.files import beside, complete_folder
+from efficientbench.basics.readers import outlive_readers
 from efficientbench.devices.registry import find_device
-from efficientbench.finetuning.examples import fingerprint_of, read_examples
+from efficientbench.finetuning.examples.examples import fingerprint_of, read_examples
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.methods import WITH_ADAPTER
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
-from efficientbench.language.readers import outlive_readers
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.records.record import FIGURES, read_record
-from efficientbench.metrics.records.wandb_log import WandbLog
+from efficientbench.metrics.records.sinks.wandb_log import WandbLog
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import ran_out_of_memory, users_mistake
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.rank_process import StopRequested, end, run_rank
 from efficientbench.training.checkpoints.manifest import seal
-from efficientbench.training.errors import NonFiniteError, TrainingError
 
 if TYPE_CHECKING:
     from efficientbench.finetuning.trainer import Tuner
@@ -62,10 +62,8 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
     from efficientbench.finetuning.base_model import load_tokenizer
     from efficientbench.finetuning.build import build, saved_shapes
     from efficientbench.finetuning.checkpoints import TuningCheckpoints
-    from efficientbench.finetuning.listeners import DeepSpeedFile, Heartbeat, Stop, listeners
-    from efficientbench.finetuning.peak import peak_on_the_spot
-    from efficientbench.finetuning.record import Recording
-    from efficientbench.finetuning.spent import Spent
+    from efficientbench.finetuning.listeners import DeepSpeedFile, Heartbeat, Spent, Stop, listeners
+    from efficientbench.finetuning.record import Recording, peak_on_the_spot
     from efficientbench.finetuning.trainer import Tuner
     from efficientbench.metrics import EfficiencyCallback
     from efficientbench.training.collectives import collectives_begun

@@ -12,24 +12,57 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.devices.base import Device
-from efficientbench.finetuning.cost import Trained, TuningFlops, attended_length, tuning_flops
 from efficientbench.finetuning.job import TuningJob
-from efficientbench.finetuning.peak import devices_of, peak_of
-from efficientbench.finetuning.shapes import shape_of
-from efficientbench.metrics.definitions import FORMULAS, ratio_standard_error
+from efficientbench.finetuning.planning.cost import Trained, TuningFlops, attended_length, tuning_flops
+from efficientbench.finetuning.planning.shapes import shape_of
+from efficientbench.metrics.formulas.definitions import FORMULAS, ratio_standard_error
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.records.environment import collect_environment, sensor_states
 from efficientbench.metrics.records.facts import Quality, RunFacts, Tuning, Validation
-from efficientbench.metrics.records.measured_parts import measured_parts
 from efficientbench.metrics.records.record import RunRecord, write_record
-from efficientbench.metrics.records.summarize import nothing_measured, quality_curve, summarize
-from efficientbench.metrics.records.time_spent import TimeSpent
+from efficientbench.metrics.records.record_parts import TimeSpent
+from efficientbench.metrics.records.summarize import measured_parts, nothing_measured, quality_curve, summarize
+from efficientbench.metrics.sensors.hardware import peak_flops
 
 if TYPE_CHECKING:
-    from efficientbench.finetuning.examples import Examples
+    import torch
+
+    from efficientbench.finetuning.examples.examples import Examples
     from efficientbench.finetuning.trainer import Tuner
+
+
+def devices_of(job: TuningJob, device: Device) -> int:
+    """Return the number of accelerators, or of hosts where the host is the device."""
+    return job.nodes if device.memory_capacity_bytes() is None else job.world
+
+
+def peak_of(job: TuningJob, device: Device) -> tuple[float | None, str]:
+    """Return the peak of one device, FLOP/s, and where it is from; or None, and why it is not known."""
+    given = job.config.measurement.peak_flops
+    if given is not None:
+        return given, "configuration (measurement.peak_flops)"
+    return peak_flops(device.names()[0], job.config.training.dtype)
+
+
+def peak_on_the_spot(job: TuningJob, device: Device, torch_device: torch.device) -> float | None:
+    """Return the rate of matrix products of one device, FLOP/s; None where all ranks know the peak.
+
+    All ranks call it together, before the model takes their memory.
+    """
+    from efficientbench.metrics.monitoring.exchange import gather
+    from efficientbench.metrics.monitoring.matmul_peak import measured_matmul_flops
+
+    def of_all(value: Any, kind: type) -> list[Any]:
+        return gather(value, kind) if job.world > 1 else [value]
+
+    # Together, also where only some have no peak: the ranks of a host share its cores.
+    if not any(of_all(peak_of(job, device)[0] is None, bool)):
+        return None
+    reached = measured_matmul_flops(torch_device, job.config.training.dtype)
+    return float(sum(of_all(reached, float)) / devices_of(job, device))
+
 
 PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "trl", "peft", "accelerate", "deepspeed")
 """Packages whose versions a record keeps."""

@@ -8,32 +8,59 @@ from pathlib import Path
 
 from rich.console import Console
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.counted import number_of
+from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.finetuning.base_model import find_model
-from efficientbench.finetuning.complete import folder_of, trains_the_same
+from efficientbench.finetuning.complete import folder_of, folder_of_repeat, is_complete, trains_the_same, with_seeds
 from efficientbench.finetuning.config import FinetuneConfig
-from efficientbench.finetuning.examples import write_examples
+from efficientbench.finetuning.examples.examples import write_examples
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.prepare import Prepared, prepare
 from efficientbench.finetuning.record import Recording
-from efficientbench.language.counted import number_of
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.interfaces import check_interfaces
 from efficientbench.launchers.network.node_link import NodeLink
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.worker_process import module_command
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.analysis.repeats import group_repeats
 from efficientbench.metrics.records.record import read_record, write_record
-from efficientbench.metrics.records.wandb_log import check_wandb
+from efficientbench.metrics.records.sinks.wandb_log import check_wandb
+from efficientbench.metrics.report.comparison import print_spread
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import NO_RECORD, FailureFiles, users_mistake, write_failure
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.run import connected
 from efficientbench.training.checkpoints.manifest import find_good, read_manifest, remove_partial, set_damaged_aside
+
+
+def run_repeats(config: FinetuneConfig, mode: str, repeats: int, fresh: bool = False) -> int:
+    """Train, measure and record `config` with consecutive seeds; return the first exit code that is not 0.
+
+    A repeat has its own seed of new weights and of the order; what is held out is the same. One whose folder holds the
+    complete record of the same configuration is kept.
+
+    Raises:
+        ConfigError, DeviceError, DataError, LaunchError, MetricsError: as `finetune` does.
+    """
+    configs = [with_seeds(config, index) for index in range(repeats)]
+    folders = [folder_of_repeat(each) for each in configs]
+    name = find_device(config.device).names()[0]
+    for number, (each, folder) in enumerate(zip(configs, folders, strict=True), start=1):
+        done = is_complete(folder, each, name)
+        state = f"complete, kept ({folder.record})" if done else "trains"
+        print(f"repeat {number} of {repeats}, seed {each.training.seed}: {state}", flush=True)
+        if not done and (exit_code := finetune(each, mode, folder, fresh)):
+            return exit_code
+    if mode == "dlc" and Cluster.from_environment(os.environ).node_rank > 0:
+        # Only the first node has the records, perhaps after this process has ended.
+        return 0
+    for group in group_repeats(read_record(folder.record) for folder in folders):
+        print_spread(group, Console())
+    return 0
 
 
 def finetune(config: FinetuneConfig, mode: str, folder: OutputFolder | None = None, fresh: bool = False) -> int:

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.files import complete_folder
+from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.files import complete_folder
 from efficientbench.finetuning.base_model import check_base
 from efficientbench.finetuning.complete import with_later_keys
 from efficientbench.finetuning.config import FinetuneConfig

@@ -16,12 +16,12 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from trl import SFTConfig, SFTTrainer
 
+from efficientbench.basics.errors import TrainingError
 from efficientbench.basics.foreign import check_regular
 from efficientbench.finetuning.checkpoints import TuningCheckpoints
-from efficientbench.finetuning.examples import Examples
+from efficientbench.finetuning.examples.examples import Examples
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.files import whole_file
-from efficientbench.training.errors import TrainingError
 
 
 class GivenOrder(Sampler[int]):

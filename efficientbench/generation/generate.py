@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.config.model import ModelConfig
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.basics.errors import ConfigError, GenerationError
 from efficientbench.generation.calls import Calculator, Calls
 from efficientbench.generation.decoder import Decoder, Forward
-from efficientbench.generation.errors import GenerationError
 from efficientbench.generation.sampling import Sampling, choose, uniform
 
 if TYPE_CHECKING:

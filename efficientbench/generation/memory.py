@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from efficientbench.architecture.variant import known
+from efficientbench.basics.cgroup import memory_limit_bytes
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import known
 from efficientbench.costs.generation import generation_bytes, largest_batch
 from efficientbench.devices.base import Device
-from efficientbench.generation.case import Case
-from efficientbench.metrics.cgroup import memory_limit_bytes
 from efficientbench.planning.plan import gigabytes
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a measurement."""
+
+    prompt_tokens: int
+    batch: int
+    max_new_tokens: int
+    """2 or more: the first comes with the prefill."""
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of a sequence at its end."""
+        return self.prompt_tokens + self.max_new_tokens
 
 
 def usable_bytes(device: Device, ranks: int = 1) -> int:

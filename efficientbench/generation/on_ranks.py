@@ -12,16 +12,42 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from efficientbench.config.schema import ParallelConfig
+from efficientbench.basics.errors import ConfigError
+from efficientbench.config.layout import Layout
+from efficientbench.config.schema import ParallelConfig, RunConfig
 from efficientbench.devices.registry import find_device
 from efficientbench.generation.sampling import Sampling
-from efficientbench.generation.shared_layout import check_shared
 from efficientbench.launchers.files import temporary_folder
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.trained import TrainedRun
 from efficientbench.training.checkpoints.manifest import read_manifest
+
+
+def check_shared(config: RunConfig, parallel: ParallelConfig, devices: int, oversubscribe: bool) -> None:
+    """Refuse a layout in which ranks cannot compute the forward passes of a run's model.
+
+    Args:
+        config: the run.
+        parallel: tp and dp of the ranks.
+        devices: of this machine.
+        oversubscribe: whether ranks may share a device.
+
+    Raises:
+        ConfigError: the message has every reason.
+    """
+    changes = {"recompute": "none", "micro_batch_size": 1, "global_batch_size": parallel.dp}
+    training = config.training.model_copy(update=changes)
+    # Without its experts, each of which is as wide as the layer that they replace: where ranks that share one all route
+    # a token, only gradients would count it twice.
+    model = config.model.model_copy(update={"moe": None})
+    shared = config.model_copy(update={"model": model, "parallel": parallel, "training": training})
+    try:
+        Layout.of(shared, devices, 1, oversubscribe)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("parallel.tp", "--tp").replace("parallel.dp", "--dp")) from None
+
 
 STOP_GRACE_S = 10.0
 """How long ranks may take after Ctrl-C to show what there is."""

@@ -7,15 +7,14 @@ import os
 import sys
 from pathlib import Path
 
-from efficientbench.config.registry import load_kinds
+from efficientbench.architecture.registry import load_kinds
+from efficientbench.basics.errors import GenerationError, LackOfMemoryError
 from efficientbench.devices.registry import find_device
-from efficientbench.generation.case import Case
 from efficientbench.generation.command import Screen, tokenized
-from efficientbench.generation.errors import GenerationError, LackOfMemoryError
 from efficientbench.generation.generate import generate
-from efficientbench.generation.memory import lack_of_memory, usable_bytes
+from efficientbench.generation.memory import Case, lack_of_memory, usable_bytes
 from efficientbench.generation.on_ranks import REQUEST, Request
-from efficientbench.generation.opened import opened
+from efficientbench.generation.open_run import opened
 from efficientbench.launchers.processes.failure import Failure, Kind
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import FULL, LOST_PEER, ran_out_of_memory, users_mistake

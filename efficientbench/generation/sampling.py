@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ from megatron.core.transformer.transformer_layer import TransformerLayerSubmodul
 from torch.distributed import ProcessGroup
 from torch.overrides import TorchFunctionMode
 
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import attention_of
+from efficientbench.architecture.variant import imported
 from efficientbench.config.layout import padded_vocab_size
-from efficientbench.config.model import ModelConfig
-from efficientbench.config.registry import attention_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import imported
 from efficientbench.devices.registry import device_called
 from efficientbench.model import context_parallel, megatron_patches, moe
 from efficientbench.model.cache import Cache

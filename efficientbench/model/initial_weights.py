@@ -15,9 +15,9 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.config.model import ModelConfig
-from efficientbench.config.registry import position_of
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import position_of
+from efficientbench.basics.errors import ConfigError
 
 EXPERTS = "mlp.experts."
 """In the names of parameters that hold the weights of a layer's experts side by side."""

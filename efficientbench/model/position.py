@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.transformer import TransformerConfig
 
-from efficientbench.config.model import ModelConfig
-from efficientbench.config.registry import position_of
-from efficientbench.config.variant import imported
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.positions import LearnableAbsoluteConfig, RelativeConfig, RopeConfig
+from efficientbench.architecture.registry import position_of
+from efficientbench.architecture.variant import imported
 from efficientbench.model import context_parallel
 from efficientbench.model.engine_config import EngineConfig
 from efficientbench.model.kernels.rope import rotate
-from efficientbench.model.position_variants import LearnableAbsoluteConfig, RelativeConfig, RopeConfig
 
 WAVELENGTH = 10_000.0
 """Wavelengths of sinusoids rise from 2π to this times 2π."""

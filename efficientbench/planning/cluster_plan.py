@@ -7,16 +7,16 @@ import warnings
 from dataclasses import dataclass
 from math import gcd
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.architecture.variant import UndeclaredError, known
+from efficientbench.basics.counted import number_of
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import UndeclaredError, known
 from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.devices.base import Device
 from efficientbench.devices.cpu import CPU
 from efficientbench.devices.registry import all_devices, device_called
-from efficientbench.language.counted import number_of
-from efficientbench.metrics.hardware import DeviceRates, device_rates
+from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
 from efficientbench.planning.plan import Plan, make_plan, with_kernels
 from efficientbench.planning.step_time import Projection, project
 

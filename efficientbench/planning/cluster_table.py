@@ -8,11 +8,11 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from efficientbench.config.variant import known, missing
+from efficientbench.architecture.variant import known, missing
+from efficientbench.basics.counted import number_of
 from efficientbench.costs.communication import Transfer, micro_batch_transfers, step_transfers
 from efficientbench.costs.rank_grid import Group
-from efficientbench.language.counted import number_of
-from efficientbench.metrics.definitions import flops_utilization
+from efficientbench.metrics.formulas.definitions import flops_utilization
 from efficientbench.planning.cluster_plan import ClusterPlan
 from efficientbench.planning.fitting import remedies
 from efficientbench.planning.plan import gigabytes, memory_parts

@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 from math import lcm
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.architecture.variant import known
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import known
 from efficientbench.planning.plan import Plan, gigabytes, make_plan, memory_parts
 
 

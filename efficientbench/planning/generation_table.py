@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.metrics.hardware import DeviceRates, device_rates
+from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
 from efficientbench.planning.generation_plan import CONTEXTS, Bound, GenerationPlan, plan_generation, runtime_bytes
 from efficientbench.planning.plan import gigabytes
 from efficientbench.planning.plan_table import of_each_run, plain_table

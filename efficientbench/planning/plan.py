@@ -2,20 +2,129 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
+from efficientbench.architecture.registry import OWN, SECTIONS, attention_of, outside
+from efficientbench.architecture.variant import known
+from efficientbench.basics.counted import number_of
 from efficientbench.config.budget import Budget, plan_budget
 from efficientbench.config.layout import Layout
-from efficientbench.config.registry import attention_of
-from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import known
+from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.costs.memory import RankMemory, memory_by_stage
 from efficientbench.costs.model import Flops, Parameters, count_parameters, flops_per_token
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import device_called
-from efficientbench.language.counted import number_of
+from efficientbench.metrics.formulas.definitions import speed_only_reason, text_read
+
+if TYPE_CHECKING:
+    from efficientbench.data_tools.tokens.manifest import Corpus
+
+
+def not_promised(config: RunConfig, device: Device, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return each part of a run whose bits may differ from one run to the next, with the reason.
+
+    Empty for a run without `training.deterministic`, which promises nothing.
+    """
+    if not config.training.deterministic:
+        return {}
+    found = dict(device.may_differ())
+    for name, values in device.deterministic_environment().items():
+        if environment.get(name, values[0]) not in values:
+            found[name] = f"it is {environment[name]!r} in the environment, and {' or '.join(values)} would serve"
+    for section in SECTIONS:
+        kind = getattr(config.model, section).kind
+        if kind not in OWN[section] and outside(kind) is not None:
+            found[section] = f"{kind} is from outside this project, and its kernels decide"
+    kernel = attention_of(config.model).may_differ
+    return found | ({kernel[0]: kernel[1]} if kernel and device.fuses() else {})
+
+
+def determinism(config: RunConfig, device: Device) -> str | None:
+    """Return what to print of a run with `training.deterministic`; None for a run without."""
+    if not config.training.deterministic:
+        return None
+    gaps = "; ".join(f"{part}: {reason}" for part, reason in not_promised(config, device).items())
+    promise = "deterministic: the same bits in every run on the same devices, layout and versions of libraries"
+    return promise + (f", but perhaps not in {gaps}" if gaps else "")
+
+
+@dataclass(frozen=True)
+class TextBudget:
+    """What a run will read of its text."""
+
+    tokens_per_parameter: float | None
+    """None where the model's parameters are not known before it is built, or its steps before its text is."""
+    unique_tokens: int | None
+    """About; None where a source is not tokenized yet, or the model writes what it learns from."""
+    epochs: float | None
+    """About, of the source that is repeated most; None where a source is not tokenized yet."""
+    begun: bool
+    """Whether the run begins with weights of another one, which has read text, too."""
+
+    @property
+    def speed_only_reason(self) -> str | None:
+        """Return why the run's losses will say nothing about its architecture; None where they may."""
+        return speed_only_reason(None if self.begun else self.tokens_per_parameter, self.epochs)
+
+    def __str__(self) -> str:
+        epochs = "" if self.epochs is None else f", about {self.epochs:.3g} epochs of the text"
+        only = self.speed_only_reason
+        size = "n/a" if self.tokens_per_parameter is None else f"{self.tokens_per_parameter:.3g}"
+        return f"{size} tokens per parameter{epochs}" + (f"; speed only: {only}" if only else "")
+
+
+def text_budget(plan: Plan, corpus_tokens: Sequence[int] | None) -> TextBudget:
+    """Return what a run will read; `corpus_tokens`: tokens of each source; None where they are not known."""
+    per_parameter, begun = plan.budget.tokens_per_parameter, plan.config.init.run is not None
+    writes = plan.config.training.objective == "rl"
+    if corpus_tokens is None or writes or not plan.budget.counted:
+        return TextBudget(per_parameter, None, None, begun)
+    data = plan.config.data
+    # Documents are split by number, so that the tokens of a split are about as many.
+    training = [max(round(tokens * data.split[0] / sum(data.split)), 1) for tokens in corpus_tokens]
+    unique, epochs = text_read(plan.budget.tokens, list(zip(data.weights, training, strict=True)))
+    return TextBudget(per_parameter, unique, epochs, begun)
+
+
+def tokenized(data: DataConfig) -> list[int] | None:
+    """Return the tokens of each source from the manifest beside its pair; None where one has none.
+
+    Raises:
+        DataError: a manifest is damaged.
+    """
+    corpora = known_corpora(data)
+    return None if corpora is None else [corpus.tokens for corpus in corpora]
+
+
+def known_corpora(data: DataConfig) -> list[Corpus] | None:
+    """Return the sources that are tokenized pairs with a manifest; None where one is not.
+
+    Raises:
+        DataError: a manifest is damaged.
+    """
+    sources = [source for source in data.sources if source is not None]
+    if len(sources) < len(data.sources):
+        return None
+    # Here, since it loads numpy: most plans are of a corpus that is yet to be downloaded.
+    from efficientbench.data_tools.tokens.manifest import load_corpus, manifest_path
+
+    # The current folder has no name that a pair could have.
+    prefixes = [prefix for source in sources if (prefix := _prefix(source)).name]
+    manifests = [manifest_path(prefix) for prefix in prefixes]
+    # Not by Path, which raises for names that no file system takes.
+    if len(prefixes) < len(sources) or not all(map(os.path.isfile, manifests)):
+        return None
+    return [load_corpus(manifest) for manifest in manifests]
+
+
+def _prefix(source: str) -> Path:
+    path = Path(source)
+    return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
 
 
 class Hardware(Protocol):

@@ -10,23 +10,31 @@ from typing import TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from efficientbench.config.backbone import CHOICES
-from efficientbench.config.errors import ConfigError
+from efficientbench.architecture.backbone import CHOICES
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.variant import known, shown
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.matrix import load_matrix
-from efficientbench.config.model import ModelConfig
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.training import TrainingConfig
-from efficientbench.config.variant import known, shown
 from efficientbench.costs.model import (
     cache_bytes,
     dense_keys_per_query,
     keys_read_per_query,
     kv_cache_bytes_per_token,
 )
-from efficientbench.planning.determinism import determinism
-from efficientbench.planning.plan import Plan, gigabytes, hidden, memory_parts, plan_anywhere, planned_device
-from efficientbench.planning.text_budget import text_budget, tokenized
+from efficientbench.planning.plan import (
+    Plan,
+    determinism,
+    gigabytes,
+    hidden,
+    memory_parts,
+    plan_anywhere,
+    planned_device,
+    text_budget,
+    tokenized,
+)
 from efficientbench.planning.vocabulary import resolve_run
 
 Made = TypeVar("Made")

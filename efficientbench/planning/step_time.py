@@ -10,7 +10,7 @@ from efficientbench.costs.communication import GRADIENTS, WEIGHTS, Transfer, mic
 from efficientbench.costs.compute import Works, micro_batch_work, optimizer_work
 from efficientbench.costs.memory import rank_parameters
 from efficientbench.costs.rank_grid import RankGrid
-from efficientbench.metrics.hardware import DeviceRates
+from efficientbench.metrics.sensors.hardware import DeviceRates
 
 
 @dataclass(frozen=True)

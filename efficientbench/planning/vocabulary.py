@@ -7,14 +7,14 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.architecture.variant import known
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.config.spellings import ALIASES
-from efficientbench.config.variant import known
 from efficientbench.costs.model import count_parameters
-from efficientbench.planning.text_budget import known_corpora
+from efficientbench.planning.plan import known_corpora
 
 
 class Vocabulary(NamedTuple):
@@ -99,6 +99,6 @@ def _vocabulary(data: DataConfig) -> Vocabulary:
 def _size(tokenizer: str) -> int:
     """Return the size of a tokenizer's vocabulary; a sweep asks for the same one in every run."""
     # Here, since it loads libraries: most runs train a tokenizer.
-    from efficientbench.data_tools.tokenizer import load_tokenizer
+    from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
 
     return load_tokenizer(tokenizer).vocab_size

@@ -8,14 +8,14 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from efficientbench.config.registry import attention_of
+from efficientbench.architecture.registry import attention_of
+from efficientbench.architecture.variant import known, missing
+from efficientbench.basics.errors import MetricsError
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import known, missing
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.hardware import DeviceRates, device_rates
-from efficientbench.metrics.report.step_shares import StepShares, write_step_shares
+from efficientbench.metrics.report.sections.rank_table import StepShares, write_step_shares
+from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
 from efficientbench.planning.plan_table import plain_table
 from efficientbench.profiling.roofline import Bound, bounds, largest_gap, probe_host
 from efficientbench.profiling.trace import KINDS, Breakdown, break_down, read_trace

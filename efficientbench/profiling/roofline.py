@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.compute import micro_batch_work, optimizer_work
-from efficientbench.metrics.hardware import DeviceRates
-from efficientbench.planning.host_memory import METHOD, memory_bytes_s
+from efficientbench.metrics.sensors.hardware import DeviceRates
+from efficientbench.planning.generation_plan import METHOD, memory_bytes_s
 from efficientbench.planning.step_time import Efficiency, work_time_s
 from efficientbench.profiling.trace import Breakdown
 

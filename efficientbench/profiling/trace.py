@@ -17,9 +17,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.devices.registry import all_devices
-from efficientbench.metrics.errors import MetricsError
 
 MOST_BYTES = 1 << 30
 """Of a trace, unpacked."""

@@ -8,24 +8,24 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from efficientbench.basics.counted import number_of
+from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.files import disk_errors_explained
 from efficientbench.config.budget import Budget
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.data_tools.chat.record import ConversationRecord
-from efficientbench.data_tools.corpus import Corpus, load_corpus, prepare_corpus
-from efficientbench.data_tools.files import disk_errors_explained
-from efficientbench.data_tools.frequencies import unigram_entropy
-from efficientbench.data_tools.indexed import bin_path, idx_path, map_index
-from efficientbench.data_tools.intact import BlockReader, verified_part
-from efficientbench.data_tools.manifest import load_checksums, load_record
-from efficientbench.data_tools.splitting import SPLITS, split_documents
-from efficientbench.data_tools.tokenizer import load_tokenizer
-from efficientbench.language.counted import number_of
+from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
+from efficientbench.data_tools.tokenizing.corpus import Corpus, load_corpus, prepare_corpus
+from efficientbench.data_tools.tokens.frequencies import unigram_entropy
+from efficientbench.data_tools.tokens.indexed import bin_path, idx_path, map_index
+from efficientbench.data_tools.tokens.intact import BlockReader, verified_part
+from efficientbench.data_tools.tokens.manifest import load_checksums, load_record
+from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
 from efficientbench.metrics.records.facts import Reading
 from efficientbench.metrics.records.record_parts import DataSource
 from efficientbench.planning.vocabulary import too_small
-from efficientbench.reinforcement.questions import Questions, check_rewards
 from efficientbench.running.job import Job
+from efficientbench.training.reinforcement.questions import Questions, check_rewards
 
 _ENTRY_BYTES = 24
 """Of a document in an epoch, and of a sample, while Megatron builds the index: 16 of a grid, and copies."""

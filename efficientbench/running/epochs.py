@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.budget import plan_budget
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.indexed_documents import IndexedDocuments
-from efficientbench.data_tools.manifest import Corpus
-from efficientbench.data_tools.splitting import SPLITS, split_documents
-from efficientbench.data_tools.tokenizer import load_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.tokens.manifest import Corpus
+from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
 from efficientbench.planning.plan import Plan
-from efficientbench.reinforcement.questions import Questions
-from efficientbench.training.packing import packed_epoch
+from efficientbench.training.data.packing import packed_epoch
+from efficientbench.training.reinforcement.questions import Questions
 
 
 def counted(plan: Plan, corpora: Sequence[Corpus]) -> Plan:

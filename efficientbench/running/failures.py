@@ -15,11 +15,11 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from efficientbench.basics.errors import FULL_BYTES, MetricsError, NonFiniteError
 from efficientbench.devices.base import Device
 from efficientbench.devices.deterministic import operator_without
 from efficientbench.launchers.processes.failure import USER_MISTAKE, Failure, Kind
 from efficientbench.launchers.processes.supervision import print_stderr
-from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import write_record
 from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory
@@ -27,7 +27,6 @@ from efficientbench.running.identity import failed_record
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import check_sizes, find_good
-from efficientbench.training.errors import FULL_BYTES, NonFiniteError
 
 NO_RECORD = ("mistake", "stopped")
 """Kinds without a record: a mistake never was a run, and a stopped run writes its own record."""

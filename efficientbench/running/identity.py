@@ -7,11 +7,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from efficientbench.architecture.variant import known, missing
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import known, missing
 from efficientbench.costs.model import count_parameters, dense_keys_per_query, flops_per_token, keys_read_per_query
 from efficientbench.devices.base import Device
-from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.environment import collect_environment
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.summarize import nothing_measured

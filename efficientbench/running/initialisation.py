@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.basics.errors import CheckpointError, ConfigError
 from efficientbench.config.init import InitConfig
-from efficientbench.config.model import ModelConfig
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.manifest import Corpus
+from efficientbench.data_tools.tokens.manifest import Corpus
 from efficientbench.metrics.analysis.repeats import flat
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.trained import TrainedRun, trained_config
 from efficientbench.training.checkpoints.manifest import check_sizes, identity
-from efficientbench.training.errors import CheckpointError
 
 MAY_DIFFER = ("init_std", "moe.auxiliary_loss")
 """Keys of the model that decide nothing of what trained weights compute."""

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from efficientbench.architecture.registry import load_named
 from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.budget import Budget
 from efficientbench.config.layout import Layout
-from efficientbench.config.registry import load_named
 from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.files import write_whole
 

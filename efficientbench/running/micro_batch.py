@@ -9,18 +9,17 @@ from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 
+from efficientbench.architecture.variant import known
+from efficientbench.basics.cgroup import memory_limit_bytes
+from efficientbench.basics.errors import ConfigError, LaunchError
 from efficientbench.basics.foreign import parse_json, read_whole
-from efficientbench.config.errors import ConfigError
-from efficientbench.config.part import AUTO
+from efficientbench.basics.part import AUTO
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import known
 from efficientbench.devices.registry import device_called, find_device
-from efficientbench.launchers.errors import LaunchError
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, Failure
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.worker_process import module_command
-from efficientbench.metrics.cgroup import memory_limit_bytes
 from efficientbench.metrics.files import write_whole
 from efficientbench.planning.plan import Hardware, Plan
 from efficientbench.running.job import Job

@@ -9,11 +9,10 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from efficientbench.basics.files import no_link
+from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.files import complete_folder, no_link, write_file
 from efficientbench.basics.foreign import read_whole
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.files import complete_folder, write_file
 
 HELD_OUT_LOSSES = "held_out_losses.npz"
 """Of a fine-tuning."""

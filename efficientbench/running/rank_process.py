@@ -16,7 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 from efficientbench.basics.files import no_link
-from efficientbench.language.readers import outlive_readers
+from efficientbench.basics.readers import outlive_readers
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, Failure, report_failure
 
 logger = logging.getLogger(__name__)

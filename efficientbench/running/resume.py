@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import CheckpointError, ConfigError, MetricsError
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.metrics.analysis.repeats import dotted
-from efficientbench.metrics.definitions import FORMULAS
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record import RunRecord, read_record
 from efficientbench.running.initialisation import initialised
 from efficientbench.running.output_folder import OutputFolder
@@ -23,7 +22,6 @@ from efficientbench.training.checkpoints.manifest import (
     set_damaged_aside,
     verify,
 )
-from efficientbench.training.errors import CheckpointError
 
 SAME = ("output", "data.cache", "wandb", "training.global_batch_tokens")
 """Keys of folders, of a sink and of the batch in another unit: two measurements that differ in these alone measure the

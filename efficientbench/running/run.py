@@ -11,14 +11,15 @@ from pathlib import Path
 
 from rich.console import Console
 
+from efficientbench.architecture.variant import known, shown
+from efficientbench.basics.cgroup import memory_limit_bytes
+from efficientbench.basics.counted import number_of
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import known, shown
-from efficientbench.data_tools.indexed_documents import IndexedDocuments
-from efficientbench.data_tools.manifest import Corpus
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.tokens.manifest import Corpus
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
-from efficientbench.language.counted import number_of
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.connectivity import check_connectivity
 from efficientbench.launchers.network.interfaces import check_interfaces, hccl_address, hccl_port
@@ -28,21 +29,20 @@ from efficientbench.launchers.network.secret import shared_secret
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.worker_process import module_command
-from efficientbench.metrics.cgroup import memory_limit_bytes
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
-from efficientbench.metrics.records.wandb_log import check_wandb
+from efficientbench.metrics.records.sinks.wandb_log import check_wandb
 from efficientbench.metrics.report.headline import print_results
-from efficientbench.planning.determinism import determinism
 from efficientbench.planning.fitting import check_fits
 from efficientbench.planning.plan import (
     Hardware,
     Plan,
+    determinism,
     gigabytes,
     hidden,
     make_plan,
+    text_budget,
     with_kernels,
 )
-from efficientbench.planning.text_budget import text_budget
 from efficientbench.running.corpora import check_length, prepare_corpora
 from efficientbench.running.epochs import counted
 from efficientbench.running.errors import USERS_MISTAKES

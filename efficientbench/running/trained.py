@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from efficientbench.config.errors import ConfigError, nearest
+from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.manifest import load_corpus
-from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
+from efficientbench.data_tools.tokens.manifest import load_corpus
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, complete, find_good

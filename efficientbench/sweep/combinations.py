@@ -17,9 +17,9 @@ from typing import Any, Generic, TypeVar
 
 from pydantic.fields import FieldInfo
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.part import MOST_LABEL
 from efficientbench.config.load import settable_keys, unknown_key
-from efficientbench.config.part import MOST_LABEL
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES
 from efficientbench.finetuning.config import FinetuneConfig

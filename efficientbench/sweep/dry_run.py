@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from efficientbench.language.counted import number_of
+from efficientbench.basics.counted import number_of
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.progress import seconds

@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from efficientbench.architecture.variant import UndeclaredError
+from efficientbench.basics.errors import MetricsError
 from efficientbench.config.training import Recompute
-from efficientbench.config.variant import UndeclaredError
 from efficientbench.costs.model import flops_per_token
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.hardware import device_rates, peak_flops
 from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.sensors.hardware import device_rates, peak_flops
 from efficientbench.planning.plan import Plan
 from efficientbench.planning.step_time import ASSUMED, project
 from efficientbench.sweep.machine import Machine
@@ -73,7 +73,7 @@ def _time_s(plan: Plan, machine: Machine, same: Sequence[RunRecord], cores: floa
 
 
 def _projected_s(plan: Plan, device: str) -> tuple[float | None, str]:
-    """Project the time from metrics/hardware.yaml, as `plan --world` does."""
+    """Project the time from metrics/sensors/hardware.yaml, as `plan --world` does."""
     dtype = plan.config.training.dtype
     try:
         rates = device_rates(device, dtype, plan.config.measurement.peak_flops)

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.devices.base import DeviceError
 from efficientbench.devices.registry import all_devices, find_device
 from efficientbench.launchers.processes.worker_process import module_command
-from efficientbench.metrics.hardware import known_device
+from efficientbench.metrics.sensors.hardware import known_device
 
 MOST_RUNS = 1000
 """Most runs at once."""

@@ -9,17 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.launchers.processes.failure import Failure, ends_at_once
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.records.generation import read_generation
+from efficientbench.metrics.records.generation.generation import read_generation
 from efficientbench.running.failures import write_failure
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.child import Child
 from efficientbench.sweep.machine import Machine, slot_environment, slots
-from efficientbench.sweep.outcome import STOPPED, failure_of
 from efficientbench.sweep.progress import Display, Running, last_step
-from efficientbench.sweep.queue import Claim, Queue, State
+from efficientbench.sweep.queue import STOPPED, Claim, Queue, State, failure_of
 from efficientbench.sweep.tasks import Task, smaller
 
 POLL_S = 0.2

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from efficientbench.config.errors import ConfigError, nearest
+from efficientbench.architecture.registry import SECTIONS, load, load_named
+from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import MATRIX, Matrix, RunName, load_matrix
-from efficientbench.config.registry import SECTIONS, load, load_named
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES
 from efficientbench.finetuning.load import named_tunings

@@ -11,26 +11,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.language.counted import number_of
+from efficientbench.basics.cgroup import usable_cores
+from efficientbench.basics.counted import number_of
+from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 from efficientbench.launchers.processes.launch import received_signals
-from efficientbench.metrics.cgroup import usable_cores
-from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RunRecord, load_records
 from efficientbench.running.failures import write_failure
 from efficientbench.sweep.dry_run import print_dry_run
 from efficientbench.sweep.estimate import Estimate, estimate
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs, slots
-from efficientbench.sweep.order import take_turns
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
 from efficientbench.sweep.scheduler import Scheduler, is_complete
 from efficientbench.sweep.selection import Request
-from efficientbench.sweep.tasks import Task, build_tasks
-from efficientbench.sweep.tuning_plan import estimate_tuning
-from efficientbench.sweep.tuning_tasks import TuningTask, tuning_tasks
-from efficientbench.sweep.tunings import names_tunings
+from efficientbench.sweep.tasks import Task, build_tasks, take_turns
+from efficientbench.sweep.tuning_tasks import TuningTask, estimate_tuning, names_tunings, tuning_tasks
 
 NEXT_CALL = {
     "failed": "with --retry-failed tries them again",
@@ -233,10 +229,10 @@ def _entered(task: Task, before: State | None, name: str) -> State:
 def _report(suite: Path) -> None:
     """Write and print the suite's report; print only the failures where no run has a record yet."""
     from efficientbench.metrics.report.build import build_report
-    from efficientbench.metrics.report.checksums import checksum_note
-    from efficientbench.metrics.report.failures import load_failures, print_failures
-    from efficientbench.metrics.report.generation import beside, print_generation
     from efficientbench.metrics.report.headline import print_results
+    from efficientbench.metrics.report.sections.checksums import checksum_note
+    from efficientbench.metrics.report.sections.failures import load_failures, print_failures
+    from efficientbench.metrics.report.sections.generation import beside, print_generation
 
     try:
         made = build_report(suite)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
+import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.architecture.variant import known
+from efficientbench.basics.errors import ConfigError, DataError, MetricsError
+from efficientbench.basics.foreign import parse_json, read_whole
+from efficientbench.basics.part import AUTO
 from efficientbench.config.matrix import MATRIX
-from efficientbench.config.part import AUTO
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import known
-from efficientbench.data_tools.errors import DataError
 from efficientbench.launchers.processes.failure import Failure
+from efficientbench.metrics.files import write_whole
 from efficientbench.planning.fitting import DoesNotFitError
 from efficientbench.planning.plan import Hardware, Plan
 from efficientbench.planning.vocabulary import is_given, with_vocabulary
@@ -25,6 +30,52 @@ from efficientbench.running.run import plan_on
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.machine import Machine, slots_needed
 from efficientbench.sweep.selection import Request, chosen_combinations
+
+# The order of a sweep's repeats: configurations take turns, so that a drift of the machine is no difference of
+# models.
+#
+# Each round runs every configuration once, in random order, and every second round repeats the one before it
+# backwards (A C B B C A …): a steady drift then slows all configurations of such a pair of rounds by the same. The
+# seed and the order lie in `sweep/order.json` of the suite's folder.
+
+
+ORDER = "order.json"
+
+
+def take_turns(tasks: Sequence[Task], folder: Path) -> list[Task]:
+    """Return the tasks of repeated configurations in turns, and write that order and its seed into the sweep's folder.
+
+    The seed is that of an earlier call of the sweep, where there was one.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    path = folder / ORDER
+    try:
+        seed = int(parse_json(read_whole(path))["seed"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        seed = secrets.randbits(32)
+    ordered = in_turns(tasks, seed)
+    content = {"seed": seed, "order": [task.id for task in ordered]}
+    try:
+        write_whole(path, json.dumps(content, indent=2) + "\n")
+    except MetricsError as error:
+        raise ConfigError(str(error)) from None
+    return ordered
+
+
+def in_turns(tasks: Sequence[Task], seed: int) -> list[Task]:
+    """Return the tasks, as many of each configuration, in rounds: the random order that the seed makes."""
+    repeats: dict[Path, list[Task]] = {}
+    for task in tasks:
+        repeats.setdefault(task.folder.path.parent, []).append(task)
+    chance = random.Random(seed)
+    places = list(range(len(repeats)))
+    ordered: list[Task] = []
+    for number, each in enumerate(zip(*repeats.values(), strict=True)):
+        places.reverse() if number % 2 else chance.shuffle(places)
+        ordered += [each[place] for place in places]
+    return ordered
 
 
 class Planned(NamedTuple):

@@ -2,21 +2,159 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError, MetricsError, nearest
+from efficientbench.config.matrix import MATRIX
 from efficientbench.finetuning.complete import folder_of, folder_of_repeat, is_complete, with_seeds
 from efficientbench.finetuning.config import SAME, FinetuneConfig
+from efficientbench.finetuning.load import SUITE, WORDS, named_tunings, resolve_tuning, settable_keys
+from efficientbench.finetuning.planning.plan import RESERVE, TuningPlan, asked
+from efficientbench.finetuning.planning.request import plan_request, shape_of_base
+from efficientbench.finetuning.planning.step import LINK, REACHED
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.launch import STOP_GRACE_S
+from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.running.resume import settings
-from efficientbench.sweep.combinations import Combination
+from efficientbench.sweep.combinations import Combination, Kind, combined, parse_axes
+from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.machine import Machine, slots_needed
 from efficientbench.sweep.selection import Request
 from efficientbench.sweep.tasks import Planned, Task
-from efficientbench.sweep.tuning_plan import Projection, does_not_fit, project_tuning
-from efficientbench.sweep.tunings import chosen_tunings
+
+_BY_PLAN = "of a fine-tuning: `efficientbench finetune NAME --plan` has memory, traffic and a projected step"
+_ENERGY = "of a fine-tuning is not estimated"
+_EPOCHS = "training.epochs: the steps follow from the examples; training.steps=N gives them"
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What is known of a fine-tuning before it starts."""
+
+    plan: TuningPlan | None
+    """None: it cannot be made."""
+    reason: str = ""
+    """Why there is no plan, or no time in it."""
+
+
+def project_tuning(config: FinetuneConfig, world: int, machine: Machine) -> Projection:
+    """Return the plan of a fine-tuning on a machine's accelerators.
+
+    Args:
+        config: whose batch can be divided among the ranks.
+        world: ranks of all nodes.
+        machine: with the devices that the run takes of each node.
+
+    Raises ConfigError: the base model has no such matrices or layers, or the ranks are not whole nodes.
+    """
+    if machine.memory_bytes is None:
+        return Projection(None, _BY_PLAN)
+    if config.training.dtype != "bf16":
+        return Projection(None, f"of a fine-tuning in {config.training.dtype}: its plan is of bf16")
+    device: str | None = machine.name
+    reason = ""
+    try:
+        device_rates(machine.name, config.training.dtype, config.measurement.peak_flops)
+    except MetricsError as error:
+        device, reason = None, str(error)
+    try:
+        shape_of_base(config.model)
+    except ConfigError as error:
+        return Projection(None, str(error))
+    request = plan_request(config, world, len(machine.devices), device, machine.memory_bytes / 1e9)
+    return Projection(asked(request), reason)
+
+
+def does_not_fit(config: FinetuneConfig, projection: Projection, machine: Machine) -> str | None:
+    """Return why a plan does not fit the machine's devices; None where it does, or where there is no plan."""
+    plan = projection.plan
+    if plan is None or plan.fits:
+        return None
+    have_gb, layout = plan.request.memory_bytes / 1e9, plan.layout
+    return (
+        f"{config.name} does not fit: a rank needs about {plan.total_bytes / 1e9:.2f} GB, and of {have_gb:g} GB "
+        f"{RESERVE:.0%} stays free; `efficientbench finetune {config.method}_{config.size} --plan "
+        f"--world {layout.world} --devices-per-node {layout.per_node} --device '{machine.name}'` "
+        "lists the layouts that fit"
+    )
+
+
+def estimate_tuning(config: FinetuneConfig, projection: Projection) -> Estimate:
+    """Return the time of all steps with samples of full length, where no part of a step overlaps another."""
+    plan, steps = projection.plan, config.training.steps
+    step = None if plan is None else plan.time(plan.layout.tokens)
+    if plan is None or plan.request.rates is None or step is None:
+        return Estimate(None, projection.reason or "what links carry is not known", None, _ENERGY)
+    if steps is None:
+        return Estimate(None, _EPOCHS, None, _ENERGY)
+    source = (
+        f"projected from the rates of {plan.request.rates.name}, {REACHED:.0%} of its peak and {LINK:.0%} of each link "
+        "assumed, samples of full length, nothing overlaps, training alone"
+    )
+    return Estimate(step.longest_s * steps, source, None, _ENERGY)
+
+
+# Select the fine-tunings of a sweep: names of experiments/finetuning.yaml, with axes `key=value,value`.
+#
+# `launch` selects runs on machines without torch: nothing here may import it.
+
+
+_SEEDS = ("training.seed", "curriculum.seed")
+
+
+def names_tunings(request: Request) -> bool:
+    """Return whether the request names fine-tunings: runs like lora_7B, methods, or all as `finetuning`.
+
+    Raises ConfigError: it names other runs beside them.
+    """
+    if request.matrix != MATRIX:
+        return False
+    known = {SUITE, *(word for each in named_tunings().values() for word in (each.name, each.method))}
+    tunings = [name for name in request.only if name in known]
+    others = [name for name in request.only if name not in known]
+    if tunings and others:
+        near = nearest(others[0], known)
+        hint = f"did you mean {near}?" if near else "trainings and fine-tunings are named apart"
+        raise ConfigError(f"--only: {tunings[0]} is a fine-tuning, and {others[0][:80]!r} is none: {hint}")
+    return bool(tunings)
+
+
+def chosen_tunings(request: Request, name: str | None = None) -> list[Combination[FinetuneConfig]]:
+    """Return every fine-tuning that the request chooses, in the order of the file and the axes.
+
+    `name`: this fine-tuning alone.
+
+    Raises:
+        ConfigError: sizes or axes that mean nothing, or repeats of an axis of seeds. A configuration that is refused is
+            returned with its reason.
+    """
+    keys = settable_keys()
+    axes = parse_axes(request.axes, keys, WORDS)
+    for seed in _SEEDS:
+        if request.repeat is not None and seed in axes:
+            raise ConfigError(f"--set {seed}: --repeat gives each run its seeds; leave out one of the two")
+    names = _selected(request.only, request.sizes) if name is None else [name]
+    kind = Kind(lambda name, given: resolve_tuning(name, request.smoke, given), keys, WORDS)
+    return combined(kind, names, axes, request.overrides)
+
+
+def _selected(only: Sequence[str], sizes: Sequence[str]) -> list[str]:
+    """Return the runs of these names and sizes; without sizes those of every size."""
+    runs = named_tunings().values()
+    known = dict.fromkeys(each.size for each in runs)
+    for size in sizes:
+        if size not in known:
+            near = nearest(size, known)
+            hint = f"did you mean {near}?" if near else f"the sizes are {', '.join(known)}"
+            raise ConfigError(f"--sizes: there is no size of fine-tunings called {size[:80]!r}: {hint}")
+    chosen = [each for each in runs if {each.name, each.method, SUITE} & set(only)]
+    left = [each.name for each in chosen if not sizes or each.size in sizes]
+    if not left:
+        there = ", ".join(dict.fromkeys(each.size for each in chosen))
+        raise ConfigError(f"--sizes: no chosen run has the size {' or '.join(sizes)}; theirs are {there}")
+    return left
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from efficientbench.basics.errors import NonFiniteError
 from efficientbench.config.schema import RunConfig
-from efficientbench.training import finite, groups
-from efficientbench.training.batches import Batch, Batches
+from efficientbench.training import groups
 from efficientbench.training.checkpoints.manager import Checkpoints
 from efficientbench.training.checkpoints.manifest import Manifest
-from efficientbench.training.errors import NonFiniteError
+from efficientbench.training.data.batches import Batch, Batches
+from efficientbench.training.data.validation import ended, row_losses
 from efficientbench.training.events import (
     CheckpointEnded,
     CheckpointStarted,
@@ -31,13 +32,13 @@ from efficientbench.training.events import (
     TrainingEnded,
     ValidationStarted,
 )
-from efficientbench.training.muon import set_momentum
-from efficientbench.training.optimizer import QueuedUpdate, can_queue, gather_weights, set_rates
 from efficientbench.training.recheck import recheck
-from efficientbench.training.schedule import learning_rate
 from efficientbench.training.step_loss import LossFunction, StepLoss
 from efficientbench.training.step_rows import Rows
-from efficientbench.training.validation import ended, row_losses
+from efficientbench.training.update import finite
+from efficientbench.training.update.muon import set_momentum
+from efficientbench.training.update.optimizer import QueuedUpdate, can_queue, gather_weights, set_rates
+from efficientbench.training.update.schedule import learning_rate
 
 
 class Trainer:

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from efficientbench.language.readers import outlive_readers
+from efficientbench.basics.readers import outlive_readers
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.running.failures import diagnose
 from efficientbench.running.job import Job

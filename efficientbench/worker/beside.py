@@ -16,9 +16,9 @@ from efficientbench.training.trainer import Trainer
 from efficientbench.worker.build_monitor import build_monitor
 from efficientbench.worker.listeners.core import CoreDuringTraining
 from efficientbench.worker.listeners.monitoring import Measure
-from efficientbench.worker.listeners.pass_at_k import PassAtK
 from efficientbench.worker.listeners.recorder import Recorder
-from efficientbench.worker.listeners.rollouts import Rollouts
+from efficientbench.worker.reinforcement.listener import Rollouts
+from efficientbench.worker.reinforcement.pass_at_k import PassAtK
 
 if TYPE_CHECKING:
     from efficientbench.worker.listeners.scores import Scores

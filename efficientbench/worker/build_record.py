@@ -8,23 +8,21 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from efficientbench import metrics
+from efficientbench.architecture.variant import known
 from efficientbench.config.training import TrainingConfig
-from efficientbench.config.variant import known
-from efficientbench.costs.hardware import hardware_flops_per_token
+from efficientbench.costs.compute import hardware_flops_per_token
 from efficientbench.costs.model import count_parameters, flops_per_token
 from efficientbench.devices.base import Device
-from efficientbench.metrics.definitions import load_imbalance
-from efficientbench.metrics.hardware import peak_flops
+from efficientbench.metrics.formulas.definitions import load_imbalance
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
 from efficientbench.metrics.records.environment import sensor_states
 from efficientbench.metrics.records.facts import NOT_SAID, Quality, RunFacts
-from efficientbench.metrics.records.measured_parts import measured_parts
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.records.record_parts import ExpertLoad, ParameterGroup
-from efficientbench.metrics.records.summarize import quality_curve, summarize
-from efficientbench.metrics.records.time_spent import TimeSpent
+from efficientbench.metrics.records.record_parts import ExpertLoad, ParameterGroup, TimeSpent
+from efficientbench.metrics.records.summarize import measured_parts, quality_curve, summarize
+from efficientbench.metrics.sensors.hardware import peak_flops
 from efficientbench.metrics.sensors.host import host_uuid
-from efficientbench.planning.determinism import not_promised
+from efficientbench.planning.plan import not_promised
 from efficientbench.running.corpora import recorded_sources, what_was_read
 from efficientbench.running.identity import identity, run_environment, undeclared
 from efficientbench.running.job import Job
@@ -33,7 +31,7 @@ from efficientbench.worker.listeners.recorder import Recorder
 if TYPE_CHECKING:
     import torch
 
-    from efficientbench.training.batches import Batches
+    from efficientbench.training.data.batches import Batches
 
 WRITES = "reinforcement learning reads no text: the model writes what it learns from"
 
@@ -98,7 +96,7 @@ def build_record(
     `groups` what each optimizer updates; `spent` is where the wall time went.
     """
     from efficientbench.model.kernels.names import fallback_kernels, kernel_names, kernel_reasons
-    from efficientbench.training.sample_index import ATTENDS_ACROSS_DOCUMENTS
+    from efficientbench.training.data.sample_index import ATTENDS_ACROSS_DOCUMENTS
 
     config = job.config
     run = metrics.merge(measured)
@@ -139,7 +137,7 @@ def build_record(
 
 def parameter_groups(training: TrainingConfig, roles: Sequence[Mapping[str, list[str]]]) -> list[ParameterGroup]:
     """Return which optimizer updates what, and its rate, of what `role_names` returns on each rank."""
-    from efficientbench.training.parameter_roles import rates
+    from efficientbench.training.update.parameter_roles import rates
 
     found = []
     for role, rate in rates(training).items():

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from efficientbench.data_tools.manifest import Corpus
+from efficientbench.data_tools.tokens.manifest import Corpus
 from efficientbench.model.gpt import build_stages
-from efficientbench.reinforcement.batches import RolloutBatches
 from efficientbench.running.corpora import block_readers, load_corpora
 from efficientbench.running.job import Job
-from efficientbench.training.batches import Batches
 from efficientbench.training.checkpoints.manager import Checkpoints
 from efficientbench.training.checkpoints.manifest import checkpoint_folder
 from efficientbench.training.checkpoints.shards import sharded_parameters
+from efficientbench.training.data.batches import Batches
+from efficientbench.training.data.sample_index import Vocabulary
 from efficientbench.training.events import Listener
-from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
-from efficientbench.training.sample_index import Vocabulary
+from efficientbench.training.reinforcement.batches import RolloutBatches
 from efficientbench.training.trainer import Trainer
+from efficientbench.training.update.optimizer import build_optimizer, wrap_data_parallel
 
 
 def build_trainer(

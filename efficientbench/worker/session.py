@@ -45,7 +45,7 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: StopRequest
         from efficientbench.metrics.monitoring.exchange import gather
         from efficientbench.training import groups
         from efficientbench.training.collectives import collectives_begun
-        from efficientbench.training.parameter_roles import decayed_names, role_names
+        from efficientbench.training.update.parameter_roles import decayed_names, role_names
         from efficientbench.training.waits import Waits
         from efficientbench.worker.beside import Beside
         from efficientbench.worker.build_trainer import build_trainer

@@ -14,7 +14,7 @@ from efficientbench.worker.loading import loading
 if TYPE_CHECKING:
     import torch
 
-    from efficientbench.training.batches import Batch, Batches
+    from efficientbench.training.data.batches import Batch, Batches
 
 STEPS = 2
 """The second one has the optimizer's moments, which the first makes, beside its activations."""
@@ -26,7 +26,7 @@ class RandomTokens:
     def __init__(self, job: Job, device: torch.device) -> None:
         import torch
 
-        from efficientbench.training.batches import Batch
+        from efficientbench.training.data.batches import Batch
 
         training = job.config.training
         shape = (training.micro_batch_size, training.seq_len // job.layout.cp)
@@ -47,8 +47,8 @@ def try_rank(job: Job, rank: int, local_rank: int, stop_requested: StopRequested
         torch_device = device.prepare(local_rank)
         from efficientbench.model.gpt import build_stages
         from efficientbench.training import groups
-        from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
         from efficientbench.training.trainer import Trainer
+        from efficientbench.training.update.optimizer import build_optimizer, wrap_data_parallel
 
     config, limit_s = job.config, job.config.faults.hang_limit_s
     heartbeat.at(0, "trying a micro-batch")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from efficientbench.launchers.errors import LaunchError
+from efficientbench.basics.errors import LaunchError
 
 Engine = Literal["pyxis", "apptainer", "docker"]
 

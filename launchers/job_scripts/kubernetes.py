@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from efficientbench.launchers.errors import LaunchError
+from efficientbench.basics.errors import LaunchError
 from efficientbench.launchers.job_scripts.torchrun import Meeting
 from efficientbench.launchers.network.cluster_env import RENDEZVOUS_TIMEOUT_NAME
 

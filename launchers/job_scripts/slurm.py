@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from efficientbench.launchers.errors import LaunchError
+from efficientbench.basics.errors import LaunchError
 from efficientbench.launchers.job_scripts.container import BARE, Surroundings
 from efficientbench.launchers.job_scripts.shell_script import array, beginning, extras_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from efficientbench.launchers.errors import LaunchError
+from efficientbench.basics.errors import LaunchError
 from efficientbench.launchers.job_scripts.container import BARE, Surroundings
 from efficientbench.launchers.job_scripts.shell_script import array, beginning, extras_of
 from efficientbench.launchers.network.cluster_env import (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from efficientbench.launchers.errors import LaunchError
+from efficientbench.basics.errors import LaunchError
 from efficientbench.launchers.network.secret import SECRET_NAME, SHORTEST
 
 DEFAULT_MASTER_PORT = 29500

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from efficientbench.launchers.errors import LaunchError
+from efficientbench.basics.errors import LaunchError
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.node_link import NodeLink, content
 

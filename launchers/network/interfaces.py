@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import psutil
 
-from efficientbench.launchers.errors import LaunchError
+from efficientbench.basics.errors import LaunchError
 from efficientbench.launchers.network.cluster_env import Cluster
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from efficientbench.launchers.errors import LaunchError
+from efficientbench.basics.errors import LaunchError
 from efficientbench.launchers.network.secret import Seal
 
 LONGEST_BYTES = 1 << 16

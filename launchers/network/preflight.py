@@ -17,7 +17,7 @@ import sys
 import time
 from typing import TypeAlias
 
-from efficientbench.launchers.errors import LaunchError
+from efficientbench.basics.errors import LaunchError
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.greetings import MOST_GREETINGS, Claim, Greetings
 from efficientbench.launchers.network.node_link import NodeLink

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from efficientbench.launchers.errors import LaunchError
+from efficientbench.basics.errors import LaunchError
 
 SECRET_NAME = "EFFICIENTBENCH_SECRET"
 SHORTEST = 16

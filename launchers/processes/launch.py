@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
-from efficientbench.language.readers import outlive_readers
-from efficientbench.launchers.errors import LaunchError
+from efficientbench.basics.errors import LaunchError
+from efficientbench.basics.readers import outlive_readers
 from efficientbench.launchers.files import temporary_folder
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.interfaces import GLOO_INTERFACE, gloo_interface

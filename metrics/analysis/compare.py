@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.analysis.conditions import CONDITIONS, KERNELS, Difference, changed_keys, differences
 from efficientbench.metrics.analysis.noise import aa_floor, identical_runs, text_noise
 from efficientbench.metrics.analysis.quality import Cost, cost_to_loss, lowest_common_loss
 from efficientbench.metrics.analysis.repeats import Group, model_identity
 from efficientbench.metrics.analysis.rollouts import rollout_ratios
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.ratio import Estimate, Ratio, Side, corrected, make_ratio
+from efficientbench.metrics.formulas.ratio import Estimate, Ratio, Side, corrected, make_ratio
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 
 QUALITY = ("validation_loss", "bits_per_byte")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from efficientbench.metrics.analysis.repeats import dotted, flat
-from efficientbench.metrics.device_use import CLOCKS_SET, DeviceConditions, MachineConditions
+from efficientbench.metrics.formulas.device_use import CLOCKS_SET, DeviceConditions, MachineConditions
 from efficientbench.metrics.records.record import RunRecord
 
 

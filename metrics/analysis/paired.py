@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import parse_json, plain_texts, read_whole
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.student import Z_95, t_p_value, t_quantile_95
+from efficientbench.metrics.formulas.student import Z_95, t_p_value, t_quantile_95
 
 FOLDER = "evaluation"
 """Of a run's folder: `<task>.jsonl`, whose first line is a header."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import QualityPoint
 

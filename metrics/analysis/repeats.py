@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from efficientbench.metrics.definitions import standard_deviation, standard_error
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.formulas.definitions import standard_deviation, standard_error
+from efficientbench.metrics.formulas.student import mean_confidence_interval
 from efficientbench.metrics.records.figures import Metrics
 from efficientbench.metrics.records.record import (
     FIGURES,
@@ -22,7 +23,6 @@ from efficientbench.metrics.records.record import (
     read_record,
 )
 from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, QualityPoint, Rechecks, Reinforcement
-from efficientbench.metrics.student import mean_confidence_interval
 
 _NAMES = ("variant", "size", "label")
 _SAME = ("output", "data.cache", "cache", "wandb", "training.global_batch_tokens")

@@ -14,10 +14,9 @@ from operator import attrgetter
 
 from efficientbench.metrics.analysis.compare import ratio_of, why_not
 from efficientbench.metrics.analysis.conditions import Difference
-from efficientbench.metrics.analysis.identical import IdenticalRuns
-from efficientbench.metrics.analysis.noise import aa_floor
+from efficientbench.metrics.analysis.noise import IdenticalRuns, aa_floor
 from efficientbench.metrics.analysis.repeats import Group
-from efficientbench.metrics.ratio import Ratio
+from efficientbench.metrics.formulas.ratio import Ratio
 from efficientbench.metrics.records.record import FIGURES
 
 QUESTIONS = ("energy_j_per_token", "tokens_per_s", "amu_gb", "validation_loss")

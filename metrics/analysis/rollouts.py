@@ -7,7 +7,7 @@ from functools import partial
 
 from efficientbench.metrics.analysis.noise import aa_floor
 from efficientbench.metrics.analysis.repeats import Group
-from efficientbench.metrics.ratio import Ratio, Side, make_ratio
+from efficientbench.metrics.formulas.ratio import Ratio, Side, make_ratio
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import PhaseCost
 

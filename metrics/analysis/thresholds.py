@@ -13,11 +13,11 @@ from difflib import get_close_matches
 from operator import attrgetter
 from typing import Literal, get_args
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.analysis.compare import COSTS, Comparison, ratio_of, why_not
 from efficientbench.metrics.analysis.noise import aa_floor, identical_runs
 from efficientbench.metrics.analysis.repeats import Group
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.ratio import MIN_REPEATS, Ratio
+from efficientbench.metrics.formulas.ratio import MIN_REPEATS, Ratio
 from efficientbench.metrics.records.figures import Metrics
 
 _FORM = re.compile(r"\s*(?P<metric>\w+)\s*(?P<sign>[<>])\s*(?P<percent>[+-]?\d+(?:\.\d+)?)\s*%\s*")

@@ -8,12 +8,12 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from efficientbench.metrics.definitions import window_length_s
-from efficientbench.metrics.device_use import DeviceConditions, Disturbance, MachineConditions, RankWaits
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.formulas.definitions import window_length_s
+from efficientbench.metrics.formulas.device_use import DeviceConditions, Disturbance, MachineConditions, RankWaits
 from efficientbench.metrics.monitoring.by_rank import rank_uses
-from efficientbench.metrics.monitoring.idle import NOT_READ
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, RunMeasurement
+from efficientbench.metrics.monitoring.sampler import NOT_READ
 from efficientbench.metrics.sensors.base import Scope
 
 _SCOPES: tuple[Scope, ...] = ("gpu", "npu", "host")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from efficientbench.metrics.definitions import BYTES_PER_GB
-from efficientbench.metrics.device_use import RankUse
+from efficientbench.metrics.formulas.definitions import BYTES_PER_GB
+from efficientbench.metrics.formulas.device_use import RankUse
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from efficientbench.metrics.definitions import Windows
-from efficientbench.metrics.device_use import DeviceConditions, DeviceSettings
+from efficientbench.metrics.formulas.definitions import Windows
+from efficientbench.metrics.formulas.device_use import DeviceConditions, DeviceSettings
 from efficientbench.metrics.sensors.base import DeviceState, Sensor
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from efficientbench.metrics.definitions import BYTES_PER_GB, average_latency, percentile
-from efficientbench.metrics.device_use import (
+from efficientbench.metrics.formulas.definitions import BYTES_PER_GB, average_latency, percentile
+from efficientbench.metrics.formulas.device_use import (
     DeviceConditions,
     Disturbance,
     MachineConditions,

@@ -15,12 +15,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from efficientbench.metrics.device_use import MachineConditions
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.formulas.device_use import MachineConditions
 from efficientbench.metrics.monitoring.aggregate import merge
-from efficientbench.metrics.monitoring.idle import READINGS, idle_power_w
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, StepTime, describe
-from efficientbench.metrics.monitoring.sampler import SamplingThread, SensorSampler, sampling_threads
+from efficientbench.metrics.monitoring.sampler import (
+    READINGS,
+    SamplingThread,
+    SensorSampler,
+    idle_power_w,
+    sampling_threads,
+)
 from efficientbench.metrics.monitoring.sensor_registry import local_sensors, local_synchronize, nothing
 from efficientbench.metrics.sensors.base import Sample, Sensor
 from efficientbench.metrics.sensors.machine import machine_conditions

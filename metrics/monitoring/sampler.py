@@ -4,16 +4,54 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from statistics import fmean
+from typing import NamedTuple, TypeVar
 
-from efficientbench.metrics.definitions import Windows
+from efficientbench.metrics.formulas.definitions import Windows
 from efficientbench.metrics.monitoring.conditions import Conditions
-from efficientbench.metrics.monitoring.idle import PowerReading, read_power
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, SensorState
 from efficientbench.metrics.monitoring.series import DeviceSeries, Interval
 from efficientbench.metrics.sensors.base import QUANTITIES, Counters, DeviceInfo, Peaks, Sample, Sensor
+
+READINGS = 10
+"""Within the time that a monitor waits for them."""
+NOT_READ = "nobody waited before the run to read it"
+"""Why there is no idle power where a monitor was not asked to wait, or no sensor reads power."""
+
+
+class PowerReading(NamedTuple):
+    """One device at one moment. None: its sensor does not read it."""
+
+    time_s: float
+    energy_j: float | None
+    """Of a counter that only grows."""
+    power_w: float | None
+
+
+def read_power(sensor: Sensor, now_s: float) -> dict[str, PowerReading]:
+    """Return power and energy of each device of an open sensor; nothing where it reads neither."""
+    if {"power_w", "energy_j"} <= set(sensor.unavailable):
+        return {}
+    counters, samples = sensor.counters(), sensor.sample(now_s)
+    energies = {each.device: counters.get(each.device, Counters()).energy_j for each in samples}
+    return {each.device: PowerReading(now_s, energies[each.device], each.power_w) for each in samples}
+
+
+def idle_power_w(readings: Sequence[Mapping[str, PowerReading]]) -> dict[str, float]:
+    """Return each device's mean power, W: by its counter where that has grown, else of its readings of power."""
+    found = {}
+    for uuid in {uuid: None for each in readings for uuid in each}:
+        own = [each[uuid] for each in readings if uuid in each]
+        first, last = own[0], own[-1]
+        powers = [each.power_w for each in own if each.power_w is not None]
+        if first.energy_j is not None and last.energy_j is not None and last.energy_j > first.energy_j:
+            found[uuid] = (last.energy_j - first.energy_j) / (last.time_s - first.time_s)
+        elif powers:
+            found[uuid] = fmean(powers)
+    return found
+
 
 MAXIMUM_SHARE_OF_A_CORE = 0.004
 """The threads of all sensors together may take this much of one core: a reading of 0.1 s costs 25 s of rest."""

@@ -8,9 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from efficientbench.metrics import definitions
-from efficientbench.metrics.definitions import BYTES_PER_GB, Windows, gaps_s, longest_interval_s, window_length_s
-from efficientbench.metrics.device_use import Disturbance, Timeline
+from efficientbench.metrics.formulas import definitions
+from efficientbench.metrics.formulas.definitions import (
+    BYTES_PER_GB,
+    Windows,
+    gaps_s,
+    longest_interval_s,
+    window_length_s,
+)
+from efficientbench.metrics.formulas.device_use import Disturbance, Timeline
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement
 from efficientbench.metrics.monitoring.timeline import make_timeline
 from efficientbench.metrics.sensors.base import ALLOCATOR_PEAKS, Counters, DeviceInfo, OtherUse, Peaks, Sample, Scope

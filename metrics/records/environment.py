@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from efficientbench.metrics.cgroup import memory_limit_bytes, usable_cores
+from efficientbench.basics.cgroup import memory_limit_bytes, usable_cores
 from efficientbench.metrics.monitoring.measurement import SensorState
 from efficientbench.metrics.sensors.host import processor_name
 

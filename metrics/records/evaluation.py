@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from efficientbench.basics.checksum import KEY, check_checksum, with_checksum
+from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import parse_json, plain_texts, read_whole
-from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 
 EVALUATION_FORMAT = 2

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from efficientbench.metrics import definitions, statistics
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.formulas import definitions, statistics
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.monitoring.series import NO_STEP
 from efficientbench.metrics.records.figure import LARGEST
 from efficientbench.metrics.records.outliers import disturbed_steps, find_outliers
-from efficientbench.metrics.records.record_parts import Outlier
-from efficientbench.metrics.records.time_spent import NOT_TIMED, TimeSpent
+from efficientbench.metrics.records.record_parts import NOT_TIMED, Outlier, TimeSpent
 
 NOT_SAID = "the training loop did not say what it read"
 """Why what follows from a run's `Reading` is absent."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from efficientbench.metrics import definitions
+from efficientbench.metrics.formulas import definitions
 from efficientbench.metrics.records.figure import (
     Count,
     Headline,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from efficientbench.metrics.device_use import Disturbance
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.formulas.device_use import Disturbance
 from efficientbench.metrics.records.record_parts import Outlier
 
 DEVIATIONS = 6.0

@@ -9,16 +9,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from efficientbench.metrics.definitions import FORMULAS
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.hardware import peak_flops
+from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.monitoring.aggregate import merge
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement
 from efficientbench.metrics.records.environment import collect_environment, sensor_states
 from efficientbench.metrics.records.facts import Quality, RunFacts
-from efficientbench.metrics.records.measured_parts import measured_parts
 from efficientbench.metrics.records.record import OF_FORMULAS, RECORD_NAME, RunRecord, write_record
-from efficientbench.metrics.records.summarize import summarize
+from efficientbench.metrics.records.summarize import measured_parts, summarize
+from efficientbench.metrics.sensors.hardware import peak_flops
 
 PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "accelerate", "lightning")
 """Packages whose versions a record keeps."""

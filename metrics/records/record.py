@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationError, model_validator
 
 from efficientbench.basics.checksum import check_checksum, with_checksum
+from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import parse_json, plain_text, plain_texts, read_whole
-from efficientbench.metrics.definitions import speed_only_reason
-from efficientbench.metrics.device_use import (
+from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.formulas.definitions import speed_only_reason
+from efficientbench.metrics.formulas.device_use import (
     DeviceConditions,
     Disturbance,
     MachineConditions,
@@ -22,8 +24,6 @@ from efficientbench.metrics.device_use import (
     RankWaits,
     Timeline,
 )
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.figure import LARGEST, Few, Figure, fact
 from efficientbench.metrics.records.figures import Identity, Metrics
 from efficientbench.metrics.records.record_parts import (

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_callback import DefaultFlowCallback
 
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.monitoring.aggregate import merge
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement, describe

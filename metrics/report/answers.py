@@ -15,7 +15,7 @@ from rich.text import Text
 
 from efficientbench.metrics.analysis.conditions import Difference
 from efficientbench.metrics.analysis.rivals import QUESTIONS, Standing
-from efficientbench.metrics.ratio import MIN_REPEATS, SIGNIFICANCE
+from efficientbench.metrics.formulas.ratio import MIN_REPEATS, SIGNIFICANCE
 from efficientbench.metrics.records.record import FIGURES
 from efficientbench.metrics.report.headline import HEADLINE, unique_names
 from efficientbench.metrics.report.suites import Rows, Suite

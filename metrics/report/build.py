@@ -7,33 +7,35 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.records.generation import GenerationRecord, load_generations
+from efficientbench.metrics.records.generation.generation import GenerationRecord, load_generations
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, load_records
 from efficientbench.metrics.report.answers import RULE, answers_table
-from efficientbench.metrics.report.card import CARD_NAME, card_markdown, card_table, load_pipelines
-from efficientbench.metrics.report.checksums import checksum_note, without_checksum
 from efficientbench.metrics.report.columns import write_csv
 from efficientbench.metrics.report.comparison import noise_floors
-from efficientbench.metrics.report.contexts import load_contexts
-from efficientbench.metrics.report.environments import environments
-from efficientbench.metrics.report.evaluations import CSV_NAME as EVALUATIONS_CSV
-from efficientbench.metrics.report.evaluations import evaluations_table, load_evaluations, write_evaluations_csv
-from efficientbench.metrics.report.failures import FailedRun, failures_table, load_failures
-from efficientbench.metrics.report.generation import CSV_NAME, beside, generation_table, write_generation_csv
 from efficientbench.metrics.report.headline import absences, notes, results_table
 from efficientbench.metrics.report.hparams import HPARAMS_FOLDER, write_hparams
 from efficientbench.metrics.report.html.page import page
-from efficientbench.metrics.report.loss_costs import cost_tables
-from efficientbench.metrics.report.optimizers import optimizers_table
-from efficientbench.metrics.report.paper import NO_ENERGY, paper_markdown, paper_tables
-from efficientbench.metrics.report.rank_table import rank_table
-from efficientbench.metrics.report.rollouts import rollouts_table
-from efficientbench.metrics.report.step_shares import load_step_shares
+from efficientbench.metrics.report.paper.paper import NO_ENERGY, paper_markdown, paper_tables
+from efficientbench.metrics.report.sections.card import CARD_NAME, card_markdown, card_table, load_pipelines
+from efficientbench.metrics.report.sections.checksums import checksum_note, without_checksum
+from efficientbench.metrics.report.sections.contexts import load_contexts
+from efficientbench.metrics.report.sections.environments import environments
+from efficientbench.metrics.report.sections.evaluations import CSV_NAME as EVALUATIONS_CSV
+from efficientbench.metrics.report.sections.evaluations import (
+    evaluations_table,
+    load_evaluations,
+    write_evaluations_csv,
+)
+from efficientbench.metrics.report.sections.failures import FailedRun, failures_table, load_failures
+from efficientbench.metrics.report.sections.generation import CSV_NAME, beside, generation_table, write_generation_csv
+from efficientbench.metrics.report.sections.loss_costs import cost_tables
+from efficientbench.metrics.report.sections.optimizers import optimizers_table
+from efficientbench.metrics.report.sections.rank_table import load_step_shares, rank_table, wall_time_table
+from efficientbench.metrics.report.sections.rollouts import rollouts_table
 from efficientbench.metrics.report.suites import Rows, make_rows
 from efficientbench.metrics.report.table import Table, escape, markdown_table
-from efficientbench.metrics.report.wall_time import wall_time_table
 
 
 @dataclass(frozen=True)

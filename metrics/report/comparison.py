@@ -11,8 +11,8 @@ from rich.text import Text
 from efficientbench.metrics.analysis.compare import METRICS, Comparison
 from efficientbench.metrics.analysis.conditions import differences
 from efficientbench.metrics.analysis.repeats import Group, group_repeats, model_identity
-from efficientbench.metrics.definitions import BYTES_PER_GB
-from efficientbench.metrics.ratio import MIN_REPEATS, NO_INTERVAL, SIGNIFICANCE, Ratio
+from efficientbench.metrics.formulas.definitions import BYTES_PER_GB
+from efficientbench.metrics.formulas.ratio import MIN_REPEATS, NO_INTERVAL, SIGNIFICANCE, Ratio
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.table import ABSENT, Table, print_table
 

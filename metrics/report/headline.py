@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.text import Text
 
 from efficientbench.metrics.analysis.conditions import group
-from efficientbench.metrics.ratio import MIN_REPEATS, SIGNIFICANCE, Estimate
+from efficientbench.metrics.formulas.ratio import MIN_REPEATS, SIGNIFICANCE, Estimate
+from efficientbench.metrics.formulas.statistics import SURE_STEPS
 from efficientbench.metrics.records.figure import Headline, percent
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.slow_ranks import slowed, straggling
 from efficientbench.metrics.report.table import ABSENT, Table, print_wide_table
-from efficientbench.metrics.statistics import SURE_STEPS
 
 SMOKE_NOTE = "(smoke): a scaled-down model; its figures do not stand for the named one's."
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.records.figures import Identity
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.columns import row
-from efficientbench.metrics.report.generation import Generated
+from efficientbench.metrics.report.sections.generation import Generated
 
 HPARAMS_FOLDER = "hparams"
 SETTINGS = (*Identity.model_fields, "recompute", "formula_id", "speed_only", "tokens_per_parameter")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from efficientbench.metrics.device_use import HARDWARE, HEAT
+from efficientbench.metrics.formulas.device_use import HARDWARE, HEAT
 from efficientbench.metrics.records.record import RunRecord
 
 LEAST_SHARE = 0.05

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from efficientbench.metrics.analysis.conditions import group, shared_conditions
-from efficientbench.metrics.analysis.identical import IdenticalRuns
+from efficientbench.metrics.analysis.noise import IdenticalRuns
 from efficientbench.metrics.analysis.repeats import Group, combine, group_repeats
 from efficientbench.metrics.analysis.rivals import Rivals
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import unique_names
-from efficientbench.metrics.report.paper import BASELINES, SUITES, suite_of
+from efficientbench.metrics.report.paper.paper import BASELINES, SUITES, suite_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from efficientbench.metrics.device_use import DeviceSettings
+from efficientbench.metrics.formulas.device_use import DeviceSettings
 
 Scope = Literal["gpu", "npu", "host", "allocator", "cpu-package", "cpu-package+dram", "node"]
 """What a sensor's figures are of.

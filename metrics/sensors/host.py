@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from efficientbench.metrics.cgroup import memory_limit_bytes, usable_cores
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.basics.cgroup import memory_limit_bytes, usable_cores
+from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.sensors.base import (
     ALLOCATOR_PEAKS,
     MEMORY_AND_UTILIZATION,

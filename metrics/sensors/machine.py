@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from efficientbench.metrics.cgroup import usable_cores
-from efficientbench.metrics.device_use import MachineConditions
+from efficientbench.basics.cgroup import usable_cores
+from efficientbench.metrics.formulas.device_use import MachineConditions
 from efficientbench.metrics.sensors.host import processor_name
 
 _IMAGE_NAMES = ("APPTAINER_NAME", "SINGULARITY_NAME")

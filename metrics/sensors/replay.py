@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import parse_json, read_whole
-from efficientbench.metrics.definitions import longest_interval_s
-from efficientbench.metrics.device_use import DeviceSettings
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.formulas.definitions import longest_interval_s
+from efficientbench.metrics.formulas.device_use import DeviceSettings
 from efficientbench.metrics.sensors.base import (
     Counters,
     DeviceInfo,

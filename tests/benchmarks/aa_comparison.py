@@ -31,7 +31,7 @@ from support.repository import ROOT
 
 from efficientbench.metrics.analysis.compare import METRICS, SAME, ratio_of
 from efficientbench.metrics.analysis.repeats import Group
-from efficientbench.metrics.ratio import MIN_REPEATS, Ratio, corrected
+from efficientbench.metrics.formulas.ratio import MIN_REPEATS, Ratio, corrected
 from efficientbench.metrics.records.record import RunRecord, load_records
 
 LENGTH = ("training.steps=120", "training.validation_tokens=8192", "measurement.warmup_steps=20")

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from support.measured import options, write_content
 
 from efficientbench.devices.registry import find_device
-from efficientbench.metrics.records.generation import load_generations
-from efficientbench.metrics.report.generation import NO_TRAINING, beside, generation_table
+from efficientbench.metrics.records.generation.generation import load_generations
+from efficientbench.metrics.report.sections.generation import NO_TRAINING, beside, generation_table
 
 
 def main() -> None:

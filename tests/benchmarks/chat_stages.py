@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from support.chat_stages import Amounts, Held, Stages
 from support.measured import Figure, options, report
 
-from efficientbench.metrics.student import mean_confidence_interval
+from efficientbench.metrics.formulas.student import mean_confidence_interval
 
 AMOUNTS = Amounts(base_steps=200, mid_rows=1500, sft_rows=1500, validation_tokens=10_000)
 

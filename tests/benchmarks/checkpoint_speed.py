@@ -36,7 +36,7 @@ def main() -> None:
         from efficientbench.training.checkpoints.manager import Checkpoints
         from efficientbench.training.checkpoints.manifest import checkpoint_folder, verify
         from efficientbench.training.checkpoints.shards import sharded_parameters
-        from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
+        from efficientbench.training.update.optimizer import build_optimizer, wrap_data_parallel
 
         folder = Path(name)
         models = build_stages(config, device)

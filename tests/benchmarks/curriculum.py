@@ -36,7 +36,7 @@ from support.measured import Figure, options, report
 from efficientbench.finetuning.base_model import find_model
 from efficientbench.finetuning.complete import folder_of_repeat, is_complete, with_seeds
 from efficientbench.finetuning.config import FinetuneConfig
-from efficientbench.finetuning.effect import FEWEST_SEEDS, Effect, LossCurve, effect, effects
+from efficientbench.finetuning.curriculum.effect import FEWEST_SEEDS, Effect, LossCurve, effect, effects
 from efficientbench.finetuning.load import resolve_tuning
 from efficientbench.finetuning.prepare import prepare
 from efficientbench.finetuning.run import prepare_job

@@ -25,8 +25,8 @@ from support.pairs import write_equal_documents
 from support.reading_speed import reading_and_training_s
 
 from efficientbench.config.load import resolve
-from efficientbench.data_tools.corpus import prepare_corpus
-from efficientbench.data_tools.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.tokenizing.corpus import prepare_corpus
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 from efficientbench.devices.cpu import CPU
 
 DOCUMENTS = (1_000, 1_000_000)

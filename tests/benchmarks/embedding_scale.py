@@ -29,7 +29,7 @@ from support.single_rank import world_of_one_rank
 
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.corpus import Corpus
+from efficientbench.data_tools.tokenizing.corpus import Corpus
 from efficientbench.devices.cpu import CPU
 from efficientbench.running.corpora import prepare_corpora
 
@@ -132,10 +132,10 @@ def train_all(missing: list[Cell], results: Path) -> None:
 def held_out_loss(config: RunConfig, corpus: Corpus, device: torch.device) -> float:
     """Train a model in this process; return its loss on held-out text at the end, nats."""
     from efficientbench.model.gpt import build_stages
-    from efficientbench.training.batches import Batches, Vocabulary
+    from efficientbench.training.data.batches import Batches, Vocabulary
     from efficientbench.training.events import Event, ValidationEnded
-    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
     from efficientbench.training.trainer import Trainer
+    from efficientbench.training.update.optimizer import build_optimizer, wrap_data_parallel
 
     found: list[float] = []
 

@@ -27,14 +27,14 @@ from support.repository import ROOT
 from support.single_rank import world_of_one_rank
 
 from efficientbench.config.load import resolve
-from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 from efficientbench.evaluation.core.bundle import read_bundle
-from efficientbench.evaluation.core.prompts import continuations, prompts
+from efficientbench.evaluation.core.task import continuations, prompts
 
 if TYPE_CHECKING:
     from lm_eval.models.huggingface import HFLM
 
-    from efficientbench.evaluation.lm_eval_adapter import Adapter
+    from efficientbench.evaluation.lm_eval.adapter import Adapter
 
 VOCABULARY = 8192
 SHAPE = [
@@ -178,9 +178,9 @@ def build(folder: Path) -> tuple[HFLM, TextTokenizer, Callable[[int], Adapter]]:
     from support.oracle import build as build_model
     from support.oracle import weights_of
 
-    from efficientbench.evaluation.lm_eval_adapter import Adapter
+    from efficientbench.evaluation.lm_eval.adapter import Adapter
     from efficientbench.export.hugging_face import Model, write_model
-    from efficientbench.generation.opened import Opened
+    from efficientbench.generation.open_run import Opened
 
     sources = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "efficientbench").glob("**/*.py")])
     train_tokenizer([path.read_text() for path in sources], VOCABULARY, folder / "tokenizer")

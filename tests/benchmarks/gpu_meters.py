@@ -20,10 +20,10 @@ from torch.nn import functional as F
 
 from efficientbench.devices.registry import find_device
 from efficientbench.metrics import EfficiencyMonitor, NvmlSensor, describe, merge
-from efficientbench.metrics.definitions import flops_utilization
-from efficientbench.metrics.hardware import peak_flops
+from efficientbench.metrics.formulas.definitions import flops_utilization
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.sensors.base import Counters
+from efficientbench.metrics.sensors.hardware import peak_flops
 
 TOLERANCE = 0.05
 BATCH, LENGTH, WIDTH, LAYERS, WORDS = 8, 1024, 1024, 8, 32_000

@@ -46,7 +46,7 @@ from support.single_rank import world_of_one_rank
 
 from efficientbench.config.matrix import load_matrix
 from efficientbench.devices.registry import find_device
-from efficientbench.generation.case import Case
+from efficientbench.generation.memory import Case
 
 LENGTHS = (2048, 8192, 32_768)
 MICRO_BATCHES = (2, 4, 8)

@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from support.measured import Figure, options, seconds, write_content
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.devices.cpu import CPU
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.statistics import SURE_STEPS, step_time_noise
+from efficientbench.metrics.formulas.statistics import SURE_STEPS, step_time_noise
 
 LENGTHS = (10, 50, 100, 500)
 LEAST_COVERAGE = 0.90

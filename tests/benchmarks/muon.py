@@ -33,10 +33,10 @@ from support.training_steps import Step, our_trainer, random_tokens
 
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.corpus import Corpus
+from efficientbench.data_tools.tokenizing.corpus import Corpus
 from efficientbench.metrics import EfficiencyMonitor, merge
+from efficientbench.metrics.formulas.student import mean_confidence_interval
 from efficientbench.metrics.monitoring.sensor_registry import device_sensors
-from efficientbench.metrics.student import mean_confidence_interval
 from efficientbench.running.corpora import prepare_corpora
 
 if TYPE_CHECKING:

@@ -103,7 +103,7 @@ FAULTS = (
     Fault(
         "silent error 9: norms and biases decay",
         [('group["weight_decay"] = weight_decay * group["wd_mult"]', 'group["weight_decay"] = weight_decay')],
-        "unit/training/test_optimizer.py",
+        "unit/training/update/test_optimizer.py",
     ),
     Fault(
         "overlap a: no gradient for a weight whose gradient was added to main_grad",
@@ -185,12 +185,12 @@ FAULTS = (
     Fault(
         "Muon: the matrices of a weight are made orthogonal together",
         [("for part in by_group.split(list(heights), dim=-2):", "for part in [by_group]:")],
-        "unit/training/test_muon.py",
+        "unit/training/update/test_muon.py",
     ),
     Fault(
         "Muon: a step that is not finite reaches the weights",
         [("new if skip is None else torch.where(skip > 0, kept, new)", "new")],
-        "unit/training/test_muon.py",
+        "unit/training/update/test_muon.py",
     ),
     Fault(
         "Muon: ranks make their own parts of a matrix orthogonal",
@@ -201,7 +201,7 @@ FAULTS = (
     Fault(
         "tables of positions decay",
         [("parameter.dim() > 1 and not getattr(parameter, POSITION_TABLE, False)", "parameter.dim() > 1")],
-        "unit/training/test_optimizer.py",
+        "unit/training/update/test_optimizer.py",
     ),
     Fault(
         "sinusoids larger than tokens",
@@ -216,12 +216,12 @@ FAULTS = (
     Fault(
         "integral by steps instead of trapezoids",
         [("middle = values[i] + slope * ((low + high) / 2 - left)", "middle = values[i]")],
-        "unit/metrics/test_definitions.py",
+        "unit/metrics/formulas/test_definitions.py",
     ),
     Fault(
         "energy counter's wrap-around",
         [("self.total_uj += used_uj if used_uj >= 0 else used_uj + self.range_uj", "self.total_uj += max(used_uj, 0)")],
-        "unit/metrics/test_rapl.py",
+        "unit/metrics/sensors/test_rapl.py",
     ),
     Fault(
         "percentile between the wrong ranks",
@@ -231,12 +231,12 @@ FAULTS = (
                 "position = min(len(ordered) * percent / 100, len(ordered) - 1)",
             )
         ],
-        "unit/metrics/test_definitions.py",
+        "unit/metrics/formulas/test_definitions.py",
     ),
     Fault(
         "bits per byte without ln 2",
         [("return mean_token_loss / math.log(2) * tokens", "return mean_token_loss * tokens")],
-        "unit/metrics/test_definitions.py",
+        "unit/metrics/formulas/test_definitions.py",
     ),
     Fault(
         "step time of the fastest rank",
@@ -246,12 +246,12 @@ FAULTS = (
                 "min(step.time_s for step in same) for same in zip(",
             )
         ],
-        "unit/metrics/test_merge.py",
+        "unit/metrics/monitoring/test_merge.py",
     ),
     Fault(
         "MFU with one device",
         [('_positive("devices", devices)', '_positive("devices", 1)')],
-        "unit/metrics/test_definitions.py",
+        "unit/metrics/formulas/test_definitions.py",
     ),
     Fault(
         "NSA window one token wider",
@@ -297,7 +297,7 @@ FAULTS = (
     Fault(
         "no end of document",
         [("end = np.array([self.eod_id], self.dtype)", "end = np.array([], self.dtype)")],
-        "unit/data_tools/test_tokenize.py unit/data_tools/test_corpus.py",
+        "unit/data_tools/tokenizing/test_tokenize.py unit/data_tools/tokenizing/test_corpus.py",
     ),
     Fault(
         "blend without weights",
@@ -312,7 +312,7 @@ FAULTS = (
                 "first = max(failures, key=Failure.order)\n        if first.kind",
             )
         ],
-        "unit/launchers/test_launch.py",
+        "unit/launchers/processes/test_launch.py",
     ),
     Fault("words in scripts unquoted", [("{shlex.quote(each)}", "{each}")], "unit/launchers/test_scripts.py"),
     Fault(
@@ -328,7 +328,7 @@ FAULTS = (
     Fault(
         "a device counted twice",
         [("other = best.setdefault(device.info.uuid, device)", "other = best.setdefault(str(id(device)), device)")],
-        "unit/metrics/test_merge.py",
+        "unit/metrics/monitoring/test_merge.py",
     ),
     Fault(
         "auxiliary loss of experts lost", [("moe_aux_loss_coeff=", "moe_aux_loss_coeff=0 and ")], "numerics/test_moe.py"

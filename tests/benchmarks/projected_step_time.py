@@ -25,11 +25,11 @@ from support.measured import Figure, options, report, seconds
 from support.ranks import Ranks
 from support.tiny_training import tiny_training
 
+from efficientbench.architecture.registry import attention_of
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
-from efficientbench.config.registry import attention_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.metrics.hardware import DeviceRates
+from efficientbench.metrics.sensors.hardware import DeviceRates
 from efficientbench.planning.step_time import Efficiency, project
 
 WITHIN = 0.25

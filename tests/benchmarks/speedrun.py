@@ -26,8 +26,8 @@ from support.measured import Figure, options, report, seconds
 from support.places import job_environment
 from support.repository import ROOT
 
+from efficientbench.metrics.formulas.student import mean_confidence_interval
 from efficientbench.metrics.records.record import RunRecord, read_record
-from efficientbench.metrics.student import mean_confidence_interval
 
 LIMIT, MID_ROWS, SFT_ROWS = 20, 3000, 1500
 STEPS, MINUTES = 50, 10

@@ -25,7 +25,7 @@ from support.measured import MEASURED, checked_out, git, options, write_content
 from support.repository import ROOT
 
 from efficientbench.devices.cpu import CPU
-from efficientbench.metrics.ratio import MIN_REPEATS, Ratio, Side, make_ratio
+from efficientbench.metrics.formulas.ratio import MIN_REPEATS, Ratio, Side, make_ratio
 
 PROGRAM = """
 import statistics, sys

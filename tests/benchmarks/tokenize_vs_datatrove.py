@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from support.measured import Figure, options, report, seconds
 from support.repository import ROOT
 
-from efficientbench.data_tools.engine import choose_engine
-from efficientbench.data_tools.tokenizer import load_tokenizer
-from efficientbench.data_tools.verify import verify_pair
+from efficientbench.data_tools.tokenizer.engine import choose_engine
+from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
+from efficientbench.data_tools.tokens.verify import verify_pair
 
 WORKERS = 2
 DATATROVE = Path(__file__).with_name("tokenize_by_datatrove.py")

@@ -18,7 +18,7 @@ from support.reading_speed import reading_and_training_s
 
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.corpus import prepare_corpus
+from efficientbench.data_tools.tokenizing.corpus import prepare_corpus
 
 STEPS = 25
 WEIGHTS = (0.5, 0.3, 0.2)
@@ -54,8 +54,8 @@ def drawn(config: RunConfig, prefixes: list[Path], steps: int) -> tuple[int, np.
     from megatron.core import parallel_state
 
     from efficientbench.training import groups
-    from efficientbench.training.batches import Batch, Batches
-    from efficientbench.training.sample_index import Vocabulary
+    from efficientbench.training.data.batches import Batch, Batches
+    from efficientbench.training.data.sample_index import Vocabulary
 
     def whole(batch: Batch) -> torch.Tensor:
         return torch.cat([batch.tokens, batch.labels[:, -1:]], dim=1)
@@ -158,8 +158,8 @@ def reads(config: RunConfig, prefix: Path) -> tuple[list[list[int]], bool]:
     import torch
 
     from efficientbench.training import groups
-    from efficientbench.training.batches import Batches, Samples
-    from efficientbench.training.sample_index import Vocabulary
+    from efficientbench.training.data.batches import Batches, Samples
+    from efficientbench.training.data.sample_index import Vocabulary
 
     class Watched:
         def __init__(self, samples: Samples) -> None:
@@ -208,7 +208,7 @@ READING_S = 0.05
 
 def slow_reading(config: RunConfig, prefix: Path) -> list[float]:
     """What is measured as the time of reading where each micro-batch takes READING_S."""
-    from efficientbench.training.batches import Batches, HostBatch, Samples
+    from efficientbench.training.data.batches import Batches, HostBatch, Samples
 
     read = Batches._read_now
 

@@ -12,6 +12,7 @@ import pytest
 from support.checkpoints import read_weights, resume
 from support.ranks import Ranks
 
+from efficientbench.basics.errors import CheckpointError
 from efficientbench.training.checkpoints.manifest import (
     MANIFEST,
     checkpoint_folder,
@@ -22,7 +23,6 @@ from efficientbench.training.checkpoints.manifest import (
     remove_partial,
     set_damaged_aside,
 )
-from efficientbench.training.errors import CheckpointError
 
 
 def names(folder: Path) -> list[str]:

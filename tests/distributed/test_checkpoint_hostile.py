@@ -16,8 +16,8 @@ from support.hostile import Touch, rewrite_manifest
 from support.ranks import Ranks
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
+from efficientbench.basics.errors import CheckpointError
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, read_manifest, verify
-from efficientbench.training.errors import CheckpointError
 
 
 @contextlib.contextmanager

@@ -136,7 +136,7 @@ def prompts_before_and_after(config: RunConfig, prefix: Path, steps: int) -> tup
     """Mean loss of the letters of held-out prompts, in nats, under the initial and under the trained weights."""
     import torch
 
-    from efficientbench.data_tools.indexed_documents import IndexedDocuments
+    from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 
     letters = torch.tensor(byte_ids(RANDOM_LETTERS))
     documents = [torch.from_numpy(IndexedDocuments(prefix)[number].astype("int64")) for number in range(20)]
@@ -179,8 +179,8 @@ def test_masked_prompts_are_not_learned(ranks: Callable[..., Ranks], tmp_path: P
 def test_computed_and_supervised_tokens(pair: Path, alone: Callable[[str], Curve]) -> None:
     import numpy as np
 
-    from efficientbench.data_tools.splitting import SPLITS, split_documents
-    from efficientbench.training.conversations import Conversations, PackedConversations
+    from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
+    from efficientbench.training.data.conversations import Conversations, PackedConversations
 
     training = config_of(pair).training
     split = split_documents([pair], (9, 1, 0), VOCABULARY, pair.parent / SPLITS)[0]

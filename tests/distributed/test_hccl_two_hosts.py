@@ -11,7 +11,7 @@ from support.places import Host, scripts, two_hosts
 NODE = """
 import os, sys
 from efficientbench.launchers.network.cluster_env import Cluster
-from efficientbench.launchers.errors import LaunchError
+from efficientbench.basics.errors import LaunchError
 from efficientbench.launchers.network.connectivity import check_connectivity
 from efficientbench.launchers.network.interfaces import hccl_address, hccl_port
 from efficientbench.launchers.network.preflight import preflight

@@ -49,7 +49,7 @@ def train(config: RunConfig, prefix: Path, plant: Callable[[Any], None] = lambda
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
     from efficientbench.training.events import Event, RecheckEnded
-    from efficientbench.training.optimizer import gather_weights
+    from efficientbench.training.update.optimizer import gather_weights
 
     observed, mismatches = Observed(), []
 

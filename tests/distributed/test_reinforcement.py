@@ -16,7 +16,7 @@ from support.ranks import Ranks
 from support.tiny_training import Observed, tiny_training
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.metrics.student import half_interval_95
+from efficientbench.metrics.formulas.student import half_interval_95
 
 STEPS, SAMPLES, QUESTIONS = 3, 4, 4
 SEEDS, LEARNING_STEPS, EDGE = (1, 2, 3), 30, 5
@@ -76,11 +76,11 @@ def config_of(pair: Path, *overrides: str, name: str = "gqa_1.5B") -> RunConfig:
 
 def learned(config: RunConfig, prefix: Path, steps: int, first: int = 1, device_name: str = "cpu") -> Learned:
     """Answer, reward and learn for the steps from `first` on."""
-    from efficientbench.data_tools.tokenizer import load_tokenizer
-    from efficientbench.reinforcement.questions import Questions
-    from efficientbench.training.optimizer import gather_weights
-    from efficientbench.worker.evaluating import evaluating
-    from efficientbench.worker.rollouts import Sampler
+    from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
+    from efficientbench.training.reinforcement.questions import Questions
+    from efficientbench.training.update.optimizer import gather_weights
+    from efficientbench.worker.listeners.evaluating import evaluating
+    from efficientbench.worker.reinforcement.sampler import Sampler
 
     tokenizer, found = load_tokenizer(prefix.parent / "bpe"), Learned()
     with tiny_training(config, prefix, steps, found.listen, device_name=device_name) as trainer:

@@ -11,11 +11,11 @@ from support.command_line import efficientbench, failure, record
 from support.pairs import grow
 from support.text_files import TEXTS, write_kind
 
-from efficientbench.data_tools.files import BLOCK_BYTES
-from efficientbench.data_tools.indexed import bin_path
-from efficientbench.data_tools.intact import WHOLE_BYTES
-from efficientbench.data_tools.tokenize import tokenize_files
-from efficientbench.data_tools.tokenizer import train_tokenizer
+from efficientbench.basics.files import BLOCK_BYTES
+from efficientbench.data_tools.tokenizer.tokenizer import train_tokenizer
+from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
+from efficientbench.data_tools.tokens.indexed import bin_path
+from efficientbench.data_tools.tokens.intact import WHOLE_BYTES
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from support.downloads import SAMPLE, parquet
 from support.hub_server import Fault, HubState, hub_server
 from tokenizers import Tokenizer
 
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.indexed_documents import IndexedDocuments
-from efficientbench.data_tools.prepare import copy_as_jsonl
-from efficientbench.data_tools.tokenizer import train_tokenizer
+from efficientbench.basics.errors import DataError
+from efficientbench.data_tools.tokenizer.tokenizer import train_tokenizer
+from efficientbench.data_tools.tokenizing.prepare import copy_as_jsonl
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 
 FILES = SAMPLE[:2]
 TEXTS = {

@@ -13,10 +13,10 @@ from support.chat_rows import write_chat_tasks
 from support.command_line import TINY, Finished, efficientbench
 from support.core_bundle import write_bundle
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import ParallelConfig
-from efficientbench.generation.shared_layout import check_shared
+from efficientbench.generation.on_ranks import check_shared
 
 TASKS = ("core", "loss", "position_loss")
 CHAT = ("mmlu", "gsm8k", "humaneval")

@@ -14,9 +14,8 @@ import torch
 from support.command_line import TINY, damage, efficientbench, record
 from support.validation import validation_pieces
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import CheckpointError, ConfigError
 from efficientbench.export.hugging_face import export
-from efficientbench.training.errors import CheckpointError
 
 HOSTILE = 'a run\'s $(touch pwned) `touch pwned`; "quoted"\n..\\ *é'
 

@@ -109,7 +109,7 @@ def test_a_rank_that_waits_for_something_else_is_told_from_those_that_wait_for_i
     assert told.startswith(
         "error: rank 0: hung: no rank made progress for 8 s; rank 0 did not arrive (building model and data"
     )
-    assert "at efficientbench.data_tools.files line " in told
+    assert "at efficientbench.basics.files line " in told
     assert "rank 1" not in told
 
 

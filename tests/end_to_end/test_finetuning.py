@@ -24,11 +24,11 @@ from support.command_line import (
 )
 from support.terminal import Terminal
 
-from efficientbench.finetuning.examples import Examples, read_examples
+from efficientbench.finetuning.examples.examples import Examples, read_examples
 from efficientbench.finetuning.methods import WITH_ADAPTER, Method
 from efficientbench.finetuning.saved import merge
-from efficientbench.metrics.records.time_spent import NOT_TIMED
-from efficientbench.metrics.report.wall_time import PARTS
+from efficientbench.metrics.records.record_parts import NOT_TIMED
+from efficientbench.metrics.report.sections.rank_table import PARTS
 
 pytestmark = [
     pytest.mark.proof,

@@ -28,12 +28,11 @@ from support.command_line import (
 )
 from support.hostile import Touch, rewrite_manifest
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import CheckpointError, ConfigError
 from efficientbench.export.importing import import_folder
 from efficientbench.finetuning.base_model import find_model
 from efficientbench.finetuning.saved import ADAPTER, ADAPTER_CONFIG, merge
 from efficientbench.training.checkpoints.manifest import MANIFEST, complete, find_good, read_manifest, verify
-from efficientbench.training.errors import CheckpointError
 
 pytestmark = [
     pytest.mark.proof,

@@ -11,10 +11,9 @@ import pytest
 from support import outside
 from support.command_line import ROOT, TINY, Finished, damage, efficientbench, started
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.generation.opened import opened
-from efficientbench.metrics.records.generation import read_generation
-from efficientbench.training.errors import CheckpointError
+from efficientbench.basics.errors import CheckpointError, ConfigError
+from efficientbench.generation.open_run import opened
+from efficientbench.metrics.records.generation.generation import read_generation
 
 PROMPTS = ("def main(", "import os\n"[:-1], "Größe 漢字 is", "class")
 

@@ -14,7 +14,7 @@ from support.command_line import TINY, efficientbench, environment, free_port, i
 from support.conversation_pairs import VOCABULARY, write_conversations
 from support.outside_rewards import write_questions
 
-from efficientbench.metrics.records.generation import read_generation
+from efficientbench.metrics.records.generation.generation import read_generation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.proof]
 

@@ -12,8 +12,8 @@ from support.places import job_environment
 
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
-from efficientbench.data_tools.corpus import prepare_corpus
-from efficientbench.data_tools.inspection import pair_statistics
+from efficientbench.data_tools.tokenizing.corpus import prepare_corpus
+from efficientbench.data_tools.tokens.inspection import pair_statistics
 
 pytestmark = pytest.mark.proof
 

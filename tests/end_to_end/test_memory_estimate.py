@@ -10,8 +10,8 @@ import pytest
 import torch
 from support.command_line import efficientbench, record
 
+from efficientbench.basics.cgroup import memory_limit_bytes
 from efficientbench.config.load import resolve
-from efficientbench.metrics.cgroup import memory_limit_bytes
 from efficientbench.planning.plan import plan_anywhere
 
 pytestmark = [pytest.mark.proof, pytest.mark.alone]

@@ -14,10 +14,9 @@ import pytest
 from support.command_line import TINY, command, efficientbench, environment
 from support.repository import ROOT
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.config.matrix import load_matrix
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.inputs import find_inputs
+from efficientbench.data_tools.tokenizing.inputs import find_inputs
 from efficientbench.metrics.files import write_whole
 
 GBK = os.fsdecode("你好".encode("gbk"))

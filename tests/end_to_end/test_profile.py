@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.command_line import TINY, efficientbench
 
-from efficientbench.metrics.report.step_shares import load_step_shares
+from efficientbench.metrics.report.sections.rank_table import load_step_shares
 from efficientbench.profiling.trace import break_down, read_trace
 
 KINDS = ("matmuls", "attention", "norms", "loss", "optimizer", "other", "communication", "idle")

@@ -10,7 +10,7 @@ import pytest
 from support.command_line import Finished, efficientbench, interrupted, losses, record, steps
 from support.conversation_pairs import VOCABULARY, write_conversations
 
-from efficientbench.data_tools.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 
 SFT = (
     "training.objective=sft",

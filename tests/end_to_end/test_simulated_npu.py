@@ -18,7 +18,7 @@ from support.command_line import ROOT, TINY, Finished, efficientbench, losses, r
 from support.conversation_pairs import VOCABULARY, write_conversations
 from support.core_bundle import write_bundle
 
-from efficientbench.metrics.records.generation import read_generation
+from efficientbench.metrics.records.generation.generation import read_generation
 from efficientbench.model.kernels import cross_entropy, weight_gradient
 
 SIMULATED = ROOT / "tests" / "support" / "simulated_npu"

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from efficientbench.config.load import resolve
 from efficientbench.costs.model import count_parameters
 from efficientbench.metrics.records.figures import Metrics
-from efficientbench.metrics.report.wall_time import PARTS
+from efficientbench.metrics.report.sections.rank_table import PARTS
 from efficientbench.running.trained import TrainedRun
 from efficientbench.training.checkpoints.manifest import checkpoint_folder
 

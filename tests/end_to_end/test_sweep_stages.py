@@ -8,7 +8,7 @@ import pytest
 from support.command_line import efficientbench, losses, record
 from support.speedruns import KEYS, prepared
 
-from efficientbench.stages.request import MID, SFT, Request, keep_choices
+from efficientbench.speedrun.request import MID, SFT, Request, keep_choices
 
 pytestmark = pytest.mark.proof
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from support.command_line import ROOT, Finished, efficientbench, environment, losses, record
 
-from efficientbench.data_tools.manifest import load_corpus
-from efficientbench.data_tools.tokenizer import train_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import train_tokenizer
+from efficientbench.data_tools.tokens.manifest import load_corpus
 from efficientbench.devices.cpu import CPU
 
 pytestmark = pytest.mark.proof

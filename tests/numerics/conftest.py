@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
-from efficientbench.export.tokenizers import QWEN2_SPLIT
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from efficientbench.export.hugging_face import QWEN2_SPLIT
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from support.configs import tiny
 from support.oracle import build, gradients_beside, weights_of
 from support.plain_decoder import PlainDecoder
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 
 KEYS = {
     "norm_weights": "model.norm_weights=false",

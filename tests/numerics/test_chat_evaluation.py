@@ -18,16 +18,16 @@ from support.learning import learn
 from support.oracle import build, weights_of
 from support.outside_task import WORDS
 
+from efficientbench.basics.errors import EvaluationError
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.chat.render import make_renderer
 from efficientbench.data_tools.chat.task import Example
-from efficientbench.data_tools.tokenizer import TextTokenizer
-from efficientbench.evaluation.chat_tasks import make_chat_task
-from efficientbench.evaluation.errors import EvaluationError
-from efficientbench.evaluation.questions import find_examples
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
+from efficientbench.evaluation.chat.chat_tasks import make_chat_task
+from efficientbench.evaluation.chat.questions import find_examples
 from efficientbench.evaluation.task import ItemResult, Options, Summary
 from efficientbench.export.hugging_face import Model, write_model
-from efficientbench.generation.opened import Opened
+from efficientbench.generation.open_run import Opened
 
 if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT

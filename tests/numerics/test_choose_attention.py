@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.model.kernels import choose_attention
 from efficientbench.model.kernels.causal_attention import KERNELS, causal_attention

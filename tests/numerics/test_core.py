@@ -16,16 +16,14 @@ from support.exported import checkpointed
 from support.oracle import build, weights_of
 from support.plain_decoder import PlainDecoder
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError, GenerationError
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.tokenizer import TextTokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.evaluation.core.bundle import NAMES, read_bundle
-from efficientbench.evaluation.core.prompts import continuations
-from efficientbench.evaluation.core.task import Core
+from efficientbench.evaluation.core.task import Core, continuations
 from efficientbench.evaluation.scoring import Continuation, Scored, Scorer, _shared
 from efficientbench.evaluation.task import ItemResult
 from efficientbench.export.hugging_face import Model, write_model
-from efficientbench.generation.errors import GenerationError
 
 if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT

@@ -14,7 +14,7 @@ from support.core_bundle import LM, MC, SCHEMA, WORDS, plain_scores, write_bundl
 from support.oracle import build, weights_of
 from support.plain_decoder import PlainDecoder
 
-from efficientbench.data_tools.tokenizer import TextTokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.evaluation.core.bundle import read_bundle
 from efficientbench.evaluation.core.task import Core
 

@@ -6,8 +6,8 @@ import pytest
 from support.configs import tiny
 from support.oracle import build, text
 
-from efficientbench.checking.flop_counting import FlopCounter
-from efficientbench.costs.generation_work import decode_work
+from efficientbench.costs.generation import decode_work
+from efficientbench.doctor.variant.model import FlopCounter
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 

@@ -12,12 +12,12 @@ from support.configs import tiny
 from support.exported import CASES, checkpointed, config_of
 from support.oracle import build, relative_error, text, weights_of
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.tokenizer import TextTokenizer
+from efficientbench.basics.errors import ConfigError
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.export.architectures import architecture_of
 from efficientbench.export.hugging_face import Model, write_model
+from efficientbench.export.safetensors_folder import write_shards
 from efficientbench.export.tensors import exported
-from efficientbench.export.weight_files import write_shards
 
 HARD = (
     "e\u0301 n\u0303 \u212b",

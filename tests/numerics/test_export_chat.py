@@ -13,9 +13,8 @@ from support.oracle import build, weights_of
 
 from efficientbench.data_tools.chat.conversations import read_messages
 from efficientbench.data_tools.chat.render import make_renderer
-from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
-from efficientbench.export.hugging_face import Model, write_model
-from efficientbench.export.tokenizers import QWEN2_SPLIT
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
+from efficientbench.export.hugging_face import QWEN2_SPLIT, Model, write_model
 
 CALLS = [
     {"type": "text", "text": "Half of 48 is "},

@@ -26,7 +26,7 @@ CASES = {
 def step(config: RunConfig) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
     """The loss, all gradients by global names, and how many norms of the pass add a residual."""
     from efficientbench.model.initial_weights import global_parameters
-    from efficientbench.training.optimizer import wrap_data_parallel
+    from efficientbench.training.update.optimizer import wrap_data_parallel
 
     model, sequence = build(config), text(config, config.training.seq_len + 1)
     wrapped = wrap_data_parallel(model, config)

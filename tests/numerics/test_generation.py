@@ -13,12 +13,11 @@ from support.configs import tiny
 from support.exported import checkpointed
 from support.oracle import build, relative_error, weights_of
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError, GenerationError
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.tokenizer import TextTokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.export.hugging_face import Model, write_model
 from efficientbench.generation.calls import Calculator
-from efficientbench.generation.errors import GenerationError
 from efficientbench.generation.generate import check_lengths, generate
 from efficientbench.generation.sampling import Sampling, distribution, uniform
 

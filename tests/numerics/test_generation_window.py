@@ -12,12 +12,12 @@ from support.oracle import build
 
 from efficientbench.devices.cpu import CPU
 from efficientbench.generation import generate as generating
-from efficientbench.generation import measure as measuring
-from efficientbench.generation.case import Case
 from efficientbench.generation.decoder import Decoder
-from efficientbench.generation.measure import Setting, measure
+from efficientbench.generation.measuring import measure as measuring
+from efficientbench.generation.measuring.measure import Setting, measure
+from efficientbench.generation.memory import Case
 from efficientbench.generation.sampling import Sampling
-from efficientbench.metrics.records.generation import GenerationRow
+from efficientbench.metrics.records.generation.generation import GenerationRow
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 

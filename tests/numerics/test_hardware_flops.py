@@ -8,10 +8,10 @@ from support.configs import tiny
 from support.oracle import build, text
 from torch.utils.flop_counter import FlopCounterMode
 
-from efficientbench.checking.flop_counting import FlopCounter, UncountedError
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.hardware import AttentionWork, hardware_flops_per_token
+from efficientbench.costs.compute import AttentionWork, hardware_flops_per_token
 from efficientbench.costs.model import flops_per_token
+from efficientbench.doctor.variant.model import FlopCounter, UncountedError
 from efficientbench.model.kernels.names import attention_work
 
 pytestmark = pytest.mark.usefixtures("single_rank")
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("single_rank")
 
 def counted_per_token(config: RunConfig) -> float:
     """FLOPs per token of a forward and a backward pass of the model, with the kernels of a run on the CPU."""
-    from efficientbench.training.optimizer import wrap_data_parallel
+    from efficientbench.training.update.optimizer import wrap_data_parallel
 
     model = wrap_data_parallel(build(config), config)
     sequence = text(config, config.training.seq_len + 1)

@@ -12,12 +12,12 @@ from support.exported import CASES, checkpointed, config_of
 from support.oracle import build, relative_error, text, weights_of
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.tokenizer import TextTokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.export.foreign_config import read_config
 from efficientbench.export.hugging_face import Model, write_model
 from efficientbench.export.importing import with_dtype
-from efficientbench.export.inverse import imported
 from efficientbench.export.safetensors_folder import Tensors
+from efficientbench.export.tensors import imported
 from efficientbench.export.weight_names import weight_shapes
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from efficientbench.checking.flop_counting import FlopCounter
+from efficientbench.doctor.variant.model import FlopCounter
 from efficientbench.model.kernels import few_tokens, norm, product, relu2, rope, swiglu, weight_gradient
 from efficientbench.model.kernels import grouped_mm as kernel
 from efficientbench.model.kernels.cross_entropy import LossKernel, linear_cross_entropy

@@ -15,17 +15,17 @@ from support.configs import tiny
 from support.exported import checkpointed
 from support.oracle import build, weights_of
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.tokenizer import TextTokenizer
-from efficientbench.evaluation import progress
+from efficientbench.basics.errors import ConfigError
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
+from efficientbench.evaluation import evaluate
 from efficientbench.evaluation.scoring import SHORTEST_SHARED, Group, Scored
 from efficientbench.export.hugging_face import Model, write_model
-from efficientbench.generation.opened import Opened
+from efficientbench.generation.open_run import Opened
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
-    from efficientbench.evaluation.lm_eval_adapter import Adapter
+    from efficientbench.evaluation.lm_eval.adapter import Adapter
 
 pytest.importorskip("lm_eval", reason="the extra `eval` is not installed")
 pytestmark = [pytest.mark.usefixtures("single_rank"), pytest.mark.proof]
@@ -36,7 +36,7 @@ LONG = CONTEXT * 12
 
 
 def adapter(name: str, tokenizer: TextTokenizer, budget: int, *overrides: str) -> tuple[Adapter, Opened]:
-    from efficientbench.evaluation.lm_eval_adapter import Adapter
+    from efficientbench.evaluation.lm_eval.adapter import Adapter
 
     config = tiny(
         name, "model.vocab_size=301", "model.init_std=0.2", "model.tied=false", "training.seq_len=64", *overrides
@@ -119,7 +119,7 @@ def test_repeated_samples_are_drawn_one_by_one(tokenizers: dict[str, TextTokeniz
 
 
 def test_progress_counts_requests(tokenizers: dict[str, TextTokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LINE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(evaluate, "LINE_INTERVAL_S", 0.0)
     ours, _ = adapter("gqa_1.5B", tokenizers["own"], 1)
     for asked, call in (
         (instances("loglikelihood", PAIRS), ours.loglikelihood),

@@ -14,17 +14,17 @@ from support.exported import checkpointed
 from support.learning import learn
 from support.oracle import build, weights_of
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.tokenizer import TextTokenizer
-from efficientbench.evaluation import hidden, position_loss
-from efficientbench.evaluation.hidden import DEPTHS, NEEDLE, PASSKEY, Hidden, Wording
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
+from efficientbench.evaluation.long_context import hidden, position_loss
+from efficientbench.evaluation.long_context.hidden import DEPTHS, NEEDLE, PASSKEY, Hidden, Wording
+from efficientbench.evaluation.long_context.position_loss import PositionLoss, bounds
 from efficientbench.evaluation.loss import Text
-from efficientbench.evaluation.position_loss import PositionLoss, bounds
 from efficientbench.evaluation.results import ResultFile
 from efficientbench.evaluation.task import Options
 from efficientbench.export.hugging_face import Model, write_model
-from efficientbench.generation.opened import Opened
+from efficientbench.generation.open_run import Opened
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 

@@ -14,9 +14,9 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.costs.generation import cache_bytes_read, weight_bytes_read
 from efficientbench.costs.model import cache_bytes, feed_forward_parameters
 from efficientbench.devices.registry import find_device
-from efficientbench.generation.case import Case
 from efficientbench.generation.decoder import Decoder, compiled_step
-from efficientbench.generation.measure import Setting, measure, prompts_of
+from efficientbench.generation.measuring.measure import Setting, measure, prompts_of
+from efficientbench.generation.memory import Case
 from efficientbench.model.cache import Cache
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from support.configs import tiny
 from support.oracle import build, gradients_beside, relative_error
 
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.config.load import resolve
-from efficientbench.config.model import ModelConfig
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters
 from efficientbench.model.position import Rope

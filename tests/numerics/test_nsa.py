@@ -15,8 +15,8 @@ from support.oracle import build, gradients_beside, relative_error, weights_of
 from support.repository import ROOT
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from efficientbench.checking.flop_counting import FlopCounter
-from efficientbench.model.attention.nsa_variant import NSAConfig
+from efficientbench.architecture.nsa import NSAConfig
+from efficientbench.doctor.variant.model import FlopCounter
 from efficientbench.model.kernels.nsa.choose_blocks import Choice
 from efficientbench.model.kernels.nsa.range_attention import range_attention
 from efficientbench.model.kernels.nsa.reach import Reach

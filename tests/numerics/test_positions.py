@@ -15,8 +15,8 @@ from support.positions import Oracle, t5_attention
 from support.qwen2 import to_qwen2
 from support.repository import ROOT
 
+from efficientbench.architecture.positions import RelativeConfig
 from efficientbench.config.schema import RunConfig
-from efficientbench.model.position_variants import RelativeConfig
 
 if TYPE_CHECKING:
     pass

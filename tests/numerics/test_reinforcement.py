@@ -62,11 +62,11 @@ def advantages_of(rewards: list[list[float]]) -> list[float]:
 
 def our_step(config: RunConfig, model: torch.nn.Module, rewards: list[list[float]]) -> tuple[float, float, int]:
     """Make a step on the rollouts; return its loss, the norm of its gradients and its targets."""
-    from efficientbench.reinforcement.advantages import Rollout, advantages, micro_batches
-    from efficientbench.training.batches import Batch
+    from efficientbench.training.data.batches import Batch
     from efficientbench.training.events import Event, StepEnded
-    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
+    from efficientbench.training.reinforcement.advantages import Rollout, advantages, micro_batches
     from efficientbench.training.trainer import Trainer
+    from efficientbench.training.update.optimizer import build_optimizer, wrap_data_parallel
 
     gained = advantages(torch.tensor(rewards)).flatten().tolist()
     rollouts = [
@@ -117,7 +117,7 @@ def test_gradients_are_those_of_the_policy(name: str) -> None:
 
 @pytest.mark.parametrize("name", BESIDE)
 def test_equal_rewards_move_nothing(name: str) -> None:
-    from efficientbench.reinforcement.advantages import without_signal
+    from efficientbench.training.reinforcement.advantages import without_signal
 
     config = configured(name)
     model = build(config)
@@ -128,7 +128,7 @@ def test_equal_rewards_move_nothing(name: str) -> None:
 
 
 def test_advantages() -> None:
-    from efficientbench.reinforcement.advantages import advantages, without_signal
+    from efficientbench.training.reinforcement.advantages import advantages, without_signal
 
     # The mean of these equal numbers is not one of them in float32.
     rewards = torch.tensor([[0.1] * 3, [1.0, 0.0, 0.0]])
@@ -147,7 +147,7 @@ def test_gradients_are_those_of_trl(name: str, tmp_path: Path) -> None:
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    from efficientbench.reinforcement.advantages import advantages
+    from efficientbench.training.reinforcement.advantages import advantages
 
     _, same_weights, renamed = BESIDE[name]
     config = configured(name)

@@ -35,7 +35,7 @@ from efficientbench.chat.terminal import Conversation
 from efficientbench.chat.web import PAGE_POLICY
 from efficientbench.data_tools.chat.conversations import TEXT, read_prompt
 from efficientbench.devices.cpu import CPU
-from efficientbench.generation.opened import Opened
+from efficientbench.generation.open_run import Opened
 from efficientbench.generation.sampling import Sampling
 
 pytestmark = pytest.mark.usefixtures("single_rank")

@@ -14,9 +14,9 @@ from support.oracle import build, relative_error, weights_of
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.chat.conversations import read_messages
 from efficientbench.data_tools.chat.render import make_renderer
-from efficientbench.data_tools.indexed_documents import IndexedDocuments
-from efficientbench.data_tools.splitting import SPLITS, split_documents
-from efficientbench.data_tools.tokenizer import load_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
 
 pytestmark = pytest.mark.proof
 BATCH, SEQ_LEN, RELATIVE = 8, 80, 1e-5
@@ -40,11 +40,11 @@ def first_step(config: RunConfig, pair: Path, exported: Path) -> tuple[float, in
     from efficientbench.export.hugging_face import Model, write_model
     from efficientbench.export.tensors import exported as converted
     from efficientbench.model.initial_weights import global_parameters
-    from efficientbench.training.batches import Batches
+    from efficientbench.training.data.batches import Batches
+    from efficientbench.training.data.sample_index import Vocabulary
     from efficientbench.training.events import Event, StepEnded
-    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
-    from efficientbench.training.sample_index import Vocabulary
     from efficientbench.training.trainer import Trainer
+    from efficientbench.training.update.optimizer import build_optimizer, wrap_data_parallel
 
     stage = build(config)
     model = Model(config, weights_of(stage), load_tokenizer(pair.parent / "bpe"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 
 BOS, USER, USER_END, ASSISTANT, ASSISTANT_END, PYTHON, PYTHON_END, OUTPUT, OUTPUT_END = range(1, 10)
 """The ids of the nine chat tokens in a tokenizer that we train: 0 ends a document."""

@@ -6,9 +6,9 @@ import torch
 from support.qwen2 import multiply_embedding
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
-from efficientbench.config.model import ModelConfig
+from efficientbench.architecture.mla import MLAConfig
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.export.tensors import exported
-from efficientbench.model.attention.mla_variant import MLAConfig
 
 
 def deepseek_config(model: ModelConfig) -> DeepseekV2Config:

@@ -23,54 +23,51 @@ from support.generated import generation, row
 from support.synthetic_runs import gpu_run
 from support.text_files import TEXTS, read_documents, write_kind
 
+from efficientbench.basics.errors import CheckpointError, ConfigError, DataError, MetricsError
+from efficientbench.basics.files import remembered_sha256
 from efficientbench.basics.foreign import MOST_BYTES
 from efficientbench.config.budget import plan_budget
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.matrix import MATRIX, load_matrix
 from efficientbench.data_tools.chat.conversations import RowError
 from efficientbench.data_tools.chat.mixture import read_mixture
 from efficientbench.data_tools.chat.rows import FileRows
 from efficientbench.data_tools.download.download_record import Record, load_record
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import remembered_sha256
-from efficientbench.data_tools.manifest import load_checksums, load_corpus, load_tokenize_record
-from efficientbench.data_tools.plan import read_plan
-from efficientbench.data_tools.splitting import split_documents
-from efficientbench.data_tools.tokenize import tokenize_files
-from efficientbench.data_tools.tokenizer import load_tokenizer, train_tokenizer
-from efficientbench.data_tools.verify import verify_pair
+from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer, train_tokenizer
+from efficientbench.data_tools.tokenizing.plan import read_plan
+from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
+from efficientbench.data_tools.tokens.manifest import load_checksums, load_corpus, load_tokenize_record
+from efficientbench.data_tools.tokens.splitting import split_documents
+from efficientbench.data_tools.tokens.verify import verify_pair
 from efficientbench.evaluation.core.bundle import read_bundle
 from efficientbench.evaluation.results import ResultFile, write_summary
 from efficientbench.evaluation.task import ItemResult, Summary
 from efficientbench.export.foreign_config import read_config
 from efficientbench.finetuning.base_model import find_model
 from efficientbench.finetuning.base_model import load_tokenizer as load_chat_tokenizer
-from efficientbench.finetuning.base_model_shape import TINY_SHAPE
-from efficientbench.finetuning.rows import read_rows
-from efficientbench.finetuning.shapes import shape_of
-from efficientbench.generation.prompts import read_prompts
+from efficientbench.finetuning.config import TINY_SHAPE
+from efficientbench.finetuning.examples.rows import read_rows
+from efficientbench.finetuning.planning.shapes import shape_of
+from efficientbench.generation.command import read_prompts
 from efficientbench.launchers.processes.failure import Failure, read_failure
 from efficientbench.launchers.processes.heartbeat import Beat, read_beat
-from efficientbench.metrics import hardware
 from efficientbench.metrics.analysis.paired import pair_evaluations
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.records.generation import read_generation, write_generation
+from efficientbench.metrics.records.generation.generation import read_generation, write_generation
 from efficientbench.metrics.records.record import write_record
-from efficientbench.metrics.records.steplog import StepLog, read_steps
-from efficientbench.metrics.records.tensorboard import TensorBoardLog, cut_scalars
+from efficientbench.metrics.records.sinks.steplog import StepLog, read_steps
+from efficientbench.metrics.records.sinks.tensorboard import TensorBoardLog, cut_scalars
 from efficientbench.metrics.report.build import build_report
-from efficientbench.metrics.report.failures import load_failures
+from efficientbench.metrics.report.sections.failures import load_failures
+from efficientbench.metrics.sensors import hardware
 from efficientbench.metrics.sensors.replay import read_trace as read_readings
 from efficientbench.profiling.trace import read_trace
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.trained import TrainedRun
-from efficientbench.sweep.order import take_turns
 from efficientbench.sweep.progress import last_step
 from efficientbench.sweep.queue import Queue, State
+from efficientbench.sweep.tasks import take_turns
 from efficientbench.training.checkpoints.manifest import Manifest, check_sizes, read_manifest, seal, verify
-from efficientbench.training.errors import CheckpointError
 
 MESSAGES = (ConfigError, DataError, MetricsError, CheckpointError)
 

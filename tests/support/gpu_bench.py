@@ -23,10 +23,10 @@ from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import flops_per_token
 from efficientbench.devices.base import Device
-from efficientbench.generation.case import Case
-from efficientbench.generation.opened import in_one_process
+from efficientbench.generation.memory import Case
+from efficientbench.generation.open_run import in_one_process
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.hardware import memory_bandwidth, peak_flops
+from efficientbench.metrics.sensors.hardware import memory_bandwidth, peak_flops
 from efficientbench.planning.fitting import check_fits
 from efficientbench.planning.plan import make_plan, with_kernels
 
@@ -217,7 +217,7 @@ class Bench:
         return (time.perf_counter() - begin_s) / steps
 
     def _generation(self, config: RunConfig, case: Case) -> dict[str, Any]:
-        from efficientbench.generation.measure import Setting, measure
+        from efficientbench.generation.measuring.measure import Setting, measure
         from efficientbench.model.gpt import build_stages
 
         [model] = build_stages(config, self.torch_device)

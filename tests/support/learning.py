@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def learn(model: GPT, config: RunConfig, tokens: torch.Tensor, mask: torch.Tensor, steps: int = 500) -> GPT:
     """Train on tokens [B, T] where the mask [B, T] is 1, until the mean loss is below 0.01; return it in evaluation."""
-    from efficientbench.training.optimizer import wrap_data_parallel
+    from efficientbench.training.update.optimizer import wrap_data_parallel
 
     wrapped = wrap_data_parallel(model, config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)

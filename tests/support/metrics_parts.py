@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from efficientbench.metrics import EfficiencyMonitor, merge
-from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.summarize import nothing_measured

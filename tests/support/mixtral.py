@@ -6,7 +6,7 @@ import torch
 from support.qwen2 import multiply_embedding, to_qwen2
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from efficientbench.config.model import ModelConfig
+from efficientbench.architecture.model import ModelConfig
 
 
 def to_mixtral(tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[str, torch.Tensor]:

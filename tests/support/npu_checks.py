@@ -156,7 +156,7 @@ def waits_of_a_mixture(config: RunConfig) -> tuple[list[str], list[str], int]:
     """Return the host's waits in a layer's forward pass and in its backward pass, and the latter's operators."""
     from efficientbench.model.gpt import build_stages
     from efficientbench.training import groups
-    from efficientbench.training.optimizer import wrap_data_parallel
+    from efficientbench.training.update.optimizer import wrap_data_parallel
 
     device = torch.device("npu:0")
     with groups.model_parallel(config.parallel, config.training.seed):

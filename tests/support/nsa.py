@@ -12,8 +12,8 @@ import torch
 from support.qwen2 import multiply_embedding, qwen2_config, to_qwen2
 from transformers import Qwen2ForCausalLM
 
-from efficientbench.config.model import ModelConfig
-from efficientbench.model.attention.nsa_variant import NSAConfig
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.nsa import NSAConfig
 from efficientbench.model.kernels.nsa.choose_blocks import Choice
 from efficientbench.model.kernels.nsa.reach import Reach
 

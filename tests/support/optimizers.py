@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from efficientbench.config.model import ModelConfig
+from efficientbench.architecture.mla import MLAConfig
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.config.training import TrainingConfig
-from efficientbench.model.attention.mla_variant import MLAConfig
 
 Tensors = dict[str, torch.Tensor]
 UNDECAYED = ("bias", "norm", "_position", "table")

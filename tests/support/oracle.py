@@ -64,7 +64,7 @@ def gradients_beside(
         Our gradients by global names.
     """
     from efficientbench.model.initial_weights import global_parameters
-    from efficientbench.training.optimizer import wrap_data_parallel
+    from efficientbench.training.update.optimizer import wrap_data_parallel
 
     sequence = text(config, config.training.seq_len + 1)
     tokens, labels = sequence[:, :-1], sequence[:, 1:]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from efficientbench.data_tools.files import BLOCK_BYTES, FileChecksums, file_blocks, file_checksums
-from efficientbench.data_tools.indexed import bin_path, idx_path, index_blocks, map_index
-from efficientbench.data_tools.manifest import (
+from efficientbench.basics.files import BLOCK_BYTES, FileChecksums, file_blocks, file_checksums
+from efficientbench.data_tools.tokens.indexed import bin_path, idx_path, index_blocks, map_index
+from efficientbench.data_tools.tokens.manifest import (
     load_corpus,
     load_tokenize_record,
     manifest_path,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from efficientbench.config.model import ModelConfig
+from efficientbench.architecture.model import ModelConfig
 
 Tensors = dict[str, torch.Tensor]
 

@@ -43,7 +43,7 @@ def train_poisoned(
     """
     import torch.distributed as dist
 
-    from efficientbench.training.errors import NonFiniteError
+    from efficientbench.basics.errors import NonFiniteError
     from efficientbench.training.events import Event, StepEnded, StepStarted
 
     outcome, step = Poisoned(), 0
@@ -101,7 +101,7 @@ def _poison(
 
 def _state(stages: list[Any], optimizer: Any) -> list[torch.Tensor]:
     """Weights, float32 masters and all that AdamW keeps of them."""
-    from efficientbench.training.optimizer import gather_weights
+    from efficientbench.training.update.optimizer import gather_weights
 
     gather_weights(stages)
     kept = [parameter.detach() for stage in stages for parameter in stage.parameters()]

@@ -10,8 +10,8 @@ from transformers import GPT2Config, GPT2Model, Qwen2ForCausalLM, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from efficientbench.config.model import ModelConfig
-from efficientbench.model.position_variants import LearnableAbsoluteConfig, RelativeConfig, RopeConfig
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.positions import LearnableAbsoluteConfig, RelativeConfig, RopeConfig
 
 
 class NoRotation(torch.nn.Module):

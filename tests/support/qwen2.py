@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from efficientbench.config.model import ModelConfig
-from efficientbench.model.position_variants import RopeConfig
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.positions import RopeConfig
 
 
 def qwen2_config(model: ModelConfig) -> Qwen2Config:

@@ -10,13 +10,13 @@ import subprocess
 import pytest
 from support.repository import ROOT
 
-from efficientbench.evaluation.sandbox import run_program
+from efficientbench.evaluation.code.sandbox import run_program
 
 USERS = ("self", pytest.param("nobody", marks=pytest.mark.proof))
 NOBODY = 65534
 _RUN = """
 import json, sys
-from efficientbench.evaluation.sandbox import run_program
+from efficientbench.evaluation.code.sandbox import run_program
 outcome = run_program(*sys.argv[1:])
 print(json.dumps([outcome.ended, outcome.message]))
 """

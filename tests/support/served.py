@@ -29,7 +29,7 @@ from efficientbench.chat.web import make_app
 from efficientbench.data_tools.chat.conversations import read_messages
 from efficientbench.data_tools.chat.render import make_renderer
 from efficientbench.generation.calls import find_calculator
-from efficientbench.generation.opened import Opened
+from efficientbench.generation.open_run import Opened
 
 
 def chat_of(run: Opened) -> Chat:

@@ -9,7 +9,7 @@ from pathlib import Path
 from support.command_line import ROOT, TINY
 from support.places import job_environment
 
-from efficientbench.stages.steps import BOOT
+from efficientbench.speedrun.steps import BOOT
 
 KEYS = (
     *(key for key in TINY if not key.startswith(("training.seq_len", "training.steps"))),

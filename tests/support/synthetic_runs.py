@@ -11,8 +11,8 @@ from typing import Any
 
 from support.metrics_parts import make_record
 
-from efficientbench.metrics.definitions import load_imbalance, percentiles
-from efficientbench.metrics.device_use import Disturbance, Timeline
+from efficientbench.metrics.formulas.definitions import load_imbalance, percentiles
+from efficientbench.metrics.formulas.device_use import Disturbance, Timeline
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, QualityPoint, Window
 from efficientbench.metrics.records.summarize import nothing_measured

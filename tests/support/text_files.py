@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from efficientbench.data_tools.documents import TEXT_KEY, PartReader, Reject
-from efficientbench.data_tools.indexed import bin_path, idx_path
-from efficientbench.data_tools.indexed_documents import IndexedDocuments
-from efficientbench.data_tools.inputs import cut_into_parts, find_inputs
-from efficientbench.data_tools.tokenizer import load_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
+from efficientbench.data_tools.tokenizing.documents import TEXT_KEY, PartReader, Reject
+from efficientbench.data_tools.tokenizing.inputs import cut_into_parts, find_inputs
+from efficientbench.data_tools.tokens.indexed import bin_path, idx_path
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 
 TEXTS = [f"Document {number}: naïve caf\u00e9 {'some text and more ' * (number % 40)}" for number in range(600)]
 

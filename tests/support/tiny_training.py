@@ -47,12 +47,12 @@ def tiny_training(
 ) -> Iterator[Trainer]:
     """This rank's trainer on the corpus `prefix`, within the process groups of its layout."""
     from efficientbench.model.gpt import build_stages
-    from efficientbench.reinforcement.batches import RolloutBatches
     from efficientbench.training import groups
-    from efficientbench.training.batches import Batches
-    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
-    from efficientbench.training.sample_index import Vocabulary
+    from efficientbench.training.data.batches import Batches
+    from efficientbench.training.data.sample_index import Vocabulary
+    from efficientbench.training.reinforcement.batches import RolloutBatches
     from efficientbench.training.trainer import Trainer
+    from efficientbench.training.update.optimizer import build_optimizer, wrap_data_parallel
 
     device = torch.device(device_name)
     with groups.model_parallel(config.parallel, config.training.seed):

@@ -24,11 +24,11 @@ import trl  # noqa: E402
 
 from efficientbench.devices.registry import find_device  # noqa: E402
 from efficientbench.finetuning.base_model import find_model  # noqa: E402
-from efficientbench.finetuning.examples import read_examples, write_examples  # noqa: E402
+from efficientbench.finetuning.examples.examples import read_examples, write_examples  # noqa: E402
+from efficientbench.finetuning.examples.rows import read_rows  # noqa: E402
 from efficientbench.finetuning.job import TuningJob  # noqa: E402
 from efficientbench.finetuning.load import resolve_tuning  # noqa: E402
 from efficientbench.finetuning.prepare import prepare  # noqa: E402
-from efficientbench.finetuning.rows import read_rows  # noqa: E402
 from efficientbench.finetuning.run import prepare_job  # noqa: E402
 from efficientbench.launchers.network.node_link import NodeLink  # noqa: E402
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter  # noqa: E402

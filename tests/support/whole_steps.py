@@ -15,13 +15,13 @@ from support.optimizers import AdamW, Muon, Tensors
 from support.oracle import weights_of
 from support.tiny_training import tiny_training
 
-from efficientbench.config.backbone import CHOICES
-from efficientbench.config.model import ModelConfig
+from efficientbench.architecture.backbone import CHOICES
+from efficientbench.architecture.mla import MLAConfig
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.nsa import NSAConfig
+from efficientbench.architecture.positions import LearnableAbsoluteConfig, RelativeConfig
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.training import TrainingConfig
-from efficientbench.model.attention.mla_variant import MLAConfig
-from efficientbench.model.attention.nsa_variant import NSAConfig
-from efficientbench.model.position_variants import LearnableAbsoluteConfig, RelativeConfig
 
 
 @dataclass

@@ -40,7 +40,7 @@ def load_megatron() -> None:
 
         torch.set_num_threads(1)
         CPU().prepare(0)
-        import efficientbench.training.batches  # noqa: F401
+        import efficientbench.training.data.batches  # noqa: F401
 
 
 def index_builds(
@@ -89,8 +89,8 @@ def _open(
     import torch.distributed as dist
 
     from efficientbench.training import groups
-    from efficientbench.training.batches import Batches
-    from efficientbench.training.sample_index import Vocabulary
+    from efficientbench.training.data.batches import Batches
+    from efficientbench.training.data.sample_index import Vocabulary
 
     written, save = 0, np.save
 

@@ -9,8 +9,8 @@ import pytest
 from support.fake_cuda.processes import build
 from support.text_files import TEXTS, jsonl
 
-from efficientbench.data_tools import inputs
-from efficientbench.data_tools.tokenizer import train_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import train_tokenizer
+from efficientbench.data_tools.tokenizing import inputs
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ SCOPE = "the scope of a measurement, as gpu and host are"
 EXCEPTIONS = {
     "metrics/monitoring/aggregate.py": SCOPE,
     "metrics/monitoring/sensor_registry.py": "the registry of sensors by device type",
-    "metrics/report/paper.py": SCOPE,
+    "metrics/report/paper/paper.py": SCOPE,
     "metrics/sensors/base.py": SCOPE,
     "metrics/sensors/ascend/dcmi.py": SCOPE,
     "launchers/environment/image_torch.py": "which vendor's torch an image has, asked before the project is installed",

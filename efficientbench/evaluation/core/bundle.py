@@ -15,10 +15,9 @@ from typing import Any
 
 import yaml
 
+from efficientbench.basics.errors import ConfigError, DataError
+from efficientbench.basics.files import sha256
 from efficientbench.basics.foreign import read_text, read_whole
-from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import sha256
 
 NAMES = (
     *("hellaswag_zeroshot", "jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge", "copa"),

@@ -13,7 +13,7 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.config.model import ModelConfig
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.model.cache import Chunk, KeysAndValues, Stateful
 from efficientbench.model.kernels.biased_attention import biased_causal_attention
 from efficientbench.model.kernels.cached_attention import NAME as CACHED_ATTENTION

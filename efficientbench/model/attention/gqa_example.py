@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from efficientbench.config.variant import AttentionConfig, AttentionCosts, AttentionVariant
+from efficientbench.architecture.variant import AttentionConfig, AttentionCosts, AttentionVariant
 
 # Neither torch nor Megatron is imported at the top: `plan` reads this file without them.
 if TYPE_CHECKING:
     import torch
 
-    from efficientbench.config.model import ModelConfig
+    from efficientbench.architecture.model import ModelConfig
     from efficientbench.model.position import Position
 
 
@@ -47,7 +47,7 @@ def _projections(model: ModelConfig) -> int:
     return 2 * (model.heads + model.key_value_heads) * model.head_dim * model.hidden_size
 
 
-# What is left out is "not supported", or a figure that is n/a: see efficientbench/config/variant.py for all of it.
+# What is left out is "not supported", or a figure that is n/a: efficientbench/architecture/variant.py has all.
 VARIANT = AttentionVariant(
     config=Config,
     layer=f"{__name__}:layer",

@@ -25,8 +25,8 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.config.model import ModelConfig
-from efficientbench.model.attention.mla_variant import MLAConfig
+from efficientbench.architecture.mla import MLAConfig
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.model.cache import Chunk, State, Stateful
 from efficientbench.model.kernels.cached_attention import NAME as CACHED_ATTENTION
 from efficientbench.model.kernels.cached_attention import cached_attention

@@ -20,9 +20,9 @@ from megatron.core.tensor_parallel import checkpoint, copy_to_tensor_model_paral
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.config.model import ModelConfig
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.nsa import BRANCHES, NSAConfig
 from efficientbench.model.attention.nsa_state import NSAState, Tokens, continued
-from efficientbench.model.attention.nsa_variant import BRANCHES, NSAConfig
 from efficientbench.model.cache import Stateful
 from efficientbench.model.kernels.nsa.choose_blocks import Choice
 from efficientbench.model.kernels.nsa.gate import gated_sum

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from efficientbench.model.attention.nsa_variant import NSAConfig, kept_keys
+from efficientbench.architecture.nsa import NSAConfig, kept_keys
 from efficientbench.model.cache import Chunk, State, write_tokens
 from efficientbench.model.kernels.nsa.choose_blocks import Choice, choose_blocks
 

@@ -16,8 +16,8 @@ from typing import TypeAlias
 
 import torch
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.config.registry import attention_of, position_of
+from efficientbench.architecture.registry import attention_of, position_of
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.model.kernels import TORCH_DTYPES, causal_attention, flex, kept_timings
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel

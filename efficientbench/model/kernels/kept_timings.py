@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import read_whole
 from efficientbench.devices.registry import device_called
-from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 
 logger = logging.getLogger(__name__)

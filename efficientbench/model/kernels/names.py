@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from efficientbench.config.registry import attention_of, position_of
+from efficientbench.architecture.registry import attention_of, position_of
+from efficientbench.architecture.variant import UndeclaredError, imported, shown
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import UndeclaredError, imported, shown
-from efficientbench.costs.hardware import AttentionWork
+from efficientbench.costs.compute import AttentionWork
 from efficientbench.model.kernels import (
     TORCH_DTYPES,
     biased_attention,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.hardware import AttentionWork
+from efficientbench.costs.compute import AttentionWork
 
 
 def _no_fallbacks(config: RunConfig, device_type: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from efficientbench.training.checkpoints.megatron_internals import DistributedOptimizer, first_element
 from efficientbench.training.checkpoints.shards import Shard, ShardedParameter
-from efficientbench.training.muon import Muon
+from efficientbench.training.update.muon import Muon
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:

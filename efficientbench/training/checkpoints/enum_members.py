@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from efficientbench.training.errors import CheckpointError
+from efficientbench.basics.errors import CheckpointError
 
 
 def only_members_of(*enums: type[Enum]) -> Callable[[Any, Any], Enum]:

@@ -11,9 +11,10 @@ import torch
 from megatron.core import dist_checkpointing
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
+from efficientbench.basics.errors import CheckpointError
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
-from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.training.checkpoints import contents
 from efficientbench.training.checkpoints.manifest import Manifest, identity
@@ -23,7 +24,6 @@ from efficientbench.training.checkpoints.save import Saver, sharded_state_dict
 from efficientbench.training.checkpoints.shards import Shard, ShardedParameter
 from efficientbench.training.checkpoints.storage import CommonStrategy, LoadStrategy
 from efficientbench.training.checkpoints.together import verify_together
-from efficientbench.training.errors import CheckpointError
 
 
 class Checkpoints:

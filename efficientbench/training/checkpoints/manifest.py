@@ -21,8 +21,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from efficientbench.basics.errors import CheckpointError
 from efficientbench.basics.foreign import open_regular, parse_json, read_whole
-from efficientbench.training.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -56,7 +56,7 @@ class Manifest:
     """The fingerprint of each source's tokens."""
     layout: dict[str, Any]
     formula: str
-    """`efficientbench.metrics.definitions.FORMULAS` of the run."""
+    """`efficientbench.metrics.formulas.definitions.FORMULAS` of the run."""
     steps_left_out: int
     """Steps that were skipped because loss or gradients were not finite."""
     optimizer_step: float

@@ -1,6 +1,6 @@
 """Every private or deep name of Megatron and torch that checkpoints use. Look here first after an upgrade of either.
 
-tests/unit/training/test_megatron_internals.py lists what the other files rely on, and checks that they import it from
+tests/unit/training/checkpoints/test_megatron_internals.py lists what the other files rely on, and checks that they import it from
 here alone.
 """
 

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.checkpoint import Metadata
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from efficientbench.training.errors import CheckpointError
+from efficientbench.basics.errors import CheckpointError
 
 if TYPE_CHECKING:
     from efficientbench.training.checkpoints.shards import Shard

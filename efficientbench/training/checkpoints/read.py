@@ -12,11 +12,11 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, Metadata
 from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
 
+from efficientbench.basics.errors import CheckpointError
 from efficientbench.basics.foreign import open_regular
 from efficientbench.training.checkpoints.enum_members import only_members_of
 from efficientbench.training.checkpoints.manifest import verify
 from efficientbench.training.checkpoints.metadata_checks import check_metadata
-from efficientbench.training.errors import CheckpointError
 
 WEIGHT = "model."
 

@@ -23,6 +23,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from torch.distributed.checkpoint import CheckpointException
 
+from efficientbench.basics.errors import FULL_BYTES
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.training import groups
 from efficientbench.training.checkpoints import manifest
@@ -35,7 +36,6 @@ from efficientbench.training.checkpoints.megatron_internals import (
 )
 from efficientbench.training.checkpoints.shards import Shard
 from efficientbench.training.checkpoints.storage import SaveStrategy, Writer
-from efficientbench.training.errors import FULL_BYTES
 
 POLL_S = 0.02
 OTHERS_EXTRA_S = 5.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from megatron.core import parallel_state
 
-from efficientbench.config.model import ModelConfig
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.model.initial_weights import (
     EMBEDDING,
     EXPERTS,

@@ -22,11 +22,11 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from efficientbench.basics.errors import CheckpointError
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 from efficientbench.training.checkpoints import megatron_internals
 from efficientbench.training.checkpoints.manifest import File, fingerprint
 from efficientbench.training.checkpoints.read import MetadataReader
-from efficientbench.training.errors import CheckpointError
 
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from efficientbench.basics.errors import CheckpointError
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.training.checkpoints.manifest import Manifest, verify
-from efficientbench.training.errors import CheckpointError
 
 
 def verify_together(folder: Path) -> Manifest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.devices.base import Device
 from efficientbench.evaluation.core.bundle import read_bundle
 from efficientbench.evaluation.core.task import Core

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efficientbench.devices.base import Device
-from efficientbench.metrics.records.steplog import last_elapsed_s
-from efficientbench.metrics.records.time_spent import TimeSpent
+from efficientbench.metrics.records.record_parts import TimeSpent
+from efficientbench.metrics.records.sinks.steplog import last_elapsed_s
 from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.events import (
     CheckpointEnded,
@@ -28,7 +28,7 @@ from efficientbench.training.events import (
 from efficientbench.worker.listeners.monitoring import Measure
 
 if TYPE_CHECKING:
-    from efficientbench.training.batches import Batch
+    from efficientbench.training.data.batches import Batch
     from efficientbench.training.trainer import Trainer
 
 STEPS = 1000

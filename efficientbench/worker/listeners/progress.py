@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from efficientbench.config.training import TrainingConfig
-from efficientbench.metrics.definitions import flops_utilization
+from efficientbench.metrics.formulas.definitions import flops_utilization
 from efficientbench.training.events import (
     CheckpointEnded,
     CheckpointStarted,

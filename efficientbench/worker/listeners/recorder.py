@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from efficientbench.basics.counted import number_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.language.counted import number_of
-from efficientbench.metrics.definitions import (
+from efficientbench.metrics.formulas.definitions import (
     BYTES_PER_GB,
     bits_per_byte,
     load_imbalance,
@@ -21,8 +21,8 @@ from efficientbench.metrics.definitions import (
 )
 from efficientbench.metrics.records.facts import Quality, Validation
 from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, QualityPoint, Rechecks
-from efficientbench.metrics.records.steplog import StepLog, cut_steps, read_steps
-from efficientbench.metrics.records.tensorboard import cut_scalars
+from efficientbench.metrics.records.sinks.steplog import StepLog, cut_steps, read_steps
+from efficientbench.metrics.records.sinks.tensorboard import cut_scalars
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.events import (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efficientbench.costs.model import cache_bytes
-from efficientbench.data_tools.tokenizer import load_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
 from efficientbench.devices.base import Device
 from efficientbench.evaluation.results import FOLDER, ResultFile, read_scores, write_summary
 from efficientbench.evaluation.task import ItemResult, Summary, Task
@@ -18,7 +18,7 @@ from efficientbench.running.corpora import load_corpora
 from efficientbench.running.job import Job
 from efficientbench.training import groups
 from efficientbench.training.events import Event, StepEnded
-from efficientbench.worker.evaluating import evaluating
+from efficientbench.worker.listeners.evaluating import evaluating
 from efficientbench.worker.listeners.monitoring import Measure
 from efficientbench.worker.listeners.recorder import Recorder
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.records.record import FIGURES, RunRecord
-from efficientbench.metrics.records.tensorboard import TensorBoardLog
-from efficientbench.metrics.records.wandb_log import WandbLog
+from efficientbench.metrics.records.sinks.tensorboard import TensorBoardLog
+from efficientbench.metrics.records.sinks.wandb_log import WandbLog
 from efficientbench.running.output_folder import OutputFolder
 
 

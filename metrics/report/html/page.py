@@ -10,37 +10,35 @@ from typing import Any, TypeVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from efficientbench.metrics.records.figure import Figure as Column
-from efficientbench.metrics.records.generation import GenerationRecord
+from efficientbench.metrics.records.generation.generation import GenerationRecord
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.answers import RULE, TITLES, answers, left_out, open_questions
-from efficientbench.metrics.report.cautions import Caution, cautions
-from efficientbench.metrics.report.checksums import TITLE, WHY
 from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.comparison import noise_floors
-from efficientbench.metrics.report.contexts import Context
-from efficientbench.metrics.report.environments import environments
-from efficientbench.metrics.report.failures import FailedRun, failures_table
-from efficientbench.metrics.report.generation import COLUMNS as GENERATION_COLUMNS
-from efficientbench.metrics.report.generation import CSV_NAME, beside, generation_table
 from efficientbench.metrics.report.headline import HEADLINE, Absence, absences, cell, relative_interval, signs
-from efficientbench.metrics.report.html.bar_plots import metric_figures, step_time_figures
-from efficientbench.metrics.report.html.context_plots import context_figures
-from efficientbench.metrics.report.html.difference_plots import difference_figures
-from efficientbench.metrics.report.html.generation_plots import generation_figures, generation_legend
-from efficientbench.metrics.report.html.loss_plots import cost_figures, curve_figures
-from efficientbench.metrics.report.html.run_plots import expert_figures, over_time
-from efficientbench.metrics.report.html.scaling_plots import scaling_figures
-from efficientbench.metrics.report.html.share_plots import share_figures
-from efficientbench.metrics.report.html.svg import MOST_RUNS, Figure, Run, key, numbered
-from efficientbench.metrics.report.loss_costs import cost_tables
-from efficientbench.metrics.report.optimizers import optimizers_table
-from efficientbench.metrics.report.paper import paper_tables
-from efficientbench.metrics.report.rank_table import rank_table
-from efficientbench.metrics.report.rollouts import rollouts_table
-from efficientbench.metrics.report.step_shares import Profiled
+from efficientbench.metrics.report.paper.paper import paper_tables
+from efficientbench.metrics.report.plots.bar_plots import metric_figures, step_time_figures
+from efficientbench.metrics.report.plots.context_plots import context_figures
+from efficientbench.metrics.report.plots.difference_plots import difference_figures
+from efficientbench.metrics.report.plots.generation_plots import generation_figures, generation_legend
+from efficientbench.metrics.report.plots.loss_plots import cost_figures, curve_figures
+from efficientbench.metrics.report.plots.run_plots import expert_figures, over_time
+from efficientbench.metrics.report.plots.scaling_plots import scaling_figures
+from efficientbench.metrics.report.plots.share_plots import share_figures
+from efficientbench.metrics.report.plots.svg import MOST_RUNS, Figure, Run, key, numbered
+from efficientbench.metrics.report.sections.cautions import Caution, cautions
+from efficientbench.metrics.report.sections.checksums import TITLE, WHY
+from efficientbench.metrics.report.sections.contexts import Context
+from efficientbench.metrics.report.sections.environments import environments
+from efficientbench.metrics.report.sections.failures import FailedRun, failures_table
+from efficientbench.metrics.report.sections.generation import COLUMNS as GENERATION_COLUMNS
+from efficientbench.metrics.report.sections.generation import CSV_NAME, beside, generation_table
+from efficientbench.metrics.report.sections.loss_costs import cost_tables
+from efficientbench.metrics.report.sections.optimizers import optimizers_table
+from efficientbench.metrics.report.sections.rank_table import Profiled, rank_table, wall_time_table
+from efficientbench.metrics.report.sections.rollouts import rollouts_table
 from efficientbench.metrics.report.suites import Rows, Suite
 from efficientbench.metrics.report.table import ABSENT, Table, number
-from efficientbench.metrics.report.wall_time import wall_time_table
 
 Plotted = TypeVar("Plotted")
 

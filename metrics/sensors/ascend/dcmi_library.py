@@ -6,7 +6,7 @@ import ctypes
 import os
 from typing import Any
 
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError
 
 LIBRARIES = ("libdcmi.so", "/usr/local/Ascend/driver/lib64/driver/libdcmi.so", "/usr/local/dcmi/libdcmi.so")
 MAXIMUM_CARDS = 64

@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from efficientbench.config.load import resolve
 from efficientbench.generation.decoder import Decoder
-from efficientbench.generation.opened import in_one_process
+from efficientbench.generation.open_run import in_one_process
 from efficientbench.model.gpt import build_stages
 from efficientbench.training import groups
 

@@ -62,8 +62,9 @@ from efficientbench.model.kernels import cross_entropy, flex, grouped_mm, norm, 
 from efficientbench.model.kernels.choose_attention import AttentionShape
 from efficientbench.model.kernels.nsa import choose_blocks, gate
 from efficientbench.planning.plan import make_plan
-from efficientbench.training import groups, optimizer
+from efficientbench.training import groups
 from efficientbench.training.trainer import Trainer
+from efficientbench.training.update import optimizer
 
 Tensor = torch.Tensor
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from efficientbench.config.variant import AttentionConfig, AttentionCosts, AttentionVariant
+from efficientbench.architecture.variant import AttentionConfig, AttentionCosts, AttentionVariant
 
 if TYPE_CHECKING:
-    from efficientbench.config.model import ModelConfig
+    from efficientbench.architecture.model import ModelConfig
     from efficientbench.model.position import Position
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from efficientbench.config.variant import PositionConfig, PositionVariant
+from efficientbench.architecture.variant import PositionConfig, PositionVariant
 
 if TYPE_CHECKING:
     import torch
 
-    from efficientbench.config.model import ModelConfig
+    from efficientbench.architecture.model import ModelConfig
     from efficientbench.model.position import Position
 
 RATE = 1 / 64

@@ -15,7 +15,7 @@ from . import window
 if TYPE_CHECKING:
     import torch
 
-    from efficientbench.config.model import ModelConfig
+    from efficientbench.architecture.model import ModelConfig
     from efficientbench.model.position import Position
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from efficientbench.config.variant import WITHOUT_PARAMETERS, PositionConfig, PositionVariant
+from efficientbench.architecture.variant import WITHOUT_PARAMETERS, PositionConfig, PositionVariant
 
 if TYPE_CHECKING:
     import torch
 
-    from efficientbench.config.model import ModelConfig
+    from efficientbench.architecture.model import ModelConfig
     from efficientbench.model.position import Position
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from efficientbench.config.part import PositiveInt
-from efficientbench.config.variant import AttentionConfig, AttentionCosts, AttentionVariant
+from efficientbench.architecture.variant import AttentionConfig, AttentionCosts, AttentionVariant
+from efficientbench.basics.part import PositiveInt
 
 if TYPE_CHECKING:
     import torch
 
-    from efficientbench.config.model import ModelConfig
+    from efficientbench.architecture.model import ModelConfig
     from efficientbench.model.position import Position
 
 

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.chat.serve import check_key, listening
-from efficientbench.config.errors import ConfigError
 
 KEY = "0123456789abcdef"
 

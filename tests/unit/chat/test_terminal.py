@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.chat.answers import Said
 from efficientbench.chat.terminal import Conversation
-from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.chat.conversations import TEXT
 from efficientbench.generation.sampling import Sampling
 

@@ -10,15 +10,15 @@ import pytest
 import typer
 from support.command_line import efficientbench
 
+from efficientbench.basics.examples import add_examples
 from efficientbench.cli.app import app
 from efficientbench.cli.examples import EXAMPLES
 from efficientbench.cli.options import MODES, overrides_of
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
+from efficientbench.data_tools.cli import EXAMPLES as DATA_EXAMPLES
 from efficientbench.data_tools.cli import app as data_app
-from efficientbench.data_tools.examples import EXAMPLES as DATA_EXAMPLES
 from efficientbench.finetuning.load import resolve_tuning
-from efficientbench.language.examples import add_examples
 from efficientbench.sweep.combinations import parse_axes
 from efficientbench.sweep.selection import select
 

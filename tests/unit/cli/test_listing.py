@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.cli import examples
 from efficientbench.cli.listing import list_keys, list_runs
-from efficientbench.config.errors import ConfigError
 
 QWEN = "Qwen/Qwen2.5-{}-Instruct"
 EXAMPLES = {

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.budget import plan_budget
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch, padded_vocab_size
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig

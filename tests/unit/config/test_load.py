@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.architecture.mla import MLAConfig
+from efficientbench.architecture.nsa import NSAConfig
+from efficientbench.architecture.positions import RopeConfig
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import DataConfig, RunConfig
-from efficientbench.model.attention.mla_variant import MLAConfig
-from efficientbench.model.attention.nsa_variant import NSAConfig
-from efficientbench.model.position_variants import RopeConfig
 
 RUNS = [run.name for run in load_matrix().runs]
 

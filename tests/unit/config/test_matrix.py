@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import CHAT, EXPERIMENTS, load_matrix, load_smoke
-from efficientbench.training.schedule import learning_rate
+from efficientbench.training.update.schedule import learning_rate
 
 SIZES = ("0.5B", "1.5B", "3B")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 

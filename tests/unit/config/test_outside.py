@@ -15,15 +15,15 @@ from support.command_line import environment
 from support.metrics_parts import make_record
 from support.printed import on_one_line
 
-from efficientbench.checking.check_variant import undeclared
+from efficientbench.architecture.registry import ATTENTION
+from efficientbench.architecture.variant import UndeclaredError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.launch_script import Machines, NamedRun
 from efficientbench.config.budget import plan_budget
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
-from efficientbench.config.registry import ATTENTION
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import UndeclaredError
+from efficientbench.doctor.variant.check import undeclared
 from efficientbench.export.hugging_face import export
 from efficientbench.metrics.analysis.repeats import load_group
 from efficientbench.metrics.records.record import write_record

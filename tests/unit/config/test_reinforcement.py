@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
 
 ASKED = ["training.objective=rl", "rl.samples=4", "rl.max_new_tokens=32"]

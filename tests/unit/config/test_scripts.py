@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.scripts import check_scripts, write_scripts
 

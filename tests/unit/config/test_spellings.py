@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.spellings import ALIASES, plain_number

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 from support import outside
 
+from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.config.load import resolve
-from efficientbench.config.variant import UndeclaredError
 from efficientbench.costs.model import cache_bytes, kv_cache_bytes_per_token
 from efficientbench.planning.plan import plan_anywhere
 from efficientbench.planning.plan_table import print_plan

@@ -9,11 +9,18 @@ from pathlib import Path
 import pytest
 from support import outside
 
+from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
-from efficientbench.config.variant import UndeclaredError
-from efficientbench.costs.generation import cache_bytes_read, generation_bytes, largest_batch, weight_bytes_read
-from efficientbench.costs.generation_work import decode_work, experts_touched, prefill_work
+from efficientbench.costs.generation import (
+    cache_bytes_read,
+    decode_work,
+    experts_touched,
+    generation_bytes,
+    largest_batch,
+    prefill_work,
+    weight_bytes_read,
+)
 from efficientbench.costs.memory import rank_experts, rank_parameters
 from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token
 

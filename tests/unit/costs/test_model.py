@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.configs import BACKBONE
 
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
-from efficientbench.config.model import ModelConfig
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.memory import RankMemory, memory_by_stage
 from efficientbench.costs.model import count_parameters, flops_per_token, kv_cache_bytes_per_token

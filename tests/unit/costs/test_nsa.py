@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.printed import on_one_line
 
+from efficientbench.architecture.nsa import Keys, NSAConfig, keys_in_sight, keys_of_last_query, keys_read
 from efficientbench.config.load import resolve
 from efficientbench.costs.model import dense_keys_per_query, keys_read_per_query, kv_cache_bytes_per_token
-from efficientbench.model.attention.nsa_variant import Keys, NSAConfig, keys_in_sight, keys_of_last_query, keys_read
 from efficientbench.planning.plan import plan_anywhere
 from efficientbench.planning.plan_table import print_plan
 

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from support.text_files import jsonl
 
-from efficientbench.data_tools.documents import TEXT_KEY, PartReader, Reject
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.inputs import cut_into_parts
-from efficientbench.data_tools.manifest import load_tokenize_record
-from efficientbench.data_tools.tokenize import tokenize_files
+from efficientbench.basics.errors import DataError
+from efficientbench.data_tools.tokenizing.documents import TEXT_KEY, PartReader, Reject
+from efficientbench.data_tools.tokenizing.inputs import cut_into_parts
+from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
+from efficientbench.data_tools.tokens.manifest import load_tokenize_record
 
 MB = 1_000_000
 LARGEST = MB - len(b'{"id": 1, "text": ""}')
@@ -25,8 +25,8 @@ LARGEST = MB - len(b'{"id": 1, "text": ""}')
 READS = """
 import re, sys
 from pathlib import Path
-from efficientbench.data_tools.documents import PartReader
-from efficientbench.data_tools.inputs import cut_into_parts
+from efficientbench.data_tools.tokenizing.documents import PartReader
+from efficientbench.data_tools.tokenizing.inputs import cut_into_parts
 found = [str(getattr(each, "reason", "text")) for part in cut_into_parts([Path(sys.argv[1])], "text")
          for each in PartReader(part)]
 # Not `ru_maxrss`, which this process inherits from the one that started it.

@@ -9,7 +9,7 @@ import pytest
 from support.downloads import SAMPLE, download, partials
 from support.hub_server import COMMIT, REPOSITORY, Fault, HubState
 
-from efficientbench.data_tools.errors import DataError
+from efficientbench.basics.errors import DataError
 
 
 def test_the_default_is_the_small_sample_at_its_revision(hub: HubState, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from huggingface_hub import constants
 from support.downloads import SAMPLE, download, partials, text_parquet
 from support.hub_server import Fault, HubState, git_blob_sha1
 
+from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.download import hub_requests
 from efficientbench.data_tools.download.hub_requests import retry_after_s
-from efficientbench.data_tools.errors import DataError
 
 
 def test_a_broken_connection_is_continued_at_its_byte(hub: HubState, tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from support.data_tools_command import run
 from support.pairs import write_equal_documents
 from support.text_files import TEXTS, decoded, write_kind
 
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.indexed import bin_path, idx_path
-from efficientbench.data_tools.indexed_documents import IndexedDocuments
-from efficientbench.data_tools.inspection import PairStatistics, describe_pair, pair_statistics, tokenizer_of
-from efficientbench.data_tools.manifest import Corpus
-from efficientbench.data_tools.tokenize import tokenize_files
+from efficientbench.basics.errors import DataError
+from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
+from efficientbench.data_tools.tokens.indexed import bin_path, idx_path
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.tokens.inspection import PairStatistics, describe_pair, pair_statistics, tokenizer_of
+from efficientbench.data_tools.tokens.manifest import Corpus
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import disk_errors_explained, exclusive_lock, write_file
-from efficientbench.data_tools.parallel import _call
+from efficientbench.basics.errors import DataError
+from efficientbench.basics.files import disk_errors_explained, exclusive_lock, write_file
+from efficientbench.data_tools.tokenizing.parallel import _call
 
 
 @pytest.fixture

@@ -20,18 +20,21 @@ import pytest
 from support.data_tools_command import finish
 from support.repository import ROOT
 
-from efficientbench.data_tools import inputs
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.indexed import bin_path
-from efficientbench.data_tools.manifest import manifest_path
-from efficientbench.data_tools.tokenize import tokenize_files
-from efficientbench.data_tools.tokenizer import train_tokenizer
-from efficientbench.data_tools.verify import verify_pair
+from efficientbench.basics.errors import DataError
+from efficientbench.data_tools.tokenizer.tokenizer import train_tokenizer
+from efficientbench.data_tools.tokenizing import inputs
+from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
+from efficientbench.data_tools.tokens.indexed import bin_path
+from efficientbench.data_tools.tokens.manifest import manifest_path
+from efficientbench.data_tools.tokens.verify import verify_pair
 
 PART_BYTES = 100_000
 TEXTS = [f"Document {number}: {'a few words and some more, ' * (number % 60)}" for number in range(4000)]
 # The command line, with parts that are small enough for a small input to have many.
-COMMAND = f"from efficientbench.data_tools import cli, inputs; inputs.PART_BYTES = {PART_BYTES}; cli.main()"
+COMMAND = (
+    "from efficientbench.data_tools import cli; from efficientbench.data_tools.tokenizing import inputs; "
+    f"inputs.PART_BYTES = {PART_BYTES}; cli.main()"
+)
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +219,7 @@ def test_memory_stays_bounded(folder: Path, tmp_path: Path) -> None:
         source.write_text((folder / "text" / "a.jsonl").read_text() * times)
         code = (
             "import resource, sys; from pathlib import Path; "
-            "from efficientbench.data_tools.tokenize import tokenize_files; "
+            "from efficientbench.data_tools.tokenizing.tokenize import tokenize_files; "
             f"tokenize_files([{str(source)!r}], Path({str(tmp_path / name)!r}), {str(folder / 'bpe')!r}); "
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
         )

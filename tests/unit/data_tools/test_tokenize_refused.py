@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from support.text_files import TEXTS, decoded, jsonl, left_in, write_kind
 
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.indexed import bin_path
-from efficientbench.data_tools.manifest import load_tokenize_record, manifest_path
-from efficientbench.data_tools.tokenize import tokenize_files
-from efficientbench.data_tools.tokenizer import train_tokenizer
+from efficientbench.basics.errors import DataError
+from efficientbench.data_tools.tokenizer.tokenizer import train_tokenizer
+from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
+from efficientbench.data_tools.tokens.indexed import bin_path
+from efficientbench.data_tools.tokens.manifest import load_tokenize_record, manifest_path
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.repository import ROOT
 
-from efficientbench.doctor.npu_smi import parse_table, parse_versions
+from efficientbench.doctor.ascend import parse_table, parse_versions
 
 TABLES = yaml.safe_load((ROOT / "tests" / "support" / "npu_smi_outputs.yaml").read_text(encoding="utf-8"))["tables"]
 TEXTS = [entry["text"] for entry in TABLES]

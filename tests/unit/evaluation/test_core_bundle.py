@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from support.core_bundle import write_bundle
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.errors import DataError
+from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.evaluation.core.bundle import read_bundle
-from efficientbench.evaluation.core.prompts import prompts
+from efficientbench.evaluation.core.task import prompts
 
 
 @pytest.fixture

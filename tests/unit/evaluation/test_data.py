@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.errors import DataError
+from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.evaluation.data import fetch_archive, find_data
 
 

@@ -11,7 +11,7 @@ from efficientbench.evaluation.task import Summary
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 8])
 def test_it_is_the_share_of_draws_with_a_hit(samples: int) -> None:
-    from efficientbench.evaluation.generative import pass_at_k
+    from efficientbench.evaluation.chat.generative import pass_at_k
 
     for right in range(samples + 1):
         hits = [number < right for number in range(samples)]
@@ -28,7 +28,7 @@ def summaries(names: list[str]) -> dict[str, Summary]:
 
 
 def test_chat_core_counts_from_guessing() -> None:
-    from efficientbench.evaluation.chat_tasks import chat_core
+    from efficientbench.evaluation.chat.chat_tasks import chat_core
 
     found = chat_core(summaries([*ACCURACIES]) | {"core": Summary({"core": 0.2})})
     assert found is not None
@@ -37,6 +37,6 @@ def test_chat_core_counts_from_guessing() -> None:
 
 
 def test_chat_core_is_no_mean_of_fewer() -> None:
-    from efficientbench.evaluation.chat_tasks import chat_core
+    from efficientbench.evaluation.chat.chat_tasks import chat_core
 
     assert chat_core(summaries(["arc_easy", "mmlu", "gsm8k", "humaneval"])) is None

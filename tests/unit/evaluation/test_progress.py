@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from efficientbench.evaluation import progress
-from efficientbench.evaluation.progress import EvaluationProgress
+from efficientbench.evaluation import evaluate
+from efficientbench.evaluation.evaluate import EvaluationProgress
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, s, as its only entry."""
     now_s = [1000.0]
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(evaluate, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     return now_s
 
 

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.evaluation.errors import EvaluationError
+from efficientbench.basics.errors import ConfigError, EvaluationError, MetricsError
 from efficientbench.evaluation.evaluate import memory_errors_explained
 from efficientbench.evaluation.registry import check_names
 from efficientbench.evaluation.results import ResultFile, summary_of, write_summary
 from efficientbench.evaluation.task import Item, ItemResult, Options, Summary
-from efficientbench.metrics.errors import MetricsError
 
 HEADER = {"task": "made", "step": 7, "settings": {"limit": 3, "depths": (0.0, 0.5)}}
 RESULTS = [

@@ -12,12 +12,11 @@ import pytest
 from support.command_line import efficientbench
 from support.metrics_parts import make_record
 
+from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.config.budget import plan_budget
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
-from efficientbench.data_tools.corpus import prepare_corpus
-from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.tokenizing.corpus import prepare_corpus
 from efficientbench.export.card import model_card
 from efficientbench.export.hugging_face import export
 from efficientbench.export.target_folder import claimed

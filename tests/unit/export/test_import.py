@@ -14,13 +14,12 @@ from safetensors.torch import load_file, save_file
 from support.command_line import efficientbench
 from support.configs import tiny
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.tokenizer import load_tokenizer, train_tokenizer
+from efficientbench.basics.errors import ConfigError, DataError
+from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer, train_tokenizer
 from efficientbench.export.hugging_face import Model, write_model
 from efficientbench.export.importing import import_folder
+from efficientbench.export.safetensors_folder import write_shards
 from efficientbench.export.tensors import exported
-from efficientbench.export.weight_files import write_shards
 from efficientbench.export.weight_names import weight_shapes
 
 CONFIG = tiny("gqa_1.5B", "model.vocab_size=301", "model.embedding_multiplier=1")

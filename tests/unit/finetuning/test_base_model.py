@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.modelscope_server import served
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.finetuning.base_model import find_model, load_tokenizer, make_tiny
-from efficientbench.finetuning.shapes import shape_of
+from efficientbench.finetuning.planning.shapes import shape_of
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

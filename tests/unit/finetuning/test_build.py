@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.load import resolve_tuning
 from efficientbench.finetuning.methods import WITH_ADAPTER

@@ -10,7 +10,7 @@ from efficientbench.finetuning.load import resolve_tuning
 from efficientbench.metrics.analysis.conditions import differences
 from efficientbench.metrics.analysis.repeats import group_repeats
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.paper import paper_tables
+from efficientbench.metrics.report.paper.paper import paper_tables
 
 
 def tuning(*overrides: str, method: str = "lora", **values: Any) -> RunRecord:

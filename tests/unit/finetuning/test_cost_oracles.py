@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from efficientbench.finetuning.cost import Trained, layer_bytes_per_token, tuning_flops
-from efficientbench.finetuning.shapes import PUBLISHED, Shape, shape_of_config
+from efficientbench.finetuning.planning.cost import Trained, layer_bytes_per_token, tuning_flops
+from efficientbench.finetuning.planning.shapes import PUBLISHED, Shape, shape_of_config
 
 pytestmark = pytest.mark.proof
 

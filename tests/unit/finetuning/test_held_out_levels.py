@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from efficientbench.finetuning.choice import RunOrder, choose_order
-from efficientbench.finetuning.curriculum_config import CurriculumConfig
-from efficientbench.finetuning.difficulty import Sample, levels_between
+from efficientbench.finetuning.curriculum.choice import RunOrder, choose_order
+from efficientbench.finetuning.curriculum.config import CurriculumConfig
+from efficientbench.finetuning.curriculum.difficulty import Sample, levels_between
+from efficientbench.finetuning.examples.rows import Row
 from efficientbench.finetuning.prepare import held_out_levels
-from efficientbench.finetuning.rows import Row
 
 
 def rows(*difficulties: object) -> list[Row]:

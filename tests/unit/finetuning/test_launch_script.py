@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.launch_script import Machines, by_slurm, by_torchrun, named_runs
-from efficientbench.config.errors import ConfigError
 from efficientbench.launchers.job_scripts.shell_script import check
 from efficientbench.launchers.job_scripts.torchrun import Meeting
 from efficientbench.sweep.selection import Request

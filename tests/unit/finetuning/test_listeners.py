@@ -11,8 +11,7 @@ pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate"
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
-from efficientbench.finetuning.listeners import Stop, listeners
-from efficientbench.finetuning.spent import Spent
+from efficientbench.finetuning.listeners import Spent, Stop, listeners
 from efficientbench.metrics import EfficiencyCallback
 
 SAVING_S = 0.3

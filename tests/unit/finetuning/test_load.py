@@ -9,8 +9,8 @@ import pytest
 from support.repository import ROOT
 from typer.testing import CliRunner
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.app import app
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.scripts import check_scripts
 from efficientbench.finetuning.load import WORDS, named_tunings, resolve_tuning, settable_keys, tuning_scripts
 

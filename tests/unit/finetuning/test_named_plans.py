@@ -7,11 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.finetuning.load import resolve_tuning
-from efficientbench.finetuning.plan_table import print_tuning_plan
-from efficientbench.finetuning.request import plan_request
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.finetuning.planning.plan_table import print_tuning_plan
+from efficientbench.finetuning.planning.request import plan_request
 
 
 def printed(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from efficientbench.basics.errors import NonFiniteError, TrainingError
 from efficientbench.finetuning.rank import diagnose
 from efficientbench.finetuning.saved import SavingError
 from efficientbench.running.failures import NO_RECORD
-from efficientbench.training.errors import NonFiniteError, TrainingError
 
 LOG = Path("log/rank_0.log")
 

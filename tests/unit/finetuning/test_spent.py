@@ -8,8 +8,8 @@ import pytest
 from support.metrics_parts import HandClock
 
 pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
-from efficientbench.finetuning.spent import Spent, StepBegins
-from efficientbench.metrics.records.time_spent import TimeSpent
+from efficientbench.finetuning.listeners import Spent, StepBegins
+from efficientbench.metrics.records.record_parts import TimeSpent
 
 NOTHING = (None, None, None)
 

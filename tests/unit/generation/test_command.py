@@ -11,16 +11,14 @@ from types import SimpleNamespace
 import pytest
 from support.configs import tiny
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.config.registry import load_kinds
+from efficientbench.architecture.registry import load_kinds
+from efficientbench.basics.errors import ConfigError, LackOfMemoryError
 from efficientbench.config.schema import ParallelConfig
 from efficientbench.costs.generation import generation_bytes
 from efficientbench.generation import command, rank
-from efficientbench.generation.command import Screen
-from efficientbench.generation.errors import LackOfMemoryError
+from efficientbench.generation.command import Screen, read_prompts
 from efficientbench.generation.generate import Emitted, Row
 from efficientbench.generation.on_ranks import Request
-from efficientbench.generation.prompts import read_prompts
 from efficientbench.generation.sampling import Sampling
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.generation.sampling import Sampling, choose, distribution, uniform
 
 LOGITS = np.array([2.5, 2.0, 1.0, -1.0, -4.0], dtype=np.float32)

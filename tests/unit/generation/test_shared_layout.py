@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import ParallelConfig
-from efficientbench.generation.shared_layout import check_shared
+from efficientbench.generation.on_ranks import check_shared
 
 
 def test_ranks_that_cannot_share_a_model_are_refused() -> None:

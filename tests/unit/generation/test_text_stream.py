@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 from efficientbench.generation.text_stream import REPLACEMENT, TextStream
 
 TEXT = "Größe 漢字, \U0001f600 and \U0001f469\u200d\U0001f680: it's 1999\n\n  é e\u0301 Ω."

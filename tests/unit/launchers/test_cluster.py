@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import pytest
 from support.command_line import until
 
-from efficientbench.launchers.errors import LaunchError
+from efficientbench.basics.errors import LaunchError
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.greetings import GREETING_S
 from efficientbench.launchers.network.preflight import preflight

@@ -13,8 +13,8 @@ from support.ascend_machine import executable
 from support.repository import ROOT
 from typer.testing import CliRunner
 
+from efficientbench.basics.errors import LaunchError
 from efficientbench.cli.app import app
-from efficientbench.launchers.errors import LaunchError
 from efficientbench.launchers.job_scripts.container import BARE, Container, Surroundings
 from efficientbench.launchers.job_scripts.shell_script import check
 from efficientbench.launchers.job_scripts.slurm import slurm_script

@@ -34,7 +34,7 @@ def test_a_folder_in_the_working_directory_hides_no_package(tmp_path: Path) -> N
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the wrong package')")
     (tmp_path / "site" / "probe").mkdir(parents=True)
     (tmp_path / "site" / "probe" / "__main__.py").write_text(
-        "import sys, efficientbench.launchers.errors; print(sys.argv[1:])"
+        "import sys, efficientbench.basics.errors; print(sys.argv[1:])"
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT}"}
     command = module_command("probe", "a", "b")

@@ -11,12 +11,11 @@ import pytest
 from support.command_line import ROOT, efficientbench
 from typer.testing import CliRunner
 
+from efficientbench.basics.errors import ConfigError, LaunchError
 from efficientbench.cli.app import app
 from efficientbench.cli.launch_script import Machines, NamedRun, by_slurm, by_torchrun
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.scripts import write_scripts
-from efficientbench.launchers.errors import LaunchError
 from efficientbench.launchers.job_scripts.shell_script import check, write
 from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script

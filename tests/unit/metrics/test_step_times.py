@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 from support.repository import ROOT
 
-from efficientbench.metrics.ratio import Side, make_ratio
+from efficientbench.metrics.formulas.ratio import Side, make_ratio
 
 
 @pytest.fixture(scope="module")
@@ -56,5 +56,5 @@ def test_a_commit_measured_again_replaces_its_row_and_the_newest_stay(script: Mo
 
 def test_the_files_of_a_commit_are_all_there(script: ModuleType, tmp_path: Path) -> None:
     tree = script.checked_out("HEAD", tmp_path)
-    assert (tree / "efficientbench" / "metrics" / "ratio.py").is_file()
+    assert (tree / "efficientbench" / "metrics" / "formulas" / "ratio.py").is_file()
     assert (tree / "tests" / "support" / "training_steps.py").is_file()

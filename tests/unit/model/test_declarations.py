@@ -8,13 +8,13 @@ import sys
 
 from support.repository import ROOT
 
-from efficientbench.config.registry import ATTENTION, POSITIONS
+from efficientbench.architecture.registry import ATTENTION, POSITIONS
 
 KINDS = "|".join([*ATTENTION, *(kind for kind in POSITIONS if kind != "none")])
 OWN_FILES = re.compile(
-    rf"efficientbench/(model/(attention/|position(_variants)?\.py|kernels/({KINDS})(/|\.py))|export/({KINDS})\.py)|"
+    rf"efficientbench/(model/(attention/|position\.py|kernels/({KINDS})(/|\.py))|export/({KINDS})\.py)|"
     # The table of variants, and one of runs.
-    r"efficientbench/model/variants\.py|metrics/report/paper\.py"
+    r"efficientbench/architecture/|metrics/report/paper/paper\.py"
 )
 
 

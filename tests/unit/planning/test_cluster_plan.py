@@ -15,16 +15,15 @@ from support.alone import engine_groups, peak_memory_bytes
 from support.printed import on_one_line
 from typer.testing import CliRunner
 
+from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.cli.app import app
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.costs.communication import micro_batch_transfers
 from efficientbench.costs.compute import micro_batch_work
 from efficientbench.costs.memory import rank_experts, rank_parameters
 from efficientbench.costs.rank_grid import RankGrid
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.hardware import device_rates
+from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.planning.cluster_plan import ClusterPlan, count_stage_parameters, layout_of_world, make_cluster_plan
 from efficientbench.planning.cluster_table import print_cluster_plan
 from efficientbench.planning.plan import make_plan

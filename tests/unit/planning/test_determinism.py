@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 from support.printed import on_one_line
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.devices.base import Device
 from efficientbench.devices.cpu import CPU
 from efficientbench.devices.cuda import CUDA
 from efficientbench.devices.npu import NPU
-from efficientbench.planning.determinism import not_promised
-from efficientbench.planning.plan import plan_anywhere
+from efficientbench.planning.plan import not_promised, plan_anywhere
 from efficientbench.planning.plan_table import print_plan
 
 ASKED = "training.deterministic=true"

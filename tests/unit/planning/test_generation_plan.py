@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from efficientbench.cli.app import app
 from efficientbench.config.load import resolve
 from efficientbench.costs.generation import generation_bytes
-from efficientbench.metrics.hardware import device_rates
+from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.planning.generation_plan import plan_generation, runtime_bytes
 from efficientbench.planning.generation_table import print_generation
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from efficientbench.planning import host_memory
-from efficientbench.planning.host_memory import memory_bytes_s, tensor_bytes
+from efficientbench.planning import generation_plan
+from efficientbench.planning.generation_plan import memory_bytes_s, tensor_bytes
 
 MIB = 2**20
 
@@ -50,6 +50,6 @@ def test_the_tensor_is_four_times_the_caches(
 
 
 def test_the_rate_counts_what_is_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "tensor_bytes", lambda: 8 * MIB)
-    monkeypatch.setattr(host_memory, "shortest_s", lambda work: 2.0)
+    monkeypatch.setattr(generation_plan, "tensor_bytes", lambda: 8 * MIB)
+    monkeypatch.setattr(generation_plan, "shortest_s", lambda work: 2.0)
     assert memory_bytes_s() == 8 * MIB

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from support.printed import on_one_line
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix

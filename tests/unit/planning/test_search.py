@@ -9,12 +9,12 @@ from itertools import product
 import pytest
 from typer.testing import CliRunner
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.app import app
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.costs.rank_grid import Group, RankGrid, Span
-from efficientbench.metrics.hardware import device_rates
+from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.planning.cluster_plan import layout_of_world
 from efficientbench.planning.plan import make_plan
 from efficientbench.planning.search import Search, search, words_of

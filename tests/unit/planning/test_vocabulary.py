@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.cli.app import app
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.costs.model import count_parameters
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.tokenizer import load_tokenizer, train_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer, train_tokenizer
 from efficientbench.planning.vocabulary import resolve_run
 from efficientbench.running.corpora import prepare_corpora
 from efficientbench.sweep.machine import Machine

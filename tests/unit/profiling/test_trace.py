@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import MeasurementConfig
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.hardware import device_rates
+from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.profiling import trace
 from efficientbench.profiling.roofline import bounds, largest_gap
 from efficientbench.profiling.trace import OPTIMIZER, STEP, Breakdown, break_down, common, read_trace, union, without

@@ -13,13 +13,12 @@ from megatron.core.datasets.blended_megatron_dataset_config import (
     parse_and_normalize_split,
 )
 
+from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.config.budget import Budget
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
-from efficientbench.data_tools.corpus import Corpus
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.manifest import pair_checksums, save_corpus
-from efficientbench.data_tools.tokenizer import train_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import train_tokenizer
+from efficientbench.data_tools.tokenizing.corpus import Corpus
+from efficientbench.data_tools.tokens.manifest import pair_checksums, save_corpus
 from efficientbench.running.corpora import check_length, check_split, prepare_corpora
 
 SPLITS = [(99, 1, 0), (50, 50, 0), (1, 1, 1), (98, 1, 1), (100, 0, 0)]

@@ -9,16 +9,15 @@ import pytest
 from support.configs import tiny
 from support.conversation_pairs import VOCABULARY, write_conversations
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.indexed_documents import IndexedDocuments
-from efficientbench.data_tools.manifest import Corpus, load_corpus, manifest_path
-from efficientbench.data_tools.splitting import SPLITS, split_documents
-from efficientbench.planning.plan import make_plan
-from efficientbench.planning.text_budget import text_budget
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.tokens.manifest import Corpus, load_corpus, manifest_path
+from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
+from efficientbench.planning.plan import make_plan, text_budget
 from efficientbench.running.epochs import counted, epoch_steps
-from efficientbench.training.packing import WAITING
+from efficientbench.training.data.packing import WAITING
 
 SEQ_LEN, BATCH = 48, 8
 
@@ -62,7 +61,7 @@ def test_packing_by_hand() -> None:
 
 
 def test_of_conversations_the_sequences_that_training_packs(corpus: Corpus) -> None:
-    from efficientbench.training.conversations import Conversations, PackedConversations
+    from efficientbench.training.data.conversations import Conversations, PackedConversations
 
     split = split_documents([corpus.prefix], (9, 1, 0), VOCABULARY, corpus.prefix.parent / SPLITS)[0]
     lengths = training_lengths(corpus)

@@ -12,19 +12,17 @@ import torch
 from support.metrics_parts import make_record
 from support.text_files import TEXTS, write_kind
 
+from efficientbench.basics.errors import ConfigError, MetricsError, NonFiniteError
 from efficientbench.config.budget import plan_budget
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
-from efficientbench.data_tools.tokenize import tokenize_files
+from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
 from efficientbench.devices.cpu import CPU
 from efficientbench.launchers.processes.failure import Failure
-from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import read_record, write_record
 from efficientbench.running.failures import FailureFiles, diagnose
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.training.errors import NonFiniteError
 
 
 def refused_by_torch() -> Exception:

@@ -10,13 +10,13 @@ import pytest
 from support.configs import tiny
 from support.metrics_parts import make_record
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.budget import plan_budget
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.corpus import prepare_corpus
+from efficientbench.data_tools.tokenizing.corpus import prepare_corpus
 from efficientbench.metrics.analysis.conditions import differences
-from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record import write_record
 from efficientbench.running.initialisation import check_other_folder, check_tokenizer, initialised
 from efficientbench.running.job import Job

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.part import AUTO
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
-from efficientbench.config.part import AUTO
 from efficientbench.config.schema import RunConfig
 from efficientbench.running.micro_batch import FILE, decide, resized
 from efficientbench.running.run import plan_on

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.running.output_folder import OutputFolder
 
 

@@ -18,7 +18,7 @@ from support.metrics_parts import make_record
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.launchers.processes.failure import Failure
-from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record import write_record
 from efficientbench.running.failures import FailureFiles
 from efficientbench.running.output_folder import OutputFolder

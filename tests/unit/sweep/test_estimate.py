@@ -6,8 +6,8 @@ import pytest
 from support.metrics_parts import make_record
 
 from efficientbench.config.load import resolve
-from efficientbench.metrics.hardware import device_rates
 from efficientbench.metrics.records.record_parts import Reinforcement
+from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.planning.plan import Plan, plan_anywhere
 from efficientbench.planning.step_time import project
 from efficientbench.sweep.estimate import ASSUMED_CORE_FLOPS, estimate

@@ -10,7 +10,7 @@ from support import outside
 from support.generated import failed_row, generation
 
 from efficientbench.config.load import resolve
-from efficientbench.metrics.records.generation import GENERATION_NAME, write_generation
+from efficientbench.metrics.records.generation.generation import GENERATION_NAME, write_generation
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.scheduler import has_generated

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.sweep.order import ORDER, in_turns, take_turns
-from efficientbench.sweep.tasks import Task
+from efficientbench.sweep.tasks import ORDER, Task, in_turns, take_turns
 
 
 def tasks_of(names: str, repeats: int) -> list[Task]:

@@ -17,14 +17,13 @@ import pytest
 from rich.console import Console
 from support.command_line import until
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.child import Child
 from efficientbench.sweep.machine import Machine, parallel_runs, slot_environment, slots, slots_needed
-from efficientbench.sweep.outcome import failure_of
 from efficientbench.sweep.progress import Display
-from efficientbench.sweep.queue import Queue, State
+from efficientbench.sweep.queue import Queue, State, failure_of
 from efficientbench.sweep.scheduler import Scheduler
 from efficientbench.sweep.tasks import Task
 

@@ -10,8 +10,8 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.sweep import sweep
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.sweep.combinations import label_of, parse_axes

@@ -9,21 +9,19 @@ import pytest
 import typer
 from support.metrics_parts import make_record
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.sweep import sweep
-from efficientbench.config.errors import ConfigError
 from efficientbench.finetuning.load import resolve_tuning
-from efficientbench.finetuning.plan import asked
-from efficientbench.finetuning.request import plan_request
-from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.finetuning.planning.plan import asked
+from efficientbench.finetuning.planning.request import plan_request
+from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record import write_record
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.machine import Machine, planned_machine
-from efficientbench.sweep.order import in_turns
 from efficientbench.sweep.progress import seconds
 from efficientbench.sweep.selection import Request, select
-from efficientbench.sweep.tuning_plan import estimate_tuning
-from efficientbench.sweep.tuning_tasks import TuningTask, tuning_tasks
-from efficientbench.sweep.tunings import chosen_tunings, names_tunings
+from efficientbench.sweep.tasks import in_turns
+from efficientbench.sweep.tuning_tasks import TuningTask, chosen_tunings, estimate_tuning, names_tunings, tuning_tasks
 
 CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)
 NPUS = Machine("npu", "Ascend910B", tuple("01234567"), 64 * 10**9, 1_500_000_000, "ASCEND_RT_VISIBLE_DEVICES")

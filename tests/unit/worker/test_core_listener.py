@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.configs import tiny
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.budget import plan_budget
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.devices.cpu import CPU
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from efficientbench.architecture.nsa import NSAConfig
 from efficientbench.config.schema import RunConfig
-from efficientbench.model.attention.nsa_variant import NSAConfig
 from efficientbench.model.kernels.fusion import fused
 from efficientbench.model.kernels.nsa.reach import Reach
 

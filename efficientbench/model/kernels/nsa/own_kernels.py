@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from efficientbench.architecture.nsa import NSAConfig, keys_of_last_query, selected_score_flops
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.hardware import AttentionWork
-from efficientbench.model.attention.nsa_variant import NSAConfig, keys_of_last_query, selected_score_flops
+from efficientbench.costs.compute import AttentionWork
 from efficientbench.model.kernels.npu_fused import UNDOCUMENTED
 from efficientbench.model.kernels.nsa import range_attention, range_attention_flex, selected_attention
 from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape, chunks

@@ -14,21 +14,21 @@ from support.data_tools_command import run
 from support.outside_task import WORDS
 from support.repository import ROOT
 
+from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat import parts
 from efficientbench.data_tools.chat.build import build_conversations
 from efficientbench.data_tools.chat.conversations import read_messages
 from efficientbench.data_tools.chat.record import ConversationRecord, mask_prefix
 from efficientbench.data_tools.chat.render import make_renderer
-from efficientbench.data_tools.corpus import prepare_corpus
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.indexed import bin_path, document_hash, hashes_path, idx_path
-from efficientbench.data_tools.indexed_documents import IndexedDocuments
-from efficientbench.data_tools.inspection import show_conversation
-from efficientbench.data_tools.manifest import load_corpus, load_record, manifest_path
-from efficientbench.data_tools.splitting import split_documents
-from efficientbench.data_tools.tokenize import tokenize_files
-from efficientbench.data_tools.tokenizer import load_tokenizer
-from efficientbench.data_tools.verify import verify_pair
+from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
+from efficientbench.data_tools.tokenizing.corpus import prepare_corpus
+from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
+from efficientbench.data_tools.tokens.indexed import bin_path, document_hash, hashes_path, idx_path
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.tokens.inspection import show_conversation
+from efficientbench.data_tools.tokens.manifest import load_corpus, load_record, manifest_path
+from efficientbench.data_tools.tokens.splitting import split_documents
+from efficientbench.data_tools.tokens.verify import verify_pair
 
 
 def mixture(folder: Path, *tasks: dict[str, Any], seed: int = 7) -> Path:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat.build import build_conversations
 from efficientbench.data_tools.chat.examples import ConversationError, open_examples
-from efficientbench.data_tools.errors import DataError
 
 MINE = """
 from efficientbench.data_tools.chat.task import Example, Task

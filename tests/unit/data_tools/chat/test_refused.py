@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.data_tools_command import run
 
+from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat.build import build_conversations
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.tokenizer import train_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import train_tokenizer
 
 USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}
 CALL, RESULT = {"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}

@@ -25,10 +25,10 @@ from support.chat_tokenizers import (
     unmarked,
 )
 
+from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat.conversations import read_messages
 from efficientbench.data_tools.chat.render import Rendered, make_renderer
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 
 b = byte_ids
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from support.repository import ROOT
 
+from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat import parts
 from efficientbench.data_tools.chat.build import build_conversations
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.indexed import bin_path
-from efficientbench.data_tools.manifest import manifest_path
-from efficientbench.data_tools.verify import verify_pair
+from efficientbench.data_tools.tokens.indexed import bin_path
+from efficientbench.data_tools.tokens.manifest import manifest_path
+from efficientbench.data_tools.tokens.verify import verify_pair
 
 PART_ROWS = 4
 BEGIN = f"""

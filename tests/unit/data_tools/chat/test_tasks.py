@@ -18,13 +18,13 @@ from support.downloads import parquet
 from support.hub_server import HubState
 from support.outside_task import WORDS
 
+from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat.calculator import calculate
 from efficientbench.data_tools.chat.conversations import CALL, RESULT, TEXT
 from efficientbench.data_tools.chat.examples import ConversationError, Examples, open_examples
 from efficientbench.data_tools.chat.find_task import OWN
 from efficientbench.data_tools.chat.mixture import open_mixture, read_mixture
 from efficientbench.data_tools.chat.task import Example, HubFiles
-from efficientbench.data_tools.errors import DataError
 
 FORMATS = {
     "arc": [

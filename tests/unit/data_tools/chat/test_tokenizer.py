@@ -10,9 +10,9 @@ import pytest
 from support.chat_tokenizers import of_qwen
 from support.data_tools_command import run
 
+from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat.styles import CHAT_TOKENS, find_style
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.tokenizer import load_tokenizer, train_tokenizer
+from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer, train_tokenizer
 
 TEXTS = [f"Document {number} of some words, <|bos|> among them. " * 9 for number in range(60)]
 

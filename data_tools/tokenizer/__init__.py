@@ -1,0 +1,1 @@
+"""Tokenizers: their files, their training, and the engine that runs them."""

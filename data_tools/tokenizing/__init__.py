@@ -1,0 +1,1 @@
+"""How documents become tokens on disk."""

@@ -1,0 +1,1 @@
+"""What lies on disk: indexed tokens, their manifest, splits and checks."""

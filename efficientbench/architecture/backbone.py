@@ -1,0 +1,89 @@
+"""The backbone: what every attention variant and positional encoding stands in, by default Qwen2.5's."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from efficientbench.basics.part import NonNegativeFloat, Part, PositiveFloat, PositiveInt
+
+CHOICES = ("norm_weights", "embedding_norm", "qk_norm", "activation", "tied", "logit_softcap")
+"""Keys in which published models differ beside their shapes."""
+
+
+class MoEConfig(Part):
+    """Mixture of experts instead of every feed-forward layer: dropless, each expert of that layer's shape."""
+
+    experts: Annotated[int, Field(ge=2)] = Field(default=8, description="number of experts in a layer")
+    top_k: PositiveInt = Field(default=2, description="experts that compute a token, weighted by a softmax over them")
+    auxiliary_loss: NonNegativeFloat = Field(
+        default=0.01,
+        description="factor on each layer's load-balancing loss (arXiv 2101.03961, eq. 4); 0: no such loss; "
+        "training.objective=rl has none",
+    )
+
+    def balancing(self, objective: str) -> float:
+        """Return the factor on the load-balancing loss in a training; 0 by rewards, which alone are to move weights."""
+        return 0.0 if objective == "rl" else self.auxiliary_loss
+
+    @model_validator(mode="after")
+    def _chooses_among_them(self) -> MoEConfig:
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k {self.top_k} is more than the {self.experts} experts there are to choose from")
+        return self
+
+
+class Backbone(Part):
+    """Shapes and parts of the decoder; the parts' defaults are those of the Qwen2.5 family."""
+
+    layers: PositiveInt = Field(description="number of transformer layers")
+    hidden_size: PositiveInt = Field(description="width of the residual stream")
+    heads: PositiveInt = Field(description="number of query heads")
+    head_dim: PositiveInt = Field(description="width of one query or key head")
+    ffn_hidden_size: PositiveInt = Field(description="width of the feed-forward layer")
+    moe: MoEConfig | None = Field(default=None, description="experts instead of the dense feed-forward layer")
+    vocab_size: PositiveInt = Field(
+        description="tokens in the vocabulary; the embedding's rows are padded for tensor parallelism"
+    )
+    norm_epsilon: PositiveFloat = Field(default=1e-6, description="epsilon inside RMSNorm's square root")
+    norm_weights: bool = Field(
+        default=True, description="whether each RMSNorm multiplies by a trained vector (arXiv 1910.07467)"
+    )
+    embedding_norm: bool = Field(
+        default=False, description="RMSNorm before the first layer, on embedding, positions and factor together"
+    )
+    qk_norm: bool = Field(
+        default=False,
+        description="RMSNorm on each head's query and key, before they are rotated, as in Qwen3 (arXiv 2505.09388); "
+        "heads share its weights; without weights it comes after the rotation, which is the same but for rounding",
+    )
+    activation: Literal["swiglu", "relu2"] = Field(
+        default="swiglu",
+        description="of the feed-forward layer or experts; swiglu: silu(gate) · up (arXiv 2002.05202); relu2: "
+        "max(up, 0)², without a gate (arXiv 2109.08668)",
+    )
+    tied: bool = Field(
+        default=True, description="whether the output projection is the embedding's table; false: one of its own"
+    )
+    logit_softcap: PositiveFloat | None = Field(
+        default=None, description="bound c on the logits z, which become c · tanh(z / c) (arXiv 2408.00118)"
+    )
+    init_std: PositiveFloat = Field(
+        default=0.02,
+        description="standard deviation of initial weights; output projections get init_std / sqrt(2 · layers)",
+    )
+    embedding_multiplier: PositiveFloat = Field(
+        default="sqrt_hidden_size",
+        validate_default=True,
+        description="factor on the embedding, positions included, under every positional encoding alike; "
+        "sqrt_hidden_size: √hidden_size (arXiv 1706.03762, 3.4)",
+    )
+
+    @field_validator("embedding_multiplier", mode="before")
+    @classmethod
+    def _multiplier_of_the_width(cls, multiplier: object, info: ValidationInfo) -> object:
+        """Turn the name of √hidden_size into the number."""
+        # Where hidden_size is missing, its own mistake is reported, and this one would only repeat it.
+        return math.sqrt(info.data.get("hidden_size", 1)) if multiplier == "sqrt_hidden_size" else multiplier

@@ -1,0 +1,126 @@
+"""Declaration of grouped-query attention: keys, formulas, and what it supports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from efficientbench.architecture.variant import AttentionConfig, AttentionCosts, AttentionVariant, Stack
+from efficientbench.basics.part import PositiveInt
+
+if TYPE_CHECKING:
+    from efficientbench.architecture.model import ModelConfig
+
+
+class GQAConfig(AttentionConfig):
+    """Grouped-query attention (arXiv 2305.13245); one group is MQA, as many groups as heads is MHA."""
+
+    kind: Literal["gqa"] = Field(default="gqa", description="attention variant")
+    query_groups: PositiveInt = Field(
+        default=2,
+        description="key/value heads; each serves heads / query_groups query heads; heads: as many as those (MHA)",
+    )
+    qkv_bias: bool = Field(default=True, description="bias on the Q, K and V projections, as in Qwen2.5")
+
+    def key_value_heads(self, heads: int) -> int:
+        return self.query_groups
+
+    @property
+    def engine_qkv_bias(self) -> bool:
+        return self.qkv_bias
+
+
+def _gqa(model: ModelConfig) -> GQAConfig:
+    assert isinstance(model.attention, GQAConfig)
+    return model.attention
+
+
+def _qkv(model: ModelConfig) -> int:
+    return (model.heads + 2 * _gqa(model).query_groups) * model.head_dim
+
+
+def _parameters(model: ModelConfig) -> int:
+    bias = _qkv(model) if _gqa(model).qkv_bias else 0
+    return (_qkv(model) + model.heads * model.head_dim) * model.hidden_size + bias
+
+
+def _key(model: ModelConfig, tp: int) -> int:
+    return max(_gqa(model).query_groups // tp, 1) * model.head_dim
+
+
+def _saved(model: ModelConfig, tp: int) -> int:
+    """Count QKV (the values are a view of it), rotated queries and keys, and the output.
+
+    Without rotation it is a little less, since the keys are a view too.
+    """
+    groups = max(_gqa(model).query_groups // tp, 1)
+    heads = model.heads // tp
+    return ((heads + 2 * groups) + (heads + groups) + heads) * model.head_dim
+
+
+def _product(model: ModelConfig, seq_len: int) -> int:
+    """Count forward FLOPs per token in the scores, or in their product with the values, over the keys in sight."""
+    return model.heads * model.head_dim * seq_len
+
+
+def _uneven(model: ModelConfig, tp: int) -> list[str]:
+    groups = _gqa(model).query_groups
+    if groups == model.heads:
+        return []
+    if groups % tp and tp % groups:
+        return [
+            f"parallel.tp: {tp} is neither a divisor nor a multiple of the {groups} query groups "
+            "(model.attention.query_groups)"
+        ]
+    if 2 * groups * model.head_dim % tp:
+        return [f"parallel.tp: {tp} does not divide the key and value widths 2 × {groups} × {model.head_dim}"]
+    return []
+
+
+def _gathered_heads(model: ModelConfig, tp: int) -> int:
+    """Count all queries, keys and values: with more ranks than groups, each gathers them and takes its own."""
+    return _qkv(model) if tp > _gqa(model).query_groups else 0
+
+
+def _matrices(model: ModelConfig) -> dict[str, Stack]:
+    """Return Q, K and V, which lie group by group, and the output projection."""
+    groups, dim = _gqa(model).query_groups, model.head_dim
+    return {
+        "linear_qkv.weight": Stack(model.hidden_size, (model.heads // groups * dim, dim, dim), repeats=groups),
+        "linear_proj.weight": Stack(model.heads * dim, (model.hidden_size,)),
+    }
+
+
+VARIANT = AttentionVariant(
+    config=GQAConfig,
+    layer="efficientbench.model.attention.gqa:spec",
+    costs=AttentionCosts(
+        parameters=_parameters,
+        projection_flops=lambda model: 2 * model.hidden_size * (_qkv(model) + model.heads * model.head_dim),
+        score_flops=lambda model, seq_len: 4 * _product(model, seq_len),
+        causal_score_flops=lambda model, seq_len: 2 * _product(model, seq_len),
+        products=lambda model, seq_len: (_product(model, seq_len), _product(model, seq_len)),
+        keys_read_per_query=lambda model, seq_len: (seq_len + 1) / 2,
+        cached=lambda model: 2 * _gqa(model).query_groups * model.head_dim,
+        state_bytes=lambda model, tokens, tp, element_bytes: 2 * _key(model, tp) * tokens * element_bytes,
+        decode_flops=lambda model, tokens: 4 * _product(model, tokens),
+        saved=_saved,
+        recomputed=_key,
+        gathered=lambda model, tp: 2 * _key(model, tp),
+        exchanged=lambda model, tp: 2 * _key(model, tp),
+        column_inputs=lambda model: (model.hidden_size,),
+        replicated_parameters=lambda model: 0,
+        gathered_heads=_gathered_heads,
+    ),
+    places=frozenset({"nothing", "embedding", "queries and keys", "scores"}),
+    qk_norm=True,
+    plain_scores=lambda model: (model.head_dim, model.head_dim),
+    matrices=_matrices,
+    tensor_parallel=_uneven,
+    context_parallel=True,
+    selective_recomputation=True,
+    exporter="efficientbench.export.gqa:EXPORTER",
+    exportable="GQA and MQA with rope, with experts or without, with qk_norm or without; GQA and MQA without positions "
+    "or experts",
+)

@@ -1,0 +1,118 @@
+"""The architecture: an attention variant and a positional encoding in the backbone.
+
+The keys of attention and positional encoding are those of the variant that `kind` names: see architecture/variant.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeAlias, Union
+
+from pydantic import (
+    Field,
+    SerializeAsAny,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticUseDefault
+
+from efficientbench.architecture.backbone import Backbone
+from efficientbench.architecture.registry import (
+    ATTENTION,
+    OWN,
+    POSITIONS,
+    Section,
+    attention_of,
+    find,
+    outside,
+    position_of,
+    positions_at,
+)
+from efficientbench.architecture.variant import AttentionConfig, AttentionVariant, PositionConfig
+from efficientbench.basics.part import require
+
+if TYPE_CHECKING:
+    _Attention: TypeAlias = AttentionConfig
+    _Position: TypeAlias = PositionConfig
+else:
+    _Attention = Union[tuple(each.config for each in ATTENTION.values())]  # noqa: UP007
+    _Position = Union[tuple(each.config for each in POSITIONS.values())]  # noqa: UP007
+
+
+class ModelConfig(Backbone):
+    """The decoder: its backbone with an attention variant and a positional encoding."""
+
+    attention: SerializeAsAny[_Attention] = Field(
+        default=next(variant.config(kind=kind) for kind, variant in ATTENTION.items()),
+        discriminator="kind",
+        description="the attention variant and its own shapes",
+    )
+    position: SerializeAsAny[_Position] = Field(
+        default=next(variant.config(kind=kind) for kind, variant in POSITIONS.items()),
+        discriminator="kind",
+        description="the positional encoding",
+    )
+
+    @property
+    def key_value_heads(self) -> int:
+        """Number of key and value heads in the attention kernel."""
+        return self.attention.key_value_heads(self.heads)
+
+    @property
+    def rotated_dim(self) -> int:
+        """Dimensions of a query or key head that RoPE rotates."""
+        return self.attention.rotated_dim(self.head_dim)
+
+    @field_validator("attention", "position", mode="wrap")
+    @classmethod
+    def _as_declared(cls, given: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
+        """Validate a section as its variant declares it; it is of the default kind, and has the backbone's widths."""
+        section: Section = "attention" if info.field_name == "attention" else "position"
+        if not isinstance(given, Mapping):
+            return given if isinstance(given, AttentionConfig | PositionConfig) else handler(given)
+        given = {"kind": next(iter(OWN[section])), **given}
+        kind = given["kind"]
+        variant = find(section, kind)
+        if variant is None and isinstance(kind, str) and outside(kind):
+            raise ValueError(f"kind {kind!r} is code from outside this project: only a command that names it runs it")
+        if isinstance(variant, AttentionVariant) and variant.config.proportions(0, 0):
+            if not {"hidden_size", "head_dim"} <= info.data.keys():
+                # The mistake in hidden_size or head_dim is reported; missing widths would only repeat it.
+                raise PydanticUseDefault
+            given = {**variant.config.proportions(info.data["hidden_size"], info.data["head_dim"]), **given}
+        if "heads" in given.values():
+            if "heads" not in info.data:
+                raise PydanticUseDefault
+            # As many as the backbone has, whatever its size: a variant of every size can say so.
+            given = {key: info.data["heads"] if value == "heads" else value for key, value in given.items()}
+        return handler(given) if variant is None or kind in OWN[section] else variant.config.model_validate(given)
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> ModelConfig:
+        attention, position = attention_of(self), position_of(self)
+        normed = " and ".join(kind for kind, each in ATTENTION.items() if each.qk_norm)
+        require(
+            (
+                self.heads % self.key_value_heads == 0,
+                f"{self.heads} heads cannot be shared evenly by {self.key_value_heads} query groups: "
+                "attention.query_groups must divide heads",
+            ),
+            (
+                attention.qk_norm or not self.qk_norm,
+                f"qk_norm is defined for {normed} alone, and attention.kind is {self.attention.kind}: set "
+                "qk_norm=false",
+            ),
+            (
+                position.place in attention.places,
+                attention.other_positions.format(
+                    attention=self.attention.kind, position=self.position.kind, taken=positions_at(attention.places)
+                ),
+            ),
+            (
+                self.position.rope_base is None or self.rotated_dim % 2 == 0,
+                f"RoPE rotates pairs of dimensions: {self.attention.rotated_key} must be even, not {self.rotated_dim}",
+            ),
+        )
+        return self

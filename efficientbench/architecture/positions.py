@@ -1,0 +1,147 @@
+"""Declarations of the positional encodings: keys, formulas, and what each supports."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from efficientbench.architecture.variant import WITHOUT_PARAMETERS, PositionConfig, PositionCosts, PositionVariant
+from efficientbench.basics.part import PositiveFloat, PositiveInt
+
+if TYPE_CHECKING:
+    from efficientbench.architecture.model import ModelConfig
+
+KIND = "positional encoding"
+LAYERS = "efficientbench.model.position"
+
+
+class RopeConfig(PositionConfig):
+    """Rotary position embedding (arXiv 2104.09864) on the whole head; with MLA on `qk_rope_head_dim` of it."""
+
+    kind: Literal["rope"] = Field(default="rope", description=KIND)
+    base: PositiveFloat = Field(default=1e6, description="base of the rotation frequencies")
+
+    @property
+    def rope_base(self) -> float:
+        return self.base
+
+
+class AbsoluteConfig(PositionConfig):
+    """Fixed sinusoids added to the embedding, with the spread of its initial weights (arXiv 1706.03762, 3.5)."""
+
+    kind: Literal["absolute"] = Field(default="absolute", description=KIND)
+
+
+class LearnableAbsoluteConfig(PositionConfig):
+    """A trained row for each position, added to the embedding, as in GPT-2."""
+
+    kind: Literal["learnable_absolute"] = Field(default="learnable_absolute", description=KIND)
+    max_seq_len: PositiveInt = Field(
+        default=2048, description="rows of the table, and so the longest sequence in tokens"
+    )
+
+    @property
+    def longest(self) -> int:
+        return self.max_seq_len
+
+
+class RelativeConfig(PositionConfig):
+    """T5's bias on the scores, by bucket of the distance and head; one table for all layers (arXiv 1910.10683)."""
+
+    kind: Literal["relative"] = Field(default="relative", description=KIND)
+    buckets: Annotated[int, Field(ge=2)] = Field(default=32, description="buckets for distances between tokens")
+    max_distance: PositiveInt = Field(
+        default=128, description="distance in tokens from which on all distances share the last bucket"
+    )
+
+    @model_validator(mode="after")
+    def _distances_fill_the_buckets(self) -> RelativeConfig:
+        if self.max_distance <= self.buckets // 2:
+            raise ValueError(
+                f"max_distance {self.max_distance} must be above {self.buckets // 2}, half of the {self.buckets} "
+                "buckets: that many distances have a bucket of their own"
+            )
+        return self
+
+
+class AlibiConfig(PositionConfig):
+    """ALiBi: a bias on the scores that falls with distance, by a fixed slope for each head (arXiv 2108.12409)."""
+
+    kind: Literal["alibi"] = Field(default="alibi", description=KIND)
+
+
+class NoPositionConfig(PositionConfig):
+    """NoPE: only the causal mask carries the order of tokens (arXiv 2305.19466)."""
+
+    kind: Literal["none"] = Field(default="none", description=KIND)
+
+
+def _rows(model: ModelConfig) -> int:
+    assert isinstance(model.position, LearnableAbsoluteConfig)
+    return model.position.max_seq_len * model.hidden_size
+
+
+def _table(model: ModelConfig) -> int:
+    assert isinstance(model.position, RelativeConfig)
+    return model.position.buckets * model.heads
+
+
+VARIANTS = (
+    PositionVariant(
+        config=RopeConfig,
+        layer=f"{LAYERS}:Rope.of",
+        place="queries and keys",
+        decodes=True,
+        costs=WITHOUT_PARAMETERS,
+        kernels="efficientbench.model.kernels.rope:KERNELS",
+        context_parallel=True,
+    ),
+    PositionVariant(
+        config=AbsoluteConfig,
+        layer=f"{LAYERS}:Absolute.of",
+        place="embedding",
+        decodes=True,
+        costs=WITHOUT_PARAMETERS,
+        context_parallel=True,
+        not_exported="transformers' classes that add sinusoids to the embedding (XGLM, …) have LayerNorm and no SwiGLU",
+    ),
+    PositionVariant(
+        config=LearnableAbsoluteConfig,
+        layer=f"{LAYERS}:LearnableAbsolute.of",
+        place="embedding",
+        decodes=True,
+        costs=PositionCosts(parameters=_rows, rank_parameters=lambda model, tp, first: _rows(model) if first else 0),
+        context_parallel=True,
+        # The spread of the sinusoids of `model.position.Absolute`.
+        table_divisor=math.sqrt(2),
+        not_exported="transformers' classes with a trained row for each position (GPT-2, OPT, …) have LayerNorm and no "
+        "SwiGLU",
+    ),
+    PositionVariant(
+        config=RelativeConfig,
+        layer=f"{LAYERS}:Relative.of",
+        place="scores",
+        decodes=True,
+        costs=PositionCosts(parameters=_table, rank_parameters=lambda model, tp, first: _table(model) // tp),
+        not_exported="transformers' classes with T5's bias on the scores (T5, …) are encoders with decoders, with no "
+        "SwiGLU of this kind",
+    ),
+    PositionVariant(
+        config=AlibiConfig,
+        layer=f"{LAYERS}:Alibi.of",
+        place="scores",
+        decodes=True,
+        costs=WITHOUT_PARAMETERS,
+        not_exported="transformers' classes with ALiBi (Bloom, MPT, Falcon) have LayerNorm and no SwiGLU",
+    ),
+    PositionVariant(
+        config=NoPositionConfig,
+        layer=f"{LAYERS}:Position.of",
+        place="nothing",
+        decodes=True,
+        costs=WITHOUT_PARAMETERS,
+        context_parallel=True,
+    ),
+)

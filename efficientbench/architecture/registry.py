@@ -1,0 +1,155 @@
+"""Find the declaration of the attention or the positional encoding that a model names by its `kind`.
+
+A kind is a name of ours; the name of an entry point of the group ENTRY_POINTS; or `package.module:VARIANT`. To look one
+up imports nothing: code from outside this project runs only by `load`, for a kind that the user's own command or matrix
+names, or the job that a rank gets from it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from efficientbench.architecture import variants
+from efficientbench.architecture.variant import AttentionVariant, Place, PositionVariant, imported
+from efficientbench.basics.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from efficientbench.architecture.model import ModelConfig
+
+ENTRY_POINTS = "efficientbench.variants"
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+Section = Literal["attention", "position"]
+SECTIONS: tuple[Section, ...] = ("attention", "position")
+
+ATTENTION: dict[str, AttentionVariant] = {each.config.model_fields["kind"].default: each for each in variants.ATTENTION}
+"""The project's own attention variants by kind; the first is the default."""
+POSITIONS: dict[str, PositionVariant] = {each.config.model_fields["kind"].default: each for each in variants.POSITIONS}
+"""The project's own positional encodings by kind; the first is the default."""
+OWN: dict[Section, Mapping[str, AttentionVariant | PositionVariant]] = {"attention": ATTENTION, "position": POSITIONS}
+
+
+def attention_of(model: ModelConfig) -> AttentionVariant:
+    """Return the declaration of a model's attention."""
+    found = find("attention", model.attention.kind)
+    assert isinstance(found, AttentionVariant)
+    return found
+
+
+def position_of(model: ModelConfig) -> PositionVariant:
+    """Return the declaration of a model's positional encoding."""
+    found = find("position", model.position.kind)
+    assert isinstance(found, PositionVariant)
+    return found
+
+
+def find(section: Section, kind: object) -> AttentionVariant | PositionVariant | None:
+    """Return the declaration of a kind; None where it is neither ours nor loaded."""
+    if not isinstance(kind, str):
+        return None
+    if kind in OWN[section]:
+        return OWN[section][kind]
+    module, _, attribute = (outside(kind) or "").partition(":")
+    # Not by getattr, for which a module may run code.
+    found = getattr(sys.modules.get(module), "__dict__", {}).get(attribute)
+    wanted = AttentionVariant if section == "attention" else PositionVariant
+    return found if isinstance(found, wanted) else None
+
+
+@cache
+def outside(kind: str) -> str | None:
+    """Return where a kind from outside this project is declared, as `package.module:VARIANT`; None: it is no such."""
+    if _DOTTED.fullmatch(kind):
+        return kind
+    from importlib.metadata import entry_points
+
+    return next((each.value for each in entry_points(group=ENTRY_POINTS, name=kind)), None)
+
+
+def load(section: Section, kind: str) -> None:
+    """Import the declaration of a kind from outside this project; do nothing for another.
+
+    Raises ConfigError: there is none, or its code fails.
+    """
+    place = None if kind in OWN[section] else outside(kind)
+    if place is None:
+        return
+    key = f"model.{section}.kind"
+    found = _imported(key, place)
+    wanted = AttentionVariant if section == "attention" else PositionVariant
+    if not isinstance(found, wanted):
+        raise ConfigError(f"{key}: {place} is of class {type(found).__name__}, not {wanted.__name__}")
+
+
+def _imported(key: str, place: str) -> Any:
+    """Import what lies at `package.module:VARIANT`. Raises ConfigError, which names the key that wants it."""
+    module = place.partition(":")[0]
+    try:
+        return imported(place)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(f"{key}: {module} needs {error.name}, which is not installed") from None
+        raise ConfigError(
+            f"{key}: there is no module {error.name}: install its package, or name its folder in PYTHONPATH"
+        ) from None
+    except Exception as error:  # Code of others fails in any way.
+        raise ConfigError(f"{key}: {place} cannot be imported: {type(error).__name__}: {error}") from None
+
+
+def section_of(kind: str) -> Section:
+    """Return what a kind is of, ours or from outside. Raises ConfigError: there is no such kind, or as `load`."""
+    for section in SECTIONS:
+        if kind in OWN[section]:
+            return section
+    place = outside(kind)
+    if place is None:
+        near = nearest(kind, [*ATTENTION, *POSITIONS])
+        hint = f"did you mean {near}?" if near else "ours are " + ", ".join([*ATTENTION, *POSITIONS])
+        raise ConfigError(f"there is no variant called {kind[:80]!r}: {hint}; yours is package.module:VARIANT")
+    found = _imported("KIND", place)
+    if not isinstance(found, AttentionVariant | PositionVariant):
+        raise ConfigError(f"{place} is of class {type(found).__name__}, not AttentionVariant or PositionVariant")
+    return "attention" if isinstance(found, AttentionVariant) else "position"
+
+
+def named_kind(config: Mapping[str, Any], section: Section) -> str | None:
+    """Return the kind that a configuration, or a part of one, names in a section; None where it names none."""
+    found: Any = config
+    for key in ("model", section, "kind"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if isinstance(found, str) else None
+
+
+def load_named(config: Mapping[str, Any]) -> None:
+    """Import the declarations from outside this project that a configuration names. Raises ConfigError as `load`."""
+    for section in SECTIONS:
+        kind = named_kind(config, section)
+        if kind is not None:
+            load(section, kind)
+
+
+def load_kinds(arguments: Sequence[str]) -> None:
+    """Import the declarations from outside this project that `model.attention.kind=package.module:VARIANT` names.
+
+    Args:
+        arguments: of a command that takes all else from a run's folder; likewise `model.position.kind`.
+
+    Raises:
+        ConfigError: an argument has another key, or as `load`.
+    """
+    sections = {f"model.{section}.kind": section for section in SECTIONS}
+    for argument in arguments:
+        key, _, kind = argument.partition("=")
+        if key not in sections:
+            raise ConfigError(f"{argument}: only {' and '.join(sections)} can be given here; all else is the run's own")
+        load(sections[key], kind)
+
+
+def positions_at(places: frozenset[Place]) -> str:
+    """List the kinds of our positional encodings that change one of the places, for a message."""
+    kinds = [kind for kind, each in POSITIONS.items() if each.place in places]
+    return " or ".join(part for part in (", ".join(kinds[:-1]), kinds[-1]) if part)

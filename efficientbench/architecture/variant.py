@@ -1,0 +1,273 @@
+"""Declarations: what the rest of the project needs to know of an attention variant or a positional encoding.
+
+A declaration stands beside its implementation and imports neither torch nor Megatron: it names its code by dotted
+strings like `package.module:function`, which only a rank imports. What it leaves out is "not supported", with the
+reason, or a figure without a formula.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
+
+from pydantic import Field
+
+from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.part import Part
+
+if TYPE_CHECKING:
+    from efficientbench.architecture.model import ModelConfig
+
+Place = Literal["nothing", "embedding", "queries and keys", "scores"]
+"""What a positional encoding changes."""
+
+
+Figure = TypeVar("Figure")
+
+
+class UndeclaredError(ConfigError):
+    """A figure for which a variant's declaration has no formula."""
+
+
+class AttentionConfig(Part):
+    """The keys of an attention variant; each variant has a subclass."""
+
+    rotated_key: ClassVar[str] = "head_dim"
+    """The key that sets `rotated_dim`, for messages."""
+
+    kind: str = Field(description="attention variant")
+
+    @classmethod
+    def proportions(cls, hidden_size: int, head_dim: int) -> dict[str, int]:
+        """Return the widths that follow a backbone of this hidden size and head dimension, unless they are set."""
+        return {}
+
+    def key_value_heads(self, heads: int) -> int:
+        """Return the number of key and value heads in the kernel, of a model with this number of query heads."""
+        return heads
+
+    def rotated_dim(self, head_dim: int) -> int:
+        """Return the dimensions of a query or key head that RoPE rotates, of a model with this head dimension."""
+        return head_dim
+
+    @property
+    def engine_qkv_bias(self) -> bool:
+        """Whether Megatron's own attention layer, where the variant uses it, has a bias on Q, K and V."""
+        return False
+
+
+class PositionConfig(Part):
+    """The keys of a positional encoding; each encoding has a subclass."""
+
+    kind: str = Field(description="positional encoding")
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of a sequence that have a position; None: there is no limit."""
+        return None
+
+    @property
+    def rope_base(self) -> float | None:
+        """The base of its frequencies, where it is RoPE as transformers has it; None: it is another encoding."""
+        return None
+
+
+def _undeclared(section: str, figure: str) -> Callable[..., Any]:
+    """Return the formula that stands for one that a declaration leaves out."""
+
+    def refuse(model: ModelConfig, *sizes: int) -> NoReturn:
+        kind = getattr(model, section).kind
+        raise UndeclaredError(f"model.{section}.kind={kind} declares no formula for {figure}")
+
+    return refuse
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Matrices of one input width that lie in one weight [rows, inputs]: their rows in turn, `repeats` times over."""
+
+    inputs: int
+    heights: tuple[int, ...]
+    """Rows of each matrix before those of the next follow."""
+    repeats: int = 1
+    """How often the rows of all matrices follow one another, as the groups of a fused projection do."""
+    copies: int = 1
+    """How many such weights a layer has, as it has experts."""
+    split: bool = True
+    """Whether tensor-parallel ranks share the weight; else each holds it whole."""
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of each matrix of one weight."""
+        return tuple((height * self.repeats, self.inputs) for height in self.heights)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of all copies."""
+        return self.copies * sum(rows * columns for rows, columns in self.shapes)
+
+
+@dataclass(frozen=True)
+class AttentionCosts:
+    """Formulas for one attention layer with its projections. They count elements, not bytes."""
+
+    parameters: Callable[[ModelConfig], int] = _undeclared("attention", "its parameters")
+    """Parameters of the layer."""
+    projection_flops: Callable[[ModelConfig], int] = _undeclared("attention", "FLOPs of its projections")
+    """Forward FLOPs per token in the projections."""
+    score_flops: Callable[[ModelConfig, int], int] = _undeclared("attention", "FLOPs of its scores")
+    """(model, sequence length) → forward FLOPs per token in scores and their product with the values, full square."""
+    causal_score_flops: Callable[[ModelConfig, int], int] = _undeclared("attention", "FLOPs of its scores")
+    """`score_flops` over the keys that a query can see."""
+    products: Callable[[ModelConfig, int], tuple[int, int]] = _undeclared("attention", "FLOPs of its kernels")
+    """(model, sequence length) → forward FLOPs per token over the keys in sight: in the scores, and in their product
+    with the values."""
+    computed_products: Callable[[ModelConfig, int], tuple[int, int]] | None = None
+    """`products` over all keys that kernels read, hidden ones too; None: they read no others."""
+    keys_read_per_query: Callable[[ModelConfig, int], float] = _undeclared("attention", "the keys that a query reads")
+    """(model, sequence length) → mean number of keys that a query reads."""
+    cached: Callable[[ModelConfig], int] = _undeclared("attention", "its cache")
+    """Elements per token that decoding keeps in its cache."""
+    state_bytes: Callable[[ModelConfig, int, int, int], int] = _undeclared(
+        "attention", "the state that decoding keeps, and so cannot generate"
+    )
+    """(model, tokens, t, bytes of an element) → bytes of the State (model/cache.py) that the layer, a Stateful, keeps
+    on one rank for a sequence with room for so many tokens."""
+    decode_reads: Callable[[ModelConfig, int], int] | None = None
+    """(model, tokens) → elements of the State that the last query of so many tokens reads; None: those that `cached`
+    counts, of all tokens."""
+    decode_flops: Callable[[ModelConfig, int], int] = _undeclared("attention", "FLOPs of decoding")
+    """(model, tokens) → FLOPs, in scores and their product with the values, of the token that is the `tokens`-th of its
+    sequence, as decoding computes them."""
+    saved: Callable[[ModelConfig, int], int] = _undeclared("attention", "its activations")
+    """(model, t) → elements per token that one rank keeps from forward to backward, without the layer's input."""
+    recomputed: Callable[[ModelConfig, int], int] = _undeclared("attention", "what recomputation saves")
+    """(model, t) → elements of `saved` that selective recomputation computes again instead."""
+    gathered: Callable[[ModelConfig, int], int] = _undeclared("attention", "keys and values of a whole sequence")
+    """(model, t) → elements of `saved` in keys and values, which context-parallel ranks keep for the whole sequence."""
+    exchanged: Callable[[ModelConfig, int], int] = _undeclared("attention", "what context-parallel ranks send")
+    """(model, t) → elements per token of the keys and values that context-parallel ranks send each other."""
+    column_inputs: Callable[[ModelConfig], tuple[int, ...]] = _undeclared("attention", "its projections' inputs")
+    """Input width of each column-parallel projection, which tensor-parallel ranks split by its outputs."""
+    replicated_parameters: Callable[[ModelConfig], int] = _undeclared("attention", "the parameters that ranks share")
+    """Parameters that every tensor-parallel rank holds whole."""
+    replicated_summed: Literal["in a step", "in a micro-batch"] = "in a step"
+    """When tensor-parallel ranks sum the gradients of those: in a step, where they have parts of the sequence."""
+    read_by_all_heads: Callable[[ModelConfig], int] = lambda model: 0
+    """Width of what all heads read: tensor-parallel ranks gather the sequence's parts of it, and sum its gradient."""
+    gathered_heads: Callable[[ModelConfig, int], int] = lambda model, tp: 0
+    """(model, t) → width of the queries, keys and values that tensor-parallel ranks gather to take their own."""
+
+
+@dataclass(frozen=True)
+class AttentionVariant:
+    """An attention variant."""
+
+    config: type[AttentionConfig]
+    layer: str
+    """Dotted name of (model, position) → the layer's ModuleSpec, projections included."""
+    costs: AttentionCosts = AttentionCosts()
+    places: frozenset[Place] = frozenset({"nothing", "embedding"})
+    """What its positional encoding may change. Encodings of the other places must be read by the layer itself."""
+    other_positions: str = (
+        "position.kind: attention {attention!r} does not declare that it takes {position!r} positions: set "
+        "model.position.kind to {taken}"
+    )
+    """The refusal of the other encodings."""
+    qk_norm: bool = False
+    """Whether the layer has norms on the heads' queries and keys where `model.qk_norm` asks for them."""
+    plain_scores: Callable[[ModelConfig], tuple[int, int]] | None = None
+    """Widths of a key and a value head, where the scores are plain causal attention by the kernel of the
+    configuration; None: the layer computes its scores by itself."""
+    kernels: str | None = None
+    """Dotted name of the OwnKernels (model/kernels/own_kernels.py) of a layer that computes its scores by itself."""
+    matrices: Callable[[ModelConfig], dict[str, Stack]] | None = None
+    """The matrices of one layer by their weight's name in it; None: `training.optimizer=muon` is refused."""
+    may_differ: tuple[str, str] | None = None
+    """A part whose Triton kernel may compute other bits in the next run, though torch is deterministic, and why."""
+    tensor_parallel: Callable[[ModelConfig, int], list[str]] | None = None
+    """(model, t) → why t tensor-parallel ranks cannot share it, beside the heads' number; None: no two ranks can."""
+    context_parallel: bool = False
+    """Whether ranks can share a sequence."""
+    selective_recomputation: bool = False
+    """Whether the layer computes itself again between its projections for `training.recompute=selective`."""
+    hidden_at: Callable[[ModelConfig, int], str | None] = lambda model, seq_len: None
+    """(model, sequence length) → why sequences of this length cannot show what the variant does; None: they can."""
+    profiled_as: tuple[str, ...] = ()
+    """Parts of the names of its autograd functions, or of what `record_function` names in it: a profile's attention."""
+    exporter: str | None = None
+    """Dotted name of its Exporter (export/architectures.py); None: see `not_exported`."""
+    exportable: str | None = None
+    """Which of its models have a class in transformers."""
+    not_exported: str = "its declaration names no class of transformers"
+    """Why it has no exporter."""
+
+
+@dataclass(frozen=True)
+class PositionCosts:
+    """Formulas for one positional encoding."""
+
+    parameters: Callable[[ModelConfig], int] = _undeclared("position", "its parameters")
+    """Parameters of the whole model."""
+    rank_parameters: Callable[[ModelConfig, int, bool], int] = _undeclared("position", "its parameters on a rank")
+    """(model, tensor-parallel ranks, whether the stage is the first) → parameters on one rank."""
+
+
+WITHOUT_PARAMETERS = PositionCosts(parameters=lambda model: 0, rank_parameters=lambda model, tp, first: 0)
+
+
+@dataclass(frozen=True)
+class PositionVariant:
+    """A positional encoding."""
+
+    config: type[PositionConfig]
+    layer: str
+    """Dotted name of (model, engine's configuration, whether the stage is the first) → model.position.Position."""
+    place: Place
+    """What it changes. A table of an embedding's positions is on the first stage, one of scores on every stage."""
+    costs: PositionCosts = PositionCosts()
+    kernels: str | None = None
+    """Dotted name of the OwnKernels (model/kernels/own_kernels.py) with which it changes queries and keys."""
+    context_parallel: bool = False
+    """Whether ranks can share a sequence."""
+    decodes: bool = False
+    """Whether each row of a batch can have positions of its own, as in decoding: `embed` then gets positions [S, B],
+    and where queries and keys are encoded, `at` returns an encoding of such positions."""
+    table_divisor: float = 1.0
+    """What the initial spread of its table is smaller by than that of other weights."""
+    not_exported: str = "its declaration names no class of transformers"
+    """Why a model with it has no class in transformers, unless it is RoPE or changes nothing."""
+
+
+def known(formula: Callable[[], Figure]) -> Figure | None:
+    """Return a figure by its formula; None where a variant's declaration lacks what the formula needs."""
+    try:
+        return formula()
+    except UndeclaredError:
+        return None
+
+
+def shown(formula: Callable[[], str]) -> str:
+    """Return a formatted figure; n/a with the reason where a variant's declaration lacks what its formula needs."""
+    try:
+        return formula()
+    except UndeclaredError as error:
+        return f"n/a: {error}"
+
+
+def missing(formula: Callable[[], object]) -> str | None:
+    """Return why a figure is not known: what its formula needs of a variant's declaration; None where it is known."""
+    try:
+        formula()
+    except UndeclaredError as error:
+        return str(error)
+    return None
+
+
+def imported(dotted: str) -> Any:
+    """Import what a declaration names: `package.module:attribute`, where the attribute may be dotted too."""
+    module, _, attribute = dotted.partition(":")
+    return attrgetter(attribute)(importlib.import_module(module))

@@ -1,0 +1,11 @@
+"""The table of the project's own variants; of each kind the first is the default.
+
+Neither this file nor what it imports may import torch or Megatron: configurations are read from the declarations.
+"""
+
+from __future__ import annotations
+
+from efficientbench.architecture import gqa, mla, nsa, positions
+
+ATTENTION = (gqa.VARIANT, mla.VARIANT, nsa.VARIANT)
+POSITIONS = positions.VARIANTS

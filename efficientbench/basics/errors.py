@@ -1,0 +1,79 @@
+"""The error for mistakes in a configuration, and the nearest right name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class DataError(ValueError):
+    """Data cannot be used. The message says what is wrong, where (file:line), and what would be right."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a foreign error's message."""
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+class MetricsError(ValueError):
+    """Something that cannot be measured, read or written; `str()` is the whole message for the user."""
+
+
+class LaunchError(RuntimeError):
+    """Processes cannot be started as asked; `str()` is the whole message for the user."""
+
+
+class GenerationError(RuntimeError):
+    """A model computed something from which no token can be chosen; the message is for the user."""
+
+
+class LackOfMemoryError(RuntimeError):
+    """A batch does not fit into memory; the message names the largest that does."""
+
+
+class EvaluationError(RuntimeError):
+    """An evaluation cannot go on; the message is for the user."""
+
+
+FULL_BYTES = 1 << 20
+"""A disk with less space left counts as full when writing has failed."""
+
+
+class TrainingError(ValueError):
+    """The run cannot train as configured."""
+
+
+class NonFiniteError(RuntimeError):
+    """Loss or gradients are not finite, and training cannot continue."""
+
+    def __init__(self, message: str, step: int, rank: int) -> None:
+        """`rank`: the first one on which they are not finite."""
+        super().__init__(message)
+        self.step, self.rank = step, rank
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint is damaged, or no run can resume from it."""
+
+
+class ConfigError(ValueError):
+    """One or more mistakes in a configuration; `str()` is the whole message for the user."""
+
+    problems: tuple[str, ...]
+    """One line or short block for each mistake: the key, what is wrong, and what would be right."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        if len(self.problems) == 1:
+            message = self.problems[0]
+        else:
+            message = "\n  ".join([f"{len(self.problems)} problems:", *self.problems])
+        super().__init__(message)
+
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """Return the valid name that is most like `name` in any case, or None when none is similar."""
+    by_lower = {each.lower(): each for each in valid}
+    # Names of users may be long, and the search takes time that grows with their length.
+    found = difflib.get_close_matches(name[:200].lower(), by_lower, n=1)
+    return by_lower[found[0]] if found else None

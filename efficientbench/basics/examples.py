@@ -1,0 +1,25 @@
+"""Command lines at the end of help pages, where a user looks for them first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from efficientbench.basics.language import in_users_language
+
+
+def add_examples(group: Any, program: str, examples: Mapping[str, Sequence[str]]) -> None:
+    """Put examples below the help of a group of commands and of each command in it.
+
+    Args:
+        group: of click.
+        program: its name in a shell.
+        examples: command, or "" for the group → command lines after the program's name.
+
+    Raises:
+        KeyError: a command has no examples.
+    """
+    title = in_users_language("Examples:")
+    for name, command in {"": group, **group.commands}.items():
+        # click leaves the lines of a paragraph as they are where it begins with \b.
+        command.epilog = "\n".join(["\b", title, *(f"  {program} {words}" for words in examples[name])])

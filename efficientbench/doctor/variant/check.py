@@ -1,0 +1,119 @@
+"""Check one variant on a tiny model: what it computes in this process, then what runs of it do."""
+
+from __future__ import annotations
+
+import keyword
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from efficientbench.architecture.registry import POSITIONS, Section, attention_of, find, position_of, section_of
+from efficientbench.architecture.variant import AttentionVariant, missing
+from efficientbench.basics.errors import ConfigError
+from efficientbench.config.load import resolve
+from efficientbench.config.schema import RunConfig
+from efficientbench.costs.model import (
+    cache_bytes,
+    count_parameters,
+    flops_per_token,
+    keys_read_per_query,
+    kv_cache_bytes_per_token,
+)
+from efficientbench.doctor.check import print_checks
+from efficientbench.doctor.variant.model import model_checks
+from efficientbench.doctor.variant.runs import run_checks
+from efficientbench.model import attention
+
+SUFFIX = "_example.py"
+EXAMPLES = {path.name.removesuffix(SUFFIX): path for path in Path(attention.__path__[0]).glob(f"*{SUFFIX}")}
+
+
+def write_variant(name: str, like: str, folder: Path) -> Path:
+    """Write NAME.py into a folder and return its path. Raises ConfigError: the name is no module's, or is taken."""
+    if like not in EXAMPLES:
+        raise ConfigError(f"--like: there is no example like {like[:80]!r}; there are {', '.join(sorted(EXAMPLES))}")
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ConfigError(f"{name[:80]!r} is no name of a Python module: letters, digits and _, like my_window")
+    path = folder / f"{name}.py"
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(EXAMPLES[like].read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; nothing was written") from None
+    return path
+
+
+TINY = (
+    *("model.layers=4", "model.hidden_size=48", "model.heads=4", "model.head_dim=12", "model.ffn_hidden_size=80"),
+    *("model.vocab_size=300", "data.trained_vocab_size=300", "training.seq_len=64", "training.dtype=fp32"),
+    *("training.micro_batch_size=2", "training.global_batch_size=4", "training.steps=6"),
+    "training.validation_tokens=256",
+    *("measurement.warmup_steps=0", "measurement.min_steps=1", "measurement.enabled=false", "device=cpu"),
+)
+"""Shapes that take milliseconds a step, and that two ranks can share."""
+
+
+def check_variant(kind: str, overrides: Sequence[str] = ()) -> int:
+    """Check a variant, print what was found and what its declaration leaves out; return 0 if nothing failed, else 1.
+
+    Args:
+        kind: of attention or positional encoding, as `model.attention.kind` takes it.
+        overrides: further `key=value`, like its own shapes.
+
+    Raises:
+        ConfigError: there is no such variant, or no tiny model of it.
+    """
+    section = section_of(kind)
+    with tempfile.TemporaryDirectory(prefix="check-variant-") as folder:
+        config = _tiny(section, kind, (*overrides, f"output={folder}"))
+        console = Console(highlight=False)
+        with warnings.catch_warnings():
+            # Megatron warns of missing optional packages.
+            warnings.simplefilter("ignore")
+            computed = list(model_checks(config))
+        print_checks(console, f"{kind}, computed here", computed)
+        good = all(check.passed for check in computed)
+        ran = list(run_checks(_words(section, kind, overrides), Path(folder))) if good else []
+        print_checks(console, f"{kind}, in runs" if good else f"{kind}: no runs before these pass", ran)
+    for line in undeclared(config):
+        console.print(f"undeclared: {line}", soft_wrap=True)
+    return int(not (good and all(check.passed for check in ran)))
+
+
+def _words(section: Section, kind: str, overrides: Sequence[str]) -> list[str]:
+    words = [*TINY, f"model.{section}.kind={kind}", *overrides]
+    variant = find(section, kind)
+    if isinstance(variant, AttentionVariant) and not any(word.startswith("model.position.kind=") for word in words):
+        taken = next(name for name, each in POSITIONS.items() if each.place in variant.places)
+        words.append(f"model.position.kind={taken}")
+    return words
+
+
+def _tiny(section: Section, kind: str, overrides: Sequence[str]) -> RunConfig:
+    return resolve("dense_1.5B", smoke=True, overrides=_words(section, kind, overrides))
+
+
+def undeclared(config: RunConfig) -> Iterator[str]:
+    """Yield what the declarations leave out: capabilities, and figures without a formula."""
+    model, attention, position = config.model, attention_of(config.model), position_of(config.model)
+    capabilities = {
+        "tensor parallelism (parallel.tp)": attention.tensor_parallel is not None,
+        "context parallelism (parallel.cp)": attention.context_parallel and position.context_parallel,
+        "selective recomputation (training.recompute)": attention.selective_recomputation,
+        "names of its kernels": (attention.plain_scores is not None or attention.kernels is not None)
+        and (position.place != "queries and keys" or position.kernels is not None),
+        "its class in transformers (export)": attention.exporter is not None,
+    }
+    yield from (name for name, declared in capabilities.items() if not declared)
+    formulas = (
+        lambda: count_parameters(model),
+        lambda: flops_per_token(model, config.training.seq_len),
+        lambda: keys_read_per_query(model, config.training.seq_len),
+        lambda: kv_cache_bytes_per_token(model, config.training.dtype),
+        lambda: cache_bytes(model, config.training.seq_len, config.training.dtype),
+        lambda: attention.costs.saved(model, 1),
+    )
+    yield from dict.fromkeys(reason for formula in formulas if (reason := missing(formula)))

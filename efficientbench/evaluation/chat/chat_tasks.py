@@ -1,0 +1,51 @@
+"""Chat tasks by their names, ours and those from outside; and ChatCORE, which puts ours together in one figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from efficientbench.basics.errors import ConfigError
+from efficientbench.evaluation.chat.categorical import Categorical
+from efficientbench.evaluation.chat.generative import NEEDS_CODE, Generative
+from efficientbench.evaluation.chat.questions import Questions
+from efficientbench.evaluation.task import Options, Summary, Task
+
+if TYPE_CHECKING:
+    from efficientbench.generation.open_run import Opened
+
+BASELINES = {"arc_easy": 0.25, "arc_challenge": 0.25, "mmlu": 0.25, "gsm8k": 0.0, "humaneval": 0.0}
+"""The accuracy of guessing (nanochat, scripts/chat_eval.py of 14 October 2025)."""
+
+
+def make_chat_task(name: str, run: Opened, options: Options) -> Task:
+    """Bind a chat task to a model: categorical where every question has choices, else generative.
+
+    Args:
+        name: one of `questions.SOURCES`, or `package.module:Class`.
+        run: the model.
+        options: of the command.
+
+    Raises:
+        ConfigError: its questions are not at hand, or its answers are programs that may not be run.
+        DataError: a row is none of the task's, or the tokenizer cannot ask it.
+    """
+    if name == "humaneval" and not options.allow_code:
+        raise ConfigError(f"{name}: {NEEDS_CODE}")
+    questions = Questions(name, run, options)
+    kind = Categorical if all(each.example.choices for each in questions.by_name.values()) else Generative
+    # The name of its files.
+    return kind(name.replace(":", "."), run, options, questions)
+
+
+def chat_core(summaries: Mapping[str, Summary]) -> Summary | None:
+    """Return ChatCORE, the mean of (accuracy − baseline) / (1 − baseline) over all five; None without one of them."""
+    if not BASELINES.keys() <= summaries.keys():
+        return None
+    centred = {}
+    for name, baseline in BASELINES.items():
+        accuracy = summaries[name].figures["accuracy"]
+        assert accuracy is not None
+        centred[name] = (accuracy - baseline) / (1 - baseline)
+    return Summary({"chat_core": fmean(centred.values())}, parts={"centred": centred})

@@ -1,0 +1,138 @@
+"""The questions of a chat task as a model is given them: which rows, in which order, in which tokens."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import stdev
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.files import sha256
+from efficientbench.data_tools.chat.examples import Examples, made_rows, open_examples
+from efficientbench.data_tools.chat.find_task import code_files, find_task
+from efficientbench.data_tools.chat.render import make_renderer
+from efficientbench.data_tools.chat.task import Example, HubFiles
+from efficientbench.evaluation.task import Item, ItemResult, Options, prompt_hash
+
+if TYPE_CHECKING:
+    from efficientbench.generation.open_run import Opened
+
+SEED = 42
+"""Of the order of the questions, the first of which `limit` takes."""
+
+ARC = "allenai/ai2_arc"
+SOURCES = {
+    "arc_easy": ("arc", HubFiles(ARC, "ARC-Easy", "test")),
+    "arc_challenge": ("arc", HubFiles(ARC, "ARC-Challenge", "test")),
+    "mmlu": ("mmlu", HubFiles("cais/mmlu", "all", "test")),
+    "gsm8k": ("gsm8k", HubFiles("openai/gsm8k", "main", "test")),
+    "humaneval": ("humaneval", HubFiles("openai/openai_humaneval", "openai_humaneval", "test")),
+}
+"""The task of `data_tools.chat` of each chat task, and the rows that it is evaluated on."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question."""
+
+    number: int
+    """Of its row."""
+    example: Example
+    prompt: list[int]
+    """The tokens after which the assistant speaks."""
+
+    @property
+    def name(self) -> str:
+        """The item's."""
+        return f"row/{self.number}"
+
+    def result(self, answer: str | None, right: bool | None, **more: Any) -> ItemResult:
+        """Return the result of an answer; `more` are further fields of it."""
+        hashed = prompt_hash(np.array(self.prompt, "<i8").tobytes())
+        return ItemResult(self.name, hashed, answer, right, **more)
+
+
+class Questions:
+    """Those of one task."""
+
+    def __init__(self, name: str, run: Opened, options: Options, examples: Examples | None = None) -> None:
+        """Read and render them.
+
+        Args:
+            name: of a chat task, or `package.module:Class` of a task from outside.
+            run: whose tokenizer renders them.
+            options: where they lie, and how many are asked.
+            examples: their rows; None: where the options say that they lie.
+
+        Raises:
+            ConfigError: they are not at hand.
+            DataError: a row is none of the task's, or the tokenizer has no chat tokens.
+        """
+        self.renderer = make_renderer(run.tokenizer, f"of {options.folder}")
+        examples = find_examples(name, options) if examples is None else examples
+        self.task = examples.task
+        self.rows = len(examples)
+        """Of the task, limited or not."""
+        numbers = np.sort(np.random.default_rng(SEED).permutation(self.rows)[: options.limit])
+        self.by_name: dict[str, Question] = {}
+        for number, example in zip(numbers.tolist(), examples.read(numbers), strict=True):
+            question = Question(number, example, self.renderer.prompt(example.messages).tolist())
+            self.by_name[question.name] = question
+        files = [*examples.files, *code_files(examples.name)]
+        self.settings: Mapping[str, Any] = {
+            "files_sha256": [sha256(path) for path in files],
+            "rows": self.rows,
+            "limit": options.limit,
+            "style": self.renderer.style.name,
+        }
+
+    def items(self) -> list[Item]:
+        """Return them as items; a longer one takes longer."""
+        return [Item(name, len(question.prompt)) for name, question in self.by_name.items()]
+
+    def texts(self) -> dict[str, list[int]]:
+        """Return the tokens of what each question asks, without its choices."""
+        asked = [each.example.facts.get("question", each.example.messages[-2].text) for each in self.by_name.values()]
+        return {name: self.renderer.encode(text).tolist() for name, text in zip(self.by_name, asked, strict=True)}
+
+    def of(self, items: Sequence[Item]) -> list[Question]:
+        """Return the questions of items, by ascending length."""
+        return sorted((self.by_name[item.name] for item in items), key=lambda each: len(each.prompt))
+
+
+def find_examples(name: str, options: Options) -> Examples:
+    """Open the rows of a task: under `--data`, or from the hub; a task from outside may make its own.
+
+    Raises:
+        ConfigError: `--data` does not have them.
+        DataError: they cannot be read or downloaded, or there is no such task.
+    """
+    if name not in SOURCES:
+        # One that makes its rows needs none of the data that other tasks are given.
+        return open_examples(name, options.data if made_rows(name, find_task(name)) is None else None)
+    task, hub = SOURCES[name]
+    if options.data is None:
+        return open_examples(task, hub=hub)
+    return open_examples(task, _find_rows(name, task, options))
+
+
+def _find_rows(name: str, task: str, options: Options) -> Path:
+    """Return the path or glob of a task's rows: those of the split `test`, where splits lie side by side."""
+    folder = options.data_folder(name)
+    patterns = ["test", "**/test[-.]*", *(f"{each}.*" for each in dict.fromkeys((name, task)))]
+    for pattern in patterns:
+        if glob.glob(str(folder / pattern), recursive=True):
+            return folder / pattern
+    if folder != options.data:
+        return folder
+    raise ConfigError(f"{name}: --data {folder} has neither a folder {name} nor files {', '.join(patterns)}")
+
+
+def standard_error(scores: Sequence[float]) -> float | None:
+    """Return the standard error of the mean over questions; None for one alone."""
+    return stdev(scores) / len(scores) ** 0.5 if len(scores) > 1 else None

@@ -1,0 +1,1 @@
+"""Programs that a model wrote, run in a sandbox."""

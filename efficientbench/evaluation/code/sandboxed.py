@@ -1,0 +1,185 @@
+"""The two inner sides of the sandbox: a process that holds a program and answers calls, and one that tests it.
+
+`sandbox.py` starts both, and each gives up what it can (`confinement.py`). Whatever the program does to its own
+process, the other learns of it only what comes through a pipe: plain data (`plain_data.py`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from efficientbench.evaluation.code.confinement import give_up
+from efficientbench.evaluation.code.plain_data import pack, receive, send, unpack
+
+MODULE = "program"
+"""The module from which tests import the program's functions."""
+_REASONS = {
+    errno.EAGAIN: "processes",
+    errno.ENOMEM: "memory",
+    errno.EFBIG: "files",
+    errno.EACCES: "files",
+    errno.ENETUNREACH: "network",
+    errno.EPERM: "refused",
+}
+
+
+def reason(error: BaseException) -> str:
+    """Return what ended a program: a limit or a refusal by its name, or "error"."""
+    # What urllib raises has the error of the socket inside.
+    error = getattr(error, "reason", error)
+    if isinstance(error, MemoryError):
+        return "memory"
+    if type(error).__name__ in ("gaierror", "herror"):
+        return "network"
+    # Python says of a thread only that it cannot begin.
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return "processes"
+    return _REASONS.get(error.errno or 0, "error") if isinstance(error, OSError) else "error"
+
+
+def _failure(error: BaseException) -> dict[str, str]:
+    return {"ended": reason(error), "error": type(error).__name__, "message": str(error)[:200]}
+
+
+def hold_program(requests: int, answers: int, held: dict[str, bool]) -> None:
+    """Run the program that comes first, then answer calls of its functions, until nobody asks any more."""
+    send(answers, {"held": held})
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if "source" in request:
+            exec(compile(request["source"], "<program>", "exec"), namespace)
+            return {}
+        objects: list[Any] = []
+        name, arguments, named = unpack(request, objects)
+        if not callable(namespace.get(name)):
+            raise NameError(f"the program has no function {name}")
+        # With what the function has done to its arguments.
+        return pack(namespace[name](*arguments, **named), objects)
+
+    while True:
+        request = receive(requests)
+        try:
+            send(answers, answer(request))
+        except BaseException as error:
+            send(answers, _failure(error))
+
+
+class _Lost(BaseException):
+    """The program's process has ended, or its answer is none."""
+
+
+class Program:
+    """The process of a program, as its tests see it."""
+
+    def __init__(self, requests: int, answers: int) -> None:
+        """Take the pipes to it and from it."""
+        self.requests, self.answers = requests, answers
+        self.lost: dict[str, str] | None = None
+        """How it was lost. Nothing passes from then on, whatever the tests catch."""
+
+    def ask(self, request: dict[str, Any] | None) -> dict[str, Any]:
+        """Send a request, and return the answer. Raises _Lost."""
+        try:
+            if request is not None:
+                send(self.requests, request)
+            return receive(self.answers)
+        except (EOFError, OSError):
+            self.lost = {"ended": "left", "message": ""}
+        except Exception as error:
+            self._misunderstand(error)
+        raise _Lost
+
+    def call(self, name: str, /, *arguments: Any, **named: Any) -> Any:
+        """Return what a function of the program returns for plain data, and change arguments as it does.
+
+        Raises:
+            TypeError: an argument is no plain data.
+            Exception: the function failed; it is the builtin of that name, and arguments are as they were.
+        """
+        objects: list[Any] = []
+        request = pack((name, arguments, named), objects)
+        answer = self.ask(request)
+        if "error" in answer:
+            raise _as_builtin(answer)
+        try:
+            return unpack(answer, objects, request)
+        except Exception as error:
+            self._misunderstand(error)
+        raise _Lost
+
+    def _misunderstand(self, error: Exception) -> None:
+        self.lost = {"ended": reason(error), "message": f"its answer is none: {type(error).__name__}: {error}"[:200]}
+
+
+def _as_builtin(answer: dict[str, Any]) -> BaseException:
+    """Return the error of which an answer tells."""
+    kind = getattr(builtins, str(answer["error"]), None)
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        kind = RuntimeError
+    try:
+        error = kind(answer.get("message"))
+    except TypeError:
+        # Some need more than a message.
+        error = RuntimeError(answer.get("message"))
+    error.__dict__["answer"] = answer
+    return error
+
+
+def _outcome(failure: dict[str, Any]) -> dict[str, str]:
+    """Return the outcome of a failure, of which the program's process may have said anything."""
+    ended = next((each for each in _REASONS.values() if each == failure.get("ended")), "error")
+    return {"ended": ended, "message": f"{failure['error']}: {failure.get('message')}"[:200]}
+
+
+def run_tests(program: Program, source: str, tests: str) -> dict[str, str]:
+    """Have a program run in its process, and run its tests in this one; return how it ended."""
+
+    def function(name: str) -> Callable[..., Any]:
+        # What an import asks of a module itself.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *arguments, **named: program.call(name, *arguments, **named)
+
+    module = ModuleType(MODULE)
+    module.__getattr__ = function  # type: ignore[method-assign]
+    sys.modules[MODULE] = module
+    try:
+        answer = program.ask({"source": source})
+        if "error" in answer:
+            return _outcome(answer)
+        exec(compile(tests, "<tests>", "exec"), {"__name__": "__main__"})
+    except BaseException as error:
+        return program.lost or _outcome(getattr(error, "answer", _failure(error)))
+    return program.lost or {"ended": "passed", "message": ""}
+
+
+def main() -> None:
+    """Be the side that the arguments name: "program" or "tests", its limits, the pipes for requests and for answers.
+
+    The tests' side reads its job from the input. It writes two lines of JSON to the output: what holds, and how the
+    program ended.
+    """
+    side, limits, requests, answers = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    job = json.load(sys.stdin) if side == "tests" else {}
+    report, nowhere = os.dup(1), os.open(os.devnull, os.O_RDWR)
+    held = give_up(**limits)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    if side == "program":
+        with contextlib.suppress(EOFError):
+            hold_program(requests, answers, held)
+    else:
+        program = Program(requests, answers)
+        os.write(report, f"{json.dumps(program.ask(None)['held'])}\n".encode())
+        os.write(report, json.dumps(run_tests(program, **job)).encode())
+    # Nothing that a program leaves for the end of its interpreter runs.
+    os._exit(0)

@@ -1,0 +1,112 @@
+"""`efficientbench evaluate --lm-eval`: tasks of lm-eval on a run's model, its figures and samples beside our own."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from efficientbench.basics.errors import ConfigError
+from efficientbench.evaluation.evaluate import memory_errors_explained
+from efficientbench.evaluation.publish import publish
+from efficientbench.evaluation.results import FOLDER, ResultFile
+from efficientbench.evaluation.task import ItemResult, Options, Summary, prompt_hash
+from efficientbench.generation.open_run import opened
+from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
+
+CORRECT = ("acc", "exact_match")
+"""lm-eval's figures of one sample that say right (1) or wrong (0)."""
+COUNT = "sample_len"
+"""What lm-eval calls the number of a task's documents, which stands among its figures."""
+
+
+def evaluate_by_lm_eval(names: Sequence[str], options: Options, step: int | None, console: Console) -> None:
+    """Score a run's model by tasks of lm-eval, and write `evaluation/lm_eval_<task>` for each.
+
+    Answers are kept as they come, in a file of the checkpoint: a killed evaluation asks for the others alone.
+
+    Args:
+        names: of tasks, those of lm-eval or of YAML files in the folder `data` of the options.
+        options: of the command.
+        step: of the checkpoint; None: the newest that is whole.
+        console: for progress and figures.
+
+    Raises:
+        ConfigError: lm-eval is not installed, has no such task, or cannot load it.
+        CheckpointError, DataError, DeviceError: as `opened`.
+        GenerationError: the model computed NaN.
+        EvaluationError: the memory does not suffice.
+    """
+    try:
+        import lm_eval
+
+        from efficientbench.evaluation.lm_eval.tasks import Tasks
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--lm-eval: {error.name} is not installed: pip install 'efficientbench[eval]'") from None
+    manager = Tasks(include_path=None if options.data is None else str(options.data))
+    manager.check(names)
+    with opened(options.folder, step) as run:
+        from efficientbench.evaluation.lm_eval.adapter import Adapter
+
+        checksum = identity(checkpoint_folder(options.folder, run.step))
+        (options.folder / FOLDER).mkdir(exist_ok=True)
+        with memory_errors_explained(options.batch_tokens):
+            found = lm_eval.simple_evaluate(
+                Adapter(run, options.batch_tokens, console),
+                tasks=list(names),
+                limit=options.limit,
+                use_cache=str(options.folder / FOLDER / f"lm_eval_{checksum[:12]}"),
+                task_manager=manager,
+                bootstrap_iters=0,
+            )
+        about = {"step": run.step, "checkpoint_sha256": checksum}
+    for name, results in found["results"].items():
+        settings = {
+            "limit": options.limit,
+            "lm_eval": lm_eval.__version__,
+            "version": found["versions"].get(name),
+            "shots": found["n-shot"].get(name),
+        }
+        header = {"task": f"lm_eval_{name}", **about, "settings": settings}
+        samples = found["samples"].get(name, [])
+        _write_items(options.folder, header, samples)
+        # A group of tasks has no samples of its own.
+        items = len({sample["doc_id"] for sample in samples}) or results.get(COUNT, 0)
+        publish(options.folder, header, items, _summary(results), console)
+
+
+def _write_items(folder: Path, header: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+    """Write a line for each document; for each document and filter where a task reads answers by several filters."""
+    several = len({sample["filter"] for sample in samples}) > 1
+    items = [_item(sample, several) for sample in samples]
+    with ResultFile(folder / FOLDER / f"{header['task']}.jsonl", header) as file:
+        file.append([item for item in items if item.item not in file.results])
+
+
+def _item(sample: Mapping[str, Any], several: bool) -> ItemResult:
+    name = f"{sample['doc_id']}/{sample['filter']}" if several else str(sample["doc_id"])
+    right = next((bool(sample[key]) for key in CORRECT if sample.get(key) in (0, 1)), None)
+    given = json.dumps(sample["arguments"], sort_keys=True, default=str)
+    answer = json.loads(json.dumps(sample["filtered_resps"], default=str))
+    return ItemResult(name, prompt_hash(given), answer, right)
+
+
+def _summary(results: Mapping[str, Any]) -> Summary:
+    """Return lm-eval's figures of a task, without its counts and texts."""
+    figures: dict[str, float | None] = {}
+    unavailable = {}
+    for key, value in results.items():
+        # Numpy's numbers are among them.
+        if key == COUNT or not isinstance(value, Real):
+            continue
+        # lm-eval writes the filter behind the figure's name: "acc,none".
+        name = key.removesuffix(",none")
+        figures[name] = float(value) if math.isfinite(value) else None
+        if figures[name] is None:
+            unavailable[name] = f"lm-eval computed {value}"
+    return Summary(figures, unavailable)

@@ -1,0 +1,115 @@
+"""Loss by position: whether a model's predictions become better the more context they have.
+
+Documents stand one after the other, each behind the token that ends the one before, as in training. Every sequence
+counts at all positions, so that no position has other text than another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from efficientbench.basics.errors import ConfigError
+from efficientbench.evaluation.long_context.hidden import choose_lengths
+from efficientbench.evaluation.loss import joined, own_validation, read_text
+from efficientbench.evaluation.scoring import Continuation, Scorer
+from efficientbench.evaluation.task import Item, ItemResult, Options, Summary, prompt_hash
+
+if TYPE_CHECKING:
+    from efficientbench.generation.open_run import Opened
+
+SEQUENCES = 64
+"""Without a limit, if the text has as many."""
+
+
+class PositionLoss:
+    """Scores sequences of the longest length, cut from the text one behind the other."""
+
+    name = "position_loss"
+
+    def __init__(self, run: Opened, options: Options) -> None:
+        """Cut the text.
+
+        Raises:
+            ConfigError: it is not at hand, or is shorter than a sequence.
+            DataError: it cannot be read.
+        """
+        self.run, self.budget, self.trained = run, options.batch_tokens, run.config.training.seq_len
+        text = own_validation(options.folder) if options.text is None else read_text(options.text, run, None)
+        end = run.tokenizer.eod_id
+        tokens = np.concatenate([[end], joined(text.documents, end)]).astype("<i8")
+        self.length = choose_lengths(run.config, options.lengths)[-1]
+        count = min(len(tokens) // self.length, options.limit or SEQUENCES)
+        if count == 0:
+            raise ConfigError(
+                f"{self.name}: {text.source} has {len(tokens):,} tokens, and a sequence {self.length:,}: give a longer "
+                "text by --text, or shorter sequences by --lengths"
+            )
+        self.sequences = {
+            f"sequence/{number}": tokens[number * self.length : (number + 1) * self.length] for number in range(count)
+        }
+        self.bounds = bounds(self.length, self.trained)
+        self.settings: Mapping[str, Any] = {
+            "length": self.length,
+            "sequences": count,
+            "ends": [end for _, end in self.bounds],
+            "text_sha256": prompt_hash(tokens[: count * self.length].tobytes()),
+            "text": text.source,
+        }
+
+    def items(self) -> Sequence[Item]:
+        """Return the sequences."""
+        return [Item(name) for name in self.sequences]
+
+    def score(self, items: Sequence[Item]) -> Iterator[list[ItemResult]]:
+        """Yield the results of sequences that are computed together."""
+        sequences = [self.sequences[item.name] for item in items]
+        scorer = Scorer(self.run.model, self.run.config.model.position.longest, self.budget)
+        for part in scorer.score([[Continuation(each.tolist(), 1)] for each in sequences]):
+            yield [self._result(items[at].name, sequences[at], scored.losses) for at, [scored] in part]
+
+    def _result(self, name: str, sequence: np.ndarray, losses: np.ndarray) -> ItemResult:
+        # The first token is predicted from nothing: its loss is not there.
+        means = [float(losses[first - 1 : end - 1].mean()) for first, end in self.bounds]
+        details = {"losses_by_position": means}
+        return ItemResult(name, prompt_hash(sequence.tobytes()), None, None, (float(losses.mean()),), details)
+
+    def summary(self, results: Mapping[str, ItemResult]) -> Summary:
+        """Return the mean loss of all positions, that of the last ones of the trained length, and each range's."""
+        means = np.array([result.details["losses_by_position"] for result in results.values()])
+        losses, errors = means.mean(axis=0), np.full(len(self.bounds), np.nan)
+        if len(means) > 1:
+            errors = means.std(axis=0, ddof=1) / len(means) ** 0.5
+        ranges = [
+            {
+                "first": first,
+                "end": end,
+                "loss": float(loss),
+                "standard_error": None if np.isnan(error) else float(error),
+            }
+            for (first, end), loss, error in zip(self.bounds, losses, errors, strict=True)
+        ]
+        ending = {end: float(loss) for (_, end), loss in zip(self.bounds, losses, strict=True)}
+        at_trained = ending.get(self.trained)
+        widths = [end - first for first, end in self.bounds]
+        figures = {
+            "loss": float(np.average(losses, weights=widths)),
+            "loss_at_trained_length": at_trained,
+        }
+        reasons = {}
+        if at_trained is None:
+            reasons["loss_at_trained_length"] = f"no sequence has the trained length, {self.trained:,} tokens"
+        return Summary(figures, reasons, {"trained_tokens": self.trained, "ranges": ranges})
+
+
+def bounds(length: int, trained: int) -> list[tuple[int, int]]:
+    """Return ranges of positions from 1 on, first and behind the last.
+
+    Each ends at √2 times the end before; one ends at the trained length, unless the sequence is shorter.
+    """
+    steps = range(-2 * trained.bit_length(), 2 * length.bit_length())
+    inside = {end for step in steps if 1 < (end := round(trained * 2 ** (step / 2))) < length}
+    ends = sorted({1, *inside, length})
+    return list(zip(ends, ends[1:], strict=False))

@@ -1,0 +1,96 @@
+"""The base model's loss on each example, written as a difficulty that a curriculum reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from efficientbench.basics.errors import ConfigError
+from efficientbench.devices.registry import find_device
+from efficientbench.finetuning.base_model import find_model, load_tokenizer
+from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.finetuning.examples.examples import Examples, tokenized
+from efficientbench.finetuning.examples.rows import read_rows
+from efficientbench.metrics.files import write_whole
+from efficientbench.running.failures import ran_out_of_memory
+
+
+def write_losses(config: FinetuneConfig, file: Path) -> int:
+    """Write each example with the base model's mean loss on its answers, in nats; return how many examples there are.
+
+    A row is {messages, <curriculum.field>}. An example that `data.too_long` leaves out of the training is left out.
+
+    Args:
+        config: model, examples, device, dtype, and as micro-batch the examples of a forward pass.
+        file: where the rows go, as JSONL.
+
+    Raises:
+        ConfigError, DeviceError, DataError, MetricsError: the model, the device, the examples or the file cannot be
+            used.
+    """
+    if file.suffix != ".jsonl" or file.exists():
+        reason = "is there already" if file.exists() else "does not end in .jsonl"
+        raise ConfigError(f"{file}: {reason}: name a new file of JSON lines")
+    device = find_device(config.device)
+    for name, value in device.environment(1).items():
+        os.environ.setdefault(name, value)
+    device.check(config.training.dtype)
+    base = find_model(config.model, Path(config.cache))
+    tokenizer = load_tokenizer(base)
+    rows = read_rows(config.data.path, config.curriculum.field, config.curriculum.levels)
+    examples, kept, _ = tokenized(rows, tokenizer, config.data)
+    from transformers import AutoModelForCausalLM, logging
+
+    logging.disable_progress_bar()
+    dtype = torch.bfloat16 if config.training.dtype == "bf16" else torch.float32
+    try:
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+        model = model.to(torch.device("cpu") if device.type == "cpu" else device.prepare(0)).eval()
+        losses = base_losses(model, examples, config.training.micro_batch_size)
+    except Exception as error:
+        if ran_out_of_memory(error):
+            raise ConfigError(
+                f"{base}: one device has too little memory for the whole model and {config.training.micro_batch_size} "
+                "examples: a smaller training.micro_batch_size, data.max_length or model would help"
+            ) from None
+        raise
+    lines = [
+        json.dumps({"messages": rows[number].messages, config.curriculum.field: loss}, ensure_ascii=False)
+        for number, loss in zip(kept, losses.tolist(), strict=True)
+    ]
+    write_whole(file, "".join(f"{line}\n" for line in lines))
+    return len(lines)
+
+
+@torch.no_grad()
+def base_losses(model: Any, examples: Examples, at_once: int) -> np.ndarray:
+    """Return the mean loss of each example's learned tokens, float64 [examples].
+
+    Args:
+        model: in evaluation.
+        examples: with learned tokens in each.
+        at_once: examples of one forward pass.
+    """
+    losses = np.empty(len(examples))
+    # The longest first, so that a lack of memory shows at once; padding is least where lengths are alike.
+    ranked = np.argsort(-examples.lengths, kind="stable")
+    for begin in range(0, len(ranked), at_once):
+        own = ranked[begin : begin + at_once]
+        length = int(examples.lengths[own[0]])
+        tokens, targets, present = (torch.full((len(own), length), fill) for fill in (0, -100, 0))
+        for place, number in enumerate(own.tolist()):
+            ids, learned = examples[number]
+            tokens[place, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
+            targets[place, : len(ids)] = torch.from_numpy(np.where(learned, ids, -100).astype(np.int64))
+            present[place, : len(ids)] = 1
+        logits = model(input_ids=tokens.to(model.device), attention_mask=present.to(model.device)).logits
+        following = targets[:, 1:].to(model.device)
+        # [B, T - 1, V] as cross_entropy takes it: the classes second.
+        each = torch.nn.functional.cross_entropy(logits[:, :-1].float().mT, following, reduction="none")
+        losses[own] = (each.double().sum(1) / (following != -100).sum(1)).cpu().numpy()
+    return losses

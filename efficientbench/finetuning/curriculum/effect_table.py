@@ -1,0 +1,121 @@
+"""The effect of a curriculum from the records of a folder: runs that differ in their order and their seed alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from efficientbench.basics.errors import ConfigError, MetricsError
+from efficientbench.finetuning.complete import with_later_keys
+from efficientbench.finetuning.config import SAME
+from efficientbench.finetuning.curriculum.effect import COMPARISONS, LossCurve, effects
+from efficientbench.metrics.records.record import RunRecord, load_records
+from efficientbench.planning.plan_table import plain_table
+
+ALL = "all"
+"""Held-out examples of every level."""
+
+
+def print_effects(folder: Path, console: Console) -> None:
+    """Print what order, mixture, difficulties and reversal change in held-out losses, in all and by level.
+
+    Raises:
+        ConfigError: the runs differ in more than order and seed, or no two orders can be compared.
+        MetricsError: there is no such folder, or a record is damaged.
+    """
+    records, damaged = load_records(folder)
+    if damaged:
+        raise MetricsError("; ".join(damaged))
+    runs, notes = _comparable(records)
+    parts = {name: _curves(runs, name) for name in (ALL, *_levels(runs))}
+    table = plain_table(
+        "effect", ("on", "nats", "95 % interval", "verdict"), f"held-out losses of {len(runs)} runs", left=1
+    )
+    found = {name: effects(curves) for name, curves in parts.items()}
+    if not found[ALL]:
+        pairs = "; ".join(f"{first} and {second}" for first, second in COMPARISONS.values())
+        raise ConfigError(f"{folder}: no two orders to compare (curriculum.order): {pairs}")
+    for effect, (first, second) in COMPARISONS.items():
+        for part, own in found.items():
+            if effect in own:
+                each = own[effect]
+                # Levels have intervals alone: a verdict for each would be one of many.
+                verdict = each.verdict if part == ALL else ""
+                name = f"{effect}: {first} − {second}" if part == ALL else ""
+                table.add_row(name, part, f"{each.difference:+.4f}", f"{each.low:+.4f} to {each.high:+.4f}", verdict)
+    console.print(table)
+    console.print()
+    some = next(iter(found[ALL].values()))
+    notes.append(
+        f"paired by seed ({', '.join(map(str, some.seeds))}); each effect at the most loss tokens that both its orders "
+        "have in all seeds; below 0 the first order is better; p values of the verdicts are corrected for their number"
+    )
+    for line in notes:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _comparable(records: Iterable[RunRecord]) -> tuple[list[RunRecord], list[str]]:
+    """Return the completed fine-tunings with the order that they ask for, and a line for each that is left out.
+
+    Raises ConfigError: they differ in more than order and seed.
+    """
+    runs: list[RunRecord] = []
+    notes = []
+    for record in records:
+        if not record.finetuning or record.status != "completed":
+            continue
+        reason = record.finetuning["curriculum"]["reason"]
+        if reason is not None and _order(record) != "random":
+            notes.append(f"{record.run}, seed {record.seed}, is left out: {reason}")
+            continue
+        runs.append(record)
+    kinds = {json.dumps(_other_keys(record), sort_keys=True) for record in runs}
+    if len(kinds) > 1:
+        names = ", ".join(sorted({record.run for record in runs}))
+        raise ConfigError(
+            f"the runs ({names}) differ in more than curriculum.order and seed: name a folder of one kind"
+        )
+    return runs, notes
+
+
+def _order(record: RunRecord) -> str:
+    curriculum = record.config["curriculum"]
+    return "random" if curriculum["use"] == "off" else str(curriculum["order"])
+
+
+def _other_keys(record: RunRecord) -> dict[str, Any]:
+    """Return the configuration without order, seeds and what changes nothing, and what was computed on."""
+    config = {key: value for key, value in with_later_keys(record.config).items() if key not in ("label", *SAME)}
+    config["curriculum"] = {
+        key: value for key, value in config["curriculum"].items() if key not in ("order", "use", "seed")
+    }
+    config["training"] = {key: value for key, value in config["training"].items() if key != "seed"}
+    return {"config": config, "devices": [record.device_name, record.devices]}
+
+
+def _levels(runs: Sequence[RunRecord]) -> list[str]:
+    """Return the names of the levels that all held-out texts have, easiest first."""
+    if not runs:
+        return []
+    names = runs[0].config["curriculum"]["levels"]
+    return [name for name in names if all(name in point["by_level"] for run in runs for point in _points(run))]
+
+
+def _points(record: RunRecord) -> list[dict[str, Any]]:
+    return list(record.finetuning["held_out"])
+
+
+def _curves(runs: Sequence[RunRecord], part: str) -> dict[str, list[LossCurve]]:
+    """Return the curves of each order."""
+    curves: dict[str, list[LossCurve]] = {}
+    for record in runs:
+        points = tuple(
+            (int(point["supervised_tokens"]), float(point["loss"] if part == ALL else point["by_level"][part]))
+            for point in _points(record)
+        )
+        curves.setdefault(_order(record), []).append(LossCurve(int(record.config["training"]["seed"]), points))
+    return curves

@@ -1,0 +1,1 @@
+"""Rows of a file as examples of a prompt and its answer."""

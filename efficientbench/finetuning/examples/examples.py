@@ -1,0 +1,157 @@
+"""Turns rows into tokens with marked answers, and keeps them in one file for the ranks of a node."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from efficientbench.basics.errors import DataError
+from efficientbench.finetuning.config import ExamplesConfig
+from efficientbench.finetuning.curriculum.order import order_hash
+from efficientbench.finetuning.examples.rows import Row
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Template of a tokenizer that has none."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Tokenized examples, one after the other."""
+
+    tokens: np.ndarray
+    """Ids of all examples, int32."""
+    learned: np.ndarray
+    """Whether a token belongs to an answer, bool, like `tokens`."""
+    ends: np.ndarray
+    """Where each example ends in `tokens`, int64 [examples]."""
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return an example's tokens and what of them is learned."""
+        begin = int(self.ends[number - 1]) if number else 0
+        part = slice(begin, int(self.ends[number]))
+        return self.tokens[part], self.learned[part]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each example, int64 [examples]."""
+        return np.diff(self.ends, prepend=0)
+
+    @property
+    def supervised(self) -> np.ndarray:
+        """Tokens of each example that are learned, int64 [examples]."""
+        return np.diff(np.cumsum(self.learned)[self.ends - 1], prepend=0)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of tokens, marks and ends."""
+        digest = hashlib.sha256(self.tokens.astype("<i4").tobytes())
+        digest.update(self.learned.tobytes() + self.ends.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def rows(self) -> list[dict[str, list[int]]]:
+        """Return what TRL trains on: `input_ids`, and `labels` with -100 where nothing is learned."""
+        pairs = (self[number] for number in range(len(self)))
+        return [{"input_ids": ids.tolist(), "labels": np.where(mask, ids, -100).tolist()} for ids, mask in pairs]
+
+
+def joined(pairs: Sequence[tuple[list[int], list[bool]]]) -> Examples:
+    """Return examples of which each is given by its tokens and what of them is learned."""
+    lengths = [len(ids) for ids, _ in pairs]
+    tokens = np.fromiter((token for ids, _ in pairs for token in ids), np.int32, sum(lengths))
+    learned = np.fromiter((mark for _, marks in pairs for mark in marks), np.bool_, sum(lengths))
+    return Examples(tokens, learned, np.cumsum(lengths, dtype=np.int64))
+
+
+def tokenized(rows: Sequence[Row], tokenizer: Any, config: ExamplesConfig) -> tuple[Examples, list[int], int]:
+    """Return the examples, the numbers of the rows that they are of, and how many rows were cut or left out.
+
+    Raises:
+        DataError: an example is too long and `too_long` is error, none is left, or the template refuses one.
+    """
+    pairs, kept, too_long = [], [], 0
+    for number, row in enumerate(rows):
+        ids, learned = _encode(row, tokenizer)
+        if len(ids) > config.max_length:
+            too_long += 1
+            if config.too_long == "error":
+                raise DataError(
+                    f"{row.place}: {len(ids):,} tokens are more than data.max_length={config.max_length:,}; "
+                    "data.too_long=drop leaves such examples out, truncate cuts their answers"
+                )
+            if config.too_long == "drop" or not any(learned[: config.max_length]):
+                continue
+        pairs.append((ids[: config.max_length], learned[: config.max_length]))
+        kept.append(number)
+    if not pairs:
+        raise DataError(
+            f"none of {len(rows):,} examples has an answer within data.max_length={config.max_length:,} tokens"
+        )
+    return joined(pairs), kept, too_long
+
+
+def _encode(row: Row, tokenizer: Any) -> tuple[list[int], list[bool]]:
+    """Return a row's tokens, and which of them are answers: each part is tokenized as it is at generation."""
+    ids: list[int] = []
+    learned: list[bool] = []
+    done = ""
+    for number, message in enumerate(row.messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = _text(row, tokenizer, number, True)
+        whole = _text(row, tokenizer, number + 1, False)
+        if not prompt.startswith(done) or not whole.startswith(prompt):
+            raise DataError(
+                f"{row.place}: the tokenizer's chat template writes earlier turns anew when message {number + 1} is "
+                "added, so that answers cannot be told apart: keep the last answer alone"
+            )
+        for text, is_answer in ((prompt[len(done) :], False), (whole[len(prompt) :], True)):
+            part = tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids += part
+            learned += [is_answer] * len(part)
+        done = whole
+    return ids, learned
+
+
+def _text(row: Row, tokenizer: Any, turns: int, asks: bool) -> str:
+    template = None if tokenizer.chat_template else CHATML
+    try:
+        text: str = tokenizer.apply_chat_template(
+            list(row.messages[:turns]), tokenize=False, add_generation_prompt=asks, chat_template=template
+        )
+    except Exception as error:
+        raise DataError(f"{row.place}: the tokenizer's chat template refuses it: {error}") from None
+    return text
+
+
+def fingerprint_of(train: Examples, held_out: Examples, order: np.ndarray) -> str:
+    """Return the SHA-256 of what a run reads, and in which order."""
+    parts = (train.fingerprint, held_out.fingerprint, order_hash(order))
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def write_examples(path: Path, train: Examples, held_out: Examples, order: np.ndarray, levels: np.ndarray) -> None:
+    """Write what the ranks of a node read; `levels`: of the held-out examples, -1 where one has none."""
+    parts = {f"train_{name}": value for name, value in vars(train).items()}
+    parts |= {f"held_out_{name}": value for name, value in vars(held_out).items()}
+    np.savez(path, order=order, levels=levels, **parts)
+
+
+def read_examples(path: Path) -> tuple[Examples, Examples, np.ndarray, np.ndarray]:
+    """Return what `write_examples` wrote: examples to train on, held-out ones, the order, and the latter's levels."""
+    with np.load(path) as file:
+        train, held_out = (
+            Examples(*(file[f"{name}_{part}"] for part in ("tokens", "learned", "ends")))
+            for name in ("train", "held_out")
+        )
+        return train, held_out, file["order"], file["levels"]

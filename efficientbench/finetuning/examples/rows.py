@@ -1,0 +1,169 @@
+"""Reads rows of examples in the three usual forms, from files or the Hugging Face hub."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from efficientbench.basics.errors import DataError, nearest
+from efficientbench.basics.foreign import check_regular, parse_json, read_text
+from efficientbench.data_tools.tokenizer.hub import is_of_modelscope
+
+Message = dict[str, str]
+FORMS = "{instruction, input, output}, {prompt, completion} or {messages}"
+_KNOWN = ("instruction", "input", "output", "prompt", "completion", "messages")
+_ROLES = ("system", "user", "assistant")
+MOST_BYTES = 1 << 32
+"""Of a JSON file, which is read as a whole."""
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One example before tokenization."""
+
+    messages: tuple[Message, ...]
+    """Turns of `role` and `content`; the last is the assistant's."""
+    difficulty: object
+    """Value of the difficulty's column as it stands; None: it has none."""
+    place: str
+    """Where it is, like `train.jsonl:17`."""
+
+
+def read_rows(path: str | None, difficulty_field: str, levels: Sequence[str]) -> list[Row]:
+    """Return the rows of a file, of a dataset on the hub, or of Python's manual where `path` is None.
+
+    Args:
+        path: as `data.path` of the configuration.
+        difficulty_field: column that holds the difficulty.
+        levels: names that the manual's examples get, by the length of their answers.
+
+    Raises:
+        DataError: nothing to read there, or a row of another form; the message names file, line and key.
+    """
+    found = _manual(levels, difficulty_field) if path is None else _entries(path)
+    rows = [Row(_messages(entry, place), entry.get(difficulty_field), place) for place, entry in found]
+    if not rows:
+        raise DataError(f"{path}: holds no example")
+    return rows
+
+
+def _entries(path: str) -> Iterator[tuple[str, Any]]:
+    file = Path(path)
+    if not file.is_file():
+        if is_of_modelscope(path):
+            raise DataError(
+                f"data.path: `efficientbench-data download {path}` brings its files, of which data.path names the one "
+                "to train on: ModelScope does not say which that is"
+            )
+        if file.exists() or not _HUB.fullmatch(path):
+            raise DataError(
+                f"data.path: {path} is no file; a JSON, JSONL or parquet file serves, or the hub's owner/name"
+            )
+        yield from _of_hub(path)
+    elif file.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            check_regular(file)
+            entries = pyarrow.parquet.read_table(file).to_pylist()
+        except (OSError, pyarrow.ArrowException) as error:
+            raise DataError(f"{path}: cannot be read as parquet: {error}") from None
+        yield from ((f"{path}: row {number}", entry) for number, entry in enumerate(entries, 1))
+    else:
+        yield from _of_json(file)
+
+
+def _of_json(file: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        # Some editors begin a file with a byte order mark.
+        text = read_text(file, "utf-8-sig", MOST_BYTES)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: cannot be read: {error}") from None
+    if text.lstrip().startswith("["):
+        try:
+            entries = parse_json(text)
+        except ValueError as error:
+            raise DataError(f"{file}: is no JSON: {error}") from None
+        yield from ((f"{file}: item {number}", entry) for number, entry in enumerate(entries, 1))
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            yield f"{file}:{number}", parse_json(line)
+        except ValueError as error:
+            raise DataError(f"{file}:{number}: is no JSON: {error}") from None
+
+
+def _of_hub(name: str) -> Iterator[tuple[str, Any]]:
+    import datasets
+
+    try:
+        loaded = datasets.load_dataset(name, split="train")
+    except Exception as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"data.path: {name} is neither a file nor a dataset that the hub gives: {first}") from None
+    yield from ((f"{name}: row {number}", entry) for number, entry in enumerate(loaded, 1))
+
+
+def _manual(levels: Sequence[str], difficulty_field: str) -> Iterator[tuple[str, Any]]:
+    """Yield paragraphs of the manual that every Python carries, each the answer to the one before."""
+    topics: Mapping[str, str] = importlib.import_module("pydoc_data.topics").topics
+    found = []
+    for topic, text in sorted(topics.items()):
+        parts = [" ".join(part.split()) for part in text.split("\n\n")]
+        prose = [part for part in parts if 40 <= len(part) <= 320]
+        found += [(topic, *pair) for pair in zip(prose[:-1], prose[1:], strict=True)]
+    by_length = sorted(range(len(found)), key=lambda number: len(found[number][2]))
+    level = {number: levels[place * len(levels) // len(found)] for place, number in enumerate(by_length)}
+    for number, (topic, before, after) in enumerate(found):
+        entry = {"instruction": f"Continue Python's manual on {topic}.", "input": before, "output": after}
+        yield f"Python's manual: paragraph {number + 1}", {**entry, difficulty_field: level[number]}
+
+
+def _messages(entry: Any, place: str) -> tuple[Message, ...]:
+    if not isinstance(entry, Mapping):
+        raise DataError(f"{place}: {str(entry)[:60]!r} is no object; an example is {FORMS}")
+    if entry.get("messages") is not None:
+        return _checked(entry["messages"], place, "messages")
+    if "prompt" in entry and "completion" in entry:
+        prompt, completion = entry["prompt"], entry["completion"]
+        if isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
+        if isinstance(completion, str):
+            completion = [{"role": "assistant", "content": completion}]
+        if not isinstance(prompt, list) or not isinstance(completion, list):
+            raise DataError(f"{place}: prompt and completion are texts, or lists of messages")
+        return _checked([*prompt, *completion], place, "completion")
+    if "instruction" in entry and "output" in entry:
+        texts = {key: entry.get(key) or "" for key in ("instruction", "input", "output")}
+        for key, text in texts.items():
+            if not isinstance(text, str):
+                raise DataError(f"{place}: {key}: {str(text)[:60]!r} is no text")
+        asked = "\n".join(text for text in (texts["instruction"], texts["input"]) if text)
+        turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": texts["output"]}]
+        return _checked(turns, place, "output")
+    near = {key: known for key in entry if key not in _KNOWN and (known := nearest(str(key), _KNOWN))}
+    hint = "".join(f"; did you mean {known} for {key}?" for key, known in near.items())
+    raise DataError(f"{place}: has the keys {', '.join(map(str, entry)) or 'none'}; an example is {FORMS}{hint}")
+
+
+def _checked(turns: Any, place: str, key: str) -> tuple[Message, ...]:
+    if not isinstance(turns, list) or not turns:
+        raise DataError(f"{place}: {key}: is no list of {{role, content}}")
+    for number, turn in enumerate(turns, 1):
+        if not isinstance(turn, Mapping) or turn.get("role") not in _ROLES or not isinstance(turn.get("content"), str):
+            raise DataError(
+                f"{place}: {key}: message {number} is not {{role, content}}, with a text and one of {', '.join(_ROLES)}"
+            )
+    if turns[-1]["role"] != "assistant" or not turns[-1]["content"].strip():
+        raise DataError(f"{place}: {key}: the last message is no answer of the assistant, of which it could be learned")
+    return tuple({"role": turn["role"], "content": turn["content"]} for turn in turns)

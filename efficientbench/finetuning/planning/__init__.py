@@ -1,0 +1,1 @@
+"""What a fine-tuning will need, by formulas, without torch."""

@@ -1,0 +1,82 @@
+"""The part of a configuration that a plan needs, without a device and without torch."""
+
+from __future__ import annotations
+
+from efficientbench.basics.errors import ConfigError
+from efficientbench.devices.registry import all_devices
+from efficientbench.finetuning.config import TINY, TINY_SHAPE, FinetuneConfig
+from efficientbench.finetuning.methods import WITH_ADAPTER, check_layers, check_targets
+from efficientbench.finetuning.planning.cost import TILE_BYTES, TRITON_TILE_BYTES, Trained, ZeroLayout
+from efficientbench.finetuning.planning.plan import PlanRequest, ranks_of_a_node
+from efficientbench.finetuning.planning.shapes import Shape, shape_of, shape_of_config
+from efficientbench.finetuning.planning.step import Rates
+from efficientbench.metrics.sensors.hardware import device_rates
+
+MEMORY_GB = 64.0
+"""Of an Ascend 910B, where no device is named."""
+
+
+def shape_of_base(model: str) -> Shape:
+    """Return the shape of a base model as the configuration names it. Raises ConfigError: it is not known."""
+    return shape_of_config(TINY_SHAPE) if model == TINY else shape_of(model)
+
+
+def plan_request(
+    config: FinetuneConfig, world: int, devices_per_node: int, device: str | None, memory_gb: float | None
+) -> PlanRequest:
+    """Return what is to be planned.
+
+    Args:
+        config: the run.
+        world: ranks of all nodes.
+        devices_per_node: accelerators of a node.
+        device: a row of `metrics/sensors/hardware.yaml`; None: the plan has no times, or those of computing alone where
+            `measurement.peak_flops` is set.
+        memory_gb: of a device; None: the row's, or MEMORY_GB.
+
+    Raises:
+        ConfigError: the batch cannot be divided, the model's shape is not known, the model lacks a layer that is to get
+            an adapter, or the ranks are not whole nodes.
+        MetricsError: there is no such device.
+    """
+    try:
+        accumulation = config.accumulation(world)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    found = device_rates(device, config.training.dtype, config.measurement.peak_flops) if device else None
+    capacity = memory_gb * 1e9 if memory_gb is not None else (found.memory_bytes if found else None)
+    shape = shape_of_base(config.model)
+    adapter, zero = config.adapter, config.zero
+    if config.method in WITH_ADAPTER:
+        check_targets(adapter.targets, shape.matrices)
+    if config.method == "freeze":
+        check_layers(adapter.freeze_layers, shape.layers)
+    layout = ZeroLayout(
+        world=world,
+        per_node=ranks_of_a_node(world, devices_per_node),
+        stage=zero.stage,
+        # As DeepSpeed does: a group has no more ranks than there are.
+        hpz=min(zero.hpz, world),
+        micro=config.training.micro_batch_size,
+        accumulation=accumulation,
+        recompute=config.training.recompute,
+        offload=zero.offload,
+        tokens=config.data.max_length,
+        persistence=10 * shape.hidden if zero.persistence_threshold is None else zero.persistence_threshold,
+        tile_bytes=_tile_bytes(found.backend if found else None),
+    )
+    peak = config.measurement.peak_flops
+    rates = Rates("the device of measurement.peak_flops", peak) if peak is not None else None
+    if found is not None:
+        rates = Rates(found.name, found.peak_flops, found.in_node_bytes_s, found.between_nodes_bytes_s)
+    trained = Trained(config.method, adapter.r, adapter.targets, adapter.freeze_layers)
+    return PlanRequest(config.name, shape, trained, layout, capacity or MEMORY_GB * 1e9, rates, config.training.dtype)
+
+
+def _tile_bytes(backend: str | None) -> int:
+    """Return the bytes of a logit while the loss is computed, by the backend of the device; None: it is not named.
+
+    TRL has a kernel for it where Triton serves the device type.
+    """
+    has_triton = any(each.triton for each in all_devices() if each.backend == backend)
+    return TRITON_TILE_BYTES if has_triton else TILE_BYTES

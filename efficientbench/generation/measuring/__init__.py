@@ -1,0 +1,1 @@
+"""What generation costs, measured."""

@@ -1,0 +1,292 @@
+"""`efficientbench generate --measure`: a row for each combination, a record after each row, a table."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+
+from efficientbench.architecture.registry import load_kinds
+from efficientbench.basics.errors import ConfigError, GenerationError
+from efficientbench.config.matrix import MATRIX
+from efficientbench.config.schema import RunConfig
+from efficientbench.devices.base import Device
+from efficientbench.devices.registry import find_device
+from efficientbench.generation.generate import check_lengths
+from efficientbench.generation.memory import Case, batch_that_fits, too_large, usable_bytes
+from efficientbench.generation.open_run import in_one_process, opened, with_random_weights
+from efficientbench.launchers.processes.worker_process import module_command
+from efficientbench.metrics.records.environment import sensor_states
+from efficientbench.metrics.records.generation.generation import (
+    GENERATION_NAME,
+    GenerationRecord,
+    GenerationRow,
+    read_generation,
+    write_generation,
+)
+from efficientbench.metrics.report.sections.generation import beside, print_generation
+from efficientbench.metrics.sensors.hardware import memory_bandwidth
+from efficientbench.planning import generation_plan
+from efficientbench.planning.vocabulary import resolve_run
+from efficientbench.running.failures import ran_out_of_memory
+from efficientbench.running.identity import run_environment, subject
+from efficientbench.running.output_folder import OutputFolder
+
+if TYPE_CHECKING:
+    from efficientbench.generation.measuring.measure import Setting
+    from efficientbench.metrics.monitoring.measurement import RunMeasurement
+    from efficientbench.model.gpt import GPT
+
+
+# Measure generation with several models, each in a process of its own, and print them in one table.
+#
+# What a model leaves in memory, and what is compiled for it, would count in the next one's figures.
+
+
+def measure_several(
+    runs: Sequence[str], arguments: Sequence[str], options: Sequence[str], smoke: bool, matrix: Path
+) -> int:
+    """Measure one model after another, and print those of which a row was measured; return the exit code.
+
+    It is that of an interruption, after which no further model is measured, else the first that is not 0.
+
+    Args:
+        runs: folders, and names of a matrix.
+        arguments: overrides of the configuration, for all names.
+        options: of `efficientbench generate` for each, `--measure` among them.
+        smoke: whether names stand for scaled-down models; among `options`, too.
+        matrix: where the names are looked up; among `options`, too.
+
+    Raises:
+        ConfigError: a name or an override is wrong; nothing has been measured then.
+    """
+    folders = [record_folder(run, arguments, smoke, matrix) for run in runs]
+    codes: list[int] = []
+    for run in runs:
+        codes.append(_exit_code(module_command("efficientbench.cli", "generate", run, *arguments, *options)))
+        if codes[-1] == INTERRUPTED:
+            break
+    records = [read_generation(folder.generation) for folder, code in zip(folders, codes, strict=False) if code == 0]
+    print_generation(beside(records, []), [], Console())
+    return INTERRUPTED if INTERRUPTED in codes else next(filter(None, codes), 0)
+
+
+def _exit_code(command: Sequence[str]) -> int:
+    """Run a command to its end, also after Ctrl-C, which it gets too: it then ends with what it has measured."""
+    with subprocess.Popen(command) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.wait()
+            return INTERRUPTED
+
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+TRAINING_ONLY = ("cross_entropy", "weight_gradient", "grouped_weight_gradient")
+"""Parts of a model's kernels that generation does not use."""
+
+EAGER = "eager, an operation at a time"
+COMPILED = "a step by torch.compile, with a graph for each power of two of positions"
+# AssertionError: what torch 2.13 raises for nested `with` blocks in the bytecode of Python 3.13.
+COMPILING = frozenset({"TorchDynamoException", "FailOnRecompileLimitHit", "AssertionError"})
+"""Names of what torch raises for a step that it cannot compile, or not for so many lengths."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model to measure."""
+
+    model: GPT
+    config: RunConfig
+    weights: str
+    """'random', or the step of its checkpoint."""
+    folder: OutputFolder
+    """Where the record goes."""
+
+
+@contextlib.contextmanager
+def target(run: str, arguments: Sequence[str], smoke: bool, step: int | None, matrix: Path) -> Iterator[Target]:
+    """Build what a command line names: the model of a run's folder, or one of a matrix with random weights.
+
+    Raises:
+        ConfigError: a name with several ranks; and as `opened` and `resolve`.
+        CheckpointError, DataError, DeviceError: as these.
+    """
+    if _is_folder(run):
+        folder = record_folder(run, arguments, smoke, matrix)
+        load_kinds(arguments)
+        with opened(Path(run), step) as found:
+            for problem in found.warnings:
+                print(f"warning: {problem}", file=sys.stderr)
+            yield Target(found.model, found.config, f"step {found.step}", folder)
+        return
+    if step is not None:
+        raise ConfigError(f"--step: {run} is a run of the matrix, and gets random weights: give a run's folder")
+    config, said = _named(run, arguments, smoke, matrix)
+    if said:
+        print(said)
+    with with_random_weights(config) as model:
+        yield Target(model, in_one_process(config), "random", OutputFolder.of(config))
+
+
+def record_folder(run: str, arguments: Sequence[str], smoke: bool, matrix: Path) -> OutputFolder:
+    """Return the folder that the record of a run's folder, or of a name, goes to.
+
+    Raises:
+        ConfigError: an option that is of names goes with a folder; or the name is wrong, an override, or has several
+            ranks.
+    """
+    if not _is_folder(run):
+        return OutputFolder.of(_named(run, arguments, smoke, matrix)[0])
+    if smoke:
+        raise ConfigError(f"--smoke: {run} is a folder, whose model has its size")
+    if matrix != MATRIX:
+        raise ConfigError(f"--matrix: {run} is a folder, whose model is its own: give a run's name")
+    return OutputFolder(Path(run))
+
+
+def _is_folder(run: str) -> bool:
+    return Path(run).is_dir() or len(Path(run).parts) > 1
+
+
+def _named(run: str, arguments: Sequence[str], smoke: bool, matrix: Path) -> tuple[RunConfig, str | None]:
+    """Return the configuration of a run's name, and what to print of its vocabulary, if anything."""
+    config, said = resolve_run(run, smoke, arguments, matrix)
+    for axis in ("tp", "cp", "pp", "vpp", "ep", "dp"):
+        size = getattr(config.parallel, axis)
+        if size is not None and size > 1:
+            raise ConfigError(
+                f"parallel.{axis}={size}: generation is measured in one process on one device: set parallel.{axis}=1"
+            )
+    return config, said
+
+
+def measure_run(found: Target, cases: Sequence[Case], repeats: int, compiled: bool = False) -> int:
+    """Measure all rows, write the record, print the table; return the exit code: 1 where no row could be measured.
+
+    Raises ConfigError: steps shall be compiled of a model with experts, or the folder cannot be written.
+    """
+    from efficientbench.generation.measuring.measure import Setting
+    from efficientbench.generation.measuring.results import print_results
+
+    if compiled and found.config.model.moe is not None:
+        raise ConfigError("--compile: which experts get tokens is decided in the step, which has no graph of its own")
+    device = find_device(found.config.device, trains=False)
+    peak, source = _bandwidth(device)
+    setting = Setting(found.model, found.config, device, peak, source, repeats, compiled)
+    book = _Book(found, setting)
+    try:
+        for case in cases:
+            book.add(*_row(setting, case))
+    except KeyboardInterrupt:
+        if book.rows:
+            print_results(book.record("stopped"))
+        return INTERRUPTED
+    book.write("completed")
+    print_results(book.record("completed"))
+    print(f"record       {found.folder.generation}")
+    return 0 if any(row.failure is None for row in book.rows) else 1
+
+
+def _bandwidth(device: Device) -> tuple[float | None, str]:
+    """Return the device's peak bandwidth in bytes a second, and where it is from, or why it is not known.
+
+    That of a host is measured.
+    """
+    if device.memory_capacity_bytes() is None:
+        return generation_plan.memory_bytes_s(), f"measured before the first row: {generation_plan.METHOD}"
+    return memory_bandwidth(device.names()[0])
+
+
+class _Book:
+    """The rows so far, and the record that they make."""
+
+    def __init__(self, found: Target, setting: Setting) -> None:
+        from efficientbench.model.kernels.names import kernel_names
+
+        self.found, self.setting = found, setting
+        self.began_s, self.started_at = time.monotonic(), datetime.now(timezone.utc)
+        self.rows: list[GenerationRow] = []
+        names = kernel_names(found.config, setting.device.type)
+        self.kernels = {part: name for part, name in names.items() if part not in TRAINING_ONLY}
+        self.environment: dict[str, Any] = run_environment(found.config, setting.device)
+
+    def add(self, row: GenerationRow, measured: RunMeasurement | None) -> None:
+        """Add a row, and write the record: a kill loses nothing that was measured. The first moves an earlier record.
+
+        Raises ConfigError: the folder cannot be written.
+        """
+        if not self.rows:
+            folder = self.found.folder
+            try:
+                folder.set_aside((GENERATION_NAME,))
+            except OSError as error:
+                raise folder.unwritable(error) from None
+        self.rows.append(row)
+        if measured is not None:
+            self.environment["sensors"] = sensor_states(measured.sensors)
+        self.write("stopped")
+
+    def write(self, status: Literal["completed", "stopped"]) -> None:
+        write_generation(self.record(status), self.found.folder.generation)
+
+    def record(self, status: Literal["completed", "stopped"]) -> GenerationRecord:
+        """Return the record of the rows so far."""
+        from efficientbench.model.cache import Stateful
+
+        config, setting = self.found.config, self.setting
+        layers = [layer for layer in self.found.model.modules() if isinstance(layer, Stateful)]
+        launched = COMPILED if setting.compiled else EAGER
+        return GenerationRecord(
+            **subject(config),
+            devices=1,
+            device_name=setting.device.names()[0],
+            dtype=config.training.dtype,
+            weights=self.found.weights,
+            decode_path=f"{launched}; attention: {layers[0].decodes_by}",
+            steps="compiled" if setting.compiled else "eager",
+            status=status,
+            started_at=self.started_at.isoformat(timespec="seconds"),
+            duration_s=time.monotonic() - self.began_s,
+            peak_bytes_s=setting.peak_bytes_s,
+            peak_bytes_source=setting.peak_source,
+            kernels=self.kernels,
+            rows=self.rows,
+            config=config.model_dump(mode="json"),
+            environment=self.environment,
+        )
+
+
+def _row(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement | None]:
+    """Measure a row, or return why it cannot be measured."""
+    from efficientbench.generation.measuring.measure import measure
+
+    config, usable = setting.config, usable_bytes(setting.device)
+    reason = too_large(config, case, usable)
+    try:
+        if reason is None:
+            check_lengths(config.model, [range(case.prompt_tokens)], case.max_new_tokens)
+            return measure(setting, case)
+    except (ConfigError, GenerationError) as error:
+        reason = str(error)
+    except Exception as error:
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        if ran_out_of_memory(error):
+            reason = f"out of memory at batch {case.batch:,}: {first_line}; {batch_that_fits(config, case, usable)}"
+        elif setting.compiled and not COMPILING.isdisjoint(each.__name__ for each in type(error).__mro__):
+            reason = f"torch.compile failed: {first_line}"
+        else:
+            raise
+    failed = GenerationRow(
+        prompt_tokens=case.prompt_tokens, batch=case.batch, max_new_tokens=case.max_new_tokens, failure=reason
+    )
+    return failed, None

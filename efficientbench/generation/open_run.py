@@ -1,0 +1,116 @@
+"""Open a run's folder to generate with its model, in this process alone or on several ranks together."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from efficientbench.config.schema import KernelsConfig, ParallelConfig, RunConfig
+from efficientbench.costs.model import cache_bytes
+from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
+from efficientbench.devices.base import Device
+from efficientbench.devices.registry import find_device
+from efficientbench.running.trained import TrainedRun, trained_config
+
+if TYPE_CHECKING:
+    import torch
+
+    from efficientbench.model.gpt import GPT
+
+WAIT_S = 86_400.0
+"""How long ranks wait for each other, as while one reads a corpus; one that has ended is seen by the launcher."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A trained model that is ready to generate."""
+
+    model: GPT
+    config: RunConfig
+    tokenizer: TextTokenizer
+    step: int
+    """The checkpoint's."""
+    warnings: tuple[str, ...]
+    """Why newer checkpoints were passed over."""
+
+
+@contextlib.contextmanager
+def opened(folder: Path, step: int | None = None, parallel: ParallelConfig | None = None) -> Iterator[Opened]:
+    """Build the model of a run with the weights of a checkpoint, which any layout may have written.
+
+    Args:
+        folder: of the run.
+        step: of the checkpoint; None: the newest that is whole.
+        parallel: the layout of the ranks that open it together, each started by a launcher; None: this process alone.
+
+    Raises:
+        ConfigError: it is no run's folder, has no such checkpoint, or its model cannot generate.
+        CheckpointError: the checkpoint is damaged.
+        DataError: the tokenizer is damaged.
+        DeviceError: this machine cannot use the run's device.
+    """
+    run = TrainedRun.read(folder)
+    cache_bytes(run.job.config.model, 1, run.job.config.training.dtype)
+    tokenizer = run.tokenizer()
+    checkpoint, problems = run.checkpoint(step)
+    device, place = _prepared(run.job.config, 0 if parallel is None else int(os.environ["LOCAL_RANK"]))
+    from efficientbench.model.gpt import trained_model
+    from efficientbench.training import groups
+    from efficientbench.training.checkpoints.read import Weights
+
+    weights = Weights(checkpoint)
+    # Not training's kernels: this machine may lack them.
+    trained = trained_config(weights.manifest.config).model_copy(update={"kernels": KernelsConfig()})
+    config = in_one_process(trained)
+    with contextlib.ExitStack() as stack:
+        if parallel is None:
+            stack.enter_context(groups.one_rank(device.backend))
+        else:
+            config = config.model_copy(update={"parallel": parallel})
+            stack.enter_context(groups.world(device.backend, WAIT_S, device.group_device(place, parallel.pp)))
+            stack.enter_context(groups.model_parallel(parallel, 0, WAIT_S))
+        model = trained_model(config, place, weights)
+        yield Opened(model, config, tokenizer, weights.manifest.step, tuple(problems))
+
+
+@contextlib.contextmanager
+def with_random_weights(config: RunConfig) -> Iterator[GPT]:
+    """Build the model of a configuration with the weights that its training would begin with.
+
+    Raises:
+        ConfigError: the model cannot generate.
+        DeviceError: this machine cannot use the device.
+    """
+    cache_bytes(config.model, 1, config.training.dtype)
+    device, place = _prepared(config)
+    from efficientbench.model.gpt import build_stages
+    from efficientbench.training import groups
+
+    with groups.one_rank(device.backend):
+        [model] = build_stages(in_one_process(config), place)
+        yield model.eval()
+
+
+def in_one_process(config: RunConfig) -> RunConfig:
+    """Return a run's configuration for one rank that only computes forward passes, of any length."""
+    training = config.training.model_copy(update={"recompute": "none"})
+    kernels = config.kernels.model_copy(update={"fused": False})
+    return config.model_copy(update={"parallel": ParallelConfig(), "kernels": kernels, "training": training})
+
+
+def _prepared(config: RunConfig, local_rank: int = 0) -> tuple[Device, torch.device]:
+    """Make the run's device ready. Call it before whatever imports Megatron, which asks for the device."""
+    device = find_device(config.device, trains=False)
+    device.check(config.training.dtype)
+    place = device.prepare(local_rank)
+    # Megatron logs at length what it would do with others.
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="megatron")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    return device, place

@@ -1,1 +1,0 @@
-"""The language in which help and checks speak."""

@@ -1,0 +1,149 @@
+"""Run the steps of a pipeline one after the other, up to the first that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.files import disk_errors_explained, exclusive_lock, write_file
+from efficientbench.devices.registry import device_called, find_device
+from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
+from efficientbench.launchers.processes.launch import received_signals
+from efficientbench.launchers.processes.worker_process import module_command
+from efficientbench.speedrun.request import Request, keep_choices
+from efficientbench.speedrun.steps import DATA_TOOLS, TOOLS, Kind, Step, make_pipeline
+from efficientbench.sweep.child import stop_with_parent
+
+MODULES = {TOOLS: "efficientbench.cli", DATA_TOOLS: "efficientbench.data_tools"}
+"""Program → the module that it runs."""
+POLL_S = 0.2
+"""Time between two looks at a command. Runs are measured meanwhile, so that this process must take no CPU time."""
+
+
+def device_type(name: str) -> str:
+    """Return the device type of a name; of `auto` that of the first accelerator that can be used, else the CPU.
+
+    Raises DeviceError: there is no such type.
+    """
+    # Whether a named one can be used, the first step finds out, which says more.
+    return find_device().type if name == "auto" else device_called(name).type
+
+
+def speedrun(request: Request, dry_run: bool = False) -> int:
+    """Do what a pipeline still lacks; return the exit code of the first step that fails, else 0.
+
+    Args:
+        request: the pipeline.
+        dry_run: print the commands, and run none. Only the files that name the runs are written.
+
+    Raises:
+        ConfigError: a mistake in the request, or the folder was made from other data.
+        DataError: the folder is damaged.
+        MetricsError: Weights & Biases is to get the runs, and is not installed.
+    """
+    request.check()
+    try:
+        request.work.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(request.work / "lock"):
+            pipeline = make_pipeline(request)
+            if not dry_run:
+                keep_choices(request)
+    except OSError as error:
+        raise ConfigError(f"--work {request.work}: cannot be written: {error.strerror}") from None
+    node = Cluster.from_environment(os.environ).node_rank if request.mode == "dlc" else 0
+    if dry_run:
+        for number, step in enumerate(pipeline.steps, start=1):
+            announce(step, number, len(pipeline.steps))
+        return 0
+    if code := perform(pipeline.steps, request.work, node):
+        return code
+    for folder in pipeline.chat:
+        print(f"\n{folder}: talk with it")
+        if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ:
+            # The script that called this has set its own PATH alone.
+            print(f"  source {shlex.quote(f'{sys.prefix}/bin/activate')}")
+        print(f"  efficientbench chat {shlex.quote(str(folder))}")
+        print(f"  efficientbench serve {shlex.quote(str(folder))}", flush=True)
+    return 0
+
+
+def perform(steps: Sequence[Step], work: Path, node: int = 0) -> int:
+    """Run each step that is not complete; return the exit code of the first that fails, else 0.
+
+    Stop signals go to the command that runs, which saves and ends; no further one starts.
+
+    Args:
+        steps: in their order.
+        work: folder whose lock lets one node at a time prepare.
+        node: number of this one among those that share the folder; 0 where it is alone.
+
+    Raises:
+        DataError: the mark of a complete step cannot be written.
+    """
+    for number, step in enumerate(steps, start=1):
+        if step.kind is Kind.MEASURE and node > 0:
+            continue
+        lock = exclusive_lock(work / "lock") if step.kind is Kind.PREPARE else contextlib.nullcontext()
+        with lock:
+            announce(step, number, len(steps))
+            code = 0 if step.left_out or step.complete else _run(step)
+        if code in STOP_EXIT_CODES.values():
+            print("stopped: the same command goes on from here", file=sys.stderr)
+            return code
+        if code:
+            print(f"error: {step.name}: {_hint(step)}", file=sys.stderr)
+            return code
+    return 0
+
+
+def announce(step: Step, number: int, count: int) -> None:
+    """Print what a step is, and its command, or why none runs."""
+    state = f": left out: {step.left_out}" if step.left_out else ": complete" if step.complete else ""
+    print(f"== {number} of {count}, {step.name}{state}", flush=True)
+    if not state:
+        print(f"   {shlex.join(step.command)}", flush=True)
+
+
+def _run(step: Step) -> int:
+    """Run a step's command to its end, and write its mark; return the exit code, as a shell has it."""
+    program, *words = step.command
+    with received_signals() as signals:
+        # A session of its own: Ctrl-C reaches it once, through this process.
+        child = subprocess.Popen(
+            module_command(MODULES[program], *words),
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=stop_with_parent,
+        )
+        sent = 0
+        while child.poll() is None:
+            for number in signals[sent:]:
+                sent += 1
+                child.send_signal(number)
+            time.sleep(POLL_S)
+    if signals:
+        return STOP_EXIT_CODES[signal.Signals(signals[0])]
+    code = child.returncode if child.returncode >= 0 else 128 - child.returncode
+    if code == 0 and step.made is not None and step.mark is not None:
+        with disk_errors_explained(step.made.parent):
+            write_file(step.made, step.mark.encode())
+    return code
+
+
+def _hint(step: Step) -> str:
+    if step.kind is Kind.CHECK:
+        return (
+            "this machine does not pass the check above, so nothing was trained; on Ascend bash "
+            "launchers/fix_ascend_env.sh prints more, and --device cpu runs a short one here"
+        )
+    return "failed; what is complete stays, and the same command goes on from here"

@@ -1,0 +1,159 @@
+"""The runs of a pipeline as a matrix of their own: the stages of chat.yaml, in any depth and architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.files import write_file
+from efficientbench.basics.foreign import read_whole
+from efficientbench.config.load import merged
+from efficientbench.config.matrix import CHAT, Matrix, Overlay, load_matrix, load_yaml
+from efficientbench.speedrun.request import BASE, MID, RL, SFT, STAGES, Request
+
+HEAD_DIM, WIDTH_PER_LAYER = 128, 64
+"""Of every depth: see chat.yaml."""
+RATE_BY_WIDTH = 0.46
+"""Learning rate times hidden size, as of d12, d16 and d20."""
+
+SHORT: Overlay = {
+    # Any CPU computes float32 well; some take ten times as long in bf16.
+    "training": {
+        "dtype": "fp32",
+        "seq_len": 512,
+        "micro_batch_size": 4,
+        "global_batch_size": 4,
+        "learning_rate": 3e-3,
+        "validation_interval": 0,
+        "validation_tokens": 8192,
+    },
+    "measurement": {"min_steps": 10},
+    # A few hundred documents: a hundredth of them would be too few to validate on.
+    "data": {"split": [9, 1, 0]},
+}
+"""For all stages of a short pipeline."""
+SHORT_STAGES: Mapping[str, Overlay] = {
+    BASE: {"training": {"steps": 100, "min_learning_rate": 3e-4}},
+    MID: {"training": {"steps": 60}},
+    # So few steps learn nothing at a fiftieth of the rates.
+    SFT: {"training": {"steps": 60, "lr_scale": 0.5}},
+    RL: {
+        "training": {"steps": 50, "lr_scale": 0.1, "micro_batch_size": 8, "global_batch_size": 8},
+        "rl": {"samples": 4, "max_new_tokens": 64, "test_every": 50, "test_limit": 20, "test_samples": 4},
+    },
+}
+
+
+class _WithoutAnchors(yaml.SafeDumper):
+    """Writes what occurs several times as often as that, for people to read."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def run_name(stage: str, variant: str | None, depth: int) -> str:
+    """Return the name of a stage's run, like `mid_mla_d12`; the architecture of chat.yaml has no name in it."""
+    return "_".join([stage, *([variant] if variant else []), f"d{depth}"])
+
+
+def write_matrix(request: Request, variant: str | None) -> Path:
+    """Write the file that names the runs of an architecture; leave one alone that says the same.
+
+    Raises:
+        ConfigError: matrix.yaml has no such variant.
+        OSError: the folder cannot be written.
+    """
+    content = make_matrix(variant, request.layers, request.tokens, request.short)
+    path = request.work / f"{variant or 'chat'}_d{request.layers}.yaml"
+    about = "# The runs of this pipeline, as `efficientbench run NAME --matrix FILE` takes them.\n"
+    text = (about + yaml.dump(content, Dumper=_WithoutAnchors, sort_keys=False, default_flow_style=None)).encode()
+    if not path.is_file() or read_whole(path) != text:
+        write_file(path, text)
+    return path
+
+
+def make_matrix(variant: str | None, depth: int, vocabulary: int, short: bool) -> dict[str, Any]:
+    """Return the matrix of an architecture: a run for each stage, in one depth.
+
+    Raises ConfigError: matrix.yaml has no such variant.
+    """
+    chat: Matrix = load_yaml(CHAT, Matrix)
+    architecture = _architecture(variant)
+    names = {stage: run_name(stage, variant, depth).rpartition("_")[0] for stage in STAGES}
+    size = f"d{depth}"
+    variants = {
+        name: _stage(chat.variants[stage], architecture, SHORT_STAGES[stage] if short else None)
+        for stage, name in names.items()
+    }
+    return {
+        "sizes": {size: _size(chat, depth, vocabulary)},
+        "variants": variants,
+        "suites": {"chat": [{"variants": [*variants], "sizes": [size]}]},
+    }
+
+
+def _architecture(variant: str | None) -> Overlay:
+    """Return what a variant of matrix.yaml sets; attention is that of chat.yaml where it sets none."""
+    known = load_matrix().variants
+    if variant is not None and variant not in known:
+        near = nearest(variant, known)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
+        raise ConfigError(f"--variant: there is no variant called {variant[:80]!r}: {hint}")
+    layer = known[variant] if variant else {}
+    model = {**known["mha"]["model"], **layer.get("model", {})}
+    return {**layer, "model": model}
+
+
+def _stage(stage: Overlay, architecture: Overlay, short: Overlay | None) -> Overlay:
+    layer = merged(architecture, stage)
+    if short is None:
+        return layer
+    layer = merged(merged(layer, SHORT), short)
+    # Its length is a number of steps: a layer of the configuration has one length.
+    layer["training"].pop("epochs", None)
+    return layer
+
+
+def _size(chat: Matrix, depth: int, vocabulary: int) -> Overlay:
+    """Return the shapes and the batch of a depth: those of chat.yaml, or by its rules."""
+    known = chat.sizes.get(f"d{depth}")
+    layer = known or _other_depth(chat, depth)
+    model = {**layer["model"], "vocab_size": vocabulary}
+    # Each architecture brings its own.
+    model.pop("attention", None)
+    return {**layer, "model": model, "data": {"trained_vocab_size": vocabulary}}
+
+
+def _other_depth(chat: Matrix, depth: int) -> Overlay:
+    """Return what chat.yaml would have for a depth that it does not name: 20 tokens for each parameter."""
+    depths = [int(name.removeprefix("d")) for name in chat.sizes]
+    near = chat.sizes[f"d{max((each for each in depths if each <= depth), default=min(depths))}"]
+    rate = RATE_BY_WIDTH / (WIDTH_PER_LAYER * depth)
+    training = {
+        **near["training"],
+        "tokens": "20x",
+        "learning_rate": _rounded(rate),
+        "min_learning_rate": _rounded(rate / 10),
+    }
+    training.pop("steps", None)
+    return {"model": shapes(depth), "training": training}
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.2g}")
+
+
+def shapes(depth: int) -> dict[str, int]:
+    """Return layers and widths of a depth, by the rules of chat.yaml."""
+    hidden = WIDTH_PER_LAYER * depth
+    return {
+        "layers": depth,
+        "hidden_size": hidden,
+        "heads": -(-hidden // HEAD_DIM),
+        "head_dim": HEAD_DIM,
+        "ffn_hidden_size": -(-hidden * 8 // (3 * 128)) * 128,
+    }

@@ -1,0 +1,198 @@
+"""The request that a pipeline gets, and from what its folder was made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from efficientbench.basics.errors import ConfigError, DataError
+from efficientbench.basics.files import sha256, write_file
+from efficientbench.basics.foreign import parse_json, read_whole
+from efficientbench.config.matrix import EXPERIMENTS
+from efficientbench.evaluation.core.bundle import read_bundle
+
+STAGES = BASE, MID, SFT, RL = ("base", "mid", "sft", "rl")
+"""In their order: each begins with the weights of the one before."""
+MIXTURES = {MID: EXPERIMENTS / "mid_mixture.yaml", SFT: EXPERIMENTS / "sft_mixture.yaml"}
+"""Conversations from the hub, as nanochat takes them."""
+CHOICES = "choices.json"
+KEPT = ("text", "files", "mixtures", "task_data", "allow_code", "limit", "vocabulary", "short")
+"""Fields of a request that further models of the folder share."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Data, models and places of a pipeline."""
+
+    work: Path
+    """Folder of everything that is made."""
+    device: str
+    """Device type."""
+    text: Path | None = None
+    """What the base learns; None: FineWeb-Edu."""
+    files: int = 3
+    """Of FineWeb-Edu."""
+    mixtures: Mapping[str, Path] = field(default_factory=dict)
+    """Stage → file that names its conversations, in place of that of `MIXTURES`."""
+    task_data: Path | None = None
+    """Items of the evaluations, each task's in its own folder, and questions of RL; None: the hub."""
+    allow_code: bool = False
+    """Whether programs that the model writes may run, as HumanEval needs."""
+    limit: int | None = None
+    """Items of each evaluation; None: all, 20 where the pipeline is short."""
+    depth: int | None = None
+    """Layers; None: 12, or 4 where it is short."""
+    vocabulary: int | None = None
+    """Tokens; None: 65,536, or 4,096 where it is short."""
+    variants: tuple[str, ...] = ()
+    """Of matrix.yaml; none: the architecture of chat.yaml."""
+    stages: tuple[str, ...] = (BASE, MID, SFT)
+    """The stages that are trained: the first ones of `STAGES`."""
+    short: bool = False
+    """Whether steps are few and short, as a CPU needs it."""
+    devices: int | None = None
+    """Replicas; None: all devices."""
+    generate: bool = False
+    """Whether generation with the last model is measured."""
+    price_per_hour: float | None = None
+    mode: str = "dsw"
+    """`dsw`: this machine; `dlc`: the nodes that environment variables describe."""
+    overrides: tuple[str, ...] = ()
+    """`key=value` for the runs of all stages, `STAGE:key=value` for those of one."""
+
+    @property
+    def layers(self) -> int:
+        """Depth of the model."""
+        return self.depth or (4 if self.short else 12)
+
+    @property
+    def tokens(self) -> int:
+        """Size of the vocabulary."""
+        return self.vocabulary or (4096 if self.short else 65_536)
+
+    @property
+    def items(self) -> int | None:
+        """Most items of an evaluation."""
+        return self.limit or (20 if self.short else None)
+
+    def mixture(self, stage: str) -> Path:
+        """Return the file that names a stage's conversations."""
+        return self.mixtures.get(stage, MIXTURES[stage]).absolute()
+
+    def overrides_of(self, stage: str) -> list[str]:
+        """Return the overrides of a stage's run."""
+        named = [(text.partition("=")[0].partition(":"), text) for text in self.overrides]
+        own = f"{stage}:"
+        return [text.removeprefix(own) for (first, mark, _), text in named if not mark or first == stage]
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything is made.
+
+        Raises ConfigError: stages in another order, an override of none of them, a number of devices beside a layout,
+            or a file that is missing.
+        """
+        problems = []
+        if not self.stages or self.stages != STAGES[: len(self.stages)]:
+            given = ",".join(self.stages) or "none"
+            problems.append(f"--stages {given[:80]}: they are the first of {','.join(STAGES)}, in this order")
+        for text in self.overrides:
+            stage, mark, _ = text.partition("=")[0].partition(":")
+            if mark and stage not in self.stages:
+                off = ", which --rl adds" if stage == RL else ""
+                problems.append(f"{text[:80]!r}: {stage!r} is none of the stages {', '.join(self.stages)}{off}")
+        layout = ("parallel.", "tp=", "pp=", "cp=", "ep=", "dp=", "sp=")
+        if self.devices is not None and any(self._key(text).startswith(layout) for text in self.overrides):
+            problems.append(
+                "--devices and parallel.* keys both set the number of devices: give one of them; without parallel.dp "
+                "a run takes all"
+            )
+        paths = {"--data": self.text, "--task-data": self.task_data}
+        paths |= {f"--{stage}": self.mixture(stage) for stage in MIXTURES}
+        problems += [f"{name} {path} is not there" for name, path in paths.items() if path and not path.exists()]
+        problems += self._unusable_items()
+        if problems:
+            raise ConfigError(problems)
+
+    def _unusable_items(self) -> Iterator[str]:
+        """Yield why an evaluation, or RL, would fail for its items, hours after the first stage has begun."""
+        if self.task_data is None:
+            return
+        core = self.task_data / "core"
+        if core.is_dir() and self.items is not None:
+            try:
+                read_bundle(core, self.items)
+            except (ConfigError, DataError) as error:
+                yield str(error)
+        if RL in self.stages:
+            given = {text.partition("=")[0] for text in self.overrides_of(RL)}
+            for key, part in (("rl.questions", "train"), ("rl.test_questions", "test")):
+                if key not in given and not any((self.task_data / "gsm8k").glob(f"{part}*")):
+                    yield f"--rl: --task-data has no file gsm8k/{part}*: {self.task_data}"
+
+    @staticmethod
+    def _key(override: str) -> str:
+        """Return an override without its stage."""
+        stage, mark, key = override.partition("=")[0].partition(":")
+        return f"{key if mark else stage}="
+
+
+def keep_choices(request: Request) -> None:
+    """Write from what the folder is made; refuse to make it from anything else.
+
+    Raises:
+        ConfigError: it was made from another text, vocabulary or mixture.
+        DataError: what it was made from cannot be read.
+        OSError: the folder cannot be written.
+    """
+    text = str(request.text.resolve()) if request.text else f"FineWeb-Edu, {request.files} files"
+    wanted = {"text": text, "vocabulary": str(request.tokens)}
+    mixtures = {stage: request.mixture(stage) for stage in MIXTURES}
+    wanted |= {stage: f"{path.name} (SHA-256 {sha256(path)[:16]})" for stage, path in mixtures.items()}
+    path = request.work / CHOICES
+    found = _read(path)["made_from"] if path.exists() else wanted
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise ConfigError(
+                f"{request.work} was made with {name} {found.get(name)}, not {value}: choose another folder with --work"
+            )
+    content = {"made_from": wanted, "asked": {name: _plain(getattr(request, name)) for name in KEPT}}
+    write_file(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _plain(value: Any) -> Any:
+    """Return a choice as JSON has it."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return str(value.absolute()) if isinstance(value, Path) else value
+
+
+def kept_request(work: Path, device: str) -> Request:
+    """Return what the last speedrun of a folder was asked about its data and evaluations, for further models of it.
+
+    Raises:
+        ConfigError: no speedrun has worked there.
+        DataError: what it was asked cannot be read.
+    """
+    path = work / CHOICES
+    if not path.exists():
+        raise ConfigError(f"{work} is the folder of no speedrun, whose text and conversations further models learn")
+    asked = _read(path)["asked"]
+    for name in ("text", "task_data"):
+        asked[name] = None if asked[name] is None else Path(asked[name])
+    asked["mixtures"] = {stage: Path(each) for stage, each in asked["mixtures"].items()}
+    return Request(work, device, **asked)
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        content = parse_json(read_whole(path))
+        if content["asked"].keys() != set(KEPT):
+            raise ValueError(f"asked has {', '.join(content['asked'])}")
+        return {name: dict(content[name]) for name in ("made_from", "asked")}
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"{path}: it does not say from what the folder was made ({error})") from None

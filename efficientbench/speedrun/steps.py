@@ -1,0 +1,212 @@
+"""The steps of a pipeline: the commands that a user would type, and how each is known to be complete."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from pathlib import Path
+
+from efficientbench.basics.foreign import read_whole
+from efficientbench.config.load import resolve
+from efficientbench.evaluation.registry import CHAT
+from efficientbench.metrics.records.generation.generation import generation_of
+from efficientbench.metrics.records.sinks.wandb_log import check_wandb
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.speedrun.recipe import run_name, write_matrix
+from efficientbench.speedrun.request import BASE, RL, SFT, Request
+
+CORE, CODE = "core", "humaneval"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+TOOLS, DATA_TOOLS = "efficientbench", "efficientbench-data"
+
+
+class Kind(Enum):
+    """Who does a step where several nodes share the folder."""
+
+    CHECK = auto()
+    """Each node."""
+    PREPARE = auto()
+    """The first one that comes to it."""
+    TRAIN = auto()
+    """All of them together."""
+    MEASURE = auto()
+    """The first node."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command."""
+
+    name: str
+    kind: Kind
+    command: tuple[str, ...] = ()
+    """As a user types it."""
+    made: Path | None = None
+    """What appears when it is complete. None: the command itself finds out what is done, and does the rest."""
+    mark: str | None = None
+    """What is written into `made` after the command, which makes nothing there, and must still stand there."""
+    is_done: Callable[[], bool] | None = None
+    """Returns whether it is complete; used instead of `made`."""
+    left_out: str | None = None
+    """Why there is no command."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to do."""
+        if self.is_done is not None:
+            return self.is_done()
+        if self.made is None or not self.made.exists():
+            return False
+        return self.mark is None or read_whole(self.made) == self.mark.encode()
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What is to be done, in order."""
+
+    steps: tuple[Step, ...]
+    chat: tuple[Path, ...]
+    """Folders of the last run of each architecture, if one can talk with it."""
+
+
+def make_pipeline(request: Request) -> Pipeline:
+    """Return all steps; write the files that name the runs.
+
+    Raises:
+        ConfigError: a variant or a key is unknown, or a run cannot be configured so.
+        MetricsError: Weights & Biases is to get the runs, and is not installed.
+        OSError: the folder cannot be written.
+    """
+    steps = [*_prepared(request)]
+    chat: list[Path] = []
+    for variant in request.variants or (None,):
+        of_variant, last = _trained(request, variant)
+        steps += of_variant
+        chat.append(last)
+    if request.mode == "dlc":
+        # The nodes train one stage after the other, while none of them waits for an evaluation.
+        steps.sort(key=lambda step: step.kind is Kind.MEASURE)
+    price = () if request.price_per_hour is None else ("--price-per-hour", str(request.price_per_hour))
+    steps.append(Step("report", Kind.MEASURE, (TOOLS, "report", str(request.work / "runs"), *price)))
+    return Pipeline(tuple(steps), tuple(chat) if SFT in request.stages else ())
+
+
+def _prepared(request: Request) -> Iterator[Step]:
+    """Yield what precedes the first run."""
+    work, tokenizer = request.work, request.work / "tokenizer"
+    # After a reboot, or on another machine, it is checked again.
+    checked = work / f"checked_{request.device}_{os.uname().nodename}.txt"
+    boot = BOOT.read_text(encoding="utf-8")
+    yield Step("check", Kind.CHECK, (TOOLS, "doctor", "--device", request.device), checked, boot)
+    text = request.text.resolve() if request.text else work / "text"
+    if request.text is None:
+        yield _download("text", text, "--num-files", request.files)
+    vocabulary = ("--vocab-size", request.tokens, "--chat")
+    yield _make("tokenizer", tokenizer, "train-tokenizer", text, *vocabulary, "--output", tokenizer)
+    pair = tokens(request, BASE)
+    made_by = ("--tokenizer", tokenizer, "--output")
+    yield _make("tokens of the text", _manifest(pair), "tokenize", text, *made_by, pair)
+    for stage in request.stages[1:3]:
+        pair, mixture = tokens(request, stage), request.mixture(stage)
+        yield _make(f"conversations of {stage}", _manifest(pair), "chat", mixture, *made_by, pair)
+    if RL in request.stages and request.task_data is None:
+        yield _download("questions of rl", work / "gsm8k", "openai/gsm8k", "--config", "main")
+
+
+def _make(name: str, made: Path, *words: object) -> Step:
+    """Return a step that makes a file or a folder, which appears when it is whole."""
+    return Step(name, Kind.PREPARE, (DATA_TOOLS, *map(str, words)), made)
+
+
+def _download(name: str, folder: Path, *words: object) -> Step:
+    """Return a step that fills a folder, which is complete when a file beside it says so."""
+    command = (DATA_TOOLS, "download", *map(str, words), "--output", str(folder))
+    return Step(name, Kind.PREPARE, command, folder.with_name(f"{folder.name}.complete"), "complete\n")
+
+
+def tokens(request: Request, stage: str) -> Path:
+    """Return the pair that a stage reads; that of RL is SFT's, for its tokenizer and its validation."""
+    return request.work / "tokens" / {BASE: "text", RL: SFT}.get(stage, stage)
+
+
+def _manifest(pair: Path) -> Path:
+    return pair.with_name(f"{pair.name}.manifest.json")
+
+
+def _trained(request: Request, variant: str | None) -> tuple[list[Step], Path]:
+    """Return runs and evaluations of an architecture, and the folder of its last run."""
+    matrix = write_matrix(request, variant)
+    steps: list[Step] = []
+    before: Path | None = None
+    for stage in request.stages:
+        name = run_name(stage, variant, request.layers)
+        keys = _keys(request, stage, before)
+        config = resolve(name, overrides=keys, matrix_file=matrix)
+        check_wandb(config.wandb)
+        before = OutputFolder.of_repeat(config).path
+        # --repeat keeps a complete run instead of training again.
+        words = (TOOLS, "run", name, request.mode, "--matrix", str(matrix), "--repeat", "1", *keys)
+        steps.append(Step(name, Kind.TRAIN, words))
+        steps += _evaluated(request, stage, name, before)
+    assert before is not None
+    if request.generate:
+        words = (TOOLS, "generate", str(before), "--measure")
+        steps.append(Step(f"generation of {name}", Kind.MEASURE, words, is_done=partial(is_measured, before)))
+    return steps, before
+
+
+def is_measured(folder: Path) -> bool:
+    """Return whether generation was measured of the model in a run's folder; a run that begins anew sets it aside."""
+    found = generation_of(folder)
+    return found is not None and found.status == "completed" and found.weights != "random"
+
+
+def _keys(request: Request, stage: str, before: Path | None) -> list[str]:
+    """Return the keys of a stage's run; the user's come last, and replace ours."""
+    work = request.work
+    keys = [f"data.path={tokens(request, stage)}", f"data.cache={work / 'cache'}", f"output={work / 'runs'}"]
+    keys.append(f"device={request.device}")
+    if before is not None:
+        keys.append(f"init.run={before}")
+    if stage == RL:
+        questions = request.task_data / "gsm8k" if request.task_data else work / "gsm8k" / "main"
+        keys += [f"rl.questions={questions}/train*", f"rl.test_questions={questions}/test*"]
+    if request.devices is not None:
+        keys.append(f"parallel.dp={request.devices}")
+    return [*keys, *request.overrides_of(stage)]
+
+
+def _evaluated(request: Request, stage: str, run: str, folder: Path) -> Iterator[Step]:
+    """Yield the evaluations of a stage: CORE of the base, the chat tasks of the others."""
+    data = () if request.task_data is None else ("--data", str(request.task_data))
+    limit = () if request.items is None else ("--limit", str(request.items))
+    code = ("--allow-code",) if request.allow_code else ()
+    wanted = (CORE,) if stage == BASE else CHAT
+    absent = _without_core(request) if stage == BASE else _without(request)
+    at_hand = ",".join(task for task in wanted if task not in absent)
+    if at_hand:
+        command = (TOOLS, "evaluate", str(folder), "--tasks", at_hand, *data, *limit, *code)
+        yield Step(f"{at_hand} of {run}", Kind.MEASURE, command)
+    for task, why in absent.items():
+        yield Step(f"{task} of {run}", Kind.MEASURE, left_out=why)
+
+
+def _without_core(request: Request) -> dict[str, str]:
+    """Return CORE with the reason why it is left out, if it is."""
+    if request.task_data is None:
+        return {CORE: "no hub has its bundle: --task-data FOLDER, which holds it as core/ (docs/evaluation.md)"}
+    missing = not (request.task_data / CORE).is_dir()
+    return {CORE: f"{request.task_data / CORE} is not there"} if missing else {}
+
+
+def _without(request: Request) -> dict[str, str]:
+    """Return the chat tasks that are left out, with the reason of each."""
+    absent = {} if request.allow_code else {CODE: "it runs programs that the model writes: --allow-code allows that"}
+    if request.task_data is not None:
+        for task in CHAT:
+            if not (request.task_data / task).is_dir():
+                absent.setdefault(task, f"{request.task_data / task} is not there")
+    return absent

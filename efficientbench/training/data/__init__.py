@@ -1,0 +1,1 @@
+"""What a step reads: batches of text and of conversations, and the validation text."""

@@ -1,0 +1,263 @@
+"""Micro-batches from tokens on disk, in an order that no layout changes.
+
+B = micro-batch, S = sequence.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.datasets.blended_dataset import BlendedDataset
+from megatron.core.datasets.gpt_dataset import GPTDataset
+
+from efficientbench.config.layout import context_chunks
+from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.tokens.intact import BlockReader
+from efficientbench.data_tools.tokens.splitting import SPLITS, Split, split_documents
+from efficientbench.training.data.conversations import PackedConversations, open_conversations
+from efficientbench.training.data.sample_index import Vocabulary, no_document, open_training
+from efficientbench.training.data.validation import ValidationText, choose_documents
+
+
+class VerifiedReader:
+    """Megatron's reader of one `.bin`, which verifies each block that it reads."""
+
+    def __init__(self, reader: Any, blocks: BlockReader) -> None:
+        self._reader, self._blocks = reader, blocks
+
+    def read(self, dtype: type[np.number], count: int, offset: int) -> np.ndarray:
+        """Return `count` tokens from byte `offset`, [count]. Raises DataError for a block that is damaged."""
+        tokens: np.ndarray = self._reader.read(dtype=dtype, count=count, offset=offset)
+        self._blocks.verify(int(offset), int(offset) + tokens.nbytes)
+        return tokens
+
+
+def verify_reads(samples: GPTDataset | BlendedDataset, blocks: Mapping[Path, BlockReader]) -> None:
+    """Let `samples` verify the tokens that they read of the corpora in `blocks`, which are named by their prefix."""
+    for source in samples.datasets if isinstance(samples, BlendedDataset) else [samples]:
+        pair = source.dataset
+        if Path(pair.path_prefix) in blocks:
+            pair.bin_reader = VerifiedReader(pair.bin_reader, blocks[Path(pair.path_prefix)])
+
+
+Samples: TypeAlias = GPTDataset | BlendedDataset | PackedConversations | ValidationText
+HostBatch: TypeAlias = tuple[tuple[torch.Tensor, ...], int]
+"""Tokens, labels and weights of one micro-batch, not yet on the device, and its targets."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch of one data-parallel rank, on its device; under context parallelism S is this rank's part."""
+
+    tokens: torch.Tensor
+    """[B, S]"""
+    labels: torch.Tensor
+    """[B, S]: the tokens that follow."""
+    weights: torch.Tensor
+    """[B, S] float32: what the loss of each position is multiplied by; 0 leaves it out."""
+    targets: int
+    """How many of its positions the step's mean loss counts, whatever their weights add up to."""
+    divisor: float
+    """What the weighted losses of a training step are divided by: the step's targets over all ranks, for one
+    micro-batch of one replica (a rank of data or context parallelism)."""
+
+
+class Batches:
+    """Training and validation micro-batches of this rank, each read while the device computes the one before."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        steps: int,
+        prefixes: Sequence[Path],
+        vocabulary: Vocabulary,
+        device: torch.device,
+        blocks: Mapping[Path, BlockReader] | None = None,
+    ) -> None:
+        """Build or open the sample index; all ranks must call this together.
+
+        Args:
+            config: the run.
+            steps: optimizer steps that the training split must serve, in as many epochs as that takes.
+            prefixes: each source's tokenized corpus, `<prefix>.bin` and `<prefix>.idx`, as `config.data.weights`
+                orders them.
+            vocabulary: the tokenizer's facts.
+            device: where batches go.
+            blocks: verify the tokens that are read, by the prefix of their corpus; all others were verified before.
+
+        Raises:
+            DataError: a block that is damaged; also while batches are read.
+            TrainingError: a split without documents.
+        """
+        self.config, self.device = config, device
+        training = config.training
+        self.training_samples = steps * training.global_batch_size
+        cache = Path(config.data.cache).absolute() / SPLITS
+        splits = split_documents(prefixes, config.data.split, vocabulary.vocab_size, cache)
+        self.training: GPTDataset | BlendedDataset | PackedConversations
+        if training.objective != "pretrain":
+            # What reinforcement learning learns from is written by the model: it only validates on conversations.
+            samples = self.training_samples if training.objective == "sft" else 0
+            self.training, self.validation = open_conversations(
+                config, samples, prefixes[0], splits[0], vocabulary.eod, (blocks or {}).get(prefixes[0])
+            )
+        else:
+            self.training = open_training(config, self.training_samples, prefixes, splits, vocabulary)
+            verify_reads(self.training, blocks or {})
+            self.validation = ValidationText(open_validation(config, prefixes, splits, blocks or {}), training.seq_len)
+        self.duplicates = [split.duplicates for split in splits]
+        """Of each source, documents left to training because their text occurs more than once."""
+        self._pins = _pins(device)
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches", initializer=self._begin_reading)
+        self._next_step: tuple[int, Future[HostBatch]] | None = None
+        """The first sample of the next training step, and the micro-batch that begins with it."""
+
+    def source_tokens(self) -> list[int]:
+        """Return the tokens of each source's training documents, in the order of the sources."""
+        if isinstance(self.training, PackedConversations):
+            return [self.training.tokens]
+        sources = self.training.datasets if isinstance(self.training, BlendedDataset) else [self.training]
+        return [int(source.dataset.sequence_lengths[source.indices].sum(dtype="int64")) for source in sources]
+
+    @property
+    def too_long(self) -> list[int] | None:
+        """Of each source, conversations for training that no sequence can hold; None of text, which is cut."""
+        return [self.training.too_long] if isinstance(self.training, PackedConversations) else None
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches one rank computes in an optimizer step."""
+        training = self.config.training
+        replicas = parallel_state.get_data_parallel_world_size()
+        return training.global_batch_size // (training.micro_batch_size * replicas)
+
+    def training_step(self, step: int) -> Iterator[Batch]:
+        """Yield this rank's micro-batches of one optimizer step; steps count from 1."""
+        size = self.config.training.global_batch_size
+        first, end = (step - 1) * size, step * size
+        if isinstance(self.training, PackedConversations):
+            targets = self.training.targets(first, end)
+        else:  # of text every position is a target
+            targets = size * self.config.training.seq_len
+        replicas = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+        divisor = targets / (self.micro_batches * replicas)
+        return self._micro_batches(self.training, first, self.micro_batches, divisor, end)
+
+    @property
+    def recheck_micro_batches(self) -> int:
+        """How many micro-batches one rank computes in a recheck: interleaved stages take a round of the pipeline's."""
+        parallel = self.config.parallel
+        return parallel.pp if parallel.vpp > 1 else 1
+
+    def recheck_step(self, step: int) -> Iterator[Batch]:
+        """Yield the first of `training_step`'s micro-batches, again."""
+        return itertools.islice(self.training_step(step), self.recheck_micro_batches)
+
+    @property
+    def validation_micro_batches(self) -> int:
+        """How many micro-batches one rank computes in a validation; the last may have rows without a target."""
+        parallel = self.config.parallel
+        replicas = parallel_state.get_data_parallel_world_size()
+        count = -(-len(self.validation) // (self.config.training.micro_batch_size * replicas))
+        # Interleaved stages take micro-batches in rounds of the pipeline's length.
+        return -(-count // parallel.pp) * parallel.pp if parallel.vpp > 1 else count
+
+    def validation_step(self) -> Iterator[Batch]:
+        """Yield this rank's micro-batches of the validation text: the same in every validation."""
+        return self._micro_batches(self.validation, 0, self.validation_micro_batches, divisor=1)
+
+    def own_validation_rows(self) -> range:
+        """Return which rows of the validation text this rank's replica computes."""
+        count = self.validation_micro_batches * self.config.training.micro_batch_size
+        first = parallel_state.get_data_parallel_rank() * count
+        return range(first, first + count)
+
+    def _micro_batches(
+        self, dataset: Samples, first: int, count: int, divisor: float, then: int | None = None
+    ) -> Iterator[Batch]:
+        """Yield `count` micro-batches of the samples from `first`; near the end, begin to read that from `then`."""
+        size = self.config.training.micro_batch_size
+        offset = parallel_state.get_data_parallel_rank() * count * size
+        coming = self._reading(dataset, first + offset)
+        for index in range(count):
+            parts, targets = coming.result()
+            tokens, labels, weights = (part.to(self.device, non_blocking=True) for part in parts)
+            if index + 1 < count:
+                coming = self._read(dataset, first + offset + (index + 1) * size)
+            elif then is not None and then < self.training_samples:
+                self._next_step = (then + offset, self._reading(dataset, then + offset))
+            yield Batch(tokens, labels, weights, targets, divisor)
+
+    def _reading(self, dataset: Samples, start: int) -> Future[HostBatch]:
+        """Return the micro-batch of samples from `start`, perhaps begun before: several stages of a rank read one."""
+        if dataset is self.training and self._next_step is not None and self._next_step[0] == start:
+            return self._next_step[1]
+        return self._read(dataset, start)
+
+    def _read(self, dataset: Samples, start: int) -> Future[HostBatch]:
+        return self._reader.submit(self._read_now, dataset, start)
+
+    def _begin_reading(self) -> None:
+        if self._pins:
+            # Without this the thread would use device 0, and all ranks would take memory there.
+            torch.get_device_module(self.device).set_device(self.device.index)
+
+    def _read_now(self, dataset: Samples, start: int) -> HostBatch:
+        samples = [dataset[sample] for sample in range(start, start + self.config.training.micro_batch_size)]
+        tokens, labels, weights = (
+            _own_part(torch.stack([sample[key] for sample in samples])) for key in ("tokens", "labels", "loss_mask")
+        )
+        # The device copies from pinned memory by itself, after the work that is queued there.
+        parts = tuple(part.pin_memory() if self._pins else part for part in (tokens, labels, weights))
+        return parts, int(weights.count_nonzero())
+
+
+def _pins(device: torch.device) -> bool:
+    """Return whether memory of the host can be pinned for this device."""
+    # torch 2.6 raises an error when it is asked for an accelerator that is not there.
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None or accelerator.type != device.type:
+        return False
+    try:
+        torch.empty(1).pin_memory()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def _own_part(sequences: torch.Tensor) -> torch.Tensor:
+    """Return this context-parallel rank's part of the sequences: [B, sequence] → [B, S]."""
+    size, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    if size == 1:
+        return sequences
+    chunks = sequences.chunk(2 * size, dim=1)
+    return torch.cat([chunks[index] for index in context_chunks(rank, size)], dim=1)
+
+
+def open_validation(
+    config: RunConfig, prefixes: Sequence[Path], splits: Sequence[Split], blocks: Mapping[Path, BlockReader]
+) -> list[np.ndarray]:
+    """Return the documents of a run's validation text, as `choose_documents` does.
+
+    `prefixes` and `splits`: of each source; `blocks`: as of `Batches`.
+
+    Raises:
+        TrainingError: there is none.
+    """
+    sources = [
+        (weight, IndexedDocuments(prefix, blocks.get(prefix)), split.validation)
+        for weight, prefix, split in zip(config.data.weights, prefixes, splits, strict=True)
+    ]
+    documents = choose_documents(sources, config.training.validation_tokens)
+    if not documents:
+        raise no_document(config, prefixes[0], "validation")
+    return documents

@@ -1,0 +1,210 @@
+"""The training samples: Megatron's index over the documents that are trained on, built once for all ranks and runs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from megatron.core.datasets.blended_dataset import BlendedDataset
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+from megatron.core.datasets.utils import Split as MegatronSplit
+
+from efficientbench.basics.errors import TrainingError
+from efficientbench.basics.files import disk_errors_explained, exclusive_lock
+from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.tokens.cached_files import cached_file, is_intact
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.tokens.splitting import Split
+
+# Megatron's sample indices in a cache on disk, which runs share.
+#
+# Megatron would read them by `numpy.load(allow_pickle=True)`: whoever can write to the cache would have code of his
+# own run in every run that reads it, and a damaged file would end the run, or train on other samples. Here Megatron
+# builds indices and never sees the cache: they are read as plain arrays alone, after their checksums.
+
+
+logger = logging.getLogger(__name__)
+
+
+def load_or_build(paths: Sequence[Path], build: Callable[[], tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+    """Return the arrays at `paths`, memory-mapped. On rank 0, build and write all of them if one is not usable.
+
+    The other ranks call this when rank 0 has finished.
+
+    Raises:
+        TrainingError: another rank cannot use what rank 0 has written.
+        DataError: the disk is full, or the cache cannot be written.
+    """
+    found = [_load(path) for path in paths]
+    loaded = tuple(array for array in found if array is not None)
+    if len(loaded) == len(paths):
+        return loaded
+    if dist.get_rank() != 0:
+        raise TrainingError(
+            f"{paths[found.index(None)]}: rank {dist.get_rank()} cannot use the index that rank 0 has just written; "
+            "data.cache must be a folder that all nodes share"
+        )
+    built = build()
+    with disk_errors_explained(paths[0].parent):
+        for path, array in zip(paths, built, strict=True):
+            logger.info("writing %s", path)
+            with cached_file(path) as stream:
+                np.save(stream, array, allow_pickle=False)
+    return built
+
+
+def _load(path: Path) -> np.ndarray | None:
+    """Return the array of whole numbers that a file holds; None, and a warning in the log, for anything else."""
+    if not is_intact(path):
+        return None
+    try:
+        # Unlike `numpy.load` it knows no other format than .npy, and no objects.
+        array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
+        problem = None if array.dtype.kind in "iu" else f"holds {array.dtype}, not whole numbers"
+    except Exception as error:  # a hostile header makes numpy's parser fail in many ways
+        problem = f"is no plain array: {error}"
+    if problem is None:
+        return array
+    logger.warning("%s %s: it is not used", path, problem)
+    return None
+
+
+ATTENDS_ACROSS_DOCUMENTS = True
+"""A training sequence holds documents end to end, and a token attends to all before it, those of other documents too.
+An end-of-document token separates them, as in GPT-2's and Megatron's default."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What Megatron's datasets read of a tokenizer."""
+
+    vocab_size: int
+    eod: int
+    unique_identifiers: dict[str, str]
+
+
+@dataclass
+class _TrainingConfig(GPTDatasetConfig):
+    """Megatron's configuration, with our own choice of the training documents and our own cache."""
+
+    index_folder: Path = Path()
+    documents: dict[str, np.ndarray] = field(default_factory=dict)
+    """Prefix → numbers of the sequences in the `.idx` that are trained on."""
+    document_split: str = ""
+    """What chose them, for the name of the index."""
+
+
+class _TrainingDataset(GPTDataset):
+    """Megatron's dataset over the chosen documents, instead of a range of all, with its indices in our cache."""
+
+    def __init__(
+        self,
+        indexed_dataset: IndexedDataset,
+        dataset_path: str,
+        indexed_indices: np.ndarray,
+        num_samples: int,
+        index_split: MegatronSplit,
+        config: _TrainingConfig,
+    ) -> None:
+        super().__init__(
+            indexed_dataset, dataset_path, config.documents[dataset_path], num_samples, index_split, config
+        )
+
+    @staticmethod
+    def _key_config_attributes() -> list[str]:
+        return [*GPTDataset._key_config_attributes(), "document_split"]
+
+    def _build_document_sample_shuffle_indices(self) -> tuple[np.ndarray, ...]:
+        return _cached(self, super()._build_document_sample_shuffle_indices, "document", "sample", "shuffle")
+
+
+class _Blend(BlendedDataset):
+    """Megatron's blend, with its indices in our cache."""
+
+    def _build_indices(self) -> tuple[np.ndarray, ...]:
+        return _cached(self, super()._build_indices, "dataset", "dataset_sample")
+
+
+def _cached(
+    dataset: _TrainingDataset | _Blend, build: Callable[[], tuple[np.ndarray, ...]], *names: str
+) -> tuple[np.ndarray, ...]:
+    base = f"{dataset.unique_description_hash}-{type(dataset).__name__.removeprefix('_')}"
+    return load_or_build([dataset.config.index_folder / f"{base}-{name}_index.npy" for name in names], build)
+
+
+class _Builder(BlendedMegatronDatasetBuilder):
+    @staticmethod
+    def build_generic_dataset(kind: type, *arguments: Any) -> Any:
+        kind = _Blend if kind is BlendedDataset else kind
+        return BlendedMegatronDatasetBuilder.build_generic_dataset(kind, *arguments)
+
+
+def open_training(
+    config: RunConfig, samples: int, prefixes: Sequence[Path], splits: Sequence[Split], vocabulary: Vocabulary
+) -> GPTDataset | BlendedDataset:
+    """Build or open the samples of a run; all ranks must call this together.
+
+    Args:
+        config: the run.
+        samples: that training draws, in as many epochs as that takes.
+        prefixes: each source's pair.
+        splits: of the sources, whose training documents are drawn from.
+        vocabulary: the tokenizer's facts.
+
+    Raises:
+        TrainingError: a source without a training document.
+    """
+    for prefix, split in zip(prefixes, splits, strict=True):
+        if not len(split.training):
+            raise no_document(config, prefix, "training")
+    cache = Path(config.data.cache).absolute() / "index"
+    dataset_config = _TrainingConfig(
+        random_seed=config.training.seed,
+        sequence_length=config.training.seq_len,
+        blend=([str(prefix) for prefix in prefixes], list(config.data.weights) if len(prefixes) > 1 else None),
+        split="1,0,0",
+        # Neither a folder nor None, which means a folder beside the tokens: Megatron reads and writes no index.
+        path_to_cache="",
+        index_folder=cache,
+        tokenizer=vocabulary,
+        reset_position_ids=False,
+        reset_attention_mask=not ATTENDS_ACROSS_DOCUMENTS,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+        mid_level_dataset_surplus=blend_surplus(len(prefixes), [samples]),
+        documents={
+            str(prefix): IndexedDocuments(prefix).sequences(split.training).astype(np.int32)
+            for prefix, split in zip(prefixes, splits, strict=True)
+        },
+        document_split=",".join(f"{part:g}" for part in config.data.split),
+    )
+    cache.mkdir(parents=True, exist_ok=True)
+    # Megatron's builder lets rank 0 build first, but does not lock out other runs.
+    with exclusive_lock(cache / "lock") if dist.get_rank() == 0 else contextlib.nullcontext():
+        return _Builder(_TrainingDataset, (samples, 0, 0), lambda: True, dataset_config).build()[0]
+
+
+def no_document(config: RunConfig, prefix: Path, part: str) -> TrainingError:
+    """Return the error for a split that leaves one of its parts empty."""
+    return TrainingError(
+        f"{prefix}: the {part} split (data.split={list(config.data.split)}) has no document with a text of its own; "
+        "more documents or another split would give it some"
+    )
+
+
+def blend_surplus(sources: int, sizes: Sequence[int]) -> float:
+    """Return by what fraction the samples of each source must exceed its share of the smallest split.
+
+    Shares are rounded up, which makes a blend up to `sources - 1` samples longer than was asked, and Megatron draws a
+    source for it as soon as it is behind: a source of weight w and share s is drawn at most s + w (sources - 1) + 1
+    times. Megatron's own surplus of 0.5 % falls short of this for small splits, and the run would end with an error.
+    """
+    return max(0.005, sources / min(sizes))

@@ -1,0 +1,64 @@
+"""Advantages, and micro-batches whose weighted loss has the gradient of the policy.
+
+The loss of a step is −Σ A · log p over all tokens that the model sampled, over the number of those tokens in the step:
+GRPO (arXiv 2402.03300) without division by the rewards' deviation, without a penalty and, since each sample is learned
+from once by the model that wrote it, without clipping; DAPO's mean over tokens (arXiv 2503.14476, equation 8).
+
+Q = questions, n = samples of each, S = sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from efficientbench.training.data.batches import Batch
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A prompt with one sampled completion."""
+
+    tokens: tuple[int, ...]
+    """Prompt and completion."""
+    sampled: tuple[bool, ...]
+    """Of each token, whether the model chose it: not the prompt's, nor those that a tool wrote."""
+    advantage: float
+
+
+def advantages(rewards: torch.Tensor) -> torch.Tensor:
+    """Return each reward [Q, n] minus the mean of its question; exactly 0 where all rewards of a question are equal."""
+    equal = (rewards == rewards[:, :1]).all(dim=1, keepdim=True)
+    return torch.where(equal, 0.0, rewards - rewards.mean(dim=1, keepdim=True))
+
+
+def without_signal(rewards: torch.Tensor) -> int:
+    """Return how many questions teach nothing, since the rewards [Q, n] of all their samples are equal."""
+    return int((rewards == rewards[:, :1]).all(dim=1).sum())
+
+
+def micro_batches(
+    rollouts: Sequence[Rollout], seq_len: int, size: int, divisor: float, device: torch.device
+) -> Iterator[Batch]:
+    """Yield micro-batches of so many rollouts, each padded to S + 1 tokens that count nothing.
+
+    Args:
+        rollouts: of this rank, in whole micro-batches, none of them longer than S + 1 tokens.
+        seq_len: S.
+        size: rollouts of a micro-batch.
+        divisor: as of `Batch`, with the sampled tokens of the whole step as its targets.
+        device: of this rank.
+    """
+    for first in range(0, len(rollouts), size):
+        rows = rollouts[first : first + size]
+        tokens = torch.zeros(len(rows), seq_len + 1, dtype=torch.int64)
+        weights = torch.zeros(len(rows), seq_len + 1)
+        for row, rollout in enumerate(rows):
+            length = len(rollout.tokens)
+            tokens[row, :length] = torch.tensor(rollout.tokens)
+            weights[row, :length] = torch.tensor(rollout.sampled) * rollout.advantage
+        targets = sum(sum(rollout.sampled[1:]) for rollout in rows)
+        tokens, weights = tokens.to(device), weights.to(device)
+        yield Batch(tokens[:, :-1], tokens[:, 1:], weights[:, 1:], targets, divisor)

@@ -1,0 +1,30 @@
+"""Micro-batches of what the model itself has written, for the trainer that serves all objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from efficientbench.training import groups
+from efficientbench.training.data.batches import Batch, Batches
+from efficientbench.training.reinforcement.advantages import Rollout, micro_batches
+
+
+class RolloutBatches(Batches):
+    """Batches whose training steps have the rollouts that they are given; validation is that of conversations."""
+
+    rollouts: Sequence[Rollout] = ()
+    """Of all replicas for the next step, in the order that each replica's part follows."""
+
+    def training_step(self, step: int) -> Iterator[Batch]:
+        """Yield this rank's micro-batches of the rollouts."""
+        training, (replica, replicas) = self.config.training, groups.replica()
+        targets = sum(sum(rollout.sampled[1:]) for rollout in self.rollouts)
+        count = self.micro_batches * training.micro_batch_size
+        own = self.rollouts[replica * count : (replica + 1) * count]
+        divisor = targets / (self.micro_batches * replicas)
+        return micro_batches(own, training.seq_len, training.micro_batch_size, divisor, self.device)
+
+    @property
+    def too_long(self) -> None:
+        """Of no source: what it learns from is in none."""
+        return None

@@ -1,0 +1,113 @@
+"""The reward of a completion: one function of an example and of what the model wrote to it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import TypeAlias
+
+from efficientbench.basics.errors import ConfigError, DataError, nearest
+from efficientbench.data_tools.chat.task import Example, Task
+from efficientbench.data_tools.chat.tasks.gsm8k import Gsm8k
+
+Reward: TypeAlias = Callable[[Example, str], float]
+"""(example, completion) → how good the completion is; more is better."""
+LARGEST = 1e38
+"""Of a reward's amount: the difference of two is a number of float32, too."""
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+class RewardError(ConfigError):
+    """A reward function failed, or returned what is no reward."""
+
+
+def reward_of_task(task: Task) -> Reward:
+    """Return what a task itself gives for an answer; the reward raises a DataError where it would run a program."""
+    return lambda example, completion: task.reward(example, completion, _run_nothing)
+
+
+def _run_nothing(program: str, tests: str) -> bool:
+    """Refuse to run what a model has written. Raises DataError: always."""
+    raise DataError(
+        "its answers are programs, which a training does not run: name another reward by "
+        "rl.reward=package.module:function"
+    )
+
+
+OWN: dict[str, Reward] = {"gsm8k": reward_of_task(Gsm8k())}
+"""The project's own rewards by name."""
+
+
+def find_reward(name: str) -> Reward:
+    """Return the reward of a name, ours or `package.module:function`, whose module is imported.
+
+    Call it only with what the user's own command names: importing runs code.
+
+    Raises:
+        ConfigError: there is no such reward, or its module cannot be imported.
+    """
+    if name in OWN:
+        return OWN[name]
+    if not _DOTTED.fullmatch(name):
+        near = nearest(name, OWN)
+        hint = f"did you mean {near}?" if near else f"ours are {', '.join(OWN)}"
+        raise ConfigError(f"there is no reward called {name[:80]!r}: {hint}; yours is package.module:function")
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except Exception as error:  # code of others fails in any way
+        raise ConfigError(f"reward {name}: {module} cannot be imported: {type(error).__name__}: {error}") from None
+    if not callable(found):
+        raise ConfigError(f"reward {name}: {module} has no function {attribute}")
+    return found  # type: ignore[no-any-return]
+
+
+def reward_files(name: str | None) -> list[Path]:
+    """Return the file of a reward from outside this project, which has been imported; none for our own."""
+    if name is None or name in OWN:
+        return []
+    file = sys.modules[name.partition(":")[0]].__file__
+    return [] if file is None else [Path(file)]
+
+
+def rewards_of(name: str, reward: Reward, example: Example, completions: Sequence[str], question: int) -> list[float]:
+    """Return the reward of each completion of one question.
+
+    Args:
+        name: of the reward, for messages.
+        reward: the function.
+        example: the question.
+        completions: what the model wrote, by sample.
+        question: its number, for messages.
+
+    Raises:
+        RewardError: the function raises, or returns no finite number; the message names question and sample.
+    """
+    return [
+        _checked(name, reward, example, completion, f"question {question}, sample {sample}")
+        for sample, completion in enumerate(completions)
+    ]
+
+
+def _checked(name: str, reward: Reward, example: Example, completion: str, where: str) -> float:
+    try:
+        found = reward(example, completion)
+    except DataError as error:
+        raise RewardError(f"reward {name}, {where}: {error}") from None
+    except Exception as error:  # code of others fails in any way
+        raise RewardError(f"reward {name} failed at {where}: {type(error).__name__}: {error}") from None
+    try:
+        # NumPy's numbers too.
+        value = float(found) if isinstance(found, Real) else None
+    except OverflowError:
+        value = math.inf
+    if value is not None and abs(value) <= LARGEST:
+        return value
+    shown = str(found)[:80] if value is None else value
+    must = f"it must return a finite number of at most ±{LARGEST:g}"
+    raise RewardError(f"reward {name} returned {shown} at {where}: {must}")

@@ -1,0 +1,1 @@
+"""What a step changes: optimizers, learning rate, decay."""

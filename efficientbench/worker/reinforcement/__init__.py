@@ -1,0 +1,1 @@
+"""Reinforcement learning in a rank: rollouts before a step, and pass@k."""

@@ -1,0 +1,1 @@
+"""Definitions of the metrics, and statistics, as plain functions."""

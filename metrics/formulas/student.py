@@ -1,0 +1,82 @@
+"""Student's t: p values, quantiles and intervals of means of a few values."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+from efficientbench.metrics.formulas.definitions import standard_deviation
+
+Z_95 = 1.959964
+"""Two-sided 95 % quantile of the normal distribution."""
+
+
+def mean_confidence_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % Student-t interval of the mean of independent values; None for fewer than two."""
+    deviation = standard_deviation(values)
+    if deviation is None:
+        return None
+    mean = math.fsum(values) / len(values)
+    margin = t_quantile_95(len(values) - 1) * deviation / math.sqrt(len(values))
+    return mean - margin, mean + margin
+
+
+def half_interval_95(standard_error: float | None, values: int | None) -> float | None:
+    """Return half of a mean's 95 % interval, by Student's t; None where the error or its number of values is not known.
+
+    Args:
+        standard_error: of the mean.
+        values: how many independent values it is the spread of: of 4, 1.96 standard errors would cover 85 %, not 95 %.
+    """
+    if standard_error is None or values is None or values < 2:
+        return None
+    return t_quantile_95(values - 1) * standard_error
+
+
+# A report asks for the same few thousands of times.
+@functools.cache
+def t_quantile_95(degrees_of_freedom: float) -> float:
+    """Return the two-sided 95 % quantile of Student's t, for 1 degree of freedom or more."""
+    n, t, step = degrees_of_freedom, Z_95 - 0.01, 1.0
+    scale = 2 * math.exp(math.lgamma((n + 1) / 2) - math.lgamma(n / 2)) / math.sqrt(n * math.pi)
+    # Newton's method from below, where it never overshoots: the p value is convex in t.
+    while abs(step) > 1e-9:
+        step = (t_p_value(t, n) - 0.05) / (scale * (1 + t * t / n) ** (-(n + 1) / 2))
+        t += step
+    return t
+
+
+def t_p_value(t: float, degrees_of_freedom: float) -> float:
+    """Return the two-sided p value of Student's t: the chance of one at least as far from 0.
+
+    It is the incomplete beta function I_x(n / 2, 1 / 2) at x = n / (n + t²), for n degrees of freedom (Abramowitz and
+    Stegun, 26.7.1), which need not be whole.
+    """
+    n = degrees_of_freedom
+    x = n / (n + t * t)
+    # The continued fraction converges fast below this point, and beyond it for the complement.
+    if x < (n / 2 + 1) / (n / 2 + 2.5):
+        return _incomplete_beta(x, n / 2, 0.5)
+    return 1 - _incomplete_beta(t * t / (n + t * t), 0.5, n / 2)
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """Return I_x(a, b) by its continued fraction (Abramowitz and Stegun, 26.5.8), evaluated as Lentz (1976) does."""
+    if x == 0:
+        return 0.0
+    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    fraction = numerator = 1.0
+    inverse, factor, j = 0.0, 0.0, 0
+    while abs(factor - 1) > 1e-14:
+        j += 1
+        k, odd = divmod(j, 2)
+        if odd:
+            term = -(a + k) * (a + b + k) * x / ((a + 2 * k) * (a + 2 * k + 1))
+        else:
+            term = k * (b - k) * x / ((a + 2 * k - 1) * (a + 2 * k))
+        inverse = 1 / (1 + term * inverse)
+        numerator = 1 + term / numerator
+        factor = numerator * inverse
+        fraction *= factor
+    return math.exp(scale) / a / fraction

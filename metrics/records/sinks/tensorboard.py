@@ -1,0 +1,91 @@
+"""Writes TensorBoard scalars without torch or TensorFlow.
+
+Runs overlay when they use the same names: train/loss, train/learning_rate, train/grad_norm, validation/loss,
+efficiency/step_time_s, efficiency/tokens_per_s, memory/used_gb (of the device that uses most), energy/power_w (of all
+devices that rank 0 reads). Runs of other batch sizes differ in the tokens of a step: by_tokens/train_loss and
+by_tokens/validation_loss count tokens on the axis of steps. For seconds there is TensorBoard's own axis RELATIVE.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.files import whole_file
+
+FRAME_BYTES = 16
+"""Around each event of a file: its length, and the checksums of both."""
+
+
+def cut_scalars(folder: Path, step: int, tokens: int) -> list[str]:
+    """Cut a folder's event files off behind step `step`, for a run that resumes there.
+
+    Each file is written anew beside its place, with its times, and renamed: after a kill in between, the same call cuts
+    the rest. What follows a damaged event is dropped, as a torn end that a killed run may leave.
+
+    Args:
+        folder: the folder of one run.
+        step: the last step that stays.
+        tokens: tokens trained on until then, the last place that stays on the axis of tokens.
+
+    Returns:
+        For each file of which scalars up to `step` were dropped, what was lost, for people.
+
+    Raises:
+        MetricsError: tensorboard is not installed, or the folder cannot be written.
+    """
+    try:
+        from google.protobuf.message import DecodeError
+        from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+    except ImportError:
+        raise MetricsError("TensorBoard is not installed: pip install 'efficientbench[metrics]'") from None
+    lost = []
+    for path in sorted(path for path in folder.glob("events.out.tfevents.*") if path.is_file()):
+        size_bytes, read_bytes, last_step = path.stat().st_size, 0, 0
+        with whole_file(path) as file, suppress(DecodeError):
+            writer = RecordWriter(file)
+            for content in RawEventFileLoader(str(path)).Load():
+                event = Event.FromString(content)
+                read_bytes += len(content) + FRAME_BYTES
+                by_tokens = any(value.tag.startswith("by_tokens/") for value in event.summary.value)
+                last_step = last_step if by_tokens else max(last_step, event.step)
+                # The file's first event is no summary: it holds the file's version.
+                if not event.HasField("summary") or event.step <= (tokens if by_tokens else step):
+                    writer.write(content)
+        if read_bytes < size_bytes and last_step < step:
+            lost.append(f"{path.name}: damaged, its scalars after step {last_step:,} are lost")
+    return lost
+
+
+class TensorBoardLog:
+    """Writes one run's scalars into a folder of its own.
+
+    Raises:
+        MetricsError: tensorboard is not installed, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError:
+            raise MetricsError("TensorBoard is not installed: pip install 'efficientbench[metrics]'") from None
+        try:
+            self._writer = EventFileWriter(str(folder), flush_secs=10)
+        except OSError as error:
+            raise MetricsError(f"{folder}: cannot be written ({error.strerror})") from None
+
+    def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Write values by name at a step; None is left out."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        given = [Summary.Value(tag=name, simple_value=value) for name, value in values.items() if value is not None]
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=given)))
+
+    def close(self) -> None:
+        self._writer.close()

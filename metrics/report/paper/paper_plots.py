@@ -1,0 +1,77 @@
+"""Writes the report's plots as files of their own, and the answers as a LaTeX table, for papers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from markupsafe import Markup
+
+from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.record import RECORD_NAME, load_records
+from efficientbench.metrics.report.paper.latex import latex_tables
+from efficientbench.metrics.report.paper.pdf import pdf_file
+from efficientbench.metrics.report.paper.standalone import svg_file
+from efficientbench.metrics.report.plots.difference_plots import difference_figures
+from efficientbench.metrics.report.plots.loss_plots import cost_figures
+from efficientbench.metrics.report.plots.scaling_plots import scaling_figures
+from efficientbench.metrics.report.plots.svg import MOST_RUNS, numbered
+from efficientbench.metrics.report.suites import Rows, make_rows
+
+FOLDER = "plots"
+TABLES = "tables.tex"
+WRITERS: dict[str, Callable[[Markup], str]] = {"svg": svg_file, "pdf": pdf_file}
+"""Ending of a file → what makes its text of a plot."""
+
+
+def write_plots(folder: Path, form: str) -> tuple[list[Path], list[str]]:
+    """Write the plots of a folder of runs, and the LaTeX tables, into `plots/` below it. `form` is one of WRITERS.
+
+    Returns:
+        The files, and a message for each record that cannot be read.
+
+    Raises:
+        MetricsError: no record below the folder can be read, no run was completed, or a file cannot be written.
+    """
+    records, damaged = load_records(folder)
+    rows = make_rows(records)
+    if not rows.suites:
+        raise MetricsError(f"{folder}: no completed run's record ({RECORD_NAME}) lies below it to plot")
+    target = folder / FOLDER
+    write_whole(target / TABLES, latex_tables(rows.suites))
+    written = [target / TABLES]
+    for name, plot in _plots(rows):
+        path = target / f"{name}.{form}"
+        write_whole(path, WRITERS[form](plot))
+        written.append(path)
+    return written, damaged
+
+
+def _plots(rows: Rows) -> Iterator[tuple[str, Markup]]:
+    """Yield each plot under the name of its file; no name twice."""
+    taken: set[str] = set()
+    for title, plot in _titled(rows):
+        name = file_name(title)
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        yield name, plot
+
+
+def _titled(rows: Rows) -> Iterator[tuple[str, Markup]]:
+    runs = numbered(rows.records)
+    for figure in difference_figures(rows.suites):
+        yield figure.title, figure.plot
+    for suite in rows.suites:
+        for figure in cost_figures([runs[row.number] for row in suite.rows][:MOST_RUNS]):
+            if figure.plot:
+                yield f"{suite.title} {figure.title}", figure.plot
+    for figure in scaling_figures(runs):
+        yield figure.title, figure.plot
+
+
+def file_name(title: str) -> str:
+    """Return the title as a file's name that LaTeX takes: no dot, no space."""
+    return re.sub(r"[^0-9A-Za-z]+", "_", title).strip("_").lower()[:120]

@@ -1,0 +1,73 @@
+"""A plot of lines that all lines of figures share: intervals as whiskers, a name at the end where there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from efficientbench.metrics.report.plots.svg import (
+    Labels,
+    Look,
+    Scale,
+    axis_x,
+    axis_y,
+    line,
+    mark,
+    marked,
+    path,
+    short,
+    svg,
+)
+
+WIDTH = 400
+LEFT, RIGHT, TOP, BOTTOM = 46, 388, 30, 256
+_WIDE = 8.0
+"""Figures that span more than this factor get a logarithmic axis."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A figure at a place of the horizontal axis, with its 95 % interval where one is known."""
+
+    at: float
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """The points of one model, ascending."""
+
+    number: int
+    """By which the page lights up the run's other marks."""
+    name: str
+    look: Look
+    points: tuple[Point, ...]
+
+
+def plot_lines(title: str, label_x: str, label_y: str, lines: Sequence[Line]) -> Markup:
+    """Plot the lines, from zero on where the figures do not span a large factor."""
+    points = [point for each in lines for point in each.points]
+    values = [value for point in points for value in (point.value, point.low, point.high) if value is not None]
+    places = [point.at for point in points]
+    wide = min(values) > 0 and max(values) / min(values) > _WIDE
+    x = Scale.over(places, LEFT, RIGHT - 62, log=max(places) > 4 * min(places), margin=0.05)
+    y = Scale.over(values, BOTTOM, TOP, zero=not wide, log=wide, margin=0.08)
+    parts = [axis_x(x, TOP, BOTTOM, label_x), axis_y(y, LEFT, RIGHT, label_y)]
+    labels = Labels((LEFT, TOP - 10, WIDTH, BOTTOM + 4))
+    for each in sorted(lines, key=lambda line: line.points[-1].value):
+        content: list[str] = []
+        if len(each.points) > 1:
+            content.append(path([(x(point.at), y(point.value)) for point in each.points], f"line c{each.look.colour}"))
+        for point in each.points:
+            if point.low is not None and point.high is not None:
+                content.append(line(x(point.at), y(point.low), x(point.at), y(point.high), "whisker"))
+            content.append(mark(x(point.at), y(point.value), each.look, "point on", 3.2))
+        last = each.points[-1]
+        content.append(labels.place(each.name, x(last.at), y(last.value), beside_only=True))
+        texts = (f"{short(point.value)} at {short(point.at)}" for point in each.points)
+        parts.append(marked(each.number, f"{each.name}: {', '.join(texts)}", *content))
+    return svg(WIDTH, 300, f"{title}, one line a model", parts)

@@ -1,0 +1,325 @@
+"""The report card: what each stage of a chat model learned, how good it is, and what it cost.
+
+Stages are runs, each of which began with the weights of the one before (`init.run`): base, mid-training, SFT, RL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+
+from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.foreign import plain_text, read_whole
+from efficientbench.metrics.analysis.generation.generation_sides import GENERATION_CONDITIONS
+from efficientbench.metrics.analysis.paired import CORE
+from efficientbench.metrics.formulas.student import half_interval_95
+from efficientbench.metrics.records.figure import count
+from efficientbench.metrics.records.generation.generation import GenerationRecord, GenerationRow, generation_of
+from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, current_files, read_record
+from efficientbench.metrics.report.sections.environments import environments
+from efficientbench.metrics.report.sections.generation import shown_cell, titled
+from efficientbench.metrics.report.table import ABSENT, Table, escape, markdown_table
+
+# Show the use of a model on the report card: time to first token, speed and energy of answers.
+#
+# `generate --measure` has measured it, for several combinations of prompt, batch and new tokens. The card shows one
+# that all measured models have, under the same conditions, so that its rows compare.
+
+
+SHOWN = ("ttft_s_p50", "decode_tokens_per_s", "decode_energy_j_per_token")
+"""Of the figures of a combination, those in the card."""
+
+Combination = tuple[int, int, int]
+"""Tokens of the prompt, batch, new tokens."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """The cells of generation in a report card."""
+
+    rows: Mapping[str, GenerationRow] = field(default_factory=dict)
+    """Run → what was measured of the combination; runs without it have n/a."""
+    notes: tuple[str, ...] = ()
+    """Which combination it is, and why cells are n/a."""
+    header: tuple[str, ...] = ()
+    """Titles of the columns; none where nothing was measured."""
+
+    @classmethod
+    def of(cls, generations: Mapping[str, GenerationRecord | None]) -> Served:
+        """Choose among the combinations that were measured of every model: the smallest batch, then the longest prompt.
+
+        Args:
+            generations: run → what was measured of its model; None: nothing.
+        """
+        measured = {run: _by_combination(each) for run, each in generations.items() if each is not None}
+        if not measured:
+            return cls(notes=("No generation was measured: efficientbench generate RUN --measure does so.",))
+        header = tuple(titled(name)[0] for name in SHOWN)
+        without = [run for run in generations if run not in measured]
+        notes = [f"{ABSENT} {', '.join(header)} of {', '.join(without)}: not measured."] if without else []
+        common = set.intersection(*map(set, measured.values()))
+        why = None if common else "no combination of prompt, batch and new tokens was measured of all of them"
+        for condition, read in GENERATION_CONDITIONS.items():
+            texts = {run: read(each) for run, each in generations.items() if each is not None}
+            if len(set(texts.values())) > 1:
+                listed = ", ".join(f"{run} {text}" for run, text in texts.items())
+                why = f"measured under different conditions, {condition}: {listed}"
+        if why is not None:
+            return cls(notes=(*notes, f"{ABSENT} {', '.join(header)} of {', '.join(measured)}: {why}."), header=header)
+        chosen = min(common, key=lambda each: (each[1], -each[0], -each[2]))
+        prompt, batch, new = chosen
+        notes.insert(0, f"Generation: prompts of {prompt:,} tokens, batch {batch:,}, {new:,} new tokens.")
+        rows = {run: found[chosen] for run, found in measured.items()}
+        for run, row in rows.items():
+            for name, title in zip(SHOWN, header, strict=True):
+                if row.value(name) is None:
+                    notes.append(f"{ABSENT} {title} of {run}: {row.why(name)}")
+        return cls(rows, tuple(notes), header)
+
+    def cells(self, run: str) -> list[str]:
+        """Return a run's cells below `header`."""
+        row = self.rows.get(run)
+        return [ABSENT] * len(self.header) if row is None else [shown_cell(name, row) for name in SHOWN]
+
+
+def _by_combination(generation: GenerationRecord) -> dict[Combination, GenerationRow]:
+    """Return the rows that were measured."""
+    return {(row.prompt_tokens, row.batch, row.max_new_tokens): row for row in generation.rows if row.failure is None}
+
+
+CARD_NAME = "report_card.md"
+BASE, MID, SFT, RL = STAGES = ("base", "mid", "SFT", "RL")
+_OF_OBJECTIVE = {"sft": SFT, "rl": RL}
+ALL = "all"
+"""The row of a pipeline's sums."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of a pipeline."""
+
+    run: str
+    """Its folder, relative to the reported one."""
+    record: RunRecord
+    generation: GenerationRecord | None
+    """What using its model costs; None: not measured."""
+
+    @property
+    def name(self) -> str:
+        """One of `STAGES`."""
+        objective = str(self.record.section("training").get("objective"))
+        return _OF_OBJECTIVE.get(objective, BASE if self.before is None else MID)
+
+    @property
+    def before(self) -> str | None:
+        """Folder of the run with whose weights this one began, as it was then."""
+        found = self.record.section("init").get("run")
+        return found if isinstance(found, str) else None
+
+
+Pipeline = Sequence[Stage]
+"""Stages in their order; no other run starts from the last one."""
+
+
+def load_pipelines(folder: Path) -> list[Pipeline]:
+    """Return the pipelines of two stages or more below a folder, without records that cannot be read."""
+    stages: dict[str, Stage] = {}
+    for path in current_files(folder, RECORD_NAME):
+        with contextlib.suppress(MetricsError):
+            run = str(path.parent.relative_to(folder))
+            stages[run] = Stage(plain_text(run), read_record(path), generation_of(path.parent))
+    before = {run: _before(stage, folder, stages) for run, stage in stages.items()}
+    chains = [_chain(run, before) for run in stages if run not in before.values()]
+    return [[stages[run] for run in chain] for chain in chains if len(chain) > 1]
+
+
+def _before(stage: Stage, folder: Path, runs: Iterable[str]) -> str | None:
+    """Return the run with whose weights a stage began; None if it is not below the folder.
+
+    It is the one with whose folder the recorded path ends, which holds after all were moved too. A checkpoint of
+    another SHA-256 than the recorded one shows that it is another run of that name, or was trained again.
+    """
+    init = stage.record.section("init")
+    step, parts = init.get("step"), PurePath(stage.before or "").parts
+    for run in sorted(runs, key=len, reverse=True):
+        end = PurePath(run).parts
+        if end and parts[-len(end) :] == end:
+            manifest = folder / run / "checkpoint" / f"step_{step if isinstance(step, int) else 0:08}" / "manifest.json"
+            if _may_have(manifest, init.get("sha256")):
+                return run
+    return None
+
+
+def _may_have(manifest: Path, sha256: object) -> bool:
+    """Return whether a file has a SHA-256; of one that cannot be read, nobody knows."""
+    try:
+        return hashlib.sha256(read_whole(manifest)).hexdigest() == sha256
+    except (OSError, ValueError):
+        return True
+
+
+def _chain(run: str, before: Mapping[str, str | None]) -> list[str]:
+    """Return a run and those before it, the first one first."""
+    chain = [run]
+    while (earlier := before.get(chain[0])) is not None and earlier not in chain:
+        chain.insert(0, earlier)
+    return chain
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """The first figure of each task, of the runs of pipelines."""
+
+    values: dict[str, dict[str, str]]
+    """Run → task → figure."""
+    tasks: list[str]
+    reasons: list[str]
+    """Why figures among them are n/a."""
+
+    @classmethod
+    def of(cls, evaluations: Table, runs: Collection[str]) -> _Scores:
+        """Return those of these runs."""
+        values: dict[str, dict[str, str]] = {}
+        absent: dict[str, None] = {}
+        for run, task, figure, value, *_ in evaluations.rows:
+            if run in runs and task not in values.get(run, {}) and (figure == CORE or task != CORE):
+                values.setdefault(run, {})[task] = value
+                if value == ABSENT:
+                    absent[f"{ABSENT} {figure}"] = None
+        tasks = list(dict.fromkeys(task for found in values.values() for task in found))
+        return cls(values, tasks, [note for note in evaluations.notes if note.partition(":")[0] in absent])
+
+
+def card_table(pipelines: Sequence[Pipeline], evaluations: Table, price_per_hour: float | None) -> Table:
+    """Return a row for each stage of each pipeline, and one for its sums.
+
+    Args:
+        pipelines: see `load_pipelines`.
+        evaluations: see `evaluations_table`; the first figure of each task is shown.
+        price_per_hour: of one device; None: no cost.
+    """
+    stages = {stage.run: stage for pipeline in pipelines for stage in pipeline}
+    scores = _Scores.of(evaluations, stages)
+    served = Served.of({run: stage.generation for run, stage in stages.items()})
+    costs = ("hours", "device hours", "kJ", *(["cost"] if price_per_hour is not None else []))
+    header = ("pipeline", "stage", "data", "tokens", "loss", *scores.tasks, *served.header, *costs)
+    rows: list[tuple[str, ...]] = []
+    for pipeline in pipelines:
+        title = pipeline[-1].run
+        for name in STAGES:
+            of_name = [stage for stage in pipeline if stage.name == name]
+            for stage in of_name:
+                ended = "" if stage.record.status == "completed" else f" ({stage.record.status})"
+                own = [scores.values.get(stage.run, {}).get(task, ABSENT) for task in scores.tasks]
+                spent = _costs([stage.record], price_per_hour)
+                rows.append((title, name + ended, *_learned(stage.record), *own, *served.cells(stage.run), *spent))
+            if not of_name:
+                rows.append((title, name, *[ABSENT] * (len(header) - 2)))
+        spent = _costs([stage.record for stage in pipeline], price_per_hour)
+        rows.append((title, ALL, *[""] * (3 + len(scores.tasks) + len(served.header)), *spent))
+    notes = (*_notes(pipelines, scores, price_per_hour), *served.notes)
+    return Table(header, rows, (0, 1, 2), "Report card", notes)
+
+
+def _learned(record: RunRecord) -> tuple[str, str, str]:
+    """Return the cells of data, tokens and loss."""
+    data = ", ".join(f"{source.source} ({count(source.tokens)})" for source in record.data or ())
+    if record.reinforcement is not None:
+        # Its corpora are those of the validation alone.
+        data = f"answers to {record.reinforcement.questions:,} questions"
+    tokens = ABSENT if record.tokens_trained is None else count(record.tokens_trained)
+    if record.validation_loss is None:
+        return data or ABSENT, tokens, ABSENT
+    margin = half_interval_95(record.validation_loss_se, record.validation_loss_se_values)
+    return data or ABSENT, tokens, f"{record.validation_loss:.4f}" + (f" ± {margin:.4f}" if margin else "")
+
+
+def _costs(records: Sequence[RunRecord], price_per_hour: float | None) -> list[str]:
+    """Return the cells of hours, device hours, kJ and, with a price, cost of runs together."""
+    hours = math.fsum(_wall_s(each) for each in records) / 3600
+    device_hours = math.fsum(_wall_s(each) * each.devices for each in records) / 3600
+    joules = [found for each in records if (found := _energy_j(each)) is not None]
+    kilojoules = math.fsum(joules) / 1000 if len(joules) == len(records) else None
+    cost = [] if price_per_hour is None else [device_hours * price_per_hour]
+    return [_cell(value) for value in (hours, device_hours, kilojoules, *cost)]
+
+
+def _wall_s(record: RunRecord) -> float:
+    """Return the wall time of a run's attempts; of the last one alone where that of all is not known."""
+    return record.duration_s if record.wall_s is None else record.wall_s
+
+
+def _energy_j(record: RunRecord) -> float | None:
+    """Return the energy of the measured steps, with that of the answers which reinforcement learning samples before."""
+    if record.reinforcement is None or record.energy_j is None:
+        return record.energy_j
+    rollouts = record.reinforcement.rollouts
+    return None if rollouts is None or rollouts.energy_j is None else record.energy_j + rollouts.energy_j
+
+
+def _cell(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def _notes(pipelines: Sequence[Pipeline], scores: _Scores, price: float | None) -> tuple[str, ...]:
+    """Return how the table is to be read, and why what is n/a is."""
+    notes = [
+        "Losses are nats per token with a 95 % interval, each over the text of its own stage: compare them within a "
+        "stage.",
+        "Hours are whole runs, set-up and evaluation included; kJ are those of the measured steps alone, RL's with the "
+        "answers that it samples before them.",
+    ]
+    no_price = "No cost: it needs the price of a device and hour (--price-per-hour X)."
+    notes.append(no_price if price is None else f"Cost: {price:,.3g} for a device and hour.")
+    for pipeline in pipelines:
+        last, stages = pipeline[-1].run, {stage.name for stage in pipeline}
+        missing = [name for name in STAGES if name not in stages]
+        first = pipeline[0]
+        if first.before is not None:
+            where = plain_text(first.before)
+            notes.append(f"{first.run} began with {where}, which is not below this folder, or has changed since.")
+        if missing:
+            notes.append(f"{ABSENT} {', '.join(missing)} of {last}: no such run belongs to it.")
+        for stage in pipeline:
+            notes += _stage_notes(stage, scores)
+    return tuple(dict.fromkeys([*notes, *scores.reasons]))
+
+
+def _stage_notes(stage: Stage, scores: _Scores) -> list[str]:
+    """Return what a reader must know of a stage's row."""
+    record, notes = stage.record, []
+    if record.resumed_after_steps:
+        after = ", ".join(map(str, record.resumed_after_steps))
+        of_last = "kJ are" if record.wall_s is not None else "hours and kJ are"
+        notes.append(f"{stage.run} was resumed after step {after}: its {of_last} those of its last attempt.")
+    learned = record.reinforcement
+    if learned is not None and learned.reward_first is not None and learned.reward_last is not None:
+        notes.append(
+            f"{stage.run}: mean reward {learned.reward_first:.3g} in its first ten steps, {learned.reward_last:.3g} in "
+            f"its last ten; {learned.without_signal:,} of {learned.questions:,} questions taught nothing, since their "
+            "answers all had one reward."
+        )
+    unscored = [task for task in scores.tasks if task not in scores.values.get(stage.run, {})]
+    if unscored:
+        notes.append(f"{ABSENT} {', '.join(unscored)} of {stage.run}: not evaluated.")
+    for title, figure in (("tokens", "tokens_trained"), ("loss", "validation_loss"), ("kJ", "energy_j")):
+        if getattr(record, figure) is None:
+            notes.append(f"{ABSENT} {title} of {stage.run}: {record.unavailable[figure]}")
+    if record.energy_j is not None and _energy_j(record) is None:
+        notes.append(f"{ABSENT} kJ of {stage.run}: the energy of its answers was not measured.")
+    return notes
+
+
+def card_markdown(table: Table, pipelines: Sequence[Pipeline]) -> str:
+    """Return the text of report_card.md: the table, and where its runs happened."""
+    parts = ["# Report card", markdown_table(table), "\n".join(f"- {escape(note)}" for note in table.notes)]
+    records = {stage.run: stage.record for pipeline in pipelines for stage in pipeline}
+    parts.append("## Environment")
+    for runs, facts in environments(list(records.values())):
+        listed = "\n".join(f"- {escape(key)}: {escape(value)}" for key, value in facts.items())
+        parts += [f"**{escape(', '.join(runs))}**", listed]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,28 @@
+"""Says which files of a report carry no checksum of their own, so that damage in them would not be found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from efficientbench.metrics.records.generation.generation import GenerationRecord
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.sections.evaluations import Evaluated
+
+TITLE = "Without a checksum of their own"
+WHY = "Damage in these files would not be found: an earlier version wrote them, or another tool."
+_MOST_NAMED = 8
+
+
+def without_checksum(
+    records: Sequence[RunRecord], generations: Sequence[GenerationRecord], evaluated: Sequence[Evaluated]
+) -> list[str]:
+    """Return a name for each file without a checksum: of the run, and of what it holds if that is no training."""
+    names = [record.run for record in records if record.sha256 is None]
+    names += [f"{record.run} (generation)" for record in generations if record.sha256 is None]
+    return names + [f"{each.run} ({each.task})" for each in evaluated if not each.checked]
+
+
+def checksum_note(names: Sequence[str]) -> str:
+    """Return one line for people about such files, of which it names the first ones."""
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return f"{TITLE}: {', '.join(names[:_MOST_NAMED])}{more}. {WHY}"

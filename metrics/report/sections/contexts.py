@@ -1,0 +1,90 @@
+"""Reads what `efficientbench evaluate` wrote of long contexts: hidden numbers by length and depth, loss by position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.foreign import plain_text
+from efficientbench.metrics.records.evaluation import read_evaluation
+from efficientbench.metrics.records.record import current_files
+
+HIDDEN = ("passkey", "needle")
+BY_POSITION = "position_loss"
+
+Tokens = Annotated[int, Field(ge=1, le=1 << 53)]
+"""A number of tokens or items that a float holds."""
+
+
+class Cell(BaseModel):
+    """The items of one length and depth."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+    length: Tokens
+    depth: float = Field(ge=0, le=1)
+    """Share of the text before the number."""
+    items: Tokens
+    right: int = Field(ge=0, le=1 << 53)
+
+
+class Range(BaseModel):
+    """The positions from `first` to before `end`."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+    first: Tokens
+    end: int = Field(ge=2, le=1 << 53)
+    loss: float = Field(ge=0, le=1e6)
+    """Mean, nats per token."""
+
+
+class _Parts(BaseModel):
+    trained_tokens: Tokens
+    grid: list[Cell] = []
+    ranges: list[Range] = []
+
+
+class _Summary(BaseModel):
+    step: int
+    parts: _Parts
+
+
+@dataclass(frozen=True)
+class Context:
+    """One task of one run."""
+
+    run: str
+    """Its folder, relative to the reported one."""
+    task: str
+    step: int
+    trained_tokens: int
+    """Sequence length of the training."""
+    grid: tuple[Cell, ...]
+    ranges: tuple[Range, ...]
+
+
+def load_contexts(folder: Path) -> tuple[list[Context], list[str]]:
+    """Return the results below a folder by task and run, and a message for each file that cannot be read."""
+    found, damaged = [], []
+    for task in (*HIDDEN, BY_POSITION):
+        for path in current_files(folder, f"{task}.json"):
+            if path.parent.name != "evaluation":
+                continue
+            run = plain_text(str(path.parent.parent.relative_to(folder)))
+            try:
+                summary = _Summary.model_validate(read_evaluation(path))
+            except ValidationError as error:
+                damaged.append(plain_text(f"{path}: cannot be read ({error.errors()[0]['msg']})"))
+                continue
+            except MetricsError as error:
+                damaged.append(plain_text(str(error)))
+                continue
+            parts = summary.parts
+            name = folder.name if run == "." else run
+            found.append(
+                Context(name, task, summary.step, parts.trained_tokens, tuple(parts.grid), tuple(parts.ranges))
+            )
+    return found, damaged

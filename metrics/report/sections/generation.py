@@ -1,0 +1,288 @@
+"""Generation in reports: each record beside the training of the same run, the table, and `generation.csv`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.analysis.generation.generation_ratios import Compared, compare_generation
+from efficientbench.metrics.analysis.generation.generation_sides import Generating
+from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.formulas.ratio import MIN_REPEATS, SIGNIFICANCE, Ratio
+from efficientbench.metrics.records.figure import Figure, percent
+from efficientbench.metrics.records.generation.generation import GENERATION_FIGURES, GenerationRecord, GenerationRow
+from efficientbench.metrics.records.record import FIGURES, RunRecord
+from efficientbench.metrics.report.columns import UNAVAILABLE, csv_cell
+from efficientbench.metrics.report.table import ABSENT, Table, number, print_table, print_wide_table
+
+HEADER = ("figure", "A", "B", "B/A", "95 %", "verdict")
+
+
+def print_generation_ratios(sides: Sequence[Generating], despite: Collection[str], console: Console) -> None:
+    """Print the ratio of each figure at every combination that was measured of both, or why nothing is compared."""
+    console.print()
+    try:
+        compared = compare_generation(sides, despite)
+    except MetricsError as error:
+        console.print(Text(f"{ABSENT} generation: {error}"), style="dim")
+        return
+    for each in compared:
+        prompt, batch, new = each.combination
+        console.print(Text(f"Generation, prompts of {prompt:,} tokens, batch {batch:,}, {new:,} new tokens:"))
+        print_table(Table(HEADER, _lines(each), text_columns=(0, 5)), console, gap=1)
+        console.print()
+    for note in _notes(compared):
+        console.print(Text(note))
+    engines = dict.fromkeys(record.engine for _, made in sides for record in made)
+    console.print(Text(f"Engine: {' against '.join(engines)}. No figures of vLLM's, SGLang's or another server's."))
+    reasons: dict[str, dict[str, None]] = {}
+    for each in compared:
+        for name, reason in each.missing.items():
+            reasons.setdefault(reason, {})[titled(name)[0]] = None
+    for reason, titles in reasons.items():
+        console.print(Text(f"{ABSENT} {', '.join(titles)}: {reason}"), style="dim")
+
+
+def _lines(compared: Compared) -> list[tuple[str, ...]]:
+    lines = [_cells(ratio) for ratio in compared.ratios]
+    one, other = compared.cache_bytes
+    if one and other:
+        title, unit = titled("cache_bytes")
+        lines.append((title, f"{one / unit:.4g}", f"{other / unit:.4g}", f"{other / one:.3f}", "", "counted"))
+    return lines
+
+
+def _cells(ratio: Ratio) -> tuple[str, ...]:
+    title, unit = titled(ratio.metric)
+    interval = ABSENT if ratio.low is None or ratio.high is None else f"{ratio.low:.3f}–{ratio.high:.3f}"
+    figures = (f"{ratio.first / unit:.4g}", f"{ratio.second / unit:.4g}", f"{ratio.ratio:.3f}", interval)
+    return (title, *figures, ratio.verdict)
+
+
+def _notes(compared: Sequence[Compared]) -> list[str]:
+    judged = [ratio.measurable is not None for each in compared for ratio in each.ratios]
+    notes = []
+    if not all(judged):
+        notes.append(f"No verdict without the noise between measurements: it takes {MIN_REPEATS} repeats of each side.")
+    if any(judged):
+        notes.append(f"Verdicts: at {SIGNIFICANCE:.0%} for all figures of generation together, by Holm's correction.")
+    return notes
+
+
+CSV_NAME = "generation.csv"
+TITLE = "Generation"
+OF_TRAINING = ("tokens_per_s", "energy_j_per_token", "validation_loss")
+"""Figures of the training that stand in each row, with `training_` before their names."""
+NO_TRAINING = "no training of this run is in the folder"
+
+COLUMNS: dict[str, Figure] = {
+    **GENERATION_FIGURES,
+    "failure": Figure("", "why the combination could not be measured; empty where it was"),
+    **{f"training_{name}": FIGURES[name] for name in OF_TRAINING},
+    UNAVAILABLE: Figure("", "for each n/a of the row 'name: reason', joined by ' | '"),
+}
+"""Every column of generation.csv in its order."""
+
+_SHOWN: dict[str, tuple[str, str, float]] = {
+    "ttft_s_p50": ("TTFT p50, ms", ",.1f", 1e-3),
+    "ttft_s_p95": ("p95, ms", ",.1f", 1e-3),
+    "prefill_tokens_per_s": ("prefill tokens/s", ",.0f", 1),
+    "decode_tokens_per_s": ("decode tokens/s", ",.1f", 1),
+    "decode_time_s_ci_high": ("±95%", "", 1),
+    "decode_time_s": ("a token, ms", ",.2f", 1e-3),
+    "cache_bytes": ("cache, MB", ",.2f", 1e6),
+    "bandwidth_utilization": ("bandwidth", ".1%", 1),
+    "prefill_energy_j_per_token": ("prefill J/token", ".3g", 1),
+    "decode_energy_j_per_token": ("decode J/token", ".3g", 1),
+    "decode_amu_gb": ("AMU, GB", ".2f", 1),
+    "decode_pcu": ("PCU", ".1%", 1),
+    "decode_aec_w": ("AEC, W", ".1f", 1),
+}
+"""Figure → its title in the table, format, and unit of the title in that of the record."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was measured of generating with one model."""
+
+    record: GenerationRecord
+    name: str
+    """Of the run, as no other of the report has."""
+    trained: int | None
+    """Place of the same run's training among the report's; None: it has none."""
+
+
+def beside(generations: Sequence[GenerationRecord], records: Sequence[RunRecord]) -> list[Generated]:
+    """Return each record of generation with the training that belongs to it.
+
+    It has the same run and the same model; of several that with the same seed, else the first.
+    """
+    plain = Counter(_name(each) for each in generations)
+    taken: Counter[str] = Counter()
+    found = []
+    for each in generations:
+        same = [place for place, record in enumerate(records) if _same_run(each, record)]
+        of_seed = [place for place in same if records[place].seed == each.seed]
+        name = _name(each) if plain[_name(each)] == 1 else f"{_name(each)} seed {each.seed}"
+        taken[name] += 1
+        own = name if taken[name] == 1 else f"{name} #{taken[name]}"
+        found.append(Generated(each, own, next(iter(of_seed or same), None)))
+    return found
+
+
+def _name(generation: GenerationRecord) -> str:
+    return f"{generation.run}{' (smoke)' if generation.smoke else ''}"
+
+
+def _same_run(generation: GenerationRecord, record: RunRecord) -> bool:
+    named = generation.run == record.run and generation.smoke == record.smoke
+    return named and generation.config.get("model") == record.config.get("model")
+
+
+def generation_table(generated: Sequence[Generated], records: Sequence[RunRecord]) -> Table:
+    """Return a row for each combination of prompt, batch and new tokens, beside its run's training if any has one."""
+    titles = [title for title, _, _ in _SHOWN.values()]
+    beside_training = any(each.trained is not None for each in generated)
+    header = ("run", "prompt", "batch", "new", *titles)
+    header = (*header, "training tokens/s", "training J/token") if beside_training else header
+    rows = []
+    for each in generated:
+        trained = None if each.trained is None else records[each.trained]
+        for row in each.record.rows:
+            sizes = (f"{row.prompt_tokens:,}", f"{row.batch:,}", f"{row.max_new_tokens:,}")
+            figures = (shown_cell(name, row) for name in _SHOWN)
+            of_training = (
+                number(trained.tokens_per_s if trained else None, ",.0f"),
+                number(trained.energy_j_per_token if trained else None, ".3g"),
+            )
+            rows.append((each.name, *sizes, *figures, *(of_training if beside_training else ())))
+    return Table(header, rows, title=TITLE, notes=generation_notes(generated))
+
+
+def shown_cell(name: str, row: GenerationRow) -> str:
+    """Return a figure in the unit of its title."""
+    _, form, unit = _SHOWN[name]
+    value = row.value(name)
+    if name == "decode_time_s_ci_high":
+        noise = relative_interval(row)
+        return ABSENT if noise is None else f"±{percent(noise)}"
+    return number(None if value is None else value / unit, form)
+
+
+def titled(name: str) -> tuple[str, float]:
+    """Return a figure's title in tables, and the unit of the title in that of the record."""
+    title, _, unit = _SHOWN[name]
+    return title, unit
+
+
+def relative_interval(row: GenerationRow) -> float | None:
+    """Return half the 95 % interval of the time per output token over its mean; None where it is not known."""
+    mean, low, high = (row.value(f"decode_time_s{end}") for end in ("", "_ci_low", "_ci_high"))
+    return None if not mean or low is None or high is None else (high - low) / 2 / mean
+
+
+def generation_notes(generated: Sequence[Generated]) -> tuple[str, ...]:
+    """Return whose figures these are, how each run decoded, what is in doubt, what failed, and why what is n/a is."""
+    if not generated:
+        return ()
+    notes = [f"Engine: {engine}. No figures of vLLM's, SGLang's or another server's." for engine in _engines(generated)]
+    notes += _grouped("Decoding", {each.name: each.record.decode_path for each in generated})
+    notes += _grouped("Weights", {each.name: each.record.weights for each in generated})
+    notes += _grouped("On", {each.name: f"{each.record.device_name}, {each.record.dtype}" for each in generated})
+    stopped = [each.name for each in generated if each.record.status == "stopped"]
+    notes += [f"Stopped before the last combination: {', '.join(stopped)}."] if stopped else []
+    notes += _doubts(generated)
+    reasons: dict[str, dict[str, None]] = {}
+    for each in generated:
+        for row in each.record.rows:
+            place = f"{each.name}, prompt {row.prompt_tokens:,}, batch {row.batch:,}"
+            if row.failure is not None:
+                notes.append(f"{place}: not measured: {row.failure}")
+                continue
+            for name in _SHOWN:
+                if row.value(name) is None:
+                    reasons.setdefault(row.why(name) or NO_TRAINING, {})[_SHOWN[name][0]] = None
+    notes += [f"{ABSENT} {', '.join(titles)}: {reason}" for reason, titles in reasons.items()]
+    alone = [each.name for each in generated if each.trained is None]
+    notes += [f"{ABSENT} training ({', '.join(alone)}): {NO_TRAINING}"] if alone else []
+    return tuple(dict.fromkeys(notes))
+
+
+def _doubts(generated: Sequence[Generated]) -> list[str]:
+    """Return what speaks against figures: a counter of energy, another's use of the device."""
+    found: list[str] = []
+    disturbed: dict[str, None] = {}
+    for each in generated:
+        for row in each.record.rows:
+            for name, phase in row.phases.items():
+                if phase.energy_doubt is not None:
+                    place = f"{each.name}, prompt {row.prompt_tokens:,}, batch {row.batch:,}, {name}"
+                    found.append(f"{place}: {phase.energy_doubt}.")
+                if phase.disturbances:
+                    disturbed[each.name] = None
+    return [*found, *([f"Another process used a device of {', '.join(disturbed)} meanwhile."] if disturbed else [])]
+
+
+def _engines(generated: Sequence[Generated]) -> list[str]:
+    return list(dict.fromkeys(each.record.engine for each in generated))
+
+
+def _grouped(what: str, texts: dict[str, str]) -> list[str]:
+    """Return a sentence that says a text once, with its runs where there are several texts."""
+    if len(set(texts.values())) == 1:
+        return [f"{what}: {next(iter(texts.values()))}."]
+    runs: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        runs.setdefault(text, []).append(name)
+    listed = (f"{text} ({', '.join(names)})" for text, names in runs.items())
+    return [f"{what}: {'; '.join(listed)}."]
+
+
+def print_generation(generated: Sequence[Generated], records: Sequence[RunRecord], console: Console) -> None:
+    """Print the table and its notes; nothing where nothing was generated."""
+    if not generated:
+        return
+    table = generation_table(generated, records)
+    console.print(Text(table.title, style="italic"))
+    print_wide_table(table, console)
+    for note in table.notes:
+        console.print(Text(note), style="dim")
+    console.print()
+
+
+def write_generation_csv(generated: Sequence[Generated], records: Sequence[RunRecord], path: Path) -> None:
+    """Write one row for each combination, at full precision. Raises MetricsError where the file cannot be written."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for each in generated:
+        for row in each.record.rows:
+            values, reasons = _values(each, row, records)
+            cells = {name: csv_cell(value) for name, value in values.items()}
+            cells["failure"] = csv_cell(row.failure or "")
+            cells[UNAVAILABLE] = csv_cell(" | ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items())))
+            writer.writerow(cells)
+    write_whole(path, text.getvalue())
+
+
+def _values(each: Generated, row: GenerationRow, records: Sequence[RunRecord]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the figures of a row by column, and the reason for each that is None."""
+    of_record = {name: getattr(each.record, name) for name in GENERATION_FIGURES if hasattr(each.record, name)}
+    values = of_record | {name: row.value(name) for name in GENERATION_FIGURES if name not in of_record}
+    reasons = {name: row.why(name) or ABSENT for name in values if name not in of_record and values[name] is None}
+    trained = None if each.trained is None else records[each.trained]
+    for name in OF_TRAINING:
+        column = f"training_{name}"
+        values[column] = trained and getattr(trained, name)
+        if values[column] is None:
+            reasons[column] = NO_TRAINING if trained is None else trained.unavailable.get(name, ABSENT)
+    return values, reasons

@@ -1,0 +1,280 @@
+"""Looks up the rates of devices in `hardware.yaml`, and before it in the file of own rows that `OWN_ROWS` names."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
+
+from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.foreign import read_text
+
+TABLE = Path(__file__).with_name("hardware.yaml")
+OWN_ROWS = "EFFICIENTBENCH_DEVICES"
+"""Environment variable with the path of a YAML file: one `OwnRow`, or a list of them."""
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+_MAKERS = frozenset({"nvidia", "geforce", "tesla"})
+"""Words of the drivers' names that distinguish no device from another."""
+_REMEDY = "give the device's dense peak in the configuration"
+
+
+class OwnRow(BaseModel):
+    """A row that a user gives, with its links; the keys are those of `hardware.yaml`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    match: str | None = None
+    """Regular expression for the name that the driver reports; None: the name itself."""
+    peak_tflops: dict[Literal["bf16", "fp16", "tf32", "fp32"], PositiveFloat]
+    memory_bandwidth_gb_s: PositiveFloat
+    memory_gb: PositiveFloat | None = None
+    backend: str | None = None
+    """Library of collectives, one of those in `hardware.yaml`; None: that of its first links."""
+    in_node_gb_s: PositiveFloat
+    between_nodes_gb_s: PositiveFloat | None = None
+    source: str | None = None
+    """None: the file."""
+
+
+@dataclass(frozen=True)
+class KnownDevice:
+    """What a row says of a device whatever its dtype."""
+
+    name: str
+    backend: str
+    """The library of collectives that uses its links."""
+    memory_bytes: float | None
+    """Capacity; None if the name does not settle it."""
+
+
+@dataclass(frozen=True)
+class DeviceRates:
+    """The most that one device can do: dense peaks, and what its links carry in one direction."""
+
+    name: str
+    backend: str
+    """The library of collectives that uses its links."""
+    peak_flops: float
+    """FLOP/s in the dtype that was asked for."""
+    memory_bytes_s: float
+    memory_bytes: float | None
+    """Capacity; None if the name does not settle it."""
+    in_node_bytes_s: float
+    """To the other devices of its node."""
+    between_nodes_bytes_s: float | None
+    """Its share of the node's network; None if no reference system settles it."""
+    sources: tuple[str, ...]
+
+
+def peak_flops(device_name: str, dtype: str) -> tuple[float | None, str]:
+    """Return the dense peak of one device, FLOP/s.
+
+    Args:
+        device_name: as the driver reports it, such as 'NVIDIA A100-SXM4-80GB'.
+        dtype: of the matrix products: 'bf16', 'fp16', 'tf32', 'fp32', or torch's own names.
+
+    Returns:
+        (peak in FLOP/s, the datasheet it comes from), or (None, why it is unknown).
+    """
+    row, reason = _official(device_name)
+    if row is None:
+        return None, f"{reason or f'the peak of {device_name!r} is not in the hardware table'}: {_REMEDY}"
+    try:
+        return _peak_flops(row, dtype), row["source"]
+    except MetricsError as error:
+        return None, str(error)
+
+
+def memory_bandwidth(device_name: str) -> tuple[float | None, str]:
+    """Return the peak bandwidth of one device's memory, bytes a second, and its datasheet; or None and why.
+
+    `device_name` is as the driver reports it.
+    """
+    row, reason = _official(device_name)
+    if row is None:
+        return None, reason or f"the memory bandwidth of '{device_name}' is not in the hardware table"
+    return row["memory_bandwidth_gb_s"] * 1e9, row["source"]
+
+
+def known_device(name: str) -> KnownDevice:
+    """Return what the table says of a device, by its name as of `device_rates`.
+
+    Raises MetricsError: the table has no such device, or several.
+    """
+    row = _row(name)
+    return KnownDevice(row["name"], _links(row)["backend"], row["memory_gb"] and row["memory_gb"] * 1e9)
+
+
+def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRates:
+    """Return the row of a device by its name in the table or as the driver reports it.
+
+    Args:
+        name: such as 'H100 SXM', in any case, 'h200_sxm', words that name the chip of one row alone, or 'NVIDIA
+            H100 80GB HBM3'.
+        dtype: of the matrix products, as for `peak_flops`.
+        peak: dense FLOP/s to use instead of the table's.
+
+    Raises:
+        MetricsError: the table has no such device, or several, or lacks its peak in that dtype.
+    """
+    row = _row(name)
+    links, source = _links(row), row["source"]
+    if span := row.get("unofficial_tflops"):
+        source = f"{_span(span)} are in use for {row['name']}, UNOFFICIAL: {source}"
+    network = links["between_nodes_gb_s"]
+    return DeviceRates(
+        name=row["name"],
+        backend=links["backend"],
+        peak_flops=peak or _peak_flops(row, dtype),
+        memory_bytes_s=row["memory_bandwidth_gb_s"] * 1e9,
+        memory_bytes=row["memory_gb"] and row["memory_gb"] * 1e9,
+        in_node_bytes_s=links["in_node_gb_s"] * 1e9,
+        between_nodes_bytes_s=network and network * 1e9,
+        sources=("peak given" if peak else source, links["source"]),
+    )
+
+
+def _official(device_name: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the row of a driver's name if a datasheet or the user settles it, else why not; '' for no row at all."""
+    row = _matching("devices", device_name)
+    if row is None:
+        undetermined = _matching("undetermined", device_name)
+        return None, undetermined["reason"] if undetermined else ""
+    if span := row.get("unofficial_tflops"):
+        return None, f"no datasheet settles the rates of {row['name']} ({_span(span)} are in use; {row['source']})"
+    return row, ""
+
+
+def _span(tflops: list[float]) -> str:
+    low, high = tflops
+    return f"{low:g} TFLOP/s" if low == high else f"{low:g} to {high:g} TFLOP/s"
+
+
+def _links(row: dict[str, Any]) -> dict[str, Any]:
+    return next(links for links in _rows("links") if row["name"] in links["devices"])
+
+
+def _row(name: str) -> dict[str, Any]:
+    """Return the row of a device's name, as the driver or a user writes it. Raises MetricsError: none, or several."""
+    row = _matching("devices", name) or _named(name)
+    if row is not None:
+        return row
+    names = [row["name"] for row in _rows("devices")]
+    near = _near(name)
+    hint = f"; did you mean '{near}'?" if near else ""
+    where = f"the table of devices ({', '.join(names)}) or a file of your own ({OWN_ROWS}=FILE)"
+    raise MetricsError(f"'{name}' is not in {where}{hint}")
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in name.replace("_", " ").lower().split() if word not in _MAKERS]
+
+
+def _chip(words: Sequence[str]) -> str:
+    """Return the word that names the chip, which is the first with a digit; '' if there is none."""
+    return next((word for word in words if re.search(r"\d", word)), "")
+
+
+def _named(name: str) -> dict[str, Any] | None:
+    """Return the row with this name, in any case, or the only one that its words stand for.
+
+    Raises MetricsError: they stand for several rows.
+    """
+    words, rows = _words(name), _rows("devices")
+    found = [row for row in rows if _words(row["name"]) == words]
+    found = found or [row for row in rows if _stand_for(words, _words(row["name"]))]
+    if len(found) > 1:
+        raise MetricsError(f"'{name}' is several devices: name one of {', '.join(row['name'] for row in found)}")
+    return found[0] if found else None
+
+
+def _stand_for(words: Sequence[str], row: Sequence[str]) -> bool:
+    """Return whether words are a row's, and enough to distinguish it from cards that the table lacks.
+
+    Its chip must be named. After a mere number no word may be left out: an RTX 6000 is no RTX 6000 Ada.
+    """
+    chip = _chip(row)
+    further = row[row.index(chip) + 1 :] if chip.isdigit() else []
+    return {chip, *further} <= set(words) <= set(row)
+
+
+def _near(name: str) -> str | None:
+    """Return the name of the row that a mistyped one may mean; None rather than another card's.
+
+    The chip is the same, and every word is like one of the row's. A name that has all words of a row and more is that
+    of another card, as RTX 4090 Laptop is.
+    """
+    words, names = _words(name), [row["name"] for row in _rows("devices")]
+    alike = [
+        each
+        for each in names
+        if _chip(words) == _chip(_words(each))
+        and not set(_words(each)) <= set(words)
+        and words
+        and all(difflib.get_close_matches(word, _words(each)) for word in words)
+    ]
+    return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0)), None)
+
+
+def _matching(part: str, device_name: str) -> dict[str, Any] | None:
+    """Return the row of a part of the table whose pattern is the driver's name of a device."""
+    name = device_name.strip().removeprefix("NVIDIA ")
+    return next((row for row in _rows(part) if re.fullmatch(row["match"], name)), None)
+
+
+def _peak_flops(row: dict[str, Any], dtype: str) -> float:
+    tflops = row["peak_tflops"].get(_DTYPES.get(dtype.removeprefix("torch."), dtype))
+    if tflops is None:
+        known = ", ".join(row["peak_tflops"])
+        raise MetricsError(f"the peak of {row['name']} in {dtype} is not known (known: {known}): {_REMEDY}")
+    return float(tflops * 1e12)
+
+
+def _rows(part: str) -> list[dict[str, Any]]:
+    """Return the rows of a part of the table, the user's own first."""
+    own = os.environ.get(OWN_ROWS)
+    return [*(_own_table(own).get(part, []) if own else []), *_table()[part]]
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, list[dict[str, Any]]]:
+    return yaml.safe_load(TABLE.read_text())
+
+
+@lru_cache(maxsize=1)
+def _own_table(path: str) -> dict[str, list[dict[str, Any]]]:
+    """Read a file of own rows as parts of the table. Raises MetricsError: it cannot be read, or a row is wrong."""
+    try:
+        content = yaml.safe_load(read_text(Path(path)))
+        rows = [OwnRow.model_validate(row) for row in (content if isinstance(content, list) else [content])]
+        for row in rows:
+            re.compile(row.match or "")
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError, re.error) as error:
+        raise MetricsError(f"{OWN_ROWS}={path}: cannot be read ({error})") from None
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise MetricsError(f"{OWN_ROWS}={path}: no row of a device: {wrong}") from None
+    backends = list(dict.fromkeys(links["backend"] for links in _table()["links"]))
+    if unknown := [row.backend for row in rows if row.backend not in (None, *backends)]:
+        raise MetricsError(f"{OWN_ROWS}={path}: backend: {unknown[0]!r} is none of {', '.join(backends)}")
+    whole = [
+        {
+            **row.model_dump(),
+            "match": row.match or re.escape(row.name),
+            "source": row.source or path,
+            "backend": row.backend or backends[0],
+            "devices": [row.name],
+        }
+        for row in rows
+    ]
+    return {"devices": whole, "links": whole}

@@ -1,0 +1,156 @@
+"""Files of others: what never ends, nests or is too large is refused, and no text of a record moves a terminal."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from support.metrics_parts import make_record, printed, read_csv
+from support.synthetic_runs import gpu_run
+
+from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.foreign import MOST_BYTES, parse_json, plain_text, read_whole
+from efficientbench.metrics.records.record import RunRecord, read_record, write_record
+from efficientbench.metrics.records.sinks.steplog import read_steps
+from efficientbench.metrics.report.build import build_report
+from efficientbench.metrics.report.headline import print_results
+from efficientbench.metrics.report.sections.failures import load_failures, print_failures
+from efficientbench.metrics.sensors.replay import read_trace
+
+ESCAPE = "\x1b[2J\x9b1m\x07\u202e"
+
+
+def sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, MOST_BYTES + 1)
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a device": (lambda path: path.symlink_to("/dev/null"), "it is no regular file"),
+    "a folder": (lambda path: path.mkdir(), "it is no regular file"),
+    "a pipe": (os.mkfifo, "it is no regular file"),
+    "too large": (sparse, f"{MOST_BYTES:,} are the most that is read"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_never_ends_is_refused(tmp_path: Path, kind: str) -> None:
+    make, message = HOSTILE[kind]
+    path = tmp_path / "record.json"
+    make(path)
+    with pytest.raises(OSError, match=message):
+        read_whole(path)
+    with pytest.raises(MetricsError, match=f"record.json: cannot be read .*{message}"):
+        read_record(path)
+
+
+@pytest.mark.parametrize("kind", ["a device", "a folder", "a pipe"])
+def test_every_reader_refuses_it(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "file"
+    HOSTILE[kind][0](path)
+    for read in (read_steps, read_trace):
+        with pytest.raises(MetricsError, match="file: cannot be read .*no regular file"):
+            read(path)
+
+
+def test_depth_is_an_error_of_its_own() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_json(b"[" * 100_000)
+    assert parse_json('{"a": [1]}') == {"a": [1]}
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff", b"null", b'{"kind": 1}', b'{"kind": [], "reason": {}}'])
+def test_a_failure_that_cannot_be_read_keeps_no_report_from_being_made(tmp_path: Path, content: bytes) -> None:
+    write_record(make_record(), tmp_path / "run" / "record.json")
+    (tmp_path / "run" / "failure.json").write_bytes(content)
+    (tmp_path / "other").mkdir()
+    os.mkfifo(tmp_path / "other" / "failure.json")
+    os.mkfifo(tmp_path / "other" / "record.json")
+    report = build_report(tmp_path)
+    assert len(report.records) == 1
+    assert [warning for warning in report.warnings if "no regular file" in warning]
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "\udcff", '"text"', '{"device": []}', '{"device": 3, "time_s": 1}'])
+def test_a_line_that_is_no_reading_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(line.encode("utf-8", "surrogateescape") + b"\n")
+    with pytest.raises(MetricsError, match=r"trace\.jsonl"):
+        read_trace(path)
+
+
+def spots(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The places of all texts within JSON."""
+    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place] * isinstance(value, str) + [spot for key, each in below for spot in spots(each, (*place, key))]
+
+
+def hostile_record() -> tuple[dict[str, Any], int]:
+    """A record with a terminal's commands in every text that is not one of a few, and their number."""
+    content, changed = gpu_run("moe", "1.5B", steps=60).model_dump(mode="json"), 0
+    names = ("memory_used_gb", "utilization", "power_w")
+    lists = {f"{name}_{kind}": [1.0] for name in names for kind in ("mean", "max")}
+    timeline = {"device": "0", "device_name": "GPU", "scope": "gpu", "bucket_s": 1.0, "time_s": [0.5], **lists}
+    content["timelines"] = [timeline]
+    RunRecord.model_validate_json(json.dumps(content))
+    content["unavailable"] |= {f"{ESCAPE}=1+1": f"{ESCAPE}no"}
+    for place in spots(content):
+        holder = content
+        for key in place[:-1]:
+            holder = holder[key]
+        before = holder[place[-1]]
+        holder[place[-1]] = f"{before}{ESCAPE}"
+        try:
+            RunRecord.model_validate_json(json.dumps(content))
+            changed += 1
+        except ValidationError:
+            holder[place[-1]] = before
+    return content, changed
+
+
+def test_no_text_of_a_record_moves_a_terminal(tmp_path: Path) -> None:
+    content, changed = hostile_record()
+    assert changed > 20
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "record.json").write_text(json.dumps({**content, "run": f"{name}{ESCAPE}"}))
+    failure = {"kind": f"crash{ESCAPE}", "reason": f"why{ESCAPE}", "step": 3}
+    (tmp_path / "one" / "failure.json").write_text(json.dumps(failure))
+    report = build_report(tmp_path, paper=True)
+    shown = printed(print_results, report.records, width=400) + printed(print_failures, report.failures, width=400)
+    shown += "".join(path.read_text() for path in report.written if path.is_file())
+    assert "one\ufffd" in shown
+    assert not set(ESCAPE) & set(shown) - set("[2J1m")
+    assert load_failures(tmp_path)[0][0].reason == f"why{plain_text(ESCAPE)}"
+
+
+def test_line_breaks_and_other_scripts_stay() -> None:
+    text = "a\n\tb \u4e2d\u6587 \u3000 \u200d é"
+    assert plain_text(text) == text
+
+
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\n"])
+def test_no_cell_of_text_begins_a_formula(tmp_path: Path, begin: str) -> None:
+    formula = f'{begin}HYPERLINK("http://example.org")'
+    hostile = make_record({"run": formula, "device_name": formula}, reason=formula)
+    write_record(hostile, tmp_path / "run" / "record.json")
+    build_report(tmp_path)
+    [row] = read_csv(tmp_path / "report.csv")
+    assert (row["run"], row["device_name"]) == (f"'{formula}", f"'{formula}")
+    with (tmp_path / "report.csv").open(newline="") as file:
+        cells = [cell for line in csv.reader(file) for cell in line]
+    assert not [cell for cell in cells if cell.startswith(begin) and not _is_number(cell)]
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

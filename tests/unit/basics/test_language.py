@@ -1,0 +1,147 @@
+"""Help and checks in Chinese: nothing that commands say in help, and the doctor in its checks, lacks its Chinese."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from rich.console import Console
+from support.command_line import efficientbench
+from support.repository import ROOT
+
+from efficientbench.basics.help_page import translate_help
+from efficientbench.basics.language import TABLE, in_chinese, in_users_language, is_chinese
+from efficientbench.cli.app import app
+from efficientbench.data_tools.cli import app as data_app
+from efficientbench.doctor.check import Check, print_checks
+
+HAN = re.compile("[\u4e00-\u9fff]")
+SAID = ("Check", "print_checks", "_print_end")
+
+
+def helps(command: Any) -> Iterator[str]:
+    """Yield the help of a command, of its parameters, and of its subcommands."""
+    yield command.help
+    yield from (found for each in command.params if (found := getattr(each, "help", None)))
+    for each in getattr(command, "commands", {}).values():
+        yield from helps(each)
+
+
+@pytest.mark.parametrize("command", [app, data_app], ids=["efficientbench", "data_tools"])
+def test_all_help_has_its_chinese(command: typer.Typer) -> None:
+    texts = dict.fromkeys(helps(typer.main.get_command(command)))
+    assert len(texts) > 30
+    # Each part of a text that is known by its parts, too, but for single words and numbers.
+    parts = [part.strip() for text in texts for part in in_chinese(text).split("；")]
+    assert [part for part in parts if " " in part and not HAN.search(part)] == []
+
+
+def test_help_is_chinese_after_the_translation_and_no_other_is_changed() -> None:
+    translated = typer.main.get_command(app)
+    translate_help(translated)
+    assert all(HAN.search(text) for text in helps(translated))
+    assert not any(HAN.search(text) for text in helps(typer.main.get_command(app)))
+
+
+def templates(node: ast.AST) -> Iterator[str]:
+    """Yield the texts that an argument may be, with a value in place of what is only known later."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(str(part.value) if isinstance(part, ast.Constant) else "7.5" for part in node.values)
+    elif isinstance(node, ast.IfExp):
+        yield from templates(node.body)
+        yield from templates(node.orelse)
+
+
+def said_by_the_doctor() -> list[str]:
+    """Return the texts of two words or more that the doctor's code gives to its checks, titles and last lines."""
+    found: list[str] = []
+    for file in sorted((ROOT / "efficientbench" / "doctor").glob("*.py")):
+        for call in ast.walk(ast.parse(file.read_text())):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in SAID:
+                found += [text for argument in call.args for text in templates(argument)]
+    return [text for text in dict.fromkeys(found) if " " in text and len(re.findall("[A-Za-z]{2,}", text)) > 1]
+
+
+def test_all_that_the_doctor_says_has_its_chinese() -> None:
+    said = said_by_the_doctor()
+    assert len(said) > 20
+    assert [text for text in said if not HAN.search(in_chinese(text))] == []
+    assert in_chinese("3.9.2; >=3.10 is needed") == "3.9.2；需要 >=3.10"
+
+
+def test_checks_are_printed_in_the_users_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = [
+        Check("cuda", False, "no NVIDIA driver's device file (/dev/nvidia0) on this machine", "an Ascend 910"),
+        Check("cpu", True, "1 × some processor, 8.0 GB of the host; computes in fp32, bf16"),
+        Check("output", False, "output: 3.5 GB free, and /data cannot be written", "output=FOLDER"),
+        Check("torch", False, "what nobody has translated; neither this"),
+    ]
+
+    def printed(locale: str) -> list[str]:
+        monkeypatch.setenv("LC_ALL", locale)
+        console = Console(file=io.StringIO(), width=200)
+        print_checks(console, "Devices", checks)
+        return [" ".join(line.split()) for line in console.file.getvalue().splitlines() if line.strip()]  # type: ignore[attr-defined]
+
+    assert printed("zh_CN.UTF-8") == [
+        "设备",
+        "✗ cuda 本机没有 NVIDIA 驱动的设备文件（/dev/nvidia0）",
+        "需要：昇腾 910",
+        "✓ cpu 1 × some processor，主机的 8.0 GB；可用 fp32, bf16 计算",
+        "✗ output output：剩余 3.5 GB，且 /data 不可写",
+        "需要：output=FOLDER",
+        "✗ torch what nobody has translated; neither this",
+    ]
+    assert printed("C.UTF-8")[:3] == ["Devices", f"✗ cuda {checks[0].result}", "needs: an Ascend 910"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "chinese"),
+    [
+        ({}, False),
+        ({"LANG": "zh_CN.UTF-8"}, True),
+        ({"LANG": "zh_TW"}, True),
+        ({"LANG": "zh_CN.UTF-8", "LC_MESSAGES": "en_US.UTF-8"}, False),
+        ({"LANG": "de_DE", "LC_MESSAGES": "zh_CN"}, True),
+        ({"LC_ALL": "C", "LC_MESSAGES": "zh_CN", "LANG": "zh_CN"}, False),
+        ({"LC_ALL": "", "LANG": "zh_CN"}, True),
+    ],
+)
+def test_the_locale_of_messages_decides(variables: dict[str, str], chinese: bool) -> None:
+    assert is_chinese(variables) is chinese
+
+
+def test_the_table_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    keys = re.findall(r'^  ("(?:[^"\\]|\\.)*"): ', TABLE.read_text(encoding="utf-8"), re.MULTILINE)
+    # No key twice, of which a reader would see the last alone.
+    assert len(keys) == len(content["help"]) + len(content["messages"])
+    for english, chinese in {**content["help"], **content["messages"]}.items():
+        assert HAN.search(chinese), english
+        assert len(re.findall(r"\{\d?\}", chinese)) == english.count("{}"), english
+    # As deep as values go: the reason within a line is Chinese too.
+    rapl = "no RAPL zone in /sys: a virtual machine or container hides them, or the kernel module "
+    rapl += "intel_rapl_msr is not loaded"
+    assert in_chinese(f"sensor rapl: {rapl}").startswith("传感器 rapl：/sys 中没有 RAPL 区域")
+    assert in_chinese("for cuda: this torch was built without nccl") == "用于 cuda：此 torch 构建时没有 nccl"
+    assert in_chinese("Nothing can be trained here: mend torch first.") == "此处无法训练：请先修复 torch。"
+    monkeypatch.setenv("LC_ALL", "C")
+    assert in_users_language("not installed") == "not installed"
+
+
+def test_a_chinese_user_gets_chinese_help() -> None:
+    asked = efficientbench("launch", "--help", LC_ALL="zh_CN.UTF-8")
+    assert (asked.returncode, asked.stderr) == (0, "")
+    shown = ("写出在其他节点上启动运行的脚本", "--container", "在容器中运行")
+    for words in (*shown, "用法：", "参数:", "选项:", "[默认：1", "显示此帮助并退出。"):
+        assert words in asked.stdout
+    assert not re.search("Usage|Options|Arguments|default|Show this", asked.stdout)
+    assert not HAN.search(efficientbench("launch", "--help", LC_ALL="C.UTF-8").stdout)

@@ -1,0 +1,70 @@
+"""Tokens of examples, which of them are answers, and the file that ranks read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from efficientbench.basics.errors import DataError
+from efficientbench.finetuning.base_model import _train_tokenizer
+from efficientbench.finetuning.config import ExamplesConfig
+from efficientbench.finetuning.examples.examples import read_examples, tokenized, write_examples
+from efficientbench.finetuning.examples.rows import Row, read_rows
+
+
+def row(*turns: tuple[str, str]) -> Row:
+    return Row(tuple({"role": role, "content": content} for role, content in turns), None, "rows.jsonl:1")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return _train_tokenizer(read_rows(None, "difficulty", ("one",))[:200])
+
+
+def test_every_answer_is_learned_with_its_end_and_nothing_else(tokenizer: Any) -> None:
+    talk = row(("system", "Be short."), ("user", "One?"), ("assistant", "1"), ("user", "Two?"), ("assistant", "2"))
+    examples, kept, too_long = tokenized([talk], tokenizer, ExamplesConfig())
+    ids, learned = examples[0]
+    text = tokenizer.apply_chat_template(list(talk.messages), tokenize=False)
+    assert (tokenizer.decode(ids), kept, too_long) == (text, [0], 0)
+    assert tokenizer.decode(ids[learned]) == "1<|im_end|>\n2<|im_end|>\n"
+    (trained,) = examples.rows()
+    assert trained["input_ids"] == ids.tolist()
+    assert [label for label in trained["labels"] if label != -100] == ids[learned].tolist()
+
+
+@pytest.mark.parametrize("too_long", ["drop", "truncate"])
+def test_long_examples_are_counted_and_cut_only_in_their_answers(tokenizer: Any, too_long: str) -> None:
+    short = row(("user", "One?"), ("assistant", "1"))
+    answer = row(("user", "One?"), ("assistant", "one two three " * 30))
+    prompt = row(("user", "one two three " * 30), ("assistant", "1"))
+    config = ExamplesConfig(max_length=40, too_long=too_long)
+    examples, kept, count = tokenized([prompt, short, answer], tokenizer, config)
+    # A prompt that leaves no answer within the length teaches nothing.
+    assert (kept, count) == ([1] if too_long == "drop" else [1, 2], 2)
+    assert examples.lengths.max() <= 40
+    assert (examples.supervised > 0).all()
+    assert examples.supervised.tolist() == [int(examples[number][1].sum()) for number in range(len(examples))]
+
+
+def test_a_long_example_is_an_error_where_asked_for(tokenizer: Any) -> None:
+    long = row(("user", "One?"), ("assistant", "one two three " * 30))
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: .* tokens are more than data\.max_length=40"):
+        tokenized([long], tokenizer, ExamplesConfig(max_length=40, too_long="error"))
+    with pytest.raises(DataError, match="none of 1 examples has an answer within data.max_length=40"):
+        tokenized([long], tokenizer, ExamplesConfig(max_length=40, too_long="drop"))
+
+
+def test_the_ranks_read_what_was_written(tokenizer: Any, tmp_path: Path) -> None:
+    rows = read_rows(None, "difficulty", ("one",))[:20]
+    train, _, _ = tokenized(rows[:15], tokenizer, ExamplesConfig())
+    held_out, _, _ = tokenized(rows[15:], tokenizer, ExamplesConfig())
+    order, levels = np.arange(15)[::-1].copy(), np.full(5, -1)
+    write_examples(tmp_path / "examples.npz", train, held_out, order, levels)
+    again = read_examples(tmp_path / "examples.npz")
+    assert (again[0].fingerprint, again[1].fingerprint) == (train.fingerprint, held_out.fingerprint)
+    assert (again[2].tolist(), again[3].tolist()) == (order.tolist(), levels.tolist())
+    assert train.fingerprint != held_out.fingerprint

@@ -1,0 +1,91 @@
+"""Rows of examples: three forms, three kinds of files, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from efficientbench.basics.errors import DataError
+from efficientbench.finetuning.examples.rows import read_rows
+
+LEVELS = ("explain", "reasoning", "topology")
+ALPACA = {"instruction": "Add.", "input": "1 + 1", "output": "2", "difficulty": "explain"}
+PAIR = {"prompt": "Add.\n1 + 1", "completion": "2", "difficulty": "explain"}
+CHAT = {
+    "messages": [{"role": "user", "content": "Add.\n1 + 1"}, {"role": "assistant", "content": "2"}],
+    "difficulty": "explain",
+}
+
+
+def write(path: Path, rows: list[Any]) -> str:
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        path.write_text(json.dumps(rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("row", [ALPACA, PAIR, CHAT], ids=["instruction", "prompt", "messages"])
+def test_all_forms_of_an_example_are_the_same(tmp_path: Path, row: dict[str, Any], suffix: str) -> None:
+    (read,) = read_rows(write(tmp_path / f"rows{suffix}", [row]), "difficulty", LEVELS)
+    assert read.messages == tuple(CHAT["messages"])
+    assert read.difficulty == "explain"
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, suffix: str) -> None:
+    path = Path(write(tmp_path / f"rows{suffix}", [ALPACA]))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    (read,) = read_rows(str(path), "difficulty", LEVELS)
+    assert read.messages == tuple(CHAT["messages"])
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"instruction": "a", "ouput": "b"}, "did you mean output for ouput?"),
+        ({**ALPACA, "output": 3}, "output: '3' is no text"),
+        ({**ALPACA, "output": " "}, "output: the last message is no answer"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages: the last message is no answer"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages: message 1 is not {role, content}"),
+        (["a"], "is no object; an example is {instruction, input, output}"),
+    ],
+)
+def test_a_bad_row_is_told_with_file_line_and_key(tmp_path: Path, row: Any, told: str) -> None:
+    path = write(tmp_path / "rows.jsonl", [ALPACA, row])
+    with pytest.raises(DataError) as caught:
+        read_rows(path, "difficulty", LEVELS)
+    assert str(caught.value).startswith(f"{path}:2: ")
+    assert told in str(caught.value)
+
+
+def test_what_is_no_json_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(ALPACA) + "\n{broken\n")
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: is no JSON"):
+        read_rows(str(path), "difficulty", LEVELS)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is no file; a JSON, JSONL or parquet file serves"):
+        read_rows(str(tmp_path / "none.json"), "difficulty", LEVELS)
+
+
+def test_of_a_dataset_on_modelscope_a_file_is_asked_for() -> None:
+    with pytest.raises(DataError, match="`efficientbench-data download modelscope:owner/some` brings its files"):
+        read_rows("modelscope:owner/some", "difficulty", LEVELS)
+
+
+def test_the_manual_of_python_has_levels_by_the_length_of_answers() -> None:
+    rows = read_rows(None, "difficulty", LEVELS)
+    assert len(rows) > 500
+    lengths = {level: [len(row.messages[-1]["content"]) for row in rows if row.difficulty == level] for level in LEVELS}
+    assert max(lengths["explain"]) <= min(lengths["reasoning"]) <= max(lengths["reasoning"]) <= min(lengths["topology"])

@@ -1,0 +1,52 @@
+"""Several models measured one after another: what is refused before the first, and what an interruption leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support.generated import generation
+
+from efficientbench.basics.errors import ConfigError
+from efficientbench.config.matrix import MATRIX
+from efficientbench.generation.measuring import measure_command as several
+from efficientbench.generation.measuring.measure_command import INTERRUPTED, measure_several
+from efficientbench.metrics.records.generation.generation import write_generation
+
+
+def test_all_names_are_looked_up_before_one_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(command: Sequence[str]) -> int:
+        raise AssertionError(f"{command} was started")
+
+    monkeypatch.setattr(several, "_exit_code", start)
+    for run, arguments, message in (
+        ("gqa_0.6B", [], "gqa_0.5B"),
+        (str(tmp_path), [], "--smoke: .* is a folder"),
+        ("mla_0.5B", ["parallel.tp=2"], "set parallel.tp=1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            measure_several(["gqa_0.5B", run], arguments, ["--measure"], True, MATRIX)
+
+
+def test_after_an_interruption_no_further_model_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    runs = [str(tmp_path / variant) for variant in ("gqa", "mla", "mqa", "nsa")]
+    for run in runs:
+        write_generation(generation(Path(run).name), Path(run) / "generation.json")
+    codes = {runs[0]: 0, runs[1]: 1, runs[2]: INTERRUPTED}
+    monkeypatch.setattr(several, "_exit_code", lambda command: codes.pop(command[command.index("generate") + 1]))
+    assert measure_several(runs, [], ["--measure"], False, MATRIX) == INTERRUPTED
+    assert codes == {}
+    printed = capsys.readouterr().out
+    assert "gqa_1.5B" in printed
+    assert not any(f"{variant}_1.5B" in printed for variant in ("mla", "mqa", "nsa"))
+
+
+def test_the_exit_code_is_the_first_that_is_not_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_generation(generation("gqa"), tmp_path / "generation.json")
+    codes = iter((0, 1, 0))
+    monkeypatch.setattr(several, "_exit_code", lambda command: next(codes))
+    assert measure_several([str(tmp_path)] * 3, [], ["--measure"], False, MATRIX) == 1

@@ -1,0 +1,137 @@
+"""`efficientbench plot`: drawings that need no style sheet, PDF files that can be read, and LaTeX tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from support.metrics_parts import make_record
+from support.rival_runs import rival_runs
+from support.synthetic_runs import gpu_run
+from typer.testing import CliRunner
+
+from efficientbench.basics.errors import MetricsError
+from efficientbench.cli.app import app
+from efficientbench.metrics.records.record import write_record
+from efficientbench.metrics.report.paper.latex import latex, latex_tables
+from efficientbench.metrics.report.paper.paper_plots import file_name, write_plots
+from efficientbench.metrics.report.paper.pdf import pdf_file, text_width
+from efficientbench.metrics.report.paper.standalone import NAMESPACE, svg_file
+from efficientbench.metrics.report.plots.difference_plots import difference_figures
+from efficientbench.metrics.report.suites import Suite, make_rows
+
+SPEEDS = {"mqa": [110.0, 111.0, 109.3], "gqa": [100.0, 101.0, 99.5], "mla": [110.4, 109.0, 112.0], "nsa": [50.0] * 3}
+MARKS = {"rect", "circle", "line", "polyline", "polygon"}
+
+
+@pytest.fixture(scope="module")
+def suites() -> list[Suite]:
+    return make_rows(rival_runs("tokens_per_s", SPEEDS)).suites
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for size in ("0.5B", "1.5B"):
+        for variant in ("gqa", "mqa"):
+            record = gpu_run(variant, size, steps=40).model_copy(update={"timelines": []})
+            write_record(record, tmp_path / record.run / "record.json")
+    return tmp_path
+
+
+def test_every_mark_of_a_drawing_has_its_own_looks(suites: list[Suite]) -> None:
+    [figure] = difference_figures(suites)
+    root = ElementTree.fromstring(svg_file(figure.plot))
+    assert root.tag == f"{{{NAMESPACE}}}svg"
+    elements = [(each.tag.removeprefix(f"{{{NAMESPACE}}}"), each.attrib) for each in root.iter()]
+    for tag, attributes in elements:
+        assert not {"class", "data-run"} & set(attributes)
+        if tag == "text":
+            assert {"fill", "font-size", "x", "y"} <= set(attributes)
+        elif tag in MARKS:
+            assert "fill" in attributes
+            assert re.fullmatch(r"none|#[0-9a-f]{6}", attributes["fill"])
+    drawn = [attributes for tag, attributes in elements if tag == "circle"]
+    hollow = [attributes for attributes in drawn if attributes["fill"] == "#ffffff"]
+    # mqa and mla against gqa are clear, as nsa is: none is hollow.
+    assert (len(drawn), len(hollow)) == (3, 0)
+    assert len({attributes["fill"] for attributes in drawn}) == 2
+
+
+def test_a_pdfs_table_finds_its_objects_and_its_text_is_text(suites: list[Suite]) -> None:
+    [figure] = difference_figures(suites)
+    content = pdf_file(figure.plot)
+    assert content.isascii()
+    begin = int(re.search(r"startxref\n(\d+)\n%%EOF\n$", content).group(1))  # type: ignore[union-attr]
+    lines = content[begin:].splitlines()
+    assert lines[:2] == ["xref", "0 7"]
+    for number, line in enumerate(lines[3:9], start=1):
+        assert content[int(line[:10]) :].startswith(f"{number} 0 obj\n")
+    length, stream = re.search(r"/Length (\d+) >>\nstream\n(.*?)\nendstream", content, re.S).groups()  # type: ignore[union-attr]
+    assert len(stream) == int(length)
+    shown = [
+        re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), each) for each in re.findall(r"\((.*?)\) Tj", stream)
+    ]
+    assert {"mqa", "gqa", "mla", "nsa", "tokens/s (higher is better)"} <= set(shown)
+    assert stream.count(" c ") >= 3  # a circle a row, each of four curves
+    assert not re.search(r"\bnan\b|\binf\b", stream)
+
+
+def test_widths_are_helveticas() -> None:
+    # Adobe's metrics: H 722, e 556, l 222, v 500, t 278, i 222, c 500, a 556.
+    assert text_width("Helvetica", 10) == pytest.approx((722 + 556 + 222 + 556 + 500 + 278 + 222 + 500 + 556) / 100)
+    assert text_width("~", 1000) == 584
+
+
+def test_tables_print_bold_what_is_best_and_what_is_level_with_it(suites: list[Suite]) -> None:
+    text = latex_tables(suites)
+    rows = {line.partition(" & ")[0]: line for line in text.splitlines() if line.endswith(r"\\") and "&" in line}
+    assert set(rows) == {"", "mqa", "gqa", "mla", "nsa"}
+    assert {name for name, line in rows.items() if r"\textbf" in line} == {"mqa", "mla"}
+    assert r"110 $\pm$" in rows["mqa"]
+    assert text.count(r"\begin{") == text.count(r"\end{") == 2
+    assert len(re.findall(r"(?<!\\)%", text)) == 1  # the comment
+
+
+def test_single_runs_have_nothing_bold() -> None:
+    text = latex_tables(make_rows(rival_runs("tokens_per_s", {"gqa": [100.0], "mqa": [900.0]})).suites)
+    assert r"\textbf" not in text
+
+
+def test_text_of_a_record_is_no_command_of_latex() -> None:
+    assert latex("a_b\\input{x} 5% $&#~^ ±\n") == (
+        r"a\_b\textbackslash{}input\{x\} 5\% \$\&\#\textasciitilde{}\textasciicircum{} $\pm$"
+    )
+
+
+@pytest.mark.parametrize("form", ["svg", "pdf"])
+def test_the_command_writes_each_plot_and_the_tables(folder: Path, form: str) -> None:
+    done = CliRunner().invoke(app, ["plot", str(folder), "--format", form])
+    assert done.exit_code == 0, done.output
+    names = sorted(path.name for path in (folder / "plots").iterdir())
+    assert [str(folder / "plots" / name) for name in names] == sorted(done.output.split())
+    assert names == sorted(
+        [
+            "tables.tex",
+            *(f"attention_mechanisms_{size}_differences_to_gqa.{form}" for size in ("0_5b", "1_5b")),
+            *(
+                f"attention_mechanisms_{size}_loss_against_{cost}.{form}"
+                for size in ("0_5b", "1_5b")
+                for cost in ("energy", "throughput", "memory")
+            ),
+            *(f"{what}_over_sizes.{form}" for what in ("energy", "speed", "loss")),
+        ]
+    )
+    begin = "%PDF-1.4" if form == "pdf" else "<svg"
+    assert all(path.read_text().startswith(begin) for path in (folder / "plots").glob(f"*.{form}"))
+
+
+def test_a_folder_without_a_completed_run_is_refused(tmp_path: Path) -> None:
+    write_record(make_record({"status": "failed"}), tmp_path / "record.json")
+    with pytest.raises(MetricsError, match="no completed run's record"):
+        write_plots(tmp_path, "svg")
+
+
+def test_a_title_becomes_a_name_that_latex_takes() -> None:
+    assert file_name("Loss, 1.5B: ../a b\\c") == "loss_1_5b_a_b_c"

@@ -1,0 +1,182 @@
+"""What a report says first: words, sets, pictures, and what stays untold."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+from support.metrics_parts import make_record, printed
+from support.rival_runs import by_scipy, rival_runs
+from support.synthetic_runs import gpu_run, matrix_runs
+
+from efficientbench.metrics.records.record import RunRecord, write_record
+from efficientbench.metrics.records.record_parts import Reinforcement
+from efficientbench.metrics.report.answers import (
+    NOISE_UNKNOWN,
+    answers,
+    answers_table,
+    left_out,
+    open_questions,
+    print_answers,
+)
+from efficientbench.metrics.report.build import build_report
+from efficientbench.metrics.report.plots.difference_plots import difference_figures
+from efficientbench.metrics.report.sections.cautions import cautions
+from efficientbench.metrics.report.suites import Suite, make_rows
+
+CLEAR = {"mqa": [110.0, 111.0, 109.3], "gqa": [100.0, 101.0, 99.5], "mla": [80.0, 81.0, 79.5]}
+ENERGY, SPEED, MEMORY, LOSS = range(4)
+
+
+def only(records: list[RunRecord]) -> Suite:
+    [suite] = make_rows(records).suites
+    return suite
+
+
+def test_the_best_row_is_named_with_what_sets_it_apart() -> None:
+    answer = answers(only(rival_runs("tokens_per_s", CLEAR)))[SPEED]
+    more = statistics.geometric_mean(CLEAR["mqa"]) / statistics.geometric_mean(CLEAR["gqa"]) - 1
+    assert (answer.kind, answer.text) == ("clear", "mqa: 110")
+    assert answer.detail == f"{more:.1%} more than gqa, and than mla by more"
+
+
+def test_a_terminal_has_the_same_words() -> None:
+    suites = make_rows([*rival_runs("tokens_per_s", CLEAR), make_record({"size": "3B", "run": "gqa_3B"})]).suites
+    lines = printed(print_answers, suites).splitlines()
+    answer = answers(suites[0])[SPEED]
+    assert lines[0] == "Attention mechanisms, 1.5B"
+    assert f"  Fastest, tokens/s: {answer.text}; {answer.detail}" in lines
+    # A row alone has nothing to answer: the table has its figures.
+    assert "3B" not in "".join(lines)
+
+
+def test_a_difference_inside_the_noise_is_called_none() -> None:
+    alike = {"gqa": [100.0, 103.0, 97.0], "mqa": [101.0, 98.0, 104.0], "nsa": [20.0, 20.4, 19.8]}
+    answer = answers(only(rival_runs("tokens_per_s", alike)))[SPEED]
+    assert (answer.kind, answer.text) == ("level", "mqa and gqa: no difference")
+    assert answer.detail.startswith("101 to 100; mqa ")
+    assert answer.detail.endswith("more than nsa")
+
+
+def test_single_runs_have_figures_and_no_verdict() -> None:
+    suite = only(rival_runs("tokens_per_s", {"gqa": [100.0], "mqa": [900.0]}))
+    answer = answers(suite)[SPEED]
+    assert (answer.kind, answer.text) == ("open", "no verdict; highest figure: mqa, 900")
+    assert answers(suite)[ENERGY].kind == "absent"
+    untold = open_questions([suite])
+    assert f"{NOISE_UNKNOWN} (Attention mechanisms, 1.5B)." in untold
+    assert any(line.startswith("not part of this test (J/token of mqa_1.5B; ") for line in untold)
+
+
+def test_one_run_has_nothing_to_be_compared_with() -> None:
+    suite = only([gpu_run("gqa", "1.5B", steps=40)])
+    assert {answer.kind for answer in answers(suite)} == {"alone"}
+    assert "No other row under the same conditions to compare with (Attention mechanisms, 1.5B)." in open_questions(
+        [suite]
+    )
+    assert difference_figures([suite]) == []
+
+
+def test_rows_that_ran_otherwise_are_named_with_the_difference() -> None:
+    records = rival_runs("tokens_per_s", {"gqa": [100.0, 101.0, 99.0], "mqa": [150.0, 151.0, 149.0]})
+    mixed = [each.model_copy(update={"micro_batch_size": 1}) if each.variant == "gqa" else each for each in records]
+    suite = only(mixed)
+    assert answers(suite)[SPEED].detail == "not compared with gqa, which ran otherwise"
+    [told] = [line for line in open_questions([suite]) if line.startswith("Not compared")]
+    assert told == (
+        "Not compared, layout: micro_batch_size 1 against micro_batch_size 2 "
+        "(Attention mechanisms, 1.5B: gqa with mqa)."
+    )
+    assert "not compared (layout: micro_batch_size 1 against micro_batch_size 2)" in difference_figures([suite])[0].plot
+
+
+def test_sets_hold_one_size_and_one_set_of_conditions() -> None:
+    rows = make_rows(matrix_runs())
+    assert [suite.title for suite in rows.suites] == [
+        *(f"Attention mechanisms, {size}" for size in ("0.5B", "1.5B", "3B")),
+        "Positional encodings, 1.5B",
+        "Mixture of experts",
+    ]
+    assert [row.name for row in rows.suites[1].rows] == ["mqa", "gqa", "mla", "nsa"]
+    assert [suite.rows[suite.baseline].name for suite in rows.suites] == ["mqa", "gqa", "gqa", "rope", "dense 1.5B"]
+    assert left_out(rows) == "Left out: gqa_0.5B (stopped); moe_1.5Bx8 (failed)."
+    longer = gpu_run("gqa", "1.5B", steps=40)
+    longer = longer.model_copy(update={"seq_len": 4096, "config": longer.config | {"label": "longer"}})
+    both = make_rows([gpu_run("mqa", "1.5B", steps=40), gpu_run("gqa", "1.5B", steps=40), longer]).suites
+    assert [suite.conditions for suite in both] == ["sequence 2048", "sequence 4096"]
+    assert [len(suite.rows) for suite in both] == [2, 1]
+
+
+def test_variants_of_ones_own_make_a_set_too() -> None:
+    suite = only([make_record({"variant": "mine", "run": "mine_1.5B", "tokens_per_s": 5.0})])
+    assert suite.title == "Other runs, 1.5B"
+
+
+def test_the_picture_has_the_intervals_and_calls_noise_none() -> None:
+    figures = {"gqa": [100.0, 101.0, 99.5], "mqa": [110.0, 111.0, 109.3], "mla": [100.5, 99.0, 101.2]}
+    [figure] = difference_figures([only(rival_runs("tokens_per_s", figures))])
+    for variant in ("mqa", "mla"):
+        low, high, _ = by_scipy(figures, "gqa", variant)
+        assert f"95 % {low - 1:+.1%} to {high - 1:+.1%}" in figure.plot
+    assert "no difference measurable" in figure.plot
+    assert figure.plot.count(">none</text>") == 1
+    assert figure.plot.count('class="verdict better"') == 1
+    assert "mqa, the baseline" not in figure.plot
+    assert "gqa, the baseline: J/token n/a; tokens/s 100" in figure.plot
+
+
+def test_both_reports_begin_with_the_answers(tmp_path: Path) -> None:
+    for number, record in enumerate(rival_runs("tokens_per_s", CLEAR)):
+        write_record(record, tmp_path / str(number) / "record.json")
+    build_report(tmp_path)
+    page, text = ((tmp_path / name).read_text() for name in ("report.html", "report.md"))
+    for whole in (page, text):
+        assert "mqa: 110" in whole
+        assert whole.index("What these runs say") < whole.index("Results")
+    assert text.index("mqa: 110") < text.index("| run |")
+    rows = answers_table(make_rows(rival_runs("tokens_per_s", CLEAR)).suites).rows
+    assert len(rows) == 1
+
+
+def test_a_kind_of_caution_is_one_line_with_the_runs_that_it_concerns() -> None:
+    found = {each.title: each for each in cautions(matrix_runs())}
+    assert found["Another process used the devices"].runs == ("mla_0.5B", "mla_1.5B", "mla_3B")
+    assert found["Sparse in name alone"].runs == ("nsa_0.5B", "nsa_1.5B", "nsa_3B")
+    assert len(found["Some steps took much longer than the others"].sentences) == 20
+    assert cautions([make_record()]) == []
+
+
+def test_a_run_that_learned_nothing_from_rewards_is_named() -> None:
+    def rewarded(run: str, without_signal: int) -> RunRecord:
+        learned = Reinforcement(40, without_signal, 0, 0.0, 0.0, None, None, [])
+        return make_record({"run": run, "reinforcement": learned})
+
+    [found] = cautions([rewarded("some", 39), rewarded("none", 40), make_record()])
+    assert (found.title, found.runs) == ("Learned nothing from its rewards", ("none",))
+    assert found.sentences == (
+        "none: the answers to each of its 40 questions had one reward, so that every gradient was 0.",
+    )
+
+
+@pytest.mark.parametrize("count", [9, 30])
+def test_many_rows_are_counted_where_they_are_not_named(count: int) -> None:
+    speeds = {f"v{number}": [100.0 + number / 100] * 1 for number in range(count)}
+    answer = answers(only(rival_runs("tokens_per_s", speeds)))[SPEED]
+    assert answer.detail.endswith(f"and {count - 1 - 6:,} more")
+
+
+def test_figures_that_no_device_has_keep_no_report_from_being_made() -> None:
+    suite = only(
+        rival_runs("tokens_per_s", {"gqa": [1e-150, 1e150, 1.0], "mqa": [1e150, 9e149, 1e-150], "mla": [-1.0]})
+    )
+    assert answers(suite)[SPEED].kind == "level"
+    [figure] = difference_figures([suite])
+    assert "inf" not in figure.plot
+    assert "nan" not in figure.plot
+
+
+def test_a_set_is_named_by_what_sets_it_apart_and_by_no_more() -> None:
+    records = [make_record({"run": f"gqa_{count}", "devices": count, "dp": count}) for count in (4, 8)]
+    labels = [suite.conditions for suite in make_rows(records).suites]
+    assert labels == ["layout dp 4, device 4 × Trace 9000", "layout dp 8, device 8 × Trace 9000"]

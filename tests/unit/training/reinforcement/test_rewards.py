@@ -1,0 +1,95 @@
+"""Rewards: ours and those of others, and what is said where one fails."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from support.outside_task import Spelling
+
+from efficientbench.basics.errors import ConfigError
+from efficientbench.data_tools.chat.tasks.gsm8k import Gsm8k
+from efficientbench.training.reinforcement.rewards import RewardError, find_reward, reward_of_task, rewards_of
+
+QUESTION = Gsm8k().example(
+    {"question": "How much are 12 hundreds?", "answer": "<<12*100=1200>>It is 1,200.\n#### 1,200"}
+)
+MINE = """
+import numpy
+def length(example, completion):
+    return len(completion) / len(example.messages)
+
+def single(example, completion):
+    return numpy.float32(len(completion)) / 2
+
+def faulty(example, completion):
+    if completion == "x":
+        return 1 / 0
+    return {"": None, "nan": float("nan"), "inf": float("inf")}.get(completion, 1.0)
+
+limit = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of rewards that a user has written."""
+    (tmp_path / "my_rewards.py").write_text(MINE)
+    (tmp_path / "my_broken_rewards.py").write_text("import a_module_that_nobody_has")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_gsm8k_compares_the_number_after_the_mark() -> None:
+    completions = ["So #### 1200", "#### 1,200 hundreds", "#### 120", "1200", ""]
+    assert rewards_of("gsm8k", find_reward("gsm8k"), QUESTION, completions, 0) == [1, 1, 0, 0, 0]
+
+
+def test_a_task_says_what_its_answers_are_worth() -> None:
+    task = Spelling()
+    apple = task.example({"word": "apple"})
+    # As a score the second would be 0.
+    assert rewards_of("of words", reward_of_task(task), apple, ["a p p l e", "a p p", ""], 0) == [1, 3 / 5, 0]
+    completions = ["So #### 1200", "#### 120"]
+    assert rewards_of("of gsm8k", reward_of_task(Gsm8k()), QUESTION, completions, 0) == [1, 0]
+
+
+def test_a_reward_of_ones_own() -> None:
+    name = "my_rewards:length"
+    assert rewards_of(name, find_reward(name), QUESTION, ["", "four"], 0) == [0, 2]
+    numpys = rewards_of("my_rewards:single", find_reward("my_rewards:single"), QUESTION, ["", "abc"], 0)
+    assert [type(each) for each in numpys] == [float, float]
+    assert numpys == [0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gsm8", "there is no reward called 'gsm8': did you mean gsm8k.* package.module:function"),
+        ("other", "ours are gsm8k"),
+        ("my_rewards:lenght", "my_rewards has no function lenght"),
+        ("my_rewards:limit", "my_rewards has no function limit"),
+        ("nowhere_at_all:f", "nowhere_at_all cannot be imported: ModuleNotFoundError"),
+        ("my_broken_rewards:f", "my_broken_rewards cannot be imported: .*a_module_that_nobody_has"),
+    ],
+)
+def test_no_such_reward(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_reward(name)
+
+
+@pytest.mark.parametrize(
+    ("completion", "message"),
+    [
+        ("", "returned None at question 7, sample 1: it must return a finite number"),
+        ("nan", "returned nan at question 7, sample 1"),
+        ("inf", "returned inf at question 7, sample 1"),
+        ("x", "failed at question 7, sample 1: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_failure_names_question_and_sample(completion: str, message: str) -> None:
+    name = "my_rewards:faulty"
+    reward = find_reward(name)
+    assert not math.isnan(rewards_of(name, reward, QUESTION, ["fine"], 7)[0])
+    with pytest.raises(RewardError, match=f"reward my_rewards:faulty {message}"):
+        rewards_of(name, reward, QUESTION, ["fine", completion], 7)
