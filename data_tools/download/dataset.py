@@ -27,6 +27,7 @@ from rich.progress import (
 from efficientbench.basics.errors import DataError
 from efficientbench.basics.files import disk_errors_explained, exclusive_lock
 from efficientbench.data_tools.download.download_record import STATE_FOLDER, Record, load_record
+from efficientbench.data_tools.download.hub_names import is_of_modelscope
 from efficientbench.data_tools.download.hub_requests import HubUnreachableError, Patience
 from efficientbench.data_tools.download.listing import (
     Listing,
@@ -37,7 +38,6 @@ from efficientbench.data_tools.download.listing import (
 )
 from efficientbench.data_tools.download.modelscope import REVISION, ModelScopeTransfer, list_modelscope
 from efficientbench.data_tools.download.transfer import Transfer
-from efficientbench.data_tools.tokenizer.hub import is_of_modelscope
 
 _STOP_WAIT_S = 1.0
 """The longest wait for transfers to stop. A silent server may keep them; what has arrived is on the disk."""

@@ -30,7 +30,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import build_hf_headers, get_session
 
 from efficientbench.basics.errors import DataError, first_line
-from efficientbench.data_tools.tokenizer.hub import is_of_modelscope, modelscope_endpoint, without_secrets
+from efficientbench.data_tools.download.hub_names import is_of_modelscope, modelscope_endpoint, without_secrets
 
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """HTTP statuses from which a server may recover: timeouts, too many requests, and failures of servers behind it."""

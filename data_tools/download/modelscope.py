@@ -14,24 +14,20 @@ repositories alone can be had.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlencode
 
 from huggingface_hub.errors import HfHubHTTPError
 
 from efficientbench.basics.errors import DataError
-from efficientbench.basics.files import disk_errors_explained, exclusive_lock
-from efficientbench.data_tools.download.download_record import STATE_FOLDER, load_record
+from efficientbench.data_tools.download.hub_names import MODELSCOPE, modelscope_endpoint
 from efficientbench.data_tools.download.hub_requests import (
     MOST_PAGES,
-    HubUnreachableError,
     Patience,
     hub_errors_explained,
     json_pages,
@@ -45,7 +41,6 @@ from efficientbench.data_tools.download.listing import (
     inside,
 )
 from efficientbench.data_tools.download.transfer import Transfer
-from efficientbench.data_tools.tokenizer.hub import MODELSCOPE, modelscope_endpoint
 
 REVISION = "master"
 """The branch that repositories of ModelScope have."""
@@ -53,7 +48,6 @@ PAGE = 100
 """Files of a page; at most so many are sent."""
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_FEW = Patience(attempts=3)
 """A tokenizer may lie in the cache."""
 
 
@@ -69,7 +63,7 @@ class ModelScopeTransfer(Transfer):
     def _location(self) -> str:
         # FilePath comes last in the client's own requests as well.
         asked = urlencode({"Source": "SDK", "Revision": self.commit, "FilePath": self.file.path})
-        return f"{modelscope_endpoint()}/api/v1/{self.kind}/{_named(self.repository)}/repo?{asked}"
+        return f"{modelscope_endpoint()}/api/v1/{self.kind}/{repository_name(self.repository)}/repo?{asked}"
 
 
 def list_modelscope(
@@ -90,49 +84,14 @@ def list_modelscope(
     if split is not None or (config is not None and config not in samples):
         raise DataError(f"{repository}: ModelScope names the files of no configuration or split: leave --config out")
     folder = samples[config or next(iter(samples))].rstrip("*") if samples else ""
-    found = _files(repository, revision, _dataset_rows, patience)
+    found = repository_files(repository, revision, _dataset_rows, patience)
     wanted = [file for file in found if file.path.lower().endswith(DATA_SUFFIXES) and file.path.startswith(folder)]
     if not wanted:
         raise DataError(f"{repository} has no file at revision {revision!r} that ends in {', '.join(DATA_SUFFIXES)}")
     return Listing(repository, revision, tuple(sorted(wanted, key=lambda file: file.path)[:num_files]))
 
 
-def fetch_model_files(repository: str, patterns: Sequence[str]) -> Path:
-    """Return the local folder of a model's files, downloaded where they are not here yet or have changed.
-
-    Raises:
-        DataError: no such model, no such file in it, or ModelScope cannot be reached and the files are not here.
-    """
-    from efficientbench.data_tools.download.dataset import complete
-
-    cache = os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope"
-    folder = Path(os.path.expanduser(cache)) / "efficientbench" / _named(repository)
-    with disk_errors_explained(folder):
-        (folder / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
-        with exclusive_lock(folder / STATE_FOLDER / "lock"):
-            record = load_record(folder, repository)
-            key = " ".join(patterns)
-            try:
-                found = _files(repository, REVISION, _model_rows, _FEW)
-            except HubUnreachableError:
-                listing = record.listings.get(key)
-                if listing is None or not all(record.holds(file) for file in listing.files):
-                    raise
-                return folder
-            files = tuple(file for file in found if any(_is_named(file.path, each) for each in patterns))
-            if not files:
-                raise DataError(f"{repository} has none of the files {', '.join(patterns)}")
-            listing = record.listings[key] = Listing(repository, REVISION, files)
-            record.save()
-            complete(listing, record, 3, _FEW, kind="models")
-    return folder
-
-
-def _is_named(path: str, pattern: str) -> bool:
-    return "/" not in path and fnmatch(path, pattern)
-
-
-def _named(repository: str) -> str:
+def repository_name(repository: str) -> str:
     """Return OWNER/NAME of a name with the prefix. Raises DataError: it is none."""
     name = repository.removeprefix(MODELSCOPE)
     if not _NAME.fullmatch(name) or ".." in name:
@@ -140,11 +99,11 @@ def _named(repository: str) -> str:
     return name
 
 
-def _files(
+def repository_files(
     repository: str, revision: str, rows: Callable[[str, str], Iterator[Any]], patience: Patience
 ) -> list[RemoteFile]:
     """Return the files of a repository. Raises DataError and HubUnreachableError."""
-    name = _named(repository)
+    name = repository_name(repository)
 
     def ask() -> list[RemoteFile]:
         with hub_errors_explained(repository, revision):
@@ -153,7 +112,8 @@ def _files(
     return retry(repository, ask, patience, threading.Event())
 
 
-def _model_rows(name: str, revision: str) -> Iterator[Any]:
+def model_rows(name: str, revision: str) -> Iterator[Any]:
+    """Ask for the rows of a model's files."""
     yield from _answer(f"models/{name}/repo/files", {"Revision": revision, "Recursive": "True"})["Files"] or []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from efficientbench.basics.errors import DataError
 from efficientbench.basics.files import sha256
 from efficientbench.basics.foreign import check_folder, parse_json, read_whole
-from efficientbench.data_tools.tokenizer.hub import fetch_from_hub
+from efficientbench.data_tools.download.model_files import fetch_from_hub
 
 _FILE_PATTERNS = (
     "tokenizer.json",

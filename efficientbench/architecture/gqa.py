@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from efficientbench.architecture.variant import AttentionConfig, AttentionCosts, AttentionVariant, Stack
+from efficientbench.architecture.variant import AttentionConfig, AttentionCosts, AttentionVariant, Decoder, Stack
 from efficientbench.basics.part import PositiveInt
-
-if TYPE_CHECKING:
-    from efficientbench.architecture.model import ModelConfig
 
 
 class GQAConfig(AttentionConfig):
@@ -31,25 +28,25 @@ class GQAConfig(AttentionConfig):
         return self.qkv_bias
 
 
-def _gqa(model: ModelConfig) -> GQAConfig:
+def _gqa(model: Decoder) -> GQAConfig:
     assert isinstance(model.attention, GQAConfig)
     return model.attention
 
 
-def _qkv(model: ModelConfig) -> int:
+def _qkv(model: Decoder) -> int:
     return (model.heads + 2 * _gqa(model).query_groups) * model.head_dim
 
 
-def _parameters(model: ModelConfig) -> int:
+def _parameters(model: Decoder) -> int:
     bias = _qkv(model) if _gqa(model).qkv_bias else 0
     return (_qkv(model) + model.heads * model.head_dim) * model.hidden_size + bias
 
 
-def _key(model: ModelConfig, tp: int) -> int:
+def _key(model: Decoder, tp: int) -> int:
     return max(_gqa(model).query_groups // tp, 1) * model.head_dim
 
 
-def _saved(model: ModelConfig, tp: int) -> int:
+def _saved(model: Decoder, tp: int) -> int:
     """Count QKV (the values are a view of it), rotated queries and keys, and the output.
 
     Without rotation it is a little less, since the keys are a view too.
@@ -59,12 +56,12 @@ def _saved(model: ModelConfig, tp: int) -> int:
     return ((heads + 2 * groups) + (heads + groups) + heads) * model.head_dim
 
 
-def _product(model: ModelConfig, seq_len: int) -> int:
+def _product(model: Decoder, seq_len: int) -> int:
     """Count forward FLOPs per token in the scores, or in their product with the values, over the keys in sight."""
     return model.heads * model.head_dim * seq_len
 
 
-def _uneven(model: ModelConfig, tp: int) -> list[str]:
+def _uneven(model: Decoder, tp: int) -> list[str]:
     groups = _gqa(model).query_groups
     if groups == model.heads:
         return []
@@ -78,12 +75,12 @@ def _uneven(model: ModelConfig, tp: int) -> list[str]:
     return []
 
 
-def _gathered_heads(model: ModelConfig, tp: int) -> int:
+def _gathered_heads(model: Decoder, tp: int) -> int:
     """Count all queries, keys and values: with more ranks than groups, each gathers them and takes its own."""
     return _qkv(model) if tp > _gqa(model).query_groups else 0
 
 
-def _matrices(model: ModelConfig) -> dict[str, Stack]:
+def _matrices(model: Decoder) -> dict[str, Stack]:
     """Return Q, K and V, which lie group by group, and the output projection."""
     groups, dim = _gqa(model).query_groups, model.head_dim
     return {

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from efficientbench.architecture.variant import AttentionConfig, AttentionCosts, AttentionVariant, Stack
+from efficientbench.architecture.variant import AttentionConfig, AttentionCosts, AttentionVariant, Decoder, Stack
 from efficientbench.basics.part import PositiveInt
-
-if TYPE_CHECKING:
-    from efficientbench.architecture.model import ModelConfig
 
 
 class MLAConfig(AttentionConfig):
@@ -56,26 +53,26 @@ class MLAConfig(AttentionConfig):
         return self.qk_rope_head_dim
 
 
-def _mla(model: ModelConfig) -> MLAConfig:
+def _mla(model: Decoder) -> MLAConfig:
     assert isinstance(model.attention, MLAConfig)
     return model.attention
 
 
-def _cached(model: ModelConfig) -> int:
+def _cached(model: Decoder) -> int:
     """Count the latent and the key that all heads share."""
     return _mla(model).kv_lora_rank + _mla(model).qk_rope_head_dim
 
 
-def _down(model: ModelConfig) -> int:
+def _down(model: Decoder) -> int:
     """Count the weights of the projections to the latents and to the shared key."""
     return model.hidden_size * (_cached(model) + (_mla(model).q_lora_rank or 0))
 
 
-def _latent_norms(model: ModelConfig) -> int:
+def _latent_norms(model: Decoder) -> int:
     return _mla(model).kv_lora_rank + (_mla(model).q_lora_rank or 0) if model.norm_weights else 0
 
 
-def _projections(model: ModelConfig) -> int:
+def _projections(model: Decoder) -> int:
     """Count the weights of all projections: to latents, from latents to heads, and from heads to the output."""
     mla = _mla(model)
     query = (mla.q_lora_rank or model.hidden_size) * mla.key_dim
@@ -83,7 +80,7 @@ def _projections(model: ModelConfig) -> int:
     return _down(model) + model.heads * (query + key_value + mla.v_head_dim * model.hidden_size)
 
 
-def _saved(model: ModelConfig, tp: int) -> int:
+def _saved(model: Decoder, tp: int) -> int:
     """Count latents before and after their norm, and what each head keeps.
 
     A head keeps rotated queries, keys, values and output as wide as keys, and the output in its own width. The CPU's
@@ -93,18 +90,18 @@ def _saved(model: ModelConfig, tp: int) -> int:
     return latents + model.heads // tp * (4 * _mla(model).key_dim + _mla(model).v_head_dim)
 
 
-def _recomputed(model: ModelConfig, tp: int) -> int:
+def _recomputed(model: Decoder, tp: int) -> int:
     """Count what each head keeps beside the projected queries, keys and values, and the output."""
     mla = _mla(model)
     return model.heads // tp * (3 * mla.key_dim - mla.qk_nope_head_dim - mla.v_head_dim)
 
 
-def _products(model: ModelConfig, seq_len: int) -> tuple[int, int]:
+def _products(model: Decoder, seq_len: int) -> tuple[int, int]:
     """Count forward FLOPs per token over the keys in sight: in the scores, and in their product with the values."""
     return model.heads * _mla(model).key_dim * seq_len, model.heads * _mla(model).v_head_dim * seq_len
 
 
-def _matrices(model: ModelConfig) -> dict[str, Stack]:
+def _matrices(model: Decoder) -> dict[str, Stack]:
     """Return the projections; those to the latent and to the shared key are one weight, as are K's and V's heads."""
     mla, hidden, heads = _mla(model), model.hidden_size, model.heads
     query = {"linear_q_proj.weight": Stack(hidden, (heads * mla.key_dim,))}

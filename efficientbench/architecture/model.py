@@ -18,7 +18,6 @@ from pydantic import (
 )
 from pydantic_core import PydanticUseDefault
 
-from efficientbench.architecture.backbone import Backbone
 from efficientbench.architecture.registry import (
     ATTENTION,
     OWN,
@@ -30,7 +29,7 @@ from efficientbench.architecture.registry import (
     position_of,
     positions_at,
 )
-from efficientbench.architecture.variant import AttentionConfig, AttentionVariant, PositionConfig
+from efficientbench.architecture.variant import AttentionConfig, AttentionVariant, Decoder, PositionConfig
 from efficientbench.basics.part import require
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ else:
     _Position = Union[tuple(each.config for each in POSITIONS.values())]  # noqa: UP007
 
 
-class ModelConfig(Backbone):
+class ModelConfig(Decoder):
     """The decoder: its backbone with an attention variant and a positional encoding."""
 
     attention: SerializeAsAny[_Attention] = Field(
@@ -54,16 +53,6 @@ class ModelConfig(Backbone):
         discriminator="kind",
         description="the positional encoding",
     )
-
-    @property
-    def key_value_heads(self) -> int:
-        """Number of key and value heads in the attention kernel."""
-        return self.attention.key_value_heads(self.heads)
-
-    @property
-    def rotated_dim(self) -> int:
-        """Dimensions of a query or key head that RoPE rotates."""
-        return self.attention.rotated_dim(self.head_dim)
 
     @field_validator("attention", "position", mode="wrap")
     @classmethod

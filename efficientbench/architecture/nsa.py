@@ -7,15 +7,12 @@ configuration; φ = the network that compresses l keys or values to one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from efficientbench.architecture.variant import AttentionConfig, AttentionCosts, AttentionVariant, Stack
+from efficientbench.architecture.variant import AttentionConfig, AttentionCosts, AttentionVariant, Decoder, Stack
 from efficientbench.basics.part import PositiveInt, require
-
-if TYPE_CHECKING:
-    from efficientbench.architecture.model import ModelConfig
 
 BRANCHES = 3
 """Compressed, selected, window: the order of their keys, their values and their gates."""
@@ -79,7 +76,7 @@ class Keys:
         return self.compressed + self.selected + self.window
 
 
-def _nsa(model: ModelConfig) -> NSAConfig:
+def _nsa(model: Decoder) -> NSAConfig:
     assert isinstance(model.attention, NSAConfig)
     return model.attention
 
@@ -128,39 +125,39 @@ def kept_keys(nsa: NSAConfig, tokens: int) -> Keys:
     )
 
 
-def _qkv(model: ModelConfig) -> int:
+def _qkv(model: Decoder) -> int:
     return (model.heads + 2 * BRANCHES * _nsa(model).query_groups) * model.head_dim
 
 
-def _projections(model: ModelConfig) -> int:
+def _projections(model: Decoder) -> int:
     """Count the weights of the projections to queries, keys, values and gates, and to the output."""
     return model.hidden_size * (_qkv(model) + BRANCHES * model.heads + model.heads * model.head_dim)
 
 
-def _compression_weights(model: ModelConfig) -> int:
+def _compression_weights(model: Decoder) -> int:
     """Count the weights of one φ: l · D → D → D."""
     return (_nsa(model).compress_block + 1) * model.head_dim**2
 
 
-def _compression_parameters(model: ModelConfig) -> int:
+def _compression_parameters(model: Decoder) -> int:
     """Count φ of keys and φ of values with their positions, which each tensor-parallel rank holds whole."""
     return 2 * (_compression_weights(model) + _nsa(model).compress_block * model.head_dim)
 
 
-def _parameters(model: ModelConfig) -> int:
+def _parameters(model: Decoder) -> int:
     """Count the parameters of a layer."""
     bias = _qkv(model) if _nsa(model).qkv_bias else 0
     return _projections(model) + bias + _compression_parameters(model)
 
 
-def _compression_flops(model: ModelConfig, seq_len: int) -> int:
+def _compression_flops(model: Decoder, seq_len: int) -> int:
     """Count forward FLOPs per token in φ."""
     nsa = _nsa(model)
     blocks = max(_compressed_keys(nsa, seq_len), 1)
     return 2 * blocks * nsa.query_groups * 2 * _compression_weights(model) // seq_len
 
 
-def _score_flops_full_square(model: ModelConfig, seq_len: int) -> int:
+def _score_flops_full_square(model: Decoder, seq_len: int) -> int:
     """Count forward FLOPs per token in φ, scores and their product with the values over the full square.
 
     Every query then reads as many keys as the last one.
@@ -169,13 +166,13 @@ def _score_flops_full_square(model: ModelConfig, seq_len: int) -> int:
     return 4 * model.heads * model.head_dim * keys + _compression_flops(model, seq_len)
 
 
-def _score_flops(model: ModelConfig, seq_len: int) -> int:
+def _score_flops(model: Decoder, seq_len: int) -> int:
     """Count forward FLOPs per token in φ, scores and their product with the values, over the keys in sight."""
     keys = keys_in_sight(_nsa(model), seq_len).total
     return 4 * model.heads * model.head_dim * keys // seq_len + _compression_flops(model, seq_len)
 
 
-def _cached(model: ModelConfig) -> int:
+def _cached(model: Decoder) -> int:
     """Count the elements by which decoding's cache grows with each token.
 
     The selected branch adds a key and a value for each token, the compressed branch one of each for d tokens. The
@@ -185,7 +182,7 @@ def _cached(model: ModelConfig) -> int:
     return 2 * nsa.query_groups * model.head_dim * (nsa.compress_stride + 1) // nsa.compress_stride
 
 
-def _state_bytes(model: ModelConfig, tokens: int, tp: int, element_bytes: int) -> int:
+def _state_bytes(model: Decoder, tokens: int, tp: int, element_bytes: int) -> int:
     """Count the bytes of what decoding keeps of a sequence.
 
     Beside the branches' keys and values: a slot of two branches for what is not to be kept, and the tokens that φ needs
@@ -196,14 +193,14 @@ def _state_bytes(model: ModelConfig, tokens: int, tp: int, element_bytes: int) -
     return 2 * keys * nsa.query_groups // tp * model.head_dim * element_bytes
 
 
-def _decode_flops(model: ModelConfig, tokens: int) -> int:
+def _decode_flops(model: Decoder, tokens: int) -> int:
     """Count FLOPs of a sequence's last token: over the keys that it reads, and in φ, which each token computes anew."""
     nsa = _nsa(model)
     compression = 2 * nsa.query_groups * 2 * _compression_weights(model)
     return 4 * model.heads * model.head_dim * keys_of_last_query(nsa, tokens).total + compression
 
 
-def _decode_reads(model: ModelConfig, tokens: int) -> int:
+def _decode_reads(model: Decoder, tokens: int) -> int:
     """Count the elements that the last query of so many tokens reads: keys and values of its branches, and φ's tokens.
 
     Only the compressed keys are more for more tokens. See model/attention/nsa_state.py.
@@ -213,7 +210,7 @@ def _decode_reads(model: ModelConfig, tokens: int) -> int:
     return 2 * keys * nsa.query_groups * model.head_dim
 
 
-def _saved(model: ModelConfig, tp: int) -> int:
+def _saved(model: Decoder, tp: int) -> int:
     """Count the elements per token that one rank keeps from forward to backward, without the layer's input.
 
     Per head: rotated query, output of each branch, their gated sum, gates. Per group: keys and values of two branches;
@@ -227,24 +224,24 @@ def _saved(model: ModelConfig, tp: int) -> int:
     return model.heads // tp * per_head + nsa.query_groups // tp * per_group
 
 
-def _recomputed(model: ModelConfig, tp: int) -> int:
+def _recomputed(model: Decoder, tp: int) -> int:
     """Count the elements of `saved` that selective recomputation computes again: branch outputs and block indices."""
     nsa = _nsa(model)
     return model.heads // tp * BRANCHES * model.head_dim + nsa.query_groups // tp * 4 * nsa.select_count
 
 
-def _over(model: ModelConfig, keys: int, seq_len: int) -> tuple[int, int]:
+def _over(model: Decoder, keys: int, seq_len: int) -> tuple[int, int]:
     """Count forward FLOPs per token in scores, and in their product with the values, of so many keys in a sequence."""
     flops = 2 * model.heads * model.head_dim * keys // seq_len
     return flops, flops
 
 
-def selected_score_flops(model: ModelConfig, seq_len: int) -> int:
+def selected_score_flops(model: Decoder, seq_len: int) -> int:
     """Count forward FLOPs per token in the selected branch's scores."""
     return _over(model, keys_read(_nsa(model), seq_len).selected, seq_len)[0]
 
 
-def _uneven(model: ModelConfig, tp: int) -> list[str]:
+def _uneven(model: Decoder, tp: int) -> list[str]:
     groups = _nsa(model).query_groups
     if groups % tp == 0:
         return []
@@ -254,7 +251,7 @@ def _uneven(model: ModelConfig, tp: int) -> list[str]:
     ]
 
 
-def _matrices(model: ModelConfig) -> dict[str, Stack]:
+def _matrices(model: Decoder) -> dict[str, Stack]:
     """Return Q and each branch's K and V, which lie group by group, the gates, the output, and both networks φ."""
     nsa, hidden, dim = _nsa(model), model.hidden_size, model.head_dim
     heights = (model.heads // nsa.query_groups * dim, *[dim] * (2 * BRANCHES))

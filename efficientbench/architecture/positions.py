@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from efficientbench.architecture.variant import WITHOUT_PARAMETERS, PositionConfig, PositionCosts, PositionVariant
+from efficientbench.architecture.variant import (
+    WITHOUT_PARAMETERS,
+    Decoder,
+    PositionConfig,
+    PositionCosts,
+    PositionVariant,
+)
 from efficientbench.basics.part import PositiveFloat, PositiveInt
-
-if TYPE_CHECKING:
-    from efficientbench.architecture.model import ModelConfig
 
 KIND = "positional encoding"
 LAYERS = "efficientbench.model.position"
@@ -78,12 +81,12 @@ class NoPositionConfig(PositionConfig):
     kind: Literal["none"] = Field(default="none", description=KIND)
 
 
-def _rows(model: ModelConfig) -> int:
+def _rows(model: Decoder) -> int:
     assert isinstance(model.position, LearnableAbsoluteConfig)
     return model.position.max_seq_len * model.hidden_size
 
 
-def _table(model: ModelConfig) -> int:
+def _table(model: Decoder) -> int:
     assert isinstance(model.position, RelativeConfig)
     return model.position.buckets * model.heads
 

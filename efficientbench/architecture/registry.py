@@ -11,14 +11,11 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from efficientbench.architecture import variants
-from efficientbench.architecture.variant import AttentionVariant, Place, PositionVariant, imported
+from efficientbench.architecture.variant import AttentionVariant, Decoder, Place, PositionVariant, imported
 from efficientbench.basics.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from efficientbench.architecture.model import ModelConfig
 
 ENTRY_POINTS = "efficientbench.variants"
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -33,14 +30,14 @@ POSITIONS: dict[str, PositionVariant] = {each.config.model_fields["kind"].defaul
 OWN: dict[Section, Mapping[str, AttentionVariant | PositionVariant]] = {"attention": ATTENTION, "position": POSITIONS}
 
 
-def attention_of(model: ModelConfig) -> AttentionVariant:
+def attention_of(model: Decoder) -> AttentionVariant:
     """Return the declaration of a model's attention."""
     found = find("attention", model.attention.kind)
     assert isinstance(found, AttentionVariant)
     return found
 
 
-def position_of(model: ModelConfig) -> PositionVariant:
+def position_of(model: Decoder) -> PositionVariant:
     """Return the declaration of a model's positional encoding."""
     found = find("position", model.position.kind)
     assert isinstance(found, PositionVariant)

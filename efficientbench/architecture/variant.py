@@ -11,15 +11,13 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 from pydantic import Field
 
+from efficientbench.architecture.backbone import Backbone
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.part import Part
-
-if TYPE_CHECKING:
-    from efficientbench.architecture.model import ModelConfig
 
 Place = Literal["nothing", "embedding", "queries and keys", "scores"]
 """What a positional encoding changes."""
@@ -75,10 +73,27 @@ class PositionConfig(Part):
         return None
 
 
+class Decoder(Backbone):
+    """A model as the formulas of its variants see it: the backbone, with the keys of attention and position."""
+
+    attention: AttentionConfig
+    position: PositionConfig
+
+    @property
+    def key_value_heads(self) -> int:
+        """Number of key and value heads in the attention kernel."""
+        return self.attention.key_value_heads(self.heads)
+
+    @property
+    def rotated_dim(self) -> int:
+        """Dimensions of a query or key head that RoPE rotates."""
+        return self.attention.rotated_dim(self.head_dim)
+
+
 def _undeclared(section: str, figure: str) -> Callable[..., Any]:
     """Return the formula that stands for one that a declaration leaves out."""
 
-    def refuse(model: ModelConfig, *sizes: int) -> NoReturn:
+    def refuse(model: Decoder, *sizes: int) -> NoReturn:
         kind = getattr(model, section).kind
         raise UndeclaredError(f"model.{section}.kind={kind} declares no formula for {figure}")
 
@@ -114,51 +129,51 @@ class Stack:
 class AttentionCosts:
     """Formulas for one attention layer with its projections. They count elements, not bytes."""
 
-    parameters: Callable[[ModelConfig], int] = _undeclared("attention", "its parameters")
+    parameters: Callable[[Decoder], int] = _undeclared("attention", "its parameters")
     """Parameters of the layer."""
-    projection_flops: Callable[[ModelConfig], int] = _undeclared("attention", "FLOPs of its projections")
+    projection_flops: Callable[[Decoder], int] = _undeclared("attention", "FLOPs of its projections")
     """Forward FLOPs per token in the projections."""
-    score_flops: Callable[[ModelConfig, int], int] = _undeclared("attention", "FLOPs of its scores")
+    score_flops: Callable[[Decoder, int], int] = _undeclared("attention", "FLOPs of its scores")
     """(model, sequence length) → forward FLOPs per token in scores and their product with the values, full square."""
-    causal_score_flops: Callable[[ModelConfig, int], int] = _undeclared("attention", "FLOPs of its scores")
+    causal_score_flops: Callable[[Decoder, int], int] = _undeclared("attention", "FLOPs of its scores")
     """`score_flops` over the keys that a query can see."""
-    products: Callable[[ModelConfig, int], tuple[int, int]] = _undeclared("attention", "FLOPs of its kernels")
+    products: Callable[[Decoder, int], tuple[int, int]] = _undeclared("attention", "FLOPs of its kernels")
     """(model, sequence length) → forward FLOPs per token over the keys in sight: in the scores, and in their product
     with the values."""
-    computed_products: Callable[[ModelConfig, int], tuple[int, int]] | None = None
+    computed_products: Callable[[Decoder, int], tuple[int, int]] | None = None
     """`products` over all keys that kernels read, hidden ones too; None: they read no others."""
-    keys_read_per_query: Callable[[ModelConfig, int], float] = _undeclared("attention", "the keys that a query reads")
+    keys_read_per_query: Callable[[Decoder, int], float] = _undeclared("attention", "the keys that a query reads")
     """(model, sequence length) → mean number of keys that a query reads."""
-    cached: Callable[[ModelConfig], int] = _undeclared("attention", "its cache")
+    cached: Callable[[Decoder], int] = _undeclared("attention", "its cache")
     """Elements per token that decoding keeps in its cache."""
-    state_bytes: Callable[[ModelConfig, int, int, int], int] = _undeclared(
+    state_bytes: Callable[[Decoder, int, int, int], int] = _undeclared(
         "attention", "the state that decoding keeps, and so cannot generate"
     )
     """(model, tokens, t, bytes of an element) → bytes of the State (model/cache.py) that the layer, a Stateful, keeps
     on one rank for a sequence with room for so many tokens."""
-    decode_reads: Callable[[ModelConfig, int], int] | None = None
+    decode_reads: Callable[[Decoder, int], int] | None = None
     """(model, tokens) → elements of the State that the last query of so many tokens reads; None: those that `cached`
     counts, of all tokens."""
-    decode_flops: Callable[[ModelConfig, int], int] = _undeclared("attention", "FLOPs of decoding")
+    decode_flops: Callable[[Decoder, int], int] = _undeclared("attention", "FLOPs of decoding")
     """(model, tokens) → FLOPs, in scores and their product with the values, of the token that is the `tokens`-th of its
     sequence, as decoding computes them."""
-    saved: Callable[[ModelConfig, int], int] = _undeclared("attention", "its activations")
+    saved: Callable[[Decoder, int], int] = _undeclared("attention", "its activations")
     """(model, t) → elements per token that one rank keeps from forward to backward, without the layer's input."""
-    recomputed: Callable[[ModelConfig, int], int] = _undeclared("attention", "what recomputation saves")
+    recomputed: Callable[[Decoder, int], int] = _undeclared("attention", "what recomputation saves")
     """(model, t) → elements of `saved` that selective recomputation computes again instead."""
-    gathered: Callable[[ModelConfig, int], int] = _undeclared("attention", "keys and values of a whole sequence")
+    gathered: Callable[[Decoder, int], int] = _undeclared("attention", "keys and values of a whole sequence")
     """(model, t) → elements of `saved` in keys and values, which context-parallel ranks keep for the whole sequence."""
-    exchanged: Callable[[ModelConfig, int], int] = _undeclared("attention", "what context-parallel ranks send")
+    exchanged: Callable[[Decoder, int], int] = _undeclared("attention", "what context-parallel ranks send")
     """(model, t) → elements per token of the keys and values that context-parallel ranks send each other."""
-    column_inputs: Callable[[ModelConfig], tuple[int, ...]] = _undeclared("attention", "its projections' inputs")
+    column_inputs: Callable[[Decoder], tuple[int, ...]] = _undeclared("attention", "its projections' inputs")
     """Input width of each column-parallel projection, which tensor-parallel ranks split by its outputs."""
-    replicated_parameters: Callable[[ModelConfig], int] = _undeclared("attention", "the parameters that ranks share")
+    replicated_parameters: Callable[[Decoder], int] = _undeclared("attention", "the parameters that ranks share")
     """Parameters that every tensor-parallel rank holds whole."""
     replicated_summed: Literal["in a step", "in a micro-batch"] = "in a step"
     """When tensor-parallel ranks sum the gradients of those: in a step, where they have parts of the sequence."""
-    read_by_all_heads: Callable[[ModelConfig], int] = lambda model: 0
+    read_by_all_heads: Callable[[Decoder], int] = lambda model: 0
     """Width of what all heads read: tensor-parallel ranks gather the sequence's parts of it, and sum its gradient."""
-    gathered_heads: Callable[[ModelConfig, int], int] = lambda model, tp: 0
+    gathered_heads: Callable[[Decoder, int], int] = lambda model, tp: 0
     """(model, t) → width of the queries, keys and values that tensor-parallel ranks gather to take their own."""
 
 
@@ -179,22 +194,22 @@ class AttentionVariant:
     """The refusal of the other encodings."""
     qk_norm: bool = False
     """Whether the layer has norms on the heads' queries and keys where `model.qk_norm` asks for them."""
-    plain_scores: Callable[[ModelConfig], tuple[int, int]] | None = None
+    plain_scores: Callable[[Decoder], tuple[int, int]] | None = None
     """Widths of a key and a value head, where the scores are plain causal attention by the kernel of the
     configuration; None: the layer computes its scores by itself."""
     kernels: str | None = None
     """Dotted name of the OwnKernels (model/kernels/own_kernels.py) of a layer that computes its scores by itself."""
-    matrices: Callable[[ModelConfig], dict[str, Stack]] | None = None
+    matrices: Callable[[Decoder], dict[str, Stack]] | None = None
     """The matrices of one layer by their weight's name in it; None: `training.optimizer=muon` is refused."""
     may_differ: tuple[str, str] | None = None
     """A part whose Triton kernel may compute other bits in the next run, though torch is deterministic, and why."""
-    tensor_parallel: Callable[[ModelConfig, int], list[str]] | None = None
+    tensor_parallel: Callable[[Decoder, int], list[str]] | None = None
     """(model, t) → why t tensor-parallel ranks cannot share it, beside the heads' number; None: no two ranks can."""
     context_parallel: bool = False
     """Whether ranks can share a sequence."""
     selective_recomputation: bool = False
     """Whether the layer computes itself again between its projections for `training.recompute=selective`."""
-    hidden_at: Callable[[ModelConfig, int], str | None] = lambda model, seq_len: None
+    hidden_at: Callable[[Decoder, int], str | None] = lambda model, seq_len: None
     """(model, sequence length) → why sequences of this length cannot show what the variant does; None: they can."""
     profiled_as: tuple[str, ...] = ()
     """Parts of the names of its autograd functions, or of what `record_function` names in it: a profile's attention."""
@@ -210,9 +225,9 @@ class AttentionVariant:
 class PositionCosts:
     """Formulas for one positional encoding."""
 
-    parameters: Callable[[ModelConfig], int] = _undeclared("position", "its parameters")
+    parameters: Callable[[Decoder], int] = _undeclared("position", "its parameters")
     """Parameters of the whole model."""
-    rank_parameters: Callable[[ModelConfig, int, bool], int] = _undeclared("position", "its parameters on a rank")
+    rank_parameters: Callable[[Decoder, int, bool], int] = _undeclared("position", "its parameters on a rank")
     """(model, tensor-parallel ranks, whether the stage is the first) → parameters on one rank."""
 
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from efficientbench.basics.part import NonNegativeInt, Part, PositiveFloat, PositiveInt, require
 
 if TYPE_CHECKING:
-    from efficientbench.config.schema import ParallelConfig
+    from efficientbench.config.parallel import ParallelConfig
     from efficientbench.config.training import TrainingConfig
 
 

@@ -23,7 +23,7 @@ from efficientbench.running.failures import ran_out_of_memory
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
 
 if TYPE_CHECKING:
-    from efficientbench.config.schema import ParallelConfig
+    from efficientbench.config.parallel import ParallelConfig
     from efficientbench.generation.open_run import Opened
 
 

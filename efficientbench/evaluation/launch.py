@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from efficientbench.config.schema import ParallelConfig
+from efficientbench.config.parallel import ParallelConfig
 from efficientbench.devices.registry import find_device
 from efficientbench.evaluation.registry import check_names
 from efficientbench.evaluation.results import FOLDER

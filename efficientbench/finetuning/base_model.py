@@ -9,7 +9,8 @@ from typing import Any
 from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.basics.files import complete_folder, exclusive_lock
 from efficientbench.basics.foreign import WEIGHTS, check_folder
-from efficientbench.data_tools.tokenizer.hub import fetch_from_hub, is_of_modelscope
+from efficientbench.data_tools.download.hub_names import is_of_modelscope
+from efficientbench.data_tools.download.model_files import fetch_from_hub
 from efficientbench.finetuning.config import TINY, TINY_SHAPE
 from efficientbench.finetuning.examples.examples import CHATML
 from efficientbench.finetuning.examples.rows import Row, read_rows

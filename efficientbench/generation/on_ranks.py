@@ -14,7 +14,8 @@ from pydantic import TypeAdapter
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import Layout
-from efficientbench.config.schema import ParallelConfig, RunConfig
+from efficientbench.config.parallel import ParallelConfig
+from efficientbench.config.schema import RunConfig
 from efficientbench.devices.registry import find_device
 from efficientbench.generation.sampling import Sampling
 from efficientbench.launchers.files import temporary_folder

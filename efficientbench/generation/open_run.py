@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efficientbench.config.schema import KernelsConfig, ParallelConfig, RunConfig
+from efficientbench.config.parallel import ParallelConfig
+from efficientbench.config.schema import KernelsConfig, RunConfig
 from efficientbench.costs.model import cache_bytes
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.devices.base import Device

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 if TYPE_CHECKING:
-    from efficientbench.model.gpt import GPT
     from efficientbench.model.position import Position
 
 
@@ -100,13 +99,25 @@ class Stateful:
         raise NotImplementedError
 
 
+class Caching(Protocol):
+    """A model that reads from a cache while it has one, as GPT does."""
+
+    cache: Cache | None
+    decoder: Any
+    """Megatron's block of layers."""
+
+    def modules(self) -> Iterator[torch.nn.Module]: ...
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]: ...
+
+
 class Cache:
     """The states of all layers of a model that one rank holds whole or shares with tensor-parallel ranks."""
 
     chunk: Chunk
     """Of the present forward pass."""
 
-    def __init__(self, model: GPT, rows: int, tokens: int) -> None:
+    def __init__(self, model: Caching, rows: int, tokens: int) -> None:
         """Allocate all that `rows` sequences of up to `tokens` tokens need."""
         self.model, self.tokens = model, tokens
         self.layers = [layer for layer in model.modules() if isinstance(layer, Stateful)]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from efficientbench.config.schema import ParallelConfig
+from efficientbench.config.parallel import ParallelConfig
 
 HANG_LIMIT_S = 600.0
 """How long a collective may wait for a rank, unless configured."""

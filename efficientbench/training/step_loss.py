@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from megatron.core.distributed import DistributedDataParallel
 
-from efficientbench.training.data.batches import Batch
+from efficientbench.training.data.batch import Batch
 
 LossFunction = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """Returns from the model's output three values, with `calculate_per_token_loss` off: Megatron then divides by the

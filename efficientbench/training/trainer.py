@@ -17,7 +17,8 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.training import groups
 from efficientbench.training.checkpoints.manager import Checkpoints
 from efficientbench.training.checkpoints.manifest import Manifest
-from efficientbench.training.data.batches import Batch, Batches
+from efficientbench.training.data.batch import Batch
+from efficientbench.training.data.batches import Batches
 from efficientbench.training.data.validation import ended, row_losses
 from efficientbench.training.events import (
     CheckpointEnded,

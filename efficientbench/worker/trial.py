@@ -14,7 +14,8 @@ from efficientbench.worker.loading import loading
 if TYPE_CHECKING:
     import torch
 
-    from efficientbench.training.data.batches import Batch, Batches
+    from efficientbench.training.data.batch import Batch
+    from efficientbench.training.data.batches import Batches
 
 STEPS = 2
 """The second one has the optimizer's moments, which the first makes, beside its activations."""
@@ -26,7 +27,7 @@ class RandomTokens:
     def __init__(self, job: Job, device: torch.device) -> None:
         import torch
 
-        from efficientbench.training.data.batches import Batch
+        from efficientbench.training.data.batch import Batch
 
         training = job.config.training
         shape = (training.micro_batch_size, training.seq_len // job.layout.cp)

@@ -54,7 +54,8 @@ def drawn(config: RunConfig, prefixes: list[Path], steps: int) -> tuple[int, np.
     from megatron.core import parallel_state
 
     from efficientbench.training import groups
-    from efficientbench.training.data.batches import Batch, Batches
+    from efficientbench.training.data.batch import Batch
+    from efficientbench.training.data.batches import Batches
     from efficientbench.training.data.sample_index import Vocabulary
 
     def whole(batch: Batch) -> torch.Tensor:

@@ -15,7 +15,8 @@ from support.configs import tiny
 from support.ranks import Ranks
 from support.tiny_training import Observed, tiny_training
 
-from efficientbench.config.schema import ParallelConfig, RunConfig
+from efficientbench.config.parallel import ParallelConfig
+from efficientbench.config.schema import RunConfig
 
 
 def reduce_transposed() -> tuple[torch.Tensor, torch.Tensor]:

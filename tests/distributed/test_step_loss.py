@@ -44,7 +44,7 @@ class Uneven:
 
 def uneven_steps(config: RunConfig, prefix: Path) -> tuple[list[float], list[float], list[int]]:
     """Loss, norm and targets of each step."""
-    from efficientbench.training.data.batches import Batch
+    from efficientbench.training.data.batch import Batch
     from efficientbench.training.events import Event, StepEnded
 
     observed, counted = Observed(), list[int]()

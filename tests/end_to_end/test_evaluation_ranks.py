@@ -15,7 +15,7 @@ from support.core_bundle import write_bundle
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
-from efficientbench.config.schema import ParallelConfig
+from efficientbench.config.parallel import ParallelConfig
 from efficientbench.generation.on_ranks import check_shared
 
 TASKS = ("core", "loss", "position_loss")

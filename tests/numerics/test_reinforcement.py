@@ -62,7 +62,7 @@ def advantages_of(rewards: list[list[float]]) -> list[float]:
 
 def our_step(config: RunConfig, model: torch.nn.Module, rewards: list[list[float]]) -> tuple[float, float, int]:
     """Make a step on the rollouts; return its loss, the norm of its gradients and its targets."""
-    from efficientbench.training.data.batches import Batch
+    from efficientbench.training.data.batch import Batch
     from efficientbench.training.events import Event, StepEnded
     from efficientbench.training.reinforcement.advantages import Rollout, advantages, micro_batches
     from efficientbench.training.trainer import Trainer

@@ -34,7 +34,7 @@ def advantages() -> torch.Tensor:
 @pytest.mark.parametrize("weights", [mask, advantages])
 def test_gradients_are_those_of_the_formula(weights: Callable[[], torch.Tensor]) -> None:
     from efficientbench.model.initial_weights import global_parameters
-    from efficientbench.training.data.batches import Batch
+    from efficientbench.training.data.batch import Batch
     from efficientbench.training.events import Event, StepEnded
     from efficientbench.training.trainer import Trainer
     from efficientbench.training.update.optimizer import build_optimizer, wrap_data_parallel

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from huggingface_hub import constants
 
-from efficientbench.data_tools.download import modelscope
+from efficientbench.data_tools.download import model_files, modelscope
 from efficientbench.data_tools.download.hub_requests import Patience
 
 
@@ -97,7 +97,7 @@ def served(files: dict[str, bytes], kind: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MODELSCOPE_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(modelscope, "_FEW", Patience(attempts=2, first_wait_s=0.01))
+    monkeypatch.setattr(model_files, "_FEW", Patience(attempts=2, first_wait_s=0.01))
     monkeypatch.setattr(modelscope, "PAGE", 3)
     try:
         yield site

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from efficientbench.config.schema import ParallelConfig
+from efficientbench.config.parallel import ParallelConfig
 from efficientbench.devices.base import Device
 from efficientbench.devices.cpu import CPU
 

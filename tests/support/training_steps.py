@@ -30,7 +30,7 @@ def our_step(config: RunConfig, device: torch.device, sequences: torch.Tensor) -
 def our_trainer(config: RunConfig, device: torch.device, sequences: torch.Tensor) -> Trainer:
     """A trainer whose micro-batches are all `sequences`."""
     from efficientbench.model.gpt import build_stages
-    from efficientbench.training.data.batches import Batch
+    from efficientbench.training.data.batch import Batch
     from efficientbench.training.trainer import Trainer
     from efficientbench.training.update.optimizer import build_optimizer, wrap_data_parallel
 

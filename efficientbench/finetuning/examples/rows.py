@@ -11,7 +11,7 @@ from typing import Any
 
 from efficientbench.basics.errors import DataError, nearest
 from efficientbench.basics.foreign import check_regular, parse_json, read_text
-from efficientbench.data_tools.tokenizer.hub import is_of_modelscope
+from efficientbench.data_tools.download.hub_names import is_of_modelscope
 
 Message = dict[str, str]
 FORMS = "{instruction, input, output}, {prompt, completion} or {messages}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.foreign import parse_json, read_whole
-from efficientbench.data_tools.tokenizer.hub import MODELSCOPE
+from efficientbench.data_tools.download.hub_names import MODELSCOPE
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
 """`model_type` of the decoders whose layers are as counted here."""

@@ -13,7 +13,7 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.variant import Decoder
 from efficientbench.model.cache import Chunk, KeysAndValues, Stateful
 from efficientbench.model.kernels.biased_attention import biased_causal_attention
 from efficientbench.model.kernels.cached_attention import NAME as CACHED_ATTENTION
@@ -109,7 +109,7 @@ class GroupedQueryAttention(SelfAttention):
         return output
 
 
-def spec(model: ModelConfig, position: Position, attend: AttentionKernel | None = None) -> ModuleSpec:
+def spec(model: Decoder, position: Position, attend: AttentionKernel | None = None) -> ModuleSpec:
     """Return the ModuleSpec of the whole attention layer, projections included.
 
     Args:

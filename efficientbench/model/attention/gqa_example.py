@@ -12,7 +12,7 @@ from efficientbench.architecture.variant import AttentionConfig, AttentionCosts,
 if TYPE_CHECKING:
     import torch
 
-    from efficientbench.architecture.model import ModelConfig
+    from efficientbench.architecture.variant import Decoder
     from efficientbench.model.position import Position
 
 
@@ -36,14 +36,14 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: f
     return out.permute(2, 0, 1, 3).flatten(2)
 
 
-def layer(model: ModelConfig, position: Position) -> Any:
+def layer(model: Decoder, position: Position) -> Any:
     """Return the ModuleSpec of the whole layer: Megatron's projections around `attend`."""
     from efficientbench.model.attention.gqa import spec
 
     return spec(model, position, attend)
 
 
-def _projections(model: ModelConfig) -> int:
+def _projections(model: Decoder) -> int:
     return 2 * (model.heads + model.key_value_heads) * model.head_dim * model.hidden_size
 
 

@@ -26,7 +26,7 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.architecture.mla import MLAConfig
-from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.variant import Decoder
 from efficientbench.model.cache import Chunk, State, Stateful
 from efficientbench.model.kernels.cached_attention import NAME as CACHED_ATTENTION
 from efficientbench.model.kernels.cached_attention import cached_attention
@@ -161,6 +161,6 @@ class MultiLatentAttention(Stateful, MegatronModule):
         return copy_to_tensor_model_parallel_region(shared_key, group=self.tp_group)
 
 
-def spec(model: ModelConfig, position: Position) -> ModuleSpec:
+def spec(model: Decoder, position: Position) -> ModuleSpec:
     """Return the ModuleSpec of the whole attention layer, projections included."""
     return ModuleSpec(module=MultiLatentAttention, params={"widths": model.attention, "position": position})

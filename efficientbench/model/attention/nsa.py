@@ -20,8 +20,8 @@ from megatron.core.tensor_parallel import checkpoint, copy_to_tensor_model_paral
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.nsa import BRANCHES, NSAConfig
+from efficientbench.architecture.variant import Decoder
 from efficientbench.model.attention.nsa_state import NSAState, Tokens, continued
 from efficientbench.model.cache import Stateful
 from efficientbench.model.kernels.nsa.choose_blocks import Choice
@@ -79,7 +79,7 @@ class NativeSparseAttention(Stateful, MegatronModule):
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
         *,
-        model: ModelConfig,
+        model: Decoder,
         position: Position,
     ) -> None:
         super().__init__(config)
@@ -205,6 +205,6 @@ class NativeSparseAttention(Stateful, MegatronModule):
         return gated_sum(gates, [compressed, selected, window], self.config.fuse)
 
 
-def spec(model: ModelConfig, position: Position) -> ModuleSpec:
+def spec(model: Decoder, position: Position) -> ModuleSpec:
     """Return the ModuleSpec of the whole attention layer, projections included."""
     return ModuleSpec(module=NativeSparseAttention, params={"model": model, "position": position})

@@ -1,7 +1,6 @@
 """Every private or deep name of Megatron and torch that checkpoints use. Look here first after an upgrade of either.
 
-tests/unit/training/checkpoints/test_megatron_internals.py lists what the other files rely on, and checks that they import it from
-here alone.
+Its test lists what the other files rely on, and checks that they import it from here alone.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +22,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.tokens.intact import BlockReader
 from efficientbench.data_tools.tokens.splitting import SPLITS, Split, split_documents
+from efficientbench.training.data.batch import Batch
 from efficientbench.training.data.conversations import PackedConversations, open_conversations
 from efficientbench.training.data.sample_index import Vocabulary, no_document, open_training
 from efficientbench.training.data.validation import ValidationText, choose_documents
@@ -52,23 +52,6 @@ def verify_reads(samples: GPTDataset | BlendedDataset, blocks: Mapping[Path, Blo
 Samples: TypeAlias = GPTDataset | BlendedDataset | PackedConversations | ValidationText
 HostBatch: TypeAlias = tuple[tuple[torch.Tensor, ...], int]
 """Tokens, labels and weights of one micro-batch, not yet on the device, and its targets."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One micro-batch of one data-parallel rank, on its device; under context parallelism S is this rank's part."""
-
-    tokens: torch.Tensor
-    """[B, S]"""
-    labels: torch.Tensor
-    """[B, S]: the tokens that follow."""
-    weights: torch.Tensor
-    """[B, S] float32: what the loss of each position is multiplied by; 0 leaves it out."""
-    targets: int
-    """How many of its positions the step's mean loss counts, whatever their weights add up to."""
-    divisor: float
-    """What the weighted losses of a training step are divided by: the step's targets over all ranks, for one
-    micro-batch of one replica (a rank of data or context parallelism)."""
 
 
 class Batches:

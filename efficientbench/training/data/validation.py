@@ -20,7 +20,7 @@ from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 from efficientbench.training.events import ValidationEnded
 
 if TYPE_CHECKING:
-    from efficientbench.training.data.batches import Batch
+    from efficientbench.training.data.batch import Batch
 
 LARGEST_SHARE = 16
 """No document has more than one in so many of the targets, so that a few long ones do not decide the loss."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from efficientbench.training.data.batches import Batch
+from efficientbench.training.data.batch import Batch
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from efficientbench.training import groups
-from efficientbench.training.data.batches import Batch, Batches
+from efficientbench.training.data.batch import Batch
+from efficientbench.training.data.batches import Batches
 from efficientbench.training.reinforcement.advantages import Rollout, micro_batches
 
 

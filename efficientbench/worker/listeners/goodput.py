@@ -28,7 +28,7 @@ from efficientbench.training.events import (
 from efficientbench.worker.listeners.monitoring import Measure
 
 if TYPE_CHECKING:
-    from efficientbench.training.data.batches import Batch
+    from efficientbench.training.data.batch import Batch
     from efficientbench.training.trainer import Trainer
 
 STEPS = 1000

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from efficientbench.architecture.variant import AttentionConfig, AttentionCosts, AttentionVariant
 
 if TYPE_CHECKING:
-    from efficientbench.architecture.model import ModelConfig
+    from efficientbench.architecture.variant import Decoder
     from efficientbench.model.position import Position
 
 
@@ -15,7 +15,7 @@ class DeltaConfig(AttentionConfig):
     """No keys."""
 
 
-def layer(model: ModelConfig, position: Position) -> Any:
+def layer(model: Decoder, position: Position) -> Any:
     """Return the ModuleSpec of the whole layer, projections included."""
     from megatron.core.transformer.spec_utils import ModuleSpec
 
@@ -24,7 +24,7 @@ def layer(model: ModelConfig, position: Position) -> Any:
     return ModuleSpec(module=GatedDelta, params={"heads": model.heads, "dim": model.head_dim})
 
 
-def _projections(model: ModelConfig) -> int:
+def _projections(model: Decoder) -> int:
     return model.hidden_size * model.heads * (4 * model.head_dim + 2)
 
 

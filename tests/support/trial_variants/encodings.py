@@ -9,7 +9,7 @@ from efficientbench.architecture.variant import PositionConfig, PositionVariant
 if TYPE_CHECKING:
     import torch
 
-    from efficientbench.architecture.model import ModelConfig
+    from efficientbench.architecture.variant import Decoder
     from efficientbench.model.position import Position
 
 RATE = 1 / 64
@@ -23,7 +23,7 @@ class SlopeConfig(PositionConfig):
     """No keys."""
 
 
-def stretch(model: ModelConfig, config: Any, first_stage: bool) -> Position:
+def stretch(model: Decoder, config: Any, first_stage: bool) -> Position:
     """Return an encoding that makes queries and keys longer with their position."""
     import torch
 
@@ -37,7 +37,7 @@ def stretch(model: ModelConfig, config: Any, first_stage: bool) -> Position:
     return Stretch()
 
 
-def slope(model: ModelConfig, config: Any, first_stage: bool) -> Position:
+def slope(model: Decoder, config: Any, first_stage: bool) -> Position:
     """Return an encoding that lowers the scores of all heads by the distance."""
     import torch
 

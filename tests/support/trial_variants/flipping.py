@@ -15,7 +15,7 @@ from . import window
 if TYPE_CHECKING:
     import torch
 
-    from efficientbench.architecture.model import ModelConfig
+    from efficientbench.architecture.variant import Decoder
     from efficientbench.model.position import Position
 
 
@@ -27,7 +27,7 @@ class FlippingConfig(window.WindowConfig):
     also: Literal["nothing", "unpooling"] = Field(default="nothing", description="another operator to call")
 
 
-def layer(model: ModelConfig, position: Position) -> Any:
+def layer(model: Decoder, position: Position) -> Any:
     """Return the ModuleSpec of GQA's layer with the faulty attention."""
     from efficientbench.model.attention.gqa import spec
 

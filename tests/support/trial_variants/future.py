@@ -9,7 +9,7 @@ from efficientbench.architecture.variant import AttentionConfig, AttentionVarian
 if TYPE_CHECKING:
     import torch
 
-    from efficientbench.architecture.model import ModelConfig
+    from efficientbench.architecture.variant import Decoder
     from efficientbench.model.position import Position
 
 
@@ -30,7 +30,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: f
     return out.permute(2, 0, 1, 3).flatten(2)
 
 
-def layer(model: ModelConfig, position: Position) -> Any:
+def layer(model: Decoder, position: Position) -> Any:
     """Return the ModuleSpec of GQA's layer with these scores."""
     from efficientbench.model.attention.gqa import spec
 

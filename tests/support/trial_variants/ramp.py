@@ -11,7 +11,7 @@ from efficientbench.architecture.variant import WITHOUT_PARAMETERS, PositionConf
 if TYPE_CHECKING:
     import torch
 
-    from efficientbench.architecture.model import ModelConfig
+    from efficientbench.architecture.variant import Decoder
     from efficientbench.model.position import Position
 
 
@@ -21,7 +21,7 @@ class RampConfig(PositionConfig):
     slope: float = Field(default=0.01, description="what a position adds")
 
 
-def make(model: ModelConfig, config: Any, first_stage: bool) -> Position:
+def make(model: Decoder, config: Any, first_stage: bool) -> Position:
     """Return the encoding of one pipeline stage."""
     from efficientbench.model.position import Position
 

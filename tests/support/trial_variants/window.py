@@ -13,7 +13,7 @@ from efficientbench.basics.part import PositiveInt
 if TYPE_CHECKING:
     import torch
 
-    from efficientbench.architecture.model import ModelConfig
+    from efficientbench.architecture.variant import Decoder
     from efficientbench.model.position import Position
 
 
@@ -42,7 +42,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: f
     return out.permute(2, 0, 1, 3).flatten(2)
 
 
-def layer(model: ModelConfig, position: Position) -> Any:
+def layer(model: Decoder, position: Position) -> Any:
     """Return the ModuleSpec of GQA's layer, with the window and the norms."""
     from efficientbench.model.attention.gqa import spec
     from efficientbench.model.layers import RMSNorm
@@ -53,16 +53,16 @@ def layer(model: ModelConfig, position: Position) -> Any:
     return made
 
 
-def _projections(model: ModelConfig) -> int:
+def _projections(model: Decoder) -> int:
     return 2 * (model.heads + model.key_value_heads) * model.head_dim * model.hidden_size
 
 
-def _window(model: ModelConfig) -> int:
+def _window(model: Decoder) -> int:
     assert isinstance(model.attention, WindowConfig)
     return model.attention.window
 
 
-def _keys(model: ModelConfig, seq_len: int) -> float:
+def _keys(model: Decoder, seq_len: int) -> float:
     return sum(min(length, _window(model)) for length in range(1, seq_len + 1)) / seq_len
 
 

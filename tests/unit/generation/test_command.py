@@ -13,7 +13,7 @@ from support.configs import tiny
 
 from efficientbench.architecture.registry import load_kinds
 from efficientbench.basics.errors import ConfigError, LackOfMemoryError
-from efficientbench.config.schema import ParallelConfig
+from efficientbench.config.parallel import ParallelConfig
 from efficientbench.costs.generation import generation_bytes
 from efficientbench.generation import command, rank
 from efficientbench.generation.command import Screen, read_prompts

@@ -6,7 +6,7 @@ import pytest
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
-from efficientbench.config.schema import ParallelConfig
+from efficientbench.config.parallel import ParallelConfig
 from efficientbench.generation.on_ranks import check_shared
 
 

@@ -83,7 +83,7 @@ def test_of_fineweb_edu_a_sample_is_taken(tmp_path: Path, monkeypatch: pytest.Mo
         seen.append(repository)
         return [modelscope.RemoteFile(name, 1, "0" * 64) for name in names]
 
-    monkeypatch.setattr(modelscope, "_files", files)
+    monkeypatch.setattr(modelscope, "repository_files", files)
     for config, wanted in ((None, names[0]), ("sample-100BT", names[2])):
         listing = modelscope.list_modelscope("modelscope:other/fineweb-edu", config, "master", 9, Patience())
         assert [file.path for file in listing.files] == [wanted]
