@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import inspect
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 
+import grimp
 from support.repository import ROOT
 
 from efficientbench.config.schema import MeasurementConfig
@@ -73,6 +75,15 @@ def test_imports_point_downwards() -> None:
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    # Through the links to metrics, data_tools and launchers, imports for types and within functions included.
+    graph = grimp.build_graph("efficientbench")
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert any(module.startswith("efficientbench.data_tools.download.") for module in imports)
+    # Raises CycleError, which names the files of the circle.
+    graphlib.TopologicalSorter(imports).prepare()
 
 
 def test_only_devices_and_kernels_name_a_device() -> None:
