@@ -46,7 +46,7 @@ def plan(
         typer.Option(
             "--device",
             metavar="NAME",
-            help="with --world or --generate: a row of metrics/sensors/hardware.yaml, like 'H100 SXM'",
+            help="with --world or --generate: a row of hardware.yaml, like 'H100 SXM'",
         ),
     ] = None,
     best: Annotated[
