@@ -27,7 +27,7 @@ failed=0
 # Once, for the hundreds of processes that tests start: where PYTHONDONTWRITEBYTECODE is set, each would compile anew, and
 # each call of pytest all tests.
 unset PYTHONDONTWRITEBYTECODE
-python3 -m compileall -q -j 0 efficientbench data_tools launchers metrics tests/support
+python3 -m compileall -q -j 0 efficientbench data_tools launchers metrics tests/{oracles,replicas,support}
 # The folders with the longest tests first, so that no process is left alone with one of them at the end. One thread in
 # each: the processes share the cores.
 OMP_NUM_THREADS=1 python3 -m pytest -m "($wanted) and not alone" --numprocesses "$(nproc)" \

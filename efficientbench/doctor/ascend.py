@@ -25,7 +25,7 @@ from efficientbench.doctor.check import Check
 # Parses what `npu-smi info` prints: the versions of tool and driver, and the health of each NPU.
 #
 # The formats are those of the tool's published source (github.com/hicann/driver, npucli/src/npu_info_print.c), of
-# Huawei's "npu-smi Command Reference" and of output that users published: see tests/support/npu_smi_outputs.yaml.
+# Huawei's "npu-smi Command Reference" and of output that users published: see tests/replicas/npu_smi_outputs.yaml.
 
 
 _FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/local/Ascend/driver/tools")

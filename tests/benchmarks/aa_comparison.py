@@ -53,7 +53,7 @@ KINDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "steady_slowed": (LENGTH, {"STEP_S": str(SLOWDOWN * STEADY_STEP_S)}),
 }
 """Kind of runs → its configuration, and the environment by which `paced` puts pauses into its steps."""
-PACED = ROOT / "tests" / "support" / "paced"
+PACED = ROOT / "tests" / "replicas" / "paced"
 WANTED_POWER = 0.8
 Split = tuple[tuple[int, ...], tuple[int, ...]]
 

@@ -103,8 +103,8 @@ def compare(ours: Side, theirs: Side, batch: int, rounds: int) -> dict[str, Figu
 
 def build(batch: int) -> tuple[Side, Side]:
     """Both sides' generation of the same prompts by the same weights."""
-    from support.oracle import weights_of
-    from support.qwen2 import same_weights
+    from oracles.oracle import weights_of
+    from oracles.qwen2 import same_weights
 
     from efficientbench.generation.generate import generate
     from efficientbench.generation.sampling import Sampling

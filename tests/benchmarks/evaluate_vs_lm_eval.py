@@ -174,9 +174,9 @@ def core_requests(folder: Path, items: int, tokenizer: TextTokenizer) -> dict[st
 def build(folder: Path) -> tuple[HFLM, TextTokenizer, Callable[[int], Adapter]]:
     """Both backends of the same weights; ours for a number of tokens in a batch."""
     from lm_eval.models.huggingface import HFLM
+    from oracles.oracle import build as build_model
+    from oracles.oracle import weights_of
     from support.exported import checkpointed
-    from support.oracle import build as build_model
-    from support.oracle import weights_of
 
     from efficientbench.evaluation.lm_eval.adapter import Adapter
     from efficientbench.export.hugging_face import Model, write_model

@@ -1,6 +1,6 @@
 """What an optimizer step asks of a CUDA device, before and now: launches, bytes and memory.
 
-Counted on a device without memory and numbers (tests/support/fake_cuda): no GPU is needed, and no time is known.
+Counted on a device without memory and numbers (tests/replicas/fake_cuda): no GPU is needed, and no time is known.
 
     python3 tests/benchmarks/gpu_step_costs.py [--against COMMIT] [--runs gqa_1.5B ...] [--write]
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from support.fake_cuda.processes import FOLDER, build
+from replicas.fake_cuda.processes import FOLDER, build
 from support.measured import checked_out, git, options, write_content
 from support.repository import ROOT
 

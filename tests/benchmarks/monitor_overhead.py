@@ -27,8 +27,8 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from replicas.nvml_replica import Driver, Gpu
 from support.measured import Figure, options, report
-from support.nvml_replica import Driver, Gpu
 
 from efficientbench.metrics import EfficiencyMonitor, HostSensor, NvmlSensor, RaplSensor, ReplaySensor
 from efficientbench.metrics.monitoring.sampler import SamplingThread, SensorSampler

@@ -21,9 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from replicas.places import job_environment
 from support.command_line import efficientbench
 from support.measured import Figure, options, report, seconds
-from support.places import job_environment
 from support.repository import ROOT
 
 from efficientbench.metrics.formulas.student import mean_confidence_interval

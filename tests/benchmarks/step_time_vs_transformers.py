@@ -71,7 +71,7 @@ def compare(ours: Step, theirs: Step, rounds: int, dtype: str) -> Figure:
 
 def build(config: RunConfig, device: torch.device) -> tuple[Step, Step]:
     """One training step of each side, from the same weights, on the same tokens."""
-    from support.qwen2 import same_weights
+    from oracles.qwen2 import same_weights
 
     from efficientbench.model.initial_weights import global_parameters
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from oracles.oracle import relative_error, text
 from support.configs import tiny
 from support.decoding import decode
-from support.oracle import relative_error, text
 from support.ranks import Ranks
 
 LENGTH = 64

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
+from replicas.places import Host, scripts, two_hosts
 from support.command_line import environment
-from support.places import Host, scripts, two_hosts
 
 NODE = """
 import os, sys

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from oracles.whole_steps import Expected, expected, renamed, uneven_vectors
 from support.checkpoints import Resumed, read_weights, train
 from support.configs import BACKBONE, tiny
 from support.ranks import Ranks
-from support.whole_steps import Expected, expected, renamed, uneven_vectors
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.training.checkpoints.manifest import checkpoint_folder

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from replicas.places import job_environment
 from support.command_line import ROOT, TIME_LIMIT_S, TINY, Finished, efficientbench
 from support.conversation_pairs import VOCABULARY, write_conversations
-from support.places import job_environment
 
 SCRIPT = ROOT / "experiments" / "attention_variants" / "run_gqa_1.5B.sh"
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from replicas.hub_server import Fault, HubState, hub_server
 from support.command_line import until
 from support.data_tools_command import finish, start
 from support.downloads import SAMPLE, text_parquet
-from support.hub_server import Fault, HubState, hub_server
 
 FILES = SAMPLE[:4]
 PAUSED = Fault(pause_s=600)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+from replicas.hub_server import Fault, HubState, hub_server
 from support.data_tools_command import finish, start
 from support.downloads import SAMPLE, parquet
-from support.hub_server import Fault, HubState, hub_server
 from tokenizers import Tokenizer
 
 from efficientbench.basics.errors import DataError

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oracles.validation import validation_documents
 from support.command_line import TINY, Finished, efficientbench, losses, record, started, until
 from support.core_bundle import write_bundle
-from support.validation import validation_documents
 
 FEW = ("jeopardy", "copa", "winogrande", "agi_eval_lsat_ar")
 

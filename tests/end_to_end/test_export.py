@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracles.validation import validation_pieces
 from support.command_line import TINY, damage, efficientbench, record
-from support.validation import validation_pieces
 
 from efficientbench.basics.errors import CheckpointError, ConfigError
 from efficientbench.export.hugging_face import export

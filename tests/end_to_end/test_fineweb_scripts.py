@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from replicas.places import job_environment
 from support.command_line import ROOT, losses, record
-from support.places import job_environment
 
 pytestmark = pytest.mark.proof
 

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from replicas.places import job_environment
 from support.command_line import ROOT, efficientbench, record
-from support.places import job_environment
 
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix

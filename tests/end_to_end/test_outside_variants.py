@@ -62,8 +62,8 @@ def test_a_variant_is_checked(name: str, words: tuple[str, ...], code: int, foun
 
 @pytest.mark.usefixtures("single_rank")
 def test_the_recurrent_layer_is_its_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from oracles.oracle import build
     from support.configs import tiny
-    from support.oracle import build
 
     outside.lay_out(tmp_path, monkeypatch)
     config = tiny("dense_1.5B", f"model.attention.kind={outside.PACKAGE}.delta:VARIANT", "model.position.kind=none")
@@ -88,8 +88,8 @@ def test_the_recurrent_layer_is_its_formula(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("single_rank")
 def test_an_encoding_from_outside_enters_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from oracles.oracle import build, text
     from support.configs import tiny
-    from support.oracle import build, text
 
     outside.lay_out(tmp_path, monkeypatch)
     kind = f"model.position.kind={outside.PACKAGE}.ramp:VARIANT"

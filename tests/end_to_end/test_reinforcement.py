@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import made_up_meter
+from replicas import made_up_meter
 from support.command_line import ROOT, TINY, Finished, efficientbench, failure, record, steps
 from support.conversation_pairs import VOCABULARY, write_conversations
 from support.outside_rewards import write_questions
@@ -155,7 +155,7 @@ def test_the_record_has_rollouts_and_updates_apart(train: Callable[..., Finished
 def test_joules_of_one_phase_are_none_of_the_other(
     spends: str, other: str, times: int, tiny: tuple[str, ...], folder: Path, data: Path, tmp_path: Path
 ) -> None:
-    words = (*tiny, *asked(data, "rl.reward=support.made_up_meter:length"))
+    words = (*tiny, *asked(data, "rl.reward=replicas.made_up_meter:length"))
     efficientbench(*words, expect=0, **made_up_meter.lay_out(tmp_path, spends))
     content = record(folder)
     found = content["reinforcement"]

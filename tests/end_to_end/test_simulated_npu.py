@@ -1,6 +1,6 @@
 """The command line on the simulated NPU, as a user starts it; the stand-in for torch_npu is found on PYTHONPATH alone.
 
-What this proves and what it does not stands in `tests/support/simulated_npu/torch_npu/__init__.py`.
+What this proves and what it does not stands in `tests/replicas/simulated_npu/torch_npu/__init__.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from support.core_bundle import write_bundle
 from efficientbench.metrics.records.generation.generation import read_generation
 from efficientbench.model.kernels import cross_entropy, weight_gradient
 
-SIMULATED = ROOT / "tests" / "support" / "simulated_npu"
+SIMULATED = ROOT / "tests" / "replicas" / "simulated_npu"
 # float32 sums in another order, over six steps.
 RELATIVE = 1e-5
 

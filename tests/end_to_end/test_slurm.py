@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from replicas.places import Slurm, slurm_of_two_nodes
 from support.command_line import LONG, efficientbench, losses, record, until
-from support.places import Slurm, slurm_of_two_nodes
 
 from efficientbench.cli.launch_script import Machines, NamedRun, by_slurm
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.proof
 
 BASE_STEPS = 150
 KEYS = ("training.steps=12", f"base:training.steps={BASE_STEPS}")
-SIMULATED = ROOT / "tests" / "support" / "simulated_npu"
+SIMULATED = ROOT / "tests" / "replicas" / "simulated_npu"
 
 
 def test_a_kill_costs_nothing_and_a_report_card_is_the_end(tmp_path: Path, shared_data: Path) -> None:

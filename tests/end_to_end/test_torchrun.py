@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from replicas.places import job_environment, scripts
 from support.command_line import LONG, TIME_LIMIT_S, efficientbench, losses, record, until
-from support.places import job_environment, scripts
 
 pytestmark = pytest.mark.proof
 

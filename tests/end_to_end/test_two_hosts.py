@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from replicas.places import Host, job_environment, scripts, two_hosts, unplug
 from support.command_line import TIME_LIMIT_S, command, efficientbench, losses, record
-from support.places import Host, job_environment, scripts, two_hosts, unplug
 
 pytestmark = pytest.mark.proof
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.configs import tiny
-from support.deepseek import deepseek_config, to_deepseek
-from support.deepseek import same_weights as deepseek_of
-from support.oracle import (
+from oracles.deepseek import deepseek_config, to_deepseek
+from oracles.deepseek import same_weights as deepseek_of
+from oracles.oracle import (
     assert_gradients_equal,
     build,
     dense_attention,
@@ -15,8 +14,9 @@ from support.oracle import (
     relative_error,
     weights_of,
 )
-from support.qwen2 import same_weights as qwen2_of
-from support.qwen2 import to_qwen2
+from oracles.qwen2 import same_weights as qwen2_of
+from oracles.qwen2 import to_qwen2
+from support.configs import tiny
 
 from efficientbench.config.load import resolve
 from efficientbench.costs.model import count_parameters

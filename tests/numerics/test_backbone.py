@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from oracles.oracle import build, gradients_beside, weights_of
+from oracles.plain_decoder import PlainDecoder
 from support.configs import tiny
-from support.oracle import build, gradients_beside, weights_of
-from support.plain_decoder import PlainDecoder
 
 from efficientbench.basics.errors import ConfigError
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from oracles.oracle import build, weights_of
 from support.chat_tokenizers import ASSISTANT_END, OUTPUT, OUTPUT_END, PYTHON, PYTHON_END, byte_ids, of_bytes
 from support.configs import tiny
 from support.exported import checkpointed
 from support.learning import learn
-from support.oracle import build, weights_of
 from support.outside_task import WORDS
 
 from efficientbench.basics.errors import EvaluationError

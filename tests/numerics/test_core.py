@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from oracles.oracle import build, weights_of
+from oracles.plain_decoder import PlainDecoder
 from support.configs import tiny
 from support.core_bundle import MC, TASKS, plain_scores, write_bundle
 from support.exported import checkpointed
-from support.oracle import build, weights_of
-from support.plain_decoder import PlainDecoder
 
 from efficientbench.basics.errors import ConfigError, GenerationError
 from efficientbench.config.schema import RunConfig

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from oracles.oracle import build, weights_of
+from oracles.plain_decoder import PlainDecoder
 from support.configs import tiny
 from support.core_bundle import LM, MC, SCHEMA, WORDS, plain_scores, write_bundle
-from support.oracle import build, weights_of
-from support.plain_decoder import PlainDecoder
 
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.evaluation.core.bundle import read_bundle

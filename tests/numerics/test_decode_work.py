@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from oracles.oracle import build, text
 from support.configs import tiny
-from support.oracle import build, text
 
 from efficientbench.costs.generation import decode_work
 from efficientbench.doctor.variant.model import FlopCounter

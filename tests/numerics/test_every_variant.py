@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from oracles.nsa import eager_range_attention, eager_selected_attention
+from oracles.oracle import build, dense_attention, relative_error, text
 from support.configs import BACKBONE, tiny
-from support.nsa import eager_range_attention, eager_selected_attention
-from support.oracle import build, dense_attention, relative_error, text
 from torch.utils.flop_counter import FlopCounterMode
 
 from efficientbench.config.load import resolve

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracles.oracle import build, relative_error, text, weights_of
 from safetensors import safe_open
 from support.configs import tiny
 from support.exported import CASES, checkpointed, config_of
-from support.oracle import build, relative_error, text, weights_of
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oracles.oracle import build, weights_of
 from support.chat_tokenizers import of_qwen, of_words
 from support.configs import tiny
-from support.oracle import build, weights_of
 
 from efficientbench.data_tools.chat.conversations import read_messages
 from efficientbench.data_tools.chat.render import make_renderer

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from oracles.oracle import build, relative_error, text
 from support.configs import BACKBONE, tiny
-from support.oracle import build, relative_error, text
 
 from efficientbench.config.schema import RunConfig
 

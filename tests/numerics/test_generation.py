@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from oracles.oracle import build, relative_error, weights_of
 from support.configs import tiny
 from support.exported import checkpointed
-from support.oracle import build, relative_error, weights_of
 
 from efficientbench.basics.errors import ConfigError, GenerationError
 from efficientbench.config.schema import RunConfig

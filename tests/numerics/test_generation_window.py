@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Sequence
 
 import pytest
+from oracles.oracle import build
 from support.configs import tiny
-from support.oracle import build
 
 from efficientbench.devices.cpu import CPU
 from efficientbench.generation import generate as generating

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from oracles.oracle import build, text
 from support.configs import tiny
-from support.oracle import build, text
 from torch.utils.flop_counter import FlopCounterMode
 
 from efficientbench.config.schema import RunConfig

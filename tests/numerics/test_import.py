@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from oracles.oracle import build, relative_error, text, weights_of
 from support.exported import CASES, checkpointed, config_of
-from support.oracle import build, relative_error, text, weights_of
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer

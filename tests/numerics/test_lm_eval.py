@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from oracles.oracle import build, weights_of
 from rich.console import Console
 from support.configs import tiny
 from support.exported import checkpointed
-from support.oracle import build, weights_of
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from oracles.oracle import build, weights_of
 from support.chat_tokenizers import byte_ids, of_bytes
 from support.configs import tiny
 from support.exported import checkpointed
 from support.learning import learn
-from support.oracle import build, weights_of
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.schema import RunConfig

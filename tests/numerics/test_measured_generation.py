@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from oracles.oracle import build, relative_error
 from support.configs import tiny
-from support.oracle import build, relative_error
 from support.reads import Reads
 
 from efficientbench.config.schema import RunConfig

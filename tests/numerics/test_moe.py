@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from oracles.mixtral import auxiliary_losses, same_weights, to_mixtral
+from oracles.oracle import assert_gradients_equal, build, gradients_beside, relative_error, weights_of
 from support.configs import tiny
-from support.mixtral import auxiliary_losses, same_weights, to_mixtral
-from support.oracle import assert_gradients_equal, build, gradients_beside, relative_error, weights_of
 
 from efficientbench.model.kernels import grouped_mm as kernel
 

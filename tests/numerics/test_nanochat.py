@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from oracles.oracle import build, gradients_beside, relative_error
 from support.configs import tiny
-from support.oracle import build, gradients_beside, relative_error
 
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.config.load import resolve

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from oracles.nsa import qwen2_with_nsa, to_qwen2_with_nsa
+from oracles.oracle import build, gradients_beside, relative_error, weights_of
 from support.configs import tiny
-from support.nsa import qwen2_with_nsa, to_qwen2_with_nsa
-from support.oracle import build, gradients_beside, relative_error, weights_of
 from support.repository import ROOT
 from torch.utils._python_dispatch import TorchDispatchMode
 

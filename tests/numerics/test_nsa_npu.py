@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.npu_kernels import NsaSelectAttention
+from oracles.npu_kernels import NsaSelectAttention
 
 from efficientbench.model.kernels import npu_fused
 from efficientbench.model.kernels.nsa import selected_attention as nsa_selection

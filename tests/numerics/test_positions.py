@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from oracles.oracle import build, dense_attention, gradients_beside, relative_error, text, weights_of
+from oracles.positions import Oracle, t5_attention
+from oracles.qwen2 import to_qwen2
 from support.configs import tiny
-from support.oracle import build, dense_attention, gradients_beside, relative_error, text, weights_of
-from support.positions import Oracle, t5_attention
-from support.qwen2 import to_qwen2
 from support.repository import ROOT
 
 from efficientbench.architecture.positions import RelativeConfig

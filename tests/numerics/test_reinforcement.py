@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import mixtral, qwen2
+from oracles import mixtral, qwen2
+from oracles.oracle import build, relative_error, weights_of
+from oracles.plain_decoder import PlainDecoder
 from support.configs import tiny
-from support.oracle import build, relative_error, weights_of
-from support.plain_decoder import PlainDecoder
 
 from efficientbench.config.schema import RunConfig
 

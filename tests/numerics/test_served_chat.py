@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 import torch
+from oracles.oracle import build
 from support.chat_tokenizers import (
     ASSISTANT,
     ASSISTANT_END,
@@ -26,7 +27,6 @@ from support.chat_tokenizers import (
 )
 from support.command_line import until
 from support.configs import tiny
-from support.oracle import build
 from support.served import Served, call, chat_of, learned_chat, learned_tokens, served
 
 from efficientbench.chat.answers import Chat

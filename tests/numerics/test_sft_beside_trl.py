@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from oracles.oracle import build, relative_error, weights_of
 from support.configs import tiny
 from support.conversation_pairs import VOCABULARY, write_rows
-from support.oracle import build, relative_error, weights_of
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.chat.conversations import read_messages

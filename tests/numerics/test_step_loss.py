@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from oracles.oracle import build, relative_error, weights_of
+from oracles.plain_decoder import PlainDecoder
 from support.configs import tiny
-from support.oracle import build, relative_error, weights_of
-from support.plain_decoder import PlainDecoder
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 

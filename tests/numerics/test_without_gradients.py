@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from oracles.oracle import build, text
 from support.configs import BACKBONE, tiny
-from support.oracle import build, text
 from torch.overrides import TorchFunctionMode
 
 pytestmark = pytest.mark.usefixtures("single_rank")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
-from support.hub_server import REPOSITORY
+from replicas.hub_server import REPOSITORY
 
 from efficientbench.data_tools.download import DownloadRequest, download_dataset
 from efficientbench.data_tools.download.hub_requests import Patience

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from oracles.qwen2 import qwen2_config
 from support.measured import commit
-from support.qwen2 import qwen2_config
 from support.training_steps import Step, our_step, random_tokens, transformers_step
 
 from efficientbench.config.layout import Layout

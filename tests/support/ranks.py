@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 CALL_TIMEOUT_S = 420
-SIMULATED_NPU = Path(__file__).resolve().parent / "simulated_npu"
+SIMULATED_NPU = Path(__file__).resolve().parents[1] / "replicas" / "simulated_npu"
 
 
 class Ranks:

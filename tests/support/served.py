@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from fastapi import FastAPI
 from openai import OpenAI
+from oracles.oracle import build
 from support.chat_tokenizers import of_bytes
 from support.command_line import until
 from support.configs import tiny
 from support.learning import learn
-from support.oracle import build
 
 from efficientbench.chat.answers import Chat
 from efficientbench.chat.connections import make_server

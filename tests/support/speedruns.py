@@ -6,8 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from replicas.places import job_environment
 from support.command_line import ROOT, TINY
-from support.places import job_environment
 
 from efficientbench.speedrun.steps import BOOT
 

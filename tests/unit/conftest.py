@@ -6,7 +6,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from support.fake_cuda.processes import build
+from replicas.fake_cuda.processes import build
 from support.text_files import TEXTS, jsonl
 
 from efficientbench.data_tools.tokenizer.tokenizer import train_tokenizer

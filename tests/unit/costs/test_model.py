@@ -38,7 +38,7 @@ PUBLISHED = {
 
 def qwen2_on_meta(model: ModelConfig) -> Qwen2ForCausalLM:
     import torch
-    from support.qwen2 import qwen2_config
+    from oracles.qwen2 import qwen2_config
     from transformers import Qwen2ForCausalLM
 
     config = qwen2_config(model)

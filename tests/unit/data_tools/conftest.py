@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from replicas.hub_server import HubState, hub_server
 from support.downloads import SAMPLE, text_parquet
-from support.hub_server import HubState, hub_server
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from replicas.hub_server import COMMIT, REPOSITORY, Fault, HubState
 from support.downloads import SAMPLE, download, partials
-from support.hub_server import COMMIT, REPOSITORY, Fault, HubState
 
 from efficientbench.basics.errors import DataError
 

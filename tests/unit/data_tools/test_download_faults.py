@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from replicas.hub_server import Fault, HubState, git_blob_sha1
 from support.downloads import SAMPLE, download, partials, text_parquet
-from support.hub_server import Fault, HubState, git_blob_sha1
 
 from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.download import hub_requests

@@ -7,15 +7,15 @@ import inspect
 from collections.abc import Iterator
 
 import pytest
-from support import torch_npu_wheel
-from support.npu_kernels import NsaSelectAttention
+from oracles.npu_kernels import NsaSelectAttention
+from replicas import torch_npu_wheel
+from replicas.torch_npu_wheel import NAMESPACE, PACKAGE, Use, assigned, uses
 from support.repository import ROOT
-from support.torch_npu_wheel import NAMESPACE, PACKAGE, Use, assigned, uses
 
 from efficientbench.devices.npu import NPU
 from efficientbench.metrics.sensors.allocator import DeviceMemory
 
-SIMULATED = ROOT / "tests" / "support" / "simulated_npu" / "torch_npu"
+SIMULATED = ROOT / "tests" / "replicas" / "simulated_npu" / "torch_npu"
 FOLDERS = ("efficientbench", "metrics", "launchers", "data_tools")
 PACKAGE_NAMES = {"npu", "contrib", "__version__"}
 """Names in the package that this project uses besides its operators."""

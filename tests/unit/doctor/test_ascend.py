@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from support.ascend_machine import ROOT, fake_npu_smi, install_cann
+from replicas.ascend_machine import ROOT, fake_npu_smi, install_cann
 from support.command_line import efficientbench, environment
 
 from efficientbench.devices.cpu import CPU
@@ -21,7 +21,7 @@ from efficientbench.doctor.ascend import ascend_checks, paired
 from efficientbench.doctor.check import Check
 from efficientbench.doctor.step import step_checks
 
-OUTPUTS = yaml.safe_load((ROOT / "tests" / "support" / "npu_smi_outputs.yaml").read_text(encoding="utf-8"))
+OUTPUTS = yaml.safe_load((ROOT / "tests" / "replicas" / "npu_smi_outputs.yaml").read_text(encoding="utf-8"))
 TABLES = {entry["what"]: entry["text"] for entry in OUTPUTS["tables"]}
 
 
@@ -113,7 +113,7 @@ def test_a_step_on_the_cpu_learns_and_a_wrong_one_is_seen(monkeypatch: pytest.Mo
 
 @pytest.mark.proof
 def test_a_step_on_the_simulated_npu_has_the_cpus_loss() -> None:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support" / "simulated_npu")])
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "replicas" / "simulated_npu")])
     command = [sys.executable, "-m", "efficientbench.doctor.step", "npu", "0", "bf16"]
     done = subprocess.run(
         command, env=environment(PYTHONPATH=paths), capture_output=True, text=True, check=False, timeout=120

@@ -13,7 +13,7 @@ from support.repository import ROOT
 
 from efficientbench.doctor.ascend import parse_table, parse_versions
 
-TABLES = yaml.safe_load((ROOT / "tests" / "support" / "npu_smi_outputs.yaml").read_text(encoding="utf-8"))["tables"]
+TABLES = yaml.safe_load((ROOT / "tests" / "replicas" / "npu_smi_outputs.yaml").read_text(encoding="utf-8"))["tables"]
 TEXTS = [entry["text"] for entry in TABLES]
 
 

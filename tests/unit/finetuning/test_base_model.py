@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from support.modelscope_server import served
+from replicas.modelscope_server import served
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.finetuning.base_model import find_model, load_tokenizer, make_tiny

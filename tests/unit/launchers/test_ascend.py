@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.ascend_machine import ROOT, clean_environment, clone_with_environment, executable, install_cann
+from replicas.ascend_machine import ROOT, clean_environment, clone_with_environment, executable, install_cann
 
 FIX = ROOT / "launchers" / "fix_ascend_env.sh"
 SCRIPTS = sorted((ROOT / "launchers").glob("*.sh"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
-from support.ascend_machine import executable, mark_complete
+from replicas.ascend_machine import executable, mark_complete
 from support.command_line import until
 from support.repository import ROOT
 

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.ascend_machine import executable
+from replicas.ascend_machine import executable
 from support.repository import ROOT
 from typer.testing import CliRunner
 

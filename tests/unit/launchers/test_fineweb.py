@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.ascend_machine import clean_environment, clone_with_environment, executable, install_cann
+from replicas.ascend_machine import clean_environment, clone_with_environment, executable, install_cann
 
 # The device is asked for, and the record read, by programs on stdin.
 PYTHON = """\

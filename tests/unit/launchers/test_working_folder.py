@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.ascend_machine import executable, install_cann, mark_complete
+from replicas.ascend_machine import executable, install_cann, mark_complete
 from support.repository import ROOT
 
 SCRIPTS = sorted(
@@ -104,7 +104,7 @@ def test_help_of_every_script(tmp_path: Path, hostile: Path) -> None:
     caller = Caller(tmp_path, hostile)
     without_help = {
         *("launchers/job_scripts/container.sh", "launchers/job_scripts/torchrun_node.sh", "tests/run.sh"),
-        *("tests/benchmarks/first_light.sh", "tests/support/one_machine_slurm.sh"),
+        *("tests/benchmarks/first_light.sh", "tests/replicas/one_machine_slurm.sh"),
     }
     assert len(SCRIPTS) > 80
     for script in SCRIPTS:
@@ -133,7 +133,7 @@ def test_a_slurm_of_one_machine(caller: Caller) -> None:
     for name in ("slurmctld", "slurmd"):
         executable(caller.tools / name, "#!/bin/bash\n")
     executable(caller.tools / "sinfo", "#!/bin/bash\necho idle2\n")
-    slurm = str(ROOT / "tests" / "support" / "one_machine_slurm.sh")
+    slurm = str(ROOT / "tests" / "replicas" / "one_machine_slurm.sh")
     done = caller.call(slurm, str(caller.folder / "slurm"), "echo", "a job")
     assert (done.returncode, done.stdout) == (0, "a job\n"), done.stderr
     assert "SlurmctldPort=\n" not in (caller.folder / "slurm" / "slurm.conf").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.fake_cuda.processes import run
+from replicas.fake_cuda.processes import run
 
 MOST_LAUNCHES = {"gqa_0.5B": 1210, "mla_0.5B": 1475, "nsa_0.5B": 4255}
 """Of a new token of each row."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.fake_cuda.processes import run
+from replicas.fake_cuda.processes import run
 
 pytestmark = pytest.mark.proof
 

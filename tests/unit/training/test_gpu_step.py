@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_cuda.processes import run
+from replicas.fake_cuda.processes import run
 
 MOST_LAUNCHES = {
     "gqa_1.5B": 1028,

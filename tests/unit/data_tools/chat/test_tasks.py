@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from replicas.hub_server import HubState
 from support.downloads import parquet
-from support.hub_server import HubState
 from support.outside_task import WORDS
 
 from efficientbench.basics.errors import DataError

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replicas.modelscope_server import Site, served
 from support.downloads import download
-from support.modelscope_server import Site, served
 
 from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.download import modelscope

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.hub_server import Fault, HubState, hub_server
+from replicas.hub_server import Fault, HubState, hub_server
 from support.repository import ROOT
 
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer, train_tokenizer

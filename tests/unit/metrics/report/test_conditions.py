@@ -8,8 +8,8 @@ from pathlib import Path
 import pynvml
 import pytest
 from pydantic import TypeAdapter
+from replicas.nvml_replica import Driver, Gpu
 from support.metrics_parts import HandClock, make_record, monitor_of, opened
-from support.nvml_replica import Driver, Gpu
 
 from efficientbench.metrics import NvmlSensor, merge
 from efficientbench.metrics.analysis.conditions import differences, shared_conditions

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replicas.nvml_replica import Driver, Gpu
 from support.metrics_parts import GB, HandClock, TraceSensor, make_record, measure_steps, read_csv
-from support.nvml_replica import Driver, Gpu
 
 from efficientbench.config.budget import DEFAULT_TOKENS, plan_budget, wanted_tokens
 from efficientbench.config.load import resolve

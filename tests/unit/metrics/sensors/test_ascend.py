@@ -27,7 +27,7 @@ MB = 1 << 20
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    source = (ROOT / "tests" / "support" / "dcmi_replica.c").read_text()
+    source = (ROOT / "tests" / "replicas" / "dcmi_replica.c").read_text()
     return compiled(source, tmp_path_factory.mktemp("dcmi"))
 
 

@@ -12,8 +12,8 @@ import time
 import psutil
 import pynvml
 import pytest
+from replicas.nvml_replica import GB, Driver, Gpu
 from support.metrics_parts import HandClock, measure_step, measure_steps, opened
-from support.nvml_replica import GB, Driver, Gpu
 
 from efficientbench.metrics import EfficiencyMonitor, MetricsError, NvmlSensor, merge
 from efficientbench.metrics.sensors.base import ALLOCATOR_PEAKS, Sample

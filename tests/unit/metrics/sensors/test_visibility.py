@@ -8,8 +8,8 @@ from unittest.mock import patch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replicas.nvml_replica import Driver, Gpu
 from support.metrics_parts import opened
-from support.nvml_replica import Driver, Gpu
 
 from efficientbench.metrics import EfficiencyMonitor, MetricsError, NvmlSensor, merge
 from efficientbench.metrics.monitoring.measurement import RankMeasurement

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from oracles.optimizers import orthogonal
 from support.configs import BACKBONE, tiny
-from support.optimizers import orthogonal
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 

@@ -2,7 +2,7 @@
 # A Slurm of this machine alone, with two nodes (this host's name and localhost), for as long as a command runs. Jobs of
 # the partition "urgent" take the nodes of those of "main", which have 30 s to save.
 #
-#   bash tests/support/one_machine_slurm.sh FOLDER COMMAND...
+#   bash tests/replicas/one_machine_slurm.sh FOLDER COMMAND...
 #
 # As root, with Debian's packages slurmctld, slurmd, slurm-client and munge. Its state, keys and logs lie in FOLDER, it
 # listens at ports that were free, and no service of the machine is touched. The status is COMMAND's.

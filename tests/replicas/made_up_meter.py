@@ -27,7 +27,7 @@ def lay_out(folder: Path, spends: str) -> dict[str, str]:
     counter.write_text(f"{0:020d}")
     counter.with_name("name").write_text("package-0")
     counter.with_name("max_energy_range_uj").write_text(str(10**18))
-    (folder / "sitecustomize.py").write_text("from support import made_up_meter\n\nmade_up_meter.be_read()\n")
+    (folder / "sitecustomize.py").write_text("from replicas import made_up_meter\n\nmade_up_meter.be_read()\n")
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", folder)))
     return {"PYTHONPATH": path, COUNTER: str(counter), SPENDS: spends}
 

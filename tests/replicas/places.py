@@ -76,7 +76,7 @@ def slurm_of_two_nodes() -> Iterator[Slurm]:
         pytest.skip("the private Slurm needs two names for its nodes, and this host's is localhost")
     # Not pytest's own folder, whose path is longer than a socket's may be.
     folder = Path(tempfile.mkdtemp(prefix="slurm_", dir="/tmp"))
-    command = ["bash", str(ROOT / "tests" / "support" / "one_machine_slurm.sh"), str(folder), "cat"]
+    command = ["bash", str(ROOT / "tests" / "replicas" / "one_machine_slurm.sh"), str(folder), "cat"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

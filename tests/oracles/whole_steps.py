@@ -10,9 +10,9 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from support import deepseek, mixtral, nsa, plain_decoder, positions, qwen2
-from support.optimizers import AdamW, Muon, Tensors
-from support.oracle import weights_of
+from oracles import deepseek, mixtral, nsa, plain_decoder, positions, qwen2
+from oracles.optimizers import AdamW, Muon, Tensors
+from oracles.oracle import weights_of
 from support.tiny_training import tiny_training
 
 from efficientbench.architecture.backbone import CHOICES

@@ -15,13 +15,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from support.fake_cuda import step  # loads the device before torch
+from replicas.fake_cuda import step  # loads the device before torch
 
 # isort: split
 import torch
 import torch.distributed as dist
-from support.fake_cuda import names
-from support.fake_cuda.launches import Launches
+from replicas.fake_cuda import names
+from replicas.fake_cuda.launches import Launches
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 

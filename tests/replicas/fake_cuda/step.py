@@ -29,7 +29,7 @@ warnings.simplefilter("ignore")
 
 import numpy as np
 import torch
-from support.fake_cuda import names
+from replicas.fake_cuda import names
 
 names.install()
 
@@ -46,7 +46,7 @@ dist._coalescing_manager = one_by_one  # before megatron takes it
 
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
-from support.fake_cuda.launches import Launches
+from replicas.fake_cuda.launches import Launches
 from support.repository import ROOT
 from support.training_steps import our_step, random_tokens
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily

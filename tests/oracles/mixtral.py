@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from support.qwen2 import multiply_embedding, to_qwen2
+from oracles.qwen2 import multiply_embedding, to_qwen2
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from efficientbench.architecture.model import ModelConfig

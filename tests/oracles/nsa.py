@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
-from support.qwen2 import multiply_embedding, qwen2_config, to_qwen2
+from oracles.qwen2 import multiply_embedding, qwen2_config, to_qwen2
 from transformers import Qwen2ForCausalLM
 
 from efficientbench.architecture.model import ModelConfig

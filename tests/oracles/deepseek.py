@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from support.qwen2 import multiply_embedding
+from oracles.qwen2 import multiply_embedding
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
 from efficientbench.architecture.mla import MLAConfig

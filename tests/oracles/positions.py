@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from support.qwen2 import same_weights
+from oracles.qwen2 import same_weights
 from transformers import GPT2Config, GPT2Model, Qwen2ForCausalLM, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import triton
-from support.fake_cuda import names
+from replicas.fake_cuda import names
 
 names.CAPABILITY = (int(sys.argv[2]), 0)
 names.install()
