@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from efficientbench.basics.part import (
     Fraction,
@@ -89,14 +89,14 @@ class TrainingConfig(Part):
     lr_schedule: Literal["cosine", "linear", "trapezoid"] = Field(
         default="cosine",
         description="how the learning rate falls after its rise; cosine: along half a cosine; linear: along a line; "
-        "trapezoid: it stays at its peak, then falls along a line",
+        "wsd (warmup, stable, decay), recorded as trapezoid: it stays at its peak, then falls along a line",
     )
     lr_warmup_fraction: Fraction = Field(
         default=0.1, description="share of the steps over which the learning rate rises"
     )
     lr_decay_fraction: Fraction | None = Field(
         default=None,
-        description="share of the steps, the last ones, over which lr_schedule=trapezoid falls; unset: 0.2",
+        description="share of the steps, the last ones, over which lr_schedule=wsd falls; unset: 0.2",
     )
     weight_decay: NonNegativeFloat = Field(
         default=0.1,
@@ -156,9 +156,15 @@ class TrainingConfig(Part):
         return self.learning_rate if self.head_learning_rate is None else self.head_learning_rate
 
     @property
-    def trapezoid_decay_fraction(self) -> float:
-        """Share of the steps over which a trapezoid falls."""
+    def wsd_decay_fraction(self) -> float:
+        """Share of the steps over which the WSD schedule falls."""
         return 0.2 if self.lr_decay_fraction is None else self.lr_decay_fraction
+
+    @field_validator("lr_schedule", mode="before")
+    @classmethod
+    def _by_its_older_name(cls, given: object) -> object:
+        """Keep the name under which configurations, records and checkpoints have the WSD schedule."""
+        return "trapezoid" if given == "wsd" else given
 
     @model_validator(mode="before")
     @classmethod
@@ -196,10 +202,10 @@ class TrainingConfig(Part):
     def _schedule_fits(self) -> TrainingConfig:
         if self.lr_decay_fraction is not None and self.lr_schedule != "trapezoid":
             raise ValueError(
-                f"lr_decay_fraction {self.lr_decay_fraction:g} is for lr_schedule=trapezoid alone: {self.lr_schedule} "
+                f"lr_decay_fraction {self.lr_decay_fraction:g} is for lr_schedule=wsd alone: {self.lr_schedule} "
                 "falls from the end of its rise on"
             )
-        decay_fraction = self.trapezoid_decay_fraction
+        decay_fraction = self.wsd_decay_fraction
         if self.lr_schedule == "trapezoid" and self.lr_warmup_fraction + decay_fraction > 1:
             raise ValueError(
                 f"lr_warmup_fraction {self.lr_warmup_fraction:g} and lr_decay_fraction {decay_fraction:g} are more "

@@ -8,7 +8,8 @@ of the last step; s = `training.lr_scale`. The rate is s times:
 - t > N - D, with x = (t - (N - D)) / D: e + (p - e) · ½ (1 + cos πx) by a cosine (arXiv 1608.03983, equation 5),
   e + (p - e) · (1 - x) along a line
 
-A trapezoid (arXiv 2405.18392, section 3) has a D of its own; the others fall from the end of the rise on: D = N - W.
+WSD (warmup, stable, decay; arXiv 2405.18392, section 3), which records call trapezoid, has a D of its own; the others
+fall from the end of the rise on: D = N - W.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def learning_rate(training: TrainingConfig, step: int, steps: int) -> float:
     fall = steps - warmup
     if training.lr_schedule == "trapezoid":
         # Both shares may round up: the rise goes first.
-        fall = min(round(training.trapezoid_decay_fraction * steps), fall)
+        fall = min(round(training.wsd_decay_fraction * steps), fall)
     peak, end = training.learning_rate * training.lr_scale, training.min_learning_rate * training.lr_scale
     if step <= warmup:
         return peak * step / warmup

@@ -24,7 +24,7 @@ def rates(*overrides: str, steps: int = STEPS) -> list[float]:
         (("lr_schedule=linear",), [(0, 0), (4, PEAK), (40, END)]),
         (("lr_schedule=linear", "lr_warmup_fraction=0"), [(0, PEAK), (40, END)]),
         (("lr_schedule=linear", "lr_warmup_fraction=0.5", "lr_scale=0.02"), [(0, 0), (20, PEAK / 50), (40, END / 50)]),
-        (("lr_schedule=trapezoid",), [(0, 0), (4, PEAK), (32, PEAK), (40, END)]),
+        (("lr_schedule=wsd",), [(0, 0), (4, PEAK), (32, PEAK), (40, END)]),
         (
             ("lr_schedule=trapezoid", "lr_warmup_fraction=0", "lr_decay_fraction=0.65", "lr_scale=3"),
             [(0, 3 * PEAK), (14, 3 * PEAK), (40, 3 * END)],
