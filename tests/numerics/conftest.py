@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 from efficientbench.export.hugging_face import QWEN2_SPLIT
 
+# Of its own, so that what the tokenizer makes of a word changes with no file.
+TEXT = (
+    "from efficientbench.data_tools import tokens\nimport json, os\n\nThe same vocabulary serves all tests: words, "
+    "signs (as $5.20 or 3%), names_of_code, and the ends of lines.\nIt is trained on this text whatever changes in the "
+    "files beside it; for each of its words there are tokens, as training makes them.\nreturn {path: own(folder / "
+    "path) for path in sorted(folder) if path.is_file()}\n"
+)
+
 
 @pytest.fixture(scope="session")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextTokenizer]:
     """`own`: as training makes it; `qwen2`: the same vocabulary behind Qwen2's normalization and split."""
     folder = tmp_path_factory.mktemp("tokenizers")
-    train_tokenizer([Path(__file__).read_text(), "1999 1234567 8 1234575 " * 9], 300, folder / "own")
+    train_tokenizer([TEXT, "1999 1234567 8 1234575 " * 9], 300, folder / "own")
     own = load_tokenizer(folder / "own")
     own.save(folder / "qwen2")
     path = folder / "qwen2" / "tokenizer.json"

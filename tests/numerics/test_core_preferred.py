@@ -67,6 +67,8 @@ def likeliest_ends(decoder: PlainDecoder, tokenizer: TextTokenizer) -> Rows:
         growing = [" ".join(generator.choices(WORDS, k=6)) for _ in range(200)]
         ends: dict[str, list[int]] = {context: [] for context in growing}
         for _ in range(3):
+            if not growing:
+                break
             contexts = tokenizer.encode_batch(growing)
             before = [[*ids, *ends[context]] for ids, context in zip(contexts, growing, strict=True)]
             after = likeliest(decoder, [[tokenizer.eod_id, *ids] for ids in before])
