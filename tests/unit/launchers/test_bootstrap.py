@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -222,6 +225,41 @@ def test_an_unknown_extra_is_refused(clone: Path, tools: Path) -> None:
     )
     done = bootstrap(clone, clean_environment(str(tools), LANG="zh_CN.UTF-8"), "devel")
     assert (done.returncode, done.stderr[:22]) == (2, "错误：bootstrap：未知的 extra")
+
+
+NO_EXTENSION = """from setuptools import Extension, setup
+setup(name='lacking', version='1.0', ext_modules=[Extension('lacking', ['absent.c'])])"""
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (None, "the package index has no lacking==1.0 for this processor and Python ("),
+        (NO_EXTENSION, "the package index has no wheel of lacking for this processor and Python ("),
+        ("raise SystemExit('no compiler')", "lacking-1.0.tar.gz for this processor and Python ("),
+    ],
+    ids=["no file", "no extension", "no metadata"],
+)
+def test_a_package_without_a_wheel_for_this_processor_is_named(
+    source: str | None, told: str, tmp_path: Path, clone: Path
+) -> None:
+    index = tmp_path / "index"
+    index.mkdir()
+    if source is None:
+        with zipfile.ZipFile(index / "lacking-1.0-py3-none-manylinux_2_28_riscv64.whl", "w"):
+            pass
+    else:
+        (tmp_path / "setup.py").write_text(source)
+        with tarfile.open(index / "lacking-1.0.tar.gz", "w:gz") as archive:
+            archive.add(tmp_path / "setup.py", "lacking-1.0/setup.py")
+    executable(clone / ".venv" / "bin" / "python", f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+    script = 'source "$1"; _bootstrap_pip "$2" /dev/null --no-index --find-links "$3" --no-build-isolation lacking==1.0'
+    words = [str(clone / "launchers" / "bootstrap.sh"), str(tmp_path / "log"), str(index)]
+    environment = clean_environment(os.environ["PATH"], PIP_CONFIG_FILE=os.devnull)
+    command = ["bash", "-c", script, "script", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert told + platform.machine() in done.stderr.splitlines()[-1], done.stderr
 
 
 @pytest.mark.proof
