@@ -1,0 +1,110 @@
+"""A Debian of another processor on this machine: its root folder, and commands that run there under qemu-user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+QEMU = "qemu-aarch64-static"
+HANDLERS = Path("/proc/sys/fs/binfmt_misc")
+ELF_HEADER = "7f454c460201010000000000000000000200b700"
+"""The first bytes of a 64-bit program of aarch64, as the kernel writes them where it lists a handler."""
+HEADER_MASK = "ffffffffffffff00fffffffffffffffffeffffff"
+PACKAGES = ("ca-certificates", "git", "python3", "python3-venv")
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+PASSED_ON = ("http_proxy", "https_proxy", "no_proxy", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+"""What of this machine's environment the emulated one has: the way to the package index."""
+IN_NAMESPACE = (
+    'root="$1" && shift && mount -t proc proc "$root/proc" && mount --rbind /sys "$root/sys" && '
+    'mount --rbind /dev "$root/dev" && exec chroot "$root" "$@"'
+)
+"""Mounts that end with the command."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """An emulated machine: its root folder, the processor that qemu shows, and how its programs are started."""
+
+    root: Path
+    processor: str
+    by_kernel: bool
+    """Whether the kernel starts qemu for each program (binfmt_misc); else proot does."""
+
+    def words(self, words: Sequence[str], folder: str = "/") -> list[str]:
+        """Return the command that runs `words` in a folder of the machine."""
+        variables = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/root",
+            "LC_ALL": "C.UTF-8",
+            "QEMU_CPU": self.processor,
+            "PIP_CERT": str(CERTIFICATES),
+            "PIP_NO_CACHE_DIR": "1",
+            **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
+        }
+        settings = [f"{name}={value}" for name, value in variables.items()]
+        inside = ["/usr/bin/env", "-i", "-C", folder, *settings, *words]
+        if self.by_kernel:
+            return ["unshare", "--mount", "sh", "-c", IN_NAMESPACE, "sh", str(self.root), *inside]
+        emulator = ["env", f"QEMU_CPU={self.processor}", "proot", "--kill-on-exit", "-q", QEMU]
+        return [*emulator, "-S", str(self.root), "-w", "/", *inside]
+
+    def call(self, words: Sequence[str], log: Path, folder: str = "/", limit_s: float | None = None) -> int:
+        """Run `words` to their end and return the exit code; `log` takes what is printed.
+
+        Raises subprocess.TimeoutExpired.
+        """
+        with log.open("w", encoding="utf-8") as file:
+            return subprocess.run(
+                self.words(words, folder),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                timeout=limit_s,
+                check=False,
+            ).returncode
+
+    def path(self, inside: str) -> Path:
+        """Return where a path of the machine lies on this one."""
+        return self.root / inside.lstrip("/")
+
+
+def starts_by_kernel() -> bool:
+    """Return whether the kernel starts qemu for programs of aarch64, after asking it to where it can be asked."""
+    if not (HANDLERS / "register").exists():
+        subprocess.run(["mount", "-t", "binfmt_misc", "none", str(HANDLERS)], capture_output=True, check=False)
+    if any(f"magic {ELF_HEADER}" in each.read_text() for each in HANDLERS.glob("[!rs]*")):
+        return True
+    parts = ("".join(f"\\x{code[i : i + 2]}" for i in range(0, 40, 2)) for code in (ELF_HEADER, HEADER_MASK))
+    try:
+        # F: the kernel opens qemu now, so that it need not lie in the machine's folder.
+        (HANDLERS / "register").write_text(f":qemu-aarch64:M::{':'.join(parts)}:{shutil.which(QEMU)}:F")
+    except OSError:
+        return False
+    return True
+
+
+def debian(folder: Path, suite: str, mirror: str, log: Path) -> None:
+    """Unpack Debian's arm64 into `folder`, and configure it there; what is there already is kept.
+
+    Raises subprocess.CalledProcessError: debootstrap failed; the next call begins anew.
+    """
+    own = folder / "debootstrap"
+    with log.open("a", encoding="utf-8") as file:
+        if not (own / "debootstrap").exists() and (own.exists() or not (folder / "usr/bin/git").exists()):
+            shutil.rmtree(folder, ignore_errors=True)
+            first = ["debootstrap", "--foreign", "--arch=arm64", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
+            subprocess.run([*first, suite, str(folder), mirror], stdout=file, stderr=file, check=True)
+        if own.exists():
+            second = Machine(folder, "max", starts_by_kernel()).words(["/debootstrap/debootstrap", "--second-stage"])
+            try:
+                subprocess.run(second, stdout=file, stderr=file, check=True)
+            except subprocess.CalledProcessError:
+                shutil.rmtree(folder)
+                raise
+    for name in (str(CERTIFICATES), "/etc/resolv.conf", "/etc/hosts"):
+        # The machine reaches what this one reaches.
+        shutil.copyfile(name, folder / name.lstrip("/"))
