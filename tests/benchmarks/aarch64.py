@@ -30,7 +30,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from support.command_line import command, environment, losses, record
-from support.emulated import QEMU, Machine, debian, starts_by_kernel
+from support.emulated import QEMU, Machine, debian, said_by_qemu, starts_by_kernel
 from support.measured import git, options, write_content
 from support.repository import ROOT
 
@@ -114,20 +114,20 @@ def called(trial: Trial) -> list[dict[str, str]]:
     done: dict[str, dict[str, str]] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     rows = []
     for stage, work in STAGES.items():
-        failed = None
         if stage not in done:
             begin_s = time.monotonic()
+            print(f"{stage} …", flush=True)
             try:
-                result = work(trial)
+                done[stage] = {"stage": stage, "result": work(trial)}
             except StageError as error:
-                result = failed = str(error)
-            done[stage] = {"stage": stage, "result": result, "minutes": f"{(time.monotonic() - begin_s) / 60:.1f}"}
-        rows.append(done[stage])
-        print(done[stage], flush=True)
-        if failed is None:
+                rows.append({"stage": stage, "result": str(error)})
+                print(str(error), flush=True)
+                if stage in NEEDED:
+                    break
+                continue
             write_whole(kept, json.dumps(done, indent=1, ensure_ascii=False) + "\n")
-        elif stage in NEEDED:
-            break
+            print(f"{done[stage]['result']}, after {(time.monotonic() - begin_s) / 60:.1f} min", flush=True)
+        rows.append(done[stage])
     return rows
 
 
@@ -300,12 +300,6 @@ def resumed(text: str, folder: Path, whole: Path | None) -> str:
     return f"{cell}; validation loss {mine:.6f}, that of {platform.machine()} alone {other:.6f}"
 
 
-def said_by_qemu(text: str) -> str:
-    """Return qemu's own line about a program that it ended, after a colon; nothing where there is none."""
-    found = re.findall(r"^.*(?:qemu: |Illegal instruction|unhandled).*$", text, re.MULTILINE)
-    return f": {found[-1].strip()}" if found else ""
-
-
 def about(trial: Trial) -> dict[str, object]:
     """Return how it was measured."""
     version = subprocess.run([QEMU, "--version"], capture_output=True, text=True, check=True).stdout.split()[2]
@@ -313,7 +307,7 @@ def about(trial: Trial) -> dict[str, object]:
     return {
         "machine": f"aarch64 ({trial.machine.processor}) emulated by qemu-user {version}, {how}, "
         f"on {len(os.sched_getaffinity(0))} cores of {CPU().names()[0]}",
-        "conditions": "times are the emulation's, beside other work, and say nothing of such a processor",
+        "conditions": "each stage once; an emulation proves nothing about the speed of such a processor",
     }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +51,7 @@ class Machine:
         inside = ["/usr/bin/env", "-i", "-C", folder, *settings, *words]
         if self.by_kernel:
             return ["unshare", "--mount", "sh", "-c", IN_NAMESPACE, "sh", str(self.root), *inside]
-        emulator = ["env", f"QEMU_CPU={self.processor}", "proot", "--kill-on-exit", "-q", QEMU]
+        emulator = ["env", f"QEMU_CPU={self.processor}", "proot", "-q", QEMU]
         return [*emulator, "-S", str(self.root), "-w", "/", *inside]
 
     def call(self, words: Sequence[str], log: Path, folder: str = "/", limit_s: float | None = None) -> int:
@@ -58,14 +60,16 @@ class Machine:
         Raises subprocess.TimeoutExpired.
         """
         with log.open("w", encoding="utf-8") as file:
-            return subprocess.run(
-                self.words(words, folder),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                timeout=limit_s,
-                check=False,
-            ).returncode
+            running = subprocess.Popen(
+                self.words(words, folder), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+            try:
+                return running.wait(limit_s)
+            except BaseException:
+                # Also of an interrupted call nothing goes on that nobody waits for.
+                os.killpg(running.pid, signal.SIGKILL)
+                running.wait()
+                raise
 
     def path(self, inside: str) -> Path:
         """Return where a path of the machine lies on this one."""
@@ -108,3 +112,9 @@ def debian(folder: Path, suite: str, mirror: str, log: Path) -> None:
     for name in (str(CERTIFICATES), "/etc/resolv.conf", "/etc/hosts"):
         # The machine reaches what this one reaches.
         shutil.copyfile(name, folder / name.lstrip("/"))
+
+
+def said_by_qemu(text: str) -> str:
+    """Return qemu's own line about a program that it ended, after a colon; nothing where there is none."""
+    found = re.findall(r"^.*(?:qemu: |Illegal instruction|unhandled).*$", text, re.MULTILINE)
+    return f": {found[-1].strip()}" if found else ""
