@@ -25,12 +25,15 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import requires
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from support.command_line import command, environment, losses, record
-from support.emulated import QEMU, Machine, debian, said_by_qemu, starts_by_kernel
+from support.emulated import QEMU, WHEELS, Machine, debian, download, said_by_qemu, starts_by_kernel
 from support.measured import git, options, write_content
 from support.repository import ROOT
 
@@ -62,6 +65,11 @@ class Trial:
     mirror: str
     limit_s: float
 
+    @property
+    def python(self) -> str:
+        """The release of the machine's Python, like 3.11."""
+        return max(each.name for each in self.machine.path("/usr/lib").glob("python3.*")).removeprefix("python")
+
     def inside(self, name: str, *words: str) -> str:
         """Run a command of the clone in the machine and return what it printed.
 
@@ -88,8 +96,8 @@ class Trial:
         return output / RUN, command("run", "gqa_1.5B", "--smoke", f"output={output}", cache, *more)
 
 
-def main() -> None:
-    """Call what has not been called yet, and print a row for each stage; with `--write`, write them for the docs."""
+def main() -> int:
+    """Call what has not ended well yet, write the rows with `--write`, and return 1 where a stage did not end well."""
     parser = options(__doc__)
     parser.add_argument(
         "--folder", type=Path, required=True, help="where the machine, the logs and this machine's runs lie"
@@ -103,13 +111,14 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     machine = Machine(folder / "root", arguments.processor, starts_by_kernel())
     trial = Trial(machine, folder, arguments.suite, arguments.mirror, arguments.limit_min * 60)
-    rows = called(trial)
+    rows, well = called(trial)
     if arguments.write:
         write_content(__file__, CPU(), about(trial) | {"rows": rows})
+    return int(not well)
 
 
-def called(trial: Trial) -> list[dict[str, str]]:
-    """Call every stage that has not ended well, up to one that the others need, and return the rows of all."""
+def called(trial: Trial) -> tuple[list[dict[str, str]], bool]:
+    """Call every stage that has not ended well, up to one that the others need; return their rows, and if all are."""
     kept = trial.folder / "stages.json"
     done: dict[str, dict[str, str]] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     rows = []
@@ -128,7 +137,7 @@ def called(trial: Trial) -> list[dict[str, str]]:
             write_whole(kept, json.dumps(done, indent=1, ensure_ascii=False) + "\n")
             print(f"{done[stage]['result']}, after {(time.monotonic() - begin_s) / 60:.1f} min", flush=True)
         rows.append(done[stage])
-    return rows
+    return rows, len(done) == len(STAGES)
 
 
 def machine(trial: Trial) -> str:
@@ -150,6 +159,25 @@ def clone(trial: Trial) -> str:
     shutil.rmtree(target, ignore_errors=True)
     git("clone", "--quiet", "--no-hardlinks", str(ROOT), str(target))
     return f"commit {git('-C', str(target), 'describe', '--always')}"
+
+
+def wheels(trial: Trial) -> str:
+    """Download here what the machine installs: the emulated pip would take an hour for it."""
+    metadata = [Requirement(each) for each in requires("efficientbench") or ()]
+    needed = ["pip", "setuptools>=77", "wheel"]
+    for each in metadata:
+        places = [{"platform_machine": "aarch64", "extra": extra} for extra in ("metrics", "data", "train")]
+        if each.marker is None or any(each.marker.evaluate(place) for place in places):
+            needed.append(f"{each.name}{each.specifier}")
+    target, log = trial.machine.path(WHEELS), trial.folder / "wheels.log"
+    try:
+        download(needed, ROOT / "constraints.txt", trial.python, target, log)
+    except subprocess.CalledProcessError as error:
+        raise StageError(log.read_text(encoding="utf-8").splitlines()[-1]) from error
+    files = list(target.iterdir())
+    native = sum("aarch64" in file.name for file in files)
+    size = sum(file.stat().st_size for file in files)
+    return f"each of {len(files)} packages has a wheel, {native} of them for aarch64 alone; {size / 1e9:.1f} GB"
 
 
 def set_up(trial: Trial) -> str:
@@ -247,6 +275,7 @@ def report(trial: Trial) -> str:
 STAGES: dict[str, Callable[[Trial], str]] = {
     "emulated machine": machine,
     "clone": clone,
+    "wheels": wheels,
     "set-up": set_up,
     "plan": configuration,
     "run begun on x86-64": handed_over,
@@ -256,7 +285,7 @@ STAGES: dict[str, Callable[[Trial], str]] = {
     "run that nobody killed": undisturbed,
     "report": report,
 }
-NEEDED = ("emulated machine", "clone", "set-up")
+NEEDED = ("emulated machine", "clone", "wheels", "set-up")
 """Without these no other stage can be called."""
 
 
@@ -312,4 +341,4 @@ def about(trial: Trial) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,10 @@ HANDLERS = Path("/proc/sys/fs/binfmt_misc")
 ELF_HEADER = "7f454c460201010000000000000000000200b700"
 """The first bytes of a 64-bit program of aarch64, as the kernel writes them where it lists a handler."""
 HEADER_MASK = "ffffffffffffff00fffffffffffffffffeffffff"
-PACKAGES = ("ca-certificates", "git", "python3", "python3-venv")
-CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-PASSED_ON = ("http_proxy", "https_proxy", "no_proxy", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
-"""What of this machine's environment the emulated one has: the way to the package index."""
+PACKAGES = ("git", "python3", "python3-venv")
+WHEELS = "/srv/wheels"
+PLATFORMS = ("manylinux2014_aarch64", *(f"manylinux_2_{minor}_aarch64" for minor in range(17, 37)))
+"""What the C library of Debian 12 and newer runs."""
 IN_NAMESPACE = (
     'root="$1" && shift && mount -t proc proc "$root/proc" && mount --rbind /sys "$root/sys" && '
     'mount --rbind /dev "$root/dev" && exec chroot "$root" "$@"'
@@ -43,9 +44,10 @@ class Machine:
             "HOME": "/root",
             "LC_ALL": "C.UTF-8",
             "QEMU_CPU": self.processor,
-            "PIP_CERT": str(CERTIFICATES),
-            "PIP_NO_CACHE_DIR": "1",
-            **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": WHEELS,
+            # Else it compiles for an hour what is never imported.
+            "PIP_NO_COMPILE": "1",
         }
         settings = [f"{name}={value}" for name, value in variables.items()]
         inside = ["/usr/bin/env", "-i", "-C", folder, *settings, *words]
@@ -109,9 +111,21 @@ def debian(folder: Path, suite: str, mirror: str, log: Path) -> None:
             except subprocess.CalledProcessError:
                 shutil.rmtree(folder)
                 raise
-    for name in (str(CERTIFICATES), "/etc/resolv.conf", "/etc/hosts"):
-        # The machine reaches what this one reaches.
-        shutil.copyfile(name, folder / name.lstrip("/"))
+    # Ranks find each other by the host's name.
+    shutil.copyfile("/etc/hosts", folder / "etc/hosts")
+
+
+def download(requirements: Sequence[str], constraints: Path, python: str, target: Path, log: Path) -> None:
+    """Download from pip's index what a Python of aarch64 installs for these requirements, wheels alone.
+
+    The requirements of each package are read as this machine's Python reads them, which is to be of the same release.
+    Raises subprocess.CalledProcessError: a package has no wheel, or the index cannot be reached.
+    """
+    platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
+    pip = [sys.executable, "-m", "pip", "download", "--progress-bar", "off", "--no-cache-dir", "--only-binary=:all:"]
+    words = [*pip, "--implementation=cp", f"--python-version={python}", *platforms, f"--constraint={constraints}"]
+    with log.open("w", encoding="utf-8") as file:
+        subprocess.run([*words, f"--dest={target}", *requirements], stdout=file, stderr=file, check=True)
 
 
 def said_by_qemu(text: str) -> str:
