@@ -104,9 +104,12 @@ _bootstrap_join() {
     printf '%s' "$*"
 }
 
-# The package of which the index has no file that fits, with the version that was asked for.
+# The packages of which the index has no file that fits: pip calls a pinned one part of a conflict.
 _bootstrap_absent() { # log
-    sed -nE 's/^ERROR: No matching distribution found for ([^;]+[^; ]).*/\1/p' "$1" | tail -n 1
+    local names
+    names="$(sed -nE -e 's/^ERROR: No matching distribution found for ([^;]+[^; ]).*/\1/p' \
+        -e '/no matching distributions available for your environment:$/,/^$/s/^    +([^ ]+)$/\1/p' "$1" | sort -u)"
+    printf '%s' "${names//$'\n'/, }"
 }
 
 # The package whose source did not become a wheel: pip names it, but for one whose metadata it could not make.

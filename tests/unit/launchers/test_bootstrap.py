@@ -232,16 +232,17 @@ setup(name='lacking', version='1.0', ext_modules=[Extension('lacking', ['absent.
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "wanted", "told"),
     [
-        (None, "the package index has no lacking==1.0 for this processor and Python ("),
-        (NO_EXTENSION, "the package index has no wheel of lacking for this processor and Python ("),
-        ("raise SystemExit('no compiler')", "lacking-1.0.tar.gz for this processor and Python ("),
+        (None, "lacking==1.0", "the package index has no lacking==1.0 for this processor and Python ("),
+        (None, "lacking", "the package index has no lacking for this processor and Python ("),
+        (NO_EXTENSION, "lacking", "the package index has no wheel of lacking for this processor and Python ("),
+        ("raise SystemExit('no compiler')", "lacking", "lacking-1.0.tar.gz for this processor and Python ("),
     ],
-    ids=["no file", "no extension", "no metadata"],
+    ids=["no file", "no file of a pinned one", "no extension", "no metadata"],
 )
 def test_a_package_without_a_wheel_for_this_processor_is_named(
-    source: str | None, told: str, tmp_path: Path, clone: Path
+    source: str | None, wanted: str, told: str, tmp_path: Path, clone: Path
 ) -> None:
     index = tmp_path / "index"
     index.mkdir()
@@ -253,8 +254,9 @@ def test_a_package_without_a_wheel_for_this_processor_is_named(
         with tarfile.open(index / "lacking-1.0.tar.gz", "w:gz") as archive:
             archive.add(tmp_path / "setup.py", "lacking-1.0/setup.py")
     executable(clone / ".venv" / "bin" / "python", f'#!/bin/bash\nexec {sys.executable} "$@"\n')
-    script = 'source "$1"; _bootstrap_pip "$2" /dev/null --no-index --find-links "$3" --no-build-isolation lacking==1.0'
-    words = [str(clone / "launchers" / "bootstrap.sh"), str(tmp_path / "log"), str(index)]
+    (tmp_path / "pins.txt").write_text("lacking==1.0\n" if wanted == "lacking" else "")
+    script = 'source "$1"; _bootstrap_pip "$2/log" "$2/pins.txt" --no-index --find-links "$2/index" "${@:3}"'
+    words = [str(clone / "launchers" / "bootstrap.sh"), str(tmp_path), "--no-build-isolation", wanted]
     environment = clean_environment(os.environ["PATH"], PIP_CONFIG_FILE=os.devnull)
     command = ["bash", "-c", script, "script", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
