@@ -6,7 +6,8 @@ It unpacks Debian's arm64 into FOLDER/root, clones the last commit there, and ca
 qemu-user. A called stage that ended well is not called again: after an interruption the same command goes on with the
 stage that was reached. It takes hours and 10 GB, and needs root and Debian's debootstrap, qemu-user-static and proot
 (proot where the kernel does not start qemu by binfmt_misc). What is printed lies in FOLDER/STAGE.log. Checkpoints go
-both ways between the emulated processor and this one. With `--write`, the rows are written for the docs.
+both ways between the emulated processor and this one. With `--write`, the rows are written for the docs as soon as
+each stage has ended.
 
 The processor that qemu shows by default is an Armv8.2 one without SVE, as the Kunpeng 920 is.
 """
@@ -17,14 +18,11 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -34,70 +32,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from support.command_line import command, environment, losses, record
 from support.emulated import QEMU, WHEELS, Machine, debian, download, said_by_qemu, starts_by_kernel
+from support.emulated_trial import CACHE, CLONE, OUTPUT, RUN, StageError, Trial, kill_after, resumed, whole_here
 from support.measured import git, options, write_content
 from support.repository import ROOT
 
 from efficientbench.devices.cpu import CPU
 from efficientbench.metrics.files import write_whole
 
-CLONE, OUTPUT, CACHE = "/srv/efficientbench", "/srv/output", "/srv/cache"
-RUN = "gqa_1.5B_smoke"
 SMOKE = ("bash", "experiments/attention_variants/run_gqa_1.5B.sh", "--smoke")
 EVERY_TEN = "checkpoint.interval=10"
 KILL_AFTER_STEPS = 30
+NOT_REACHED = "not reached"
 HANDED_OVER_AFTER_STEPS = 80
 """Of the run that this processor begins: few steps are left for the emulated one."""
-SAME_LOSS = 1e-4
-"""Relative: how far losses of two processors may lie apart, whose sums have other orders."""
-
-
-class StageError(Exception):
-    """A stage did not end as it should; the message is its cell."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """The emulated machine, this machine's folder for logs and its own runs, and how long a command may take."""
-
-    machine: Machine
-    folder: Path
-    suite: str
-    mirror: str
-    limit_s: float
-
-    @property
-    def python(self) -> str:
-        """The release of the machine's Python, like 3.11."""
-        return max(each.name for each in self.machine.path("/usr/lib").glob("python3.*")).removeprefix("python")
-
-    def inside(self, name: str, *words: str) -> str:
-        """Run a command of the clone in the machine and return what it printed.
-
-        Raises StageError: it failed or took too long; with qemu's own line where there is one.
-        """
-        log = self.folder / f"{name}.log"
-        try:
-            status = self.machine.call(words, log, CLONE, self.limit_s)
-        except subprocess.TimeoutExpired as error:
-            raise StageError(f"stopped after {self.limit_s / 60:.0f} min") from error
-        text = log.read_text(encoding="utf-8", errors="replace")
-        if status != 0:
-            raise StageError(f"exit code {status}{said_by_qemu(text)}")
-        return text
-
-    def output(self, name: str) -> Path:
-        """Return the folder of the run that the machine wrote under this name."""
-        return self.machine.path(f"{OUTPUT}/{name}") / RUN
-
-    def native(self, name: str, *more: str) -> tuple[Path, list[str]]:
-        """Return the folder of a run of this processor, and its command."""
-        output = self.folder / "native" / name
-        cache = f"data.cache={self.folder / 'native' / 'cache'}"
-        return output / RUN, command("run", "gqa_1.5B", "--smoke", f"output={output}", cache, *more)
 
 
 def main() -> int:
-    """Call what has not ended well yet, write the rows with `--write`, and return 1 where a stage did not end well."""
+    """Call the stages that have not ended well, write the rows with `--write`, and return 1 where not all have."""
     parser = options(__doc__)
     parser.add_argument(
         "--folder", type=Path, required=True, help="where the machine, the logs and this machine's runs lie"
@@ -111,33 +62,28 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     machine = Machine(folder / "root", arguments.processor, starts_by_kernel())
     trial = Trial(machine, folder, arguments.suite, arguments.mirror, arguments.limit_min * 60)
-    rows, well = called(trial)
-    if arguments.write:
-        write_content(__file__, CPU(), about(trial) | {"rows": rows})
-    return int(not well)
-
-
-def called(trial: Trial) -> tuple[list[dict[str, str]], bool]:
-    """Call every stage that has not ended well, up to one that the others need; return their rows, and if all are."""
-    kept = trial.folder / "stages.json"
-    done: dict[str, dict[str, str]] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    rows = []
+    kept = folder / "stages.json"
+    done: dict[str, str] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    failed: dict[str, str] = {}
     for stage, work in STAGES.items():
-        if stage not in done:
-            begin_s = time.monotonic()
-            print(f"{stage} …", flush=True)
-            try:
-                done[stage] = {"stage": stage, "result": work(trial)}
-            except StageError as error:
-                rows.append({"stage": stage, "result": str(error)})
-                print(str(error), flush=True)
-                if stage in NEEDED:
-                    break
-                continue
+        if stage not in done and not any(needed in failed for needed in NEEDED):
+            call(stage, work, trial, done, failed)
             write_whole(kept, json.dumps(done, indent=1, ensure_ascii=False) + "\n")
-            print(f"{done[stage]['result']}, after {(time.monotonic() - begin_s) / 60:.1f} min", flush=True)
-        rows.append(done[stage])
-    return rows, len(done) == len(STAGES)
+        if arguments.write:
+            rows = [{"stage": each, "result": done.get(each, failed.get(each, NOT_REACHED))} for each in STAGES]
+            write_content(__file__, CPU(), about(trial) | {"rows": rows})
+    return int(len(done) < len(STAGES))
+
+
+def call(stage: str, work: Callable[[Trial], str], trial: Trial, done: dict[str, str], failed: dict[str, str]) -> None:
+    """Call a stage, print how it went, and note that in `done` or `failed`."""
+    begin_s = time.monotonic()
+    print(f"{stage} …", flush=True)
+    try:
+        result = done[stage] = work(trial)
+    except StageError as error:
+        result = failed[stage] = f"failed: {error}"
+    print(f"{result}, after {(time.monotonic() - begin_s) / 60:.1f} min", flush=True)
 
 
 def machine(trial: Trial) -> str:
@@ -196,7 +142,9 @@ def configuration(trial: Trial) -> str:
     ours = subprocess.run(
         command(*words), env=environment(COLUMNS="80"), capture_output=True, text=True, check=True
     ).stdout
-    return "equal to that of " + platform.machine() if theirs == ours else "another plan"
+    if theirs != ours:
+        raise StageError("another plan")
+    return f"equal to that of {platform.machine()}"
 
 
 def handed_over(trial: Trial) -> str:
@@ -287,46 +235,6 @@ STAGES: dict[str, Callable[[Trial], str]] = {
 }
 NEEDED = ("emulated machine", "clone", "wheels", "set-up")
 """Without these no other stage can be called."""
-
-
-def whole_here(trial: Trial) -> Path:
-    """Return the folder of this processor's run that nobody disturbed, trained where it has not been."""
-    folder, words = trial.native("whole")
-    if not (folder / "record.json").exists():
-        subprocess.run(words, env=environment(), stdout=subprocess.DEVNULL, check=True)
-    return folder
-
-
-def kill_after(steps: int, folder: Path, words: list[str], log: Path, variables: dict[str, str] | None) -> None:
-    """Start a run and end all its processes by SIGKILL after `steps` steps.
-
-    Raises StageError: it ended before.
-    """
-    with log.open("w", encoding="utf-8") as file:
-        run = subprocess.Popen(words, env=variables, stdout=file, stderr=file, start_new_session=True)
-        while run.poll() is None and len(losses(folder)) < steps:
-            time.sleep(0.05)
-        if run.poll() is not None:
-            text = log.read_text(encoding="utf-8", errors="replace")
-            raise StageError(f"ended before it was killed, exit code {run.returncode}{said_by_qemu(text)}")
-        os.killpg(run.pid, signal.SIGKILL)
-        run.wait()
-
-
-def resumed(text: str, folder: Path, whole: Path | None) -> str:
-    """Return after which step a run went on, and how its loss compares with that of the run in `whole`.
-
-    Raises StageError: it began anew, or the losses differ.
-    """
-    if (went_on := re.search(r"goes on after step (\d+)", text)) is None:
-        raise StageError("began anew")
-    cell = f"goes on after step {went_on[1]}, completed"
-    if whole is None:
-        return cell
-    mine, other = record(folder)["validation_loss"], record(whole)["validation_loss"]
-    if abs(mine / other - 1) > SAME_LOSS:
-        raise StageError(f"{cell}; loss {mine}, not {other}")
-    return f"{cell}; validation loss {mine:.6f}, that of {platform.machine()} alone {other:.6f}"
 
 
 def about(trial: Trial) -> dict[str, object]:
