@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import requires
+from importlib.metadata import version as version_of
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -244,6 +245,7 @@ def about(trial: Trial) -> dict[str, object]:
     return {
         "machine": f"aarch64 ({trial.machine.processor}) emulated by qemu-user {version}, {how}, "
         f"on {len(os.sched_getaffinity(0))} cores of {CPU().names()[0]}",
+        "software": f"torch {version_of('torch')} on {platform.machine()}",
         "conditions": "each stage once; an emulation proves nothing about the speed of such a processor",
     }
 
