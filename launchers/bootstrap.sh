@@ -104,8 +104,28 @@ _bootstrap_join() {
     printf '%s' "$*"
 }
 
+# The packages of which the index has no file that fits: pip calls a pinned one part of a conflict.
+_bootstrap_absent() { # log
+    local names
+    names="$(sed -nE -e 's/^ERROR: No matching distribution found for ([^;]+[^; ]).*/\1/p' \
+        -e '/no matching distributions available for your environment:$/,/^$/s/^    +([^ ]+)$/\1/p' "$1" | sort -u)"
+    printf '%s' "${names//$'\n'/, }"
+}
+
+# The package whose source did not become a wheel: pip names it, but for one whose metadata it could not make.
+_bootstrap_unbuilt() { # log
+    if grep -q '^error: metadata-generation-failed' "$1"; then
+        sed -nE 's/^ *(Collecting|Processing) ([^ ]+).*/\2/p' "$1" | tail -n 1
+    else
+        sed -nE "s/^ *ERROR: Failed (building wheel for|to build) '?([^ ']+).*/\\2/p" "$1" | tail -n 1
+    fi
+}
+
 # The likely cause of a failed installation, from pip's log.
 _bootstrap_explain() { # log
+    local absent unbuilt here
+    absent="$(_bootstrap_absent "$1")" unbuilt="$(_bootstrap_unbuilt "$1")"
+    here="$(uname -m), Python $(_bootstrap_version_of "$_bootstrap_venv/bin/python")"
     tail -n 8 "$1" | sed 's/^/    /' >&2
     if grep -qE 'No space left on device|Errno 28|Disk quota exceeded' "$1"; then
         _bootstrap_fail "no space left while installing into $_bootstrap_venv: free some (10 GB serve torch's CUDA build, 3 GB its CPU build) and call again (log: $1)" \
@@ -113,6 +133,12 @@ _bootstrap_explain() { # log
     elif grep -qE 'name resolution|NewConnectionError|Network is unreachable|ConnectTimeout|ProxyError|Max retries' "$1"; then
         _bootstrap_fail "the package index cannot be reached: check the network, or the index and proxy that pip is configured for (pip config list), and call again (log: $1)" \
             "无法连接软件包索引：请检查网络，或 pip 配置的索引和代理（pip config list），然后再次调用（日志：${1}）"
+    elif [[ -n "$absent" ]]; then
+        _bootstrap_fail "the package index has no $absent for this processor and Python ($here): name an index that has it in PIP_EXTRA_INDEX_URL, or use another Python of 3.10 to 3.13, and call again (log: $1)" \
+            "软件包索引中没有适用于本机处理器和 Python（${here}）的 ${absent}：请用 PIP_EXTRA_INDEX_URL 指定有它的索引，或改用 3.10 至 3.13 中的另一个 Python，然后再次调用（日志：${1}）"
+    elif [[ -n "$unbuilt" ]]; then
+        _bootstrap_fail "the package index has no wheel of $unbuilt for this processor and Python ($here), and it could not be built from source: install what the lines above ask for (a compiler is in Debian's and Ubuntu's build-essential, Python's headers in python3-dev), or name an index that has a wheel in PIP_EXTRA_INDEX_URL, and call again (log: $1)" \
+            "软件包索引中没有适用于本机处理器和 Python（${here}）的 $unbuilt 的 wheel，而从源码构建失败：请安装以上各行所要求的（编译器在 Debian、Ubuntu 的 build-essential 中，Python 头文件在 python3-dev 中），或用 PIP_EXTRA_INDEX_URL 指定有其 wheel 的索引，然后再次调用（日志：${1}）"
     else
         _bootstrap_fail "installing the packages failed: the lines above are the end of $1" "安装软件包失败：以上是 ${1} 的结尾"
     fi

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -273,6 +276,43 @@ def test_a_clone_whose_path_is_not_utf_8_is_refused(clone: Path, tools: Path) ->
         b"error: the path of this repository is not UTF-8, which pip and Python need: move it"
     )
     assert not (moved / ".venv").exists()
+
+
+NO_EXTENSION = """from setuptools import Extension, setup
+setup(name='lacking', version='1.0', ext_modules=[Extension('lacking', ['absent.c'])])"""
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted", "told"),
+    [
+        (None, "lacking==1.0", "the package index has no lacking==1.0 for this processor and Python ("),
+        (None, "lacking", "the package index has no lacking for this processor and Python ("),
+        (NO_EXTENSION, "lacking", "the package index has no wheel of lacking for this processor and Python ("),
+        ("raise SystemExit('no compiler')", "lacking", "lacking-1.0.tar.gz for this processor and Python ("),
+    ],
+    ids=["no file", "no file of a pinned one", "no extension", "no metadata"],
+)
+def test_a_package_without_a_wheel_for_this_processor_is_named(
+    source: str | None, wanted: str, told: str, tmp_path: Path, clone: Path
+) -> None:
+    index = tmp_path / "index"
+    index.mkdir()
+    if source is None:
+        with zipfile.ZipFile(index / "lacking-1.0-py3-none-manylinux_2_28_riscv64.whl", "w"):
+            pass
+    else:
+        (tmp_path / "setup.py").write_text(source)
+        with tarfile.open(index / "lacking-1.0.tar.gz", "w:gz") as archive:
+            archive.add(tmp_path / "setup.py", "lacking-1.0/setup.py")
+    executable(clone / ".venv" / "bin" / "python", f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+    (tmp_path / "pins.txt").write_text("lacking==1.0\n" if wanted == "lacking" else "")
+    script = 'source "$1"; _bootstrap_pip "$2/log" "$2/pins.txt" --no-index --find-links "$2/index" "${@:3}"'
+    words = [str(clone / "launchers" / "bootstrap.sh"), str(tmp_path), "--no-build-isolation", wanted]
+    environment = clean_environment(os.environ["PATH"], PIP_CONFIG_FILE=os.devnull)
+    command = ["bash", "-c", script, "script", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert told + platform.machine() in done.stderr.splitlines()[-1], done.stderr
 
 
 @pytest.mark.proof
