@@ -82,6 +82,10 @@ def prepare(interpreter: str, clone: Path) -> dict[str, str]:
         shutil.rmtree(clone.parent / name, ignore_errors=True)
     if not clone.exists():
         git("clone", "--quiet", str(ROOT), str(clone))
+    # Without it, tests that read real data would be skipped.
+    data = clone.parent / "shared"
+    if (ROOT.parent / "shared").is_dir() and not data.exists():
+        data.symlink_to((ROOT.parent / "shared").resolve())
     for words in (["fetch", "--quiet", str(ROOT), "HEAD"], ["checkout", "--quiet", "--detach", "FETCH_HEAD"]):
         subprocess.run(["git", *words], cwd=clone, check=True)
     subprocess.run(["git", "clean", "-ffdxq", "--exclude=.venv"], cwd=clone, check=True)
