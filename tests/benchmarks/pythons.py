@@ -4,9 +4,10 @@
 
 For each interpreter, like /usr/bin/python3.11, it clones the last commit to FOLDER/VERSION. There it calls the first
 command of the README, calls it again with a checkpoint every ten steps, kills that with SIGKILL after 30 steps and
-repeats it; then it calls the second command. A `.venv` that is there already is kept. What is printed lies in
-FOLDER/VERSION/*.log. With `--write`, each row is written for the docs as soon as its Python is through; rows of other
-Pythons stay.
+repeats it; then it calls the second command. A `.venv` that is there already is kept. An interpreter of a virtual
+environment, with another torch for instance, runs the clone with the packages that it has; only the clone is installed
+there. What is printed lies in FOLDER/VERSION/*.log. With `--write`, each row is written for the docs as soon as its
+Python is through; rows of others stay.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def tried(interpreter: str, folder: Path) -> dict[str, str]:
     resumed = killed_and_resumed(place, clone, environment)
     tests = call(["bash", "tests/run.sh"], clone, environment, place / "tests.log")
     log = (place / "tests.log").read_text(encoding="utf-8")
-    python = str(clone / ".venv/bin/python")
+    python = interpreter if environment_of(interpreter) else str(clone / ".venv/bin/python")
     return {
         "Python": version,
         "torch": printed(python, "import torch; print(torch.__version__)"),
@@ -97,7 +98,16 @@ def prepare(interpreter: str, clone: Path) -> dict[str, str]:
     own = str(Path(sys.executable).parent)
     path = [str(programs), *(each for each in os.environ["PATH"].split(os.pathsep) if each != own)]
     kept = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH")}
+    if prefix := environment_of(interpreter):
+        flags = ["--quiet", "--no-deps", "--no-build-isolation"]
+        subprocess.run([interpreter, "-m", "pip", "install", *flags, "-e", str(clone)], check=True)
+        kept, path = kept | {"VIRTUAL_ENV": prefix}, [f"{prefix}/bin", *path]
     return kept | {"PATH": os.pathsep.join(path)}
+
+
+def environment_of(interpreter: str) -> str | None:
+    """Return the folder of the virtual environment whose interpreter this is, None if it is of none."""
+    return printed(interpreter, "import sys; print(sys.prefix if sys.prefix != sys.base_prefix else '')") or None
 
 
 def killed_and_resumed(place: Path, clone: Path, environment: dict[str, str]) -> str:
