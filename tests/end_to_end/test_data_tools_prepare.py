@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from support.data_tools_command import finish, start
-from support.downloads import SAMPLE, parquet
+from support.downloads import SAMPLE, parquet, skip_where_downloads_are_refused
 from support.hub_server import Fault, HubState, hub_server
 from tokenizers import Tokenizer
 
@@ -38,6 +38,7 @@ def rows(path: str) -> list[dict[str, object]]:
 
 @pytest.fixture
 def hub() -> Iterator[HubState]:
+    skip_where_downloads_are_refused()
     with hub_server({path: parquet(pyarrow.Table.from_pylist(rows(path))) for path in FILES}) as state:
         yield state
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from support.downloads import SAMPLE, text_parquet
+from support.downloads import SAMPLE, skip_where_downloads_are_refused, text_parquet
 from support.hub_server import HubState, hub_server
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubState]:
     """A hub with five parquet files and some others; this process sends its requests there."""
+    skip_where_downloads_are_refused()
     files = {path: text_parquet(f"document of {path}", "another") for path in SAMPLE}
     files |= {
         "README.md": b"# about",
