@@ -12,7 +12,6 @@ Pythons stay.
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import re
 import shutil
@@ -25,10 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from support.command_line import record, steps
-from support.measured import MEASURED, git, options, write_content
+from support.measured import git, options, write_row
 from support.repository import ROOT
-
-from efficientbench.devices.cpu import CPU
 
 SMOKE = ("bash", "experiments/attention_variants/run_gqa_1.5B.sh", "--smoke")
 RUN = "gqa_1.5B_smoke"
@@ -45,11 +42,12 @@ def main() -> None:
         row = tried(interpreter, arguments.folder.resolve())
         print(row, flush=True)
         if arguments.write:
-            written = MEASURED / f"{Path(__file__).stem}.json"
-            before = json.loads(written.read_text(encoding="utf-8"))["rows"] if written.exists() else []
-            kept = [each for each in before if (each["Python"], each["torch"]) != (row["Python"], row["torch"])]
-            rows = sorted([*kept, row], key=lambda each: [int(part) for part in each["Python"].split(".")])
-            write_content(__file__, CPU(), {"conditions": "each in a fresh clone", "rows": rows})
+            write_row(__file__, row, versions, "each in a fresh clone")
+
+
+def versions(row: dict[str, str]) -> tuple[list[int], str]:
+    """Return what orders the rows: the versions of Python and torch."""
+    return [int(part) for part in row["Python"].split(".")], row["torch"]
 
 
 def tried(interpreter: str, folder: Path) -> dict[str, str]:

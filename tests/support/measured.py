@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from support.repository import ROOT
 
@@ -113,6 +114,17 @@ def write_content(script: str, device: Device, content: dict[str, object]) -> No
     target = MEASURED / f"{path.stem}.json"
     write_whole(target, json.dumps(about | content, indent=2, ensure_ascii=False) + "\n")
     print(f"{target}: now run python docs/generate.py")
+
+
+def write_row(script: str, row: dict[str, str], place: Callable[[dict[str, str]], Any], conditions: str) -> None:
+    """Write a row measured on the CPU beside the rows that are there already.
+
+    `place` orders the rows; one that has the row's own place is replaced.
+    """
+    written = MEASURED / f"{Path(script).stem}.json"
+    before = json.loads(written.read_text(encoding="utf-8"))["rows"] if written.exists() else []
+    rows = sorted([*(each for each in before if place(each) != place(row)), row], key=place)
+    write_content(script, CPU(), {"conditions": conditions, "rows": rows})
 
 
 def commit() -> str:
