@@ -107,7 +107,7 @@ def kill(process: subprocess.Popen[bytes], every: bool, chance: random.Random) -
 def run(name: str, folder: Path) -> dict[str, str]:
     """Return a campaign's row by its titles; exit where a command fails or what it leaves differs."""
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    (folder / "inputs").mkdir(parents=True)
     chance = random.Random(name)
     attempts = Attempts(CAMPAIGNS[name](folder / "inputs"), folder)
     print(f"{name}: {attempts.whole_s:.0f} s undisturbed, {attempts.starting_s:.0f} s to its work", flush=True)

@@ -111,7 +111,6 @@ def _lora(inputs: Path) -> Campaign:
 
 
 def _speedrun(inputs: Path) -> Campaign:
-    inputs.mkdir(parents=True, exist_ok=True)
     laid = prepared(inputs, ROOT.parent / "shared" / "data")
     keys = ("training.steps=40", "checkpoint.interval=5")
 
@@ -135,7 +134,6 @@ def _speedrun(inputs: Path) -> Campaign:
 
 
 def _data_chat(inputs: Path) -> Campaign:
-    inputs.mkdir(parents=True, exist_ok=True)
     of_bytes(inputs / "bpe")
     with (inputs / "rows.jsonl").open("w") as file:
         file.writelines(json.dumps(row(number)) + "\n" for number in range(60_000))
