@@ -121,10 +121,16 @@ def write_row(script: str, row: dict[str, str], place: Callable[[dict[str, str]]
 
     `place` orders the rows; one that has the row's own place is replaced.
     """
-    written = MEASURED / f"{Path(script).stem}.json"
-    before = json.loads(written.read_text(encoding="utf-8"))["rows"] if written.exists() else []
-    rows = sorted([*(each for each in before if place(each) != place(row)), row], key=place)
+    kept = [each for each in written_rows(script) if place(each) != place(row)]
+    rows = sorted([*kept, row], key=place)
     write_content(script, CPU(), {"conditions": conditions, "rows": rows})
+
+
+def written_rows(script: str) -> list[dict[str, str]]:
+    """Return the rows that `write_row` has written; none before the first."""
+    path = MEASURED / f"{Path(script).stem}.json"
+    rows: list[dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    return rows
 
 
 def commit() -> str:
