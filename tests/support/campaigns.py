@@ -20,7 +20,7 @@ from support.speedruns import prepared
 
 from efficientbench.training.checkpoints.manifest import complete
 
-SAVED = ("training.steps=120", "checkpoint.interval=5")
+SAVED = ("training.steps=40", "checkpoint.interval=2")
 MEASURED = ("measured", "step_time_s", "elapsed_s", "time_s", "memory_used_bytes", "power_w")
 """Of a line of `steps.jsonl`: what no two runs have in common."""
 
@@ -84,12 +84,12 @@ def _rl(inputs: Path) -> Campaign:
     questions = write_questions(inputs / "questions.jsonl", 5)
     pair = write_conversations(inputs / "pair", 60)
     keys = ("training.objective=rl", f"model.vocab_size={VOCABULARY}", "data.split=[9,1,0]", f"data.path={pair}")
-    asked = (f"rl.questions={questions}", "rl.samples=2", "rl.max_new_tokens=8", "training.steps=40")
+    asked = (f"rl.questions={questions}", "rl.samples=2", "rl.max_new_tokens=8")
     return _trains(inputs, "gqa_1.5B", *keys, *asked, "rl.reward=support.outside_rewards:ascii_share")
 
 
 def _lora(inputs: Path) -> Campaign:
-    keys = ("zero.stage=3", "training.steps=24", "checkpoint.interval=2", "training.validate_every_steps=12")
+    keys = ("zero.stage=3", "training.steps=12", "checkpoint.interval=2", "training.validate_every_steps=6")
     few = ("data.validation_examples=8", f"cache={inputs / 'cache'}", "device=cpu")
 
     def outcome(folder: Path) -> object:
@@ -112,7 +112,7 @@ def _lora(inputs: Path) -> Campaign:
 
 def _speedrun(inputs: Path) -> Campaign:
     laid = prepared(inputs, ROOT.parent / "shared" / "data")
-    keys = ("training.steps=40", "checkpoint.interval=5")
+    keys = ("training.steps=20", "checkpoint.interval=4")
 
     def words(folder: Path) -> list[str]:
         work = folder / "work"
