@@ -64,8 +64,9 @@ def versions(row: dict[str, str]) -> tuple[list[int], str]:
 
 def never_ran(version: str) -> dict[str, str]:
     """Return the row of a Python that has not run."""
-    titles = ("first command", "killed, repeated", "tests passed", "skipped", "failed", "commit", "date")
-    return {"Python": version, "torch": TORCH, **dict.fromkeys(titles, NEVER)}
+    commands = dict.fromkeys(("first command", "killed, repeated", "tests passed"), NEVER)
+    others = dict.fromkeys(("skipped", "failed", "commit", "date"), "–")
+    return {"Python": version, "torch": TORCH, **commands, **others}
 
 
 def tried(interpreter: str, folder: Path, with_tests: bool) -> dict[str, str]:
