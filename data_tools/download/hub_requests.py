@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -40,6 +41,12 @@ NO_NETWORK = (
     "of ModelScope's names; files that are here already need none: efficientbench-data tokenize FILES"
 )
 """What may help where a server cannot be reached."""
+
+OLD_LIBRARY = (
+    "downloads need huggingface_hub 1.0 or newer, and {} is installed, as transformers 4 wants it: prepare the data in "
+    "another environment, where python3 -m pip install 'efficientbench[data]' ran, and copy it"
+)
+"""Before, the library sent its requests by `requests`, whose streams and errors are others."""
 
 MOST_PAGES = 1000
 """Pages of a listing; the hub's have 1,000 files each."""
@@ -214,6 +221,8 @@ def hub_errors_explained(repository: str, revision: str) -> Iterator[None]:
     """Raise a `TryAgainError`, or a `DataError` that says what would help, for an error of a request to the hub."""
     # The HTTP library below `huggingface_hub`, for its error classes: httpx, or in later versions httpx2.
     http = importlib.import_module(type(get_session()).__module__.partition(".")[0])
+    if http.__name__ == "requests":
+        raise DataError(OLD_LIBRARY.format(huggingface_hub.__version__))
     of_modelscope = is_of_modelscope(repository)
     endpoint = modelscope_endpoint() if of_modelscope else without_secrets(constants.ENDPOINT)
     setting = "MODELSCOPE_ENDPOINT" if of_modelscope else "HF_ENDPOINT"

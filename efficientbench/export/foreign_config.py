@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import Version
 from pydantic import ValidationError
 
 from efficientbench.architecture.registry import ATTENTION
@@ -151,6 +152,11 @@ def _parsed(path: Path, architecture: Architecture, content: dict[str, Any]) -> 
     """Return what the installed class of transformers makes of the keys that it knows."""
     import transformers
 
+    if Version(transformers.__version__).major < 5:
+        raise ConfigError(
+            f"{path}: an import needs transformers 5 or newer, and {transformers.__version__} is installed, whose "
+            "configurations keep the rotation elsewhere"
+        )
     try:
         kind = transformers.CONFIG_MAPPING[architecture]
         # A key may have another name in folders of earlier releases.

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.distributed import param_and_grad_buffer
@@ -15,6 +16,7 @@ from megatron.core.optimizer import clip_grads
 from megatron.core.tensor_parallel import layers, mappings
 from megatron.core.transformer.moe import moe_layer, moe_utils, token_dispatcher
 from megatron.core.utils import local_multi_tensor_l2_norm
+from packaging.version import Version
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.distributed_c10d import _CoalescingManager
 
@@ -28,6 +30,8 @@ def apply() -> None:
     if mappings._reduce is _reduce_contiguous:
         return
     mappings._reduce = _reduce_contiguous
+    if Version(torch.__version__) < Version("2.8"):
+        mappings._reduce_scatter_along_first_dim = _reduce_scatter_parts
     layers.get_tensor_model_parallel_group_if_none = _tensor_parallel_group
     _provide_weight_gradient_accumulation()
     layers.LinearWithGradAccumulationAndAsyncCommunication = _LinearWithBias
@@ -51,6 +55,22 @@ _reduce = mappings._reduce
 def _reduce_contiguous(input_: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     # The original all-reduces a contiguous copy of a non-contiguous input and returns the input, unreduced.
     return _reduce(input_.contiguous(), group)
+
+
+_reduce_scatter = mappings._reduce_scatter_along_first_dim
+
+
+def _reduce_scatter_parts(
+    input_: torch.Tensor,
+    group: ProcessGroup,
+    input_split_sizes: list[int] | None = None,
+    use_global_buffer: bool = False,
+) -> torch.Tensor:
+    # Before torch 2.8, gloo cannot reduce and scatter unequal parts, as experts want that tensor-parallel ranks split.
+    if input_split_sizes is None or group.size() == 1 or dist.get_backend(group) != "gloo":
+        scattered: torch.Tensor = _reduce_scatter(input_, group, input_split_sizes, use_global_buffer)
+        return scattered
+    return _reduce(input_.clone(memory_format=torch.contiguous_format), group).split(input_split_sizes)[group.rank()]
 
 
 _group_if_none = layers.get_tensor_model_parallel_group_if_none

@@ -1,18 +1,19 @@
 """Which Pythons run everything: the README's commands and a killed run, each in a fresh clone set up by that Python.
 
-    python tests/benchmarks/pythons.py --folder FOLDER INTERPRETER... [--write]
+    python tests/benchmarks/pythons.py --folder FOLDER INTERPRETER... [--without-tests] [--write]
 
 For each interpreter, like /usr/bin/python3.11, it clones the last commit to FOLDER/VERSION. There it calls the first
 command of the README, calls it again with a checkpoint every ten steps, kills that with SIGKILL after 30 steps and
-repeats it; then it calls the second command. A `.venv` that is there already is kept. What is printed lies in
-FOLDER/VERSION/*.log. With `--write`, each row is written for the docs as soon as its Python is through; rows of other
-Pythons stay.
+repeats it; then it calls the second command, which takes longest and can be left out. A `.venv` that is there already
+is kept. An interpreter of a virtual environment, with another torch for instance, runs the clone with the packages that
+it has; only the clone is installed there. What is printed lies in FOLDER/VERSION/*.log. With `--write`, each row is
+written for the docs as soon as its Python is through; rows of others stay, and those that have not run have a row that
+says so.
 """
 
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import re
 import shutil
@@ -25,34 +26,52 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from support.command_line import record, steps
-from support.measured import MEASURED, git, options, write_content
+from support.measured import git, options, write_row, written_rows
 from support.repository import ROOT
-
-from efficientbench.devices.cpu import CPU
 
 SMOKE = ("bash", "experiments/attention_variants/run_gqa_1.5B.sh", "--smoke")
 RUN = "gqa_1.5B_smoke"
 KILL_AFTER_STEPS = 30
+EXPECTED = ("3.10.13", "3.11.2", "3.11.7", "3.12.1", "3.13.0")
+"""The oldest and the newest Python, that of Debian 12, and two between."""
+TORCH = "2.13.0"
+"""As constraints.txt pins it."""
+NEVER = "never run"
+CONDITIONS = "each in a fresh clone"
 
 
 def main() -> None:
     """Print a row for each interpreter; with `--write`, write them for the docs."""
     parser = options(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where the clones and their environments lie")
+    parser.add_argument("--without-tests", action="store_true", help="leave out the second command")
     parser.add_argument("interpreters", nargs="+", metavar="INTERPRETER")
     arguments = parser.parse_args()
+    if arguments.write:
+        there = [versions(row) for row in written_rows(__file__)]
+        for row in map(never_ran, EXPECTED):
+            if versions(row) not in there:
+                write_row(__file__, row, versions, CONDITIONS)
     for interpreter in arguments.interpreters:
-        row = tried(interpreter, arguments.folder.resolve())
+        row = tried(interpreter, arguments.folder.resolve(), not arguments.without_tests)
         print(row, flush=True)
         if arguments.write:
-            written = MEASURED / f"{Path(__file__).stem}.json"
-            before = json.loads(written.read_text(encoding="utf-8"))["rows"] if written.exists() else []
-            kept = [each for each in before if (each["Python"], each["torch"]) != (row["Python"], row["torch"])]
-            rows = sorted([*kept, row], key=lambda each: [int(part) for part in each["Python"].split(".")])
-            write_content(__file__, CPU(), {"conditions": "each in a fresh clone", "rows": rows})
+            write_row(__file__, row, versions, CONDITIONS)
 
 
-def tried(interpreter: str, folder: Path) -> dict[str, str]:
+def versions(row: dict[str, str]) -> tuple[list[int], str]:
+    """Return what orders the rows: the versions of Python and of torch, whatever its build."""
+    return [int(part) for part in row["Python"].split(".")], row["torch"].partition("+")[0]
+
+
+def never_ran(version: str) -> dict[str, str]:
+    """Return the row of a Python that has not run."""
+    commands = dict.fromkeys(("first command", "killed, repeated", "tests passed"), NEVER)
+    others = dict.fromkeys(("skipped", "failed", "commit", "date"), "–")
+    return {"Python": version, "torch": TORCH, **commands, **others}
+
+
+def tried(interpreter: str, folder: Path, with_tests: bool) -> dict[str, str]:
     """Return the cells of one Python's row by their titles."""
     version = printed(interpreter, "import platform; print(platform.python_version())")
     place = folder / version
@@ -60,19 +79,26 @@ def tried(interpreter: str, folder: Path) -> dict[str, str]:
     environment = prepare(interpreter, clone)
     smoke = call([*SMOKE, f"output={place / 'whole'}"], clone, environment, place / "smoke.log")
     resumed = killed_and_resumed(place, clone, environment)
-    tests = call(["bash", "tests/run.sh"], clone, environment, place / "tests.log")
-    log = (place / "tests.log").read_text(encoding="utf-8")
-    python = str(clone / ".venv/bin/python")
+    python = interpreter if environment_of(interpreter) else str(clone / ".venv/bin/python")
     return {
-        "Python": version,
+        **never_ran(version),
         "torch": printed(python, "import torch; print(torch.__version__)"),
         "first command": "completed" if smoke == 0 else f"exit code {smoke}",
         "killed, repeated": resumed,
-        "tests passed": counted(log, "passed"),
-        "skipped": counted(log, "skipped"),
-        "failed": counted(log, "failed", "error", "errors") if tests == 0 or "FAILED" in log else f"exit code {tests}",
+        **(tested(clone, environment, place / "tests.log") if with_tests else {}),
         "commit": git("-C", str(clone), "describe", "--always"),
         "date": datetime.date.today().isoformat(),
+    }
+
+
+def tested(clone: Path, environment: dict[str, str], log: Path) -> dict[str, str]:
+    """Call the second command, and return the cells that have its counts."""
+    code = call(["bash", "tests/run.sh"], clone, environment, log)
+    told = log.read_text(encoding="utf-8")
+    return {
+        "tests passed": counted(told, "passed"),
+        "skipped": counted(told, "skipped"),
+        "failed": counted(told, "failed", "error", "errors") if code == 0 or "FAILED" in told else f"exit code {code}",
     }
 
 
@@ -82,6 +108,10 @@ def prepare(interpreter: str, clone: Path) -> dict[str, str]:
         shutil.rmtree(clone.parent / name, ignore_errors=True)
     if not clone.exists():
         git("clone", "--quiet", str(ROOT), str(clone))
+    # Without it, tests that read real data would be skipped.
+    data = clone.parent / "shared"
+    if (ROOT.parent / "shared").is_dir() and not data.exists():
+        data.symlink_to((ROOT.parent / "shared").resolve())
     for words in (["fetch", "--quiet", str(ROOT), "HEAD"], ["checkout", "--quiet", "--detach", "FETCH_HEAD"]):
         subprocess.run(["git", *words], cwd=clone, check=True)
     subprocess.run(["git", "clean", "-ffdxq", "--exclude=.venv"], cwd=clone, check=True)
@@ -93,7 +123,16 @@ def prepare(interpreter: str, clone: Path) -> dict[str, str]:
     own = str(Path(sys.executable).parent)
     path = [str(programs), *(each for each in os.environ["PATH"].split(os.pathsep) if each != own)]
     kept = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH")}
+    if prefix := environment_of(interpreter):
+        flags = ["--quiet", "--no-deps", "--no-build-isolation"]
+        subprocess.run([interpreter, "-m", "pip", "install", *flags, "-e", str(clone)], check=True)
+        kept, path = kept | {"VIRTUAL_ENV": prefix}, [f"{prefix}/bin", *path]
     return kept | {"PATH": os.pathsep.join(path)}
+
+
+def environment_of(interpreter: str) -> str | None:
+    """Return the folder of the virtual environment whose interpreter this is, None if it is of none."""
+    return printed(interpreter, "import sys; print(sys.prefix if sys.prefix != sys.base_prefix else '')") or None
 
 
 def killed_and_resumed(place: Path, clone: Path, environment: dict[str, str]) -> str:

@@ -11,7 +11,7 @@ import pytest
 from replicas.hub_server import Fault, HubState, hub_server
 from support.command_line import until
 from support.data_tools_command import finish, start
-from support.downloads import SAMPLE, text_parquet
+from support.downloads import SAMPLE, skip_where_downloads_are_refused, text_parquet
 
 FILES = SAMPLE[:4]
 PAUSED = Fault(pause_s=600)
@@ -20,6 +20,7 @@ PAUSED = Fault(pause_s=600)
 
 @pytest.fixture
 def hub() -> Iterator[HubState]:
+    skip_where_downloads_are_refused()
     with hub_server({path: text_parquet(*"some texts and more") for path in FILES}) as state:
         yield state
 

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from replicas.hub_server import Fault, HubState, hub_server
 from support.data_tools_command import finish, start
-from support.downloads import SAMPLE, parquet
+from support.downloads import SAMPLE, parquet, skip_where_downloads_are_refused
 from tokenizers import Tokenizer
 
 from efficientbench.basics.errors import DataError
@@ -38,6 +38,7 @@ def rows(path: str) -> list[dict[str, object]]:
 
 @pytest.fixture
 def hub() -> Iterator[HubState]:
+    skip_where_downloads_are_refused()
     with hub_server({path: parquet(pyarrow.Table.from_pylist(rows(path))) for path in FILES}) as state:
         yield state
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from support.checkpoints import read_weights
 from support.command_line import TINY, Finished, efficientbench, losses, record
+from support.releases import TRANSFORMERS_5
 
 from efficientbench.running.trained import TrainedRun
 
-pytestmark = pytest.mark.proof
+pytestmark = [pytest.mark.proof, TRANSFORMERS_5]
 NOT_SHAPES = [word for word in TINY if not word.startswith("model.")]
 
 

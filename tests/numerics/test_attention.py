@@ -58,9 +58,10 @@ def test_values_narrower_than_keys_do_not_cost_the_cpu_its_flash_kernel() -> Non
 @pytest.mark.parametrize("name", ["mla_0.5B", "mla_1.5B", "mla_3B"])
 @pytest.mark.parametrize("overrides", [[], ["model.attention.q_lora_rank=384"]])
 def test_parameters_equal_deepseeks(name: str, overrides: list[str]) -> None:
+    model = resolve(name, overrides=overrides).model
+    configuration = deepseek_config(model)
     from transformers import DeepseekV2ForCausalLM
 
-    model = resolve(name, overrides=overrides).model
     with torch.device("meta"):
-        deepseek = DeepseekV2ForCausalLM(deepseek_config(model))
+        deepseek = DeepseekV2ForCausalLM(configuration)
     assert count_parameters(model).total == deepseek.num_parameters()

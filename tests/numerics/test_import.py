@@ -10,6 +10,7 @@ import pytest
 import torch
 from oracles.oracle import build, relative_error, text, weights_of
 from support.exported import CASES, checkpointed, config_of
+from support.releases import TRANSFORMERS_5
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
@@ -23,7 +24,7 @@ from efficientbench.export.weight_names import weight_shapes
 if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
 
-pytestmark = pytest.mark.usefixtures("single_rank")
+pytestmark = [pytest.mark.usefixtures("single_rank"), TRANSFORMERS_5]
 TINY: dict[str, Any] = {
     "vocab_size": 67,
     "hidden_size": 48,

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import transformers
+from packaging.version import Version
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.positions import RopeConfig
+
+
+def rotation(base: float) -> dict[str, Any]:
+    """The keys of a configuration of transformers for a rotation with this base."""
+    if Version(transformers.__version__).major < 5:
+        return {"rope_theta": base}
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": base}}
 
 
 def qwen2_config(model: ModelConfig) -> Qwen2Config:
@@ -21,7 +32,7 @@ def qwen2_config(model: ModelConfig) -> Qwen2Config:
         num_key_value_heads=model.attention.query_groups,
         head_dim=model.head_dim,
         rms_norm_eps=model.norm_epsilon,
-        rope_parameters={"rope_type": "default", "rope_theta": model.position.base},
+        **rotation(model.position.base),
         tie_word_embeddings=True,
         use_cache=False,
         attn_implementation="sdpa",

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from huggingface_hub import constants
+from support.downloads import skip_where_downloads_are_refused
 
 from efficientbench.data_tools.download import model_files, modelscope
 from efficientbench.data_tools.download.hub_requests import Patience
@@ -91,6 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def served(files: dict[str, bytes], kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A ModelScope with one repository, to which this process sends its requests."""
+    skip_where_downloads_are_refused()
     site = Site(files, kind)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("OneSite", (_Handler,), {"site": site}))
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from support.repository import ROOT
 
@@ -113,6 +114,23 @@ def write_content(script: str, device: Device, content: dict[str, object]) -> No
     target = MEASURED / f"{path.stem}.json"
     write_whole(target, json.dumps(about | content, indent=2, ensure_ascii=False) + "\n")
     print(f"{target}: now run python docs/generate.py")
+
+
+def write_row(script: str, row: dict[str, str], place: Callable[[dict[str, str]], Any], conditions: str) -> None:
+    """Write a row measured on the CPU beside the rows that are there already.
+
+    `place` orders the rows; one that has the row's own place is replaced.
+    """
+    kept = [each for each in written_rows(script) if place(each) != place(row)]
+    rows = sorted([*kept, row], key=place)
+    write_content(script, CPU(), {"conditions": conditions, "rows": rows})
+
+
+def written_rows(script: str) -> list[dict[str, str]]:
+    """Return the rows that `write_row` has written; none before the first."""
+    path = MEASURED / f"{Path(script).stem}.json"
+    rows: list[dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    return rows
 
 
 def commit() -> str:

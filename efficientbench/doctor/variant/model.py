@@ -70,14 +70,16 @@ FORMULAS: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
     aten.addmm_: _adding,
     aten.baddbmm: _adding,
     aten.baddbmm_: _adding,
-    aten._grouped_mm: _plain,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
 
 
+# Not in every build, not in torch 2.6.
 if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
     FORMULAS[torch.ops.mkldnn._linear_pointwise] = _linear
+if hasattr(aten, "_grouped_mm"):
+    FORMULAS[aten._grouped_mm] = _plain
 
 
 class UncountedError(Exception):

@@ -23,6 +23,16 @@ AttentionKernel: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor,
 NAME = "torch scaled_dot_product_attention"
 
 
+def _flash_takes_groups() -> bool:
+    query, key = (torch.zeros(1, heads, 8, 16, device="cpu") for heads in (2, 1))
+    chosen: int = torch._fused_sdp_choice(query, key, key, is_causal=True, enable_gqa=True)
+    return chosen == SDPBackend.FLASH_ATTENTION.value
+
+
+CPU_FLASH_TAKES_GROUPS = _flash_takes_groups()
+"""Whether the CPU's flash kernel knows grouped heads; that of torch 2.6 does not."""
+
+
 def name(device_type: str) -> str:
     """Return the name of the kernel that serves a device type."""
     return npu_fused.ATTENTION if npu_fused.serves(device_type) else NAME
@@ -48,6 +58,8 @@ def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     if value_dim != query.shape[-1] and query.device.type == "cpu":
         # The CPU's flash kernel wants values as wide as keys. Without it all S × S scores would be in memory.
         value = F.pad(value, (0, query.shape[-1] - value_dim))
+    if query.device.type == "cpu" and not CPU_FLASH_TAKES_GROUPS:
+        key, value = _for_each_head(key, value, query)
     mask = None if query.shape[0] == key.shape[0] else causal_lower_right(query.shape[0], key.shape[0])
     out = F.scaled_dot_product_attention(
         query.permute(1, 2, 0, 3),
@@ -62,6 +74,14 @@ def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     return out[..., :value_dim].permute(2, 0, 1, 3).flatten(2)
 
 
+def _for_each_head(key: torch.Tensor, value: torch.Tensor, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Repeat keys and values [S, B, groups, ·] for each head of their group → [S, B, heads, ·]."""
+    if key.shape[2] == query.shape[2]:
+        return key, value
+    copies = query.shape[2] // key.shape[2]
+    return key.repeat_interleave(copies, dim=2), value.repeat_interleave(copies, dim=2)
+
+
 def sdpa(backend: SDPBackend) -> AttentionKernel:
     """Return one backend of torch's scaled_dot_product_attention as a kernel."""
 
@@ -70,9 +90,10 @@ def sdpa(backend: SDPBackend) -> AttentionKernel:
         if backend is SDPBackend.FLASH_ATTENTION and value_dim < query.shape[-1]:
             # Flash wants values as wide as keys.
             value = F.pad(value, (0, query.shape[-1] - value_dim))
-        if backend is SDPBackend.EFFICIENT_ATTENTION and key.shape[2] != query.shape[2]:
+        on_cpu = backend is SDPBackend.FLASH_ATTENTION and query.device.type == "cpu"
+        if backend is SDPBackend.EFFICIENT_ATTENTION or (on_cpu and not CPU_FLASH_TAKES_GROUPS):
             # It does not know grouped heads.
-            key, value = (x.repeat_interleave(query.shape[2] // x.shape[2], dim=2) for x in (key, value))
+            key, value = _for_each_head(key, value, query)
         with sdpa_kernel(backend):
             out = F.scaled_dot_product_attention(
                 query.permute(1, 2, 0, 3),

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 from replicas.hub_server import HubState, hub_server
-from support.downloads import SAMPLE, text_parquet
+from support.downloads import SAMPLE, skip_where_downloads_are_refused, text_parquet
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubState]:
     """A hub with five parquet files and some others; this process sends its requests there."""
+    skip_where_downloads_are_refused()
     files = {path: text_parquet(f"document of {path}", "another") for path in SAMPLE}
     files |= {
         "README.md": b"# about",

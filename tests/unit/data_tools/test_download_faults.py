@@ -8,6 +8,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
+import requests
 from huggingface_hub import constants
 from replicas.hub_server import Fault, HubState, git_blob_sha1
 from support.downloads import SAMPLE, download, partials, text_parquet
@@ -15,6 +16,13 @@ from support.downloads import SAMPLE, download, partials, text_parquet
 from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.download import hub_requests
 from efficientbench.data_tools.download.hub_requests import retry_after_s
+
+
+def test_a_library_of_before_httpx_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_requests, "get_session", requests.Session)
+    named = r"^downloads need huggingface_hub 1\.0 or newer, and [\d.]+ is installed"
+    with pytest.raises(DataError, match=named), hub_requests.hub_errors_explained("owner/name", "main"):
+        pass
 
 
 def test_a_broken_connection_is_continued_at_its_byte(hub: HubState, tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from support.command_line import efficientbench
 from support.configs import tiny
+from support.releases import TRANSFORMERS_5
 
 from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer, train_tokenizer
@@ -22,6 +24,7 @@ from efficientbench.export.safetensors_folder import write_shards
 from efficientbench.export.tensors import exported
 from efficientbench.export.weight_names import weight_shapes
 
+pytestmark = TRANSFORMERS_5
 CONFIG = tiny("gqa_1.5B", "model.vocab_size=301", "model.embedding_multiplier=1")
 INDEX = "model.safetensors.index.json"
 NORM = "model.layers.1.input_layernorm.weight"
@@ -62,6 +65,13 @@ def refused(folder: Path) -> str:
         import_folder(folder, output)
     assert not output.exists()
     return str(error.value)
+
+
+def test_releases_of_transformers_that_keep_the_rotation_elsewhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers, "__version__", "4.51.3")
+    assert "an import needs transformers 5 or newer, and 4.51.3 is installed" in refused(folder)
 
 
 @pytest.mark.parametrize(

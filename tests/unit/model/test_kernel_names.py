@@ -15,7 +15,9 @@ from efficientbench.model.kernels.nsa import selected_attention_fla as nsa_fla
 @pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B", "nsa_1.5B", "relative_1.5B", "moe_0.5Bx8"])
 def test_a_cpu_runs_on_the_kernels_that_it_has(name: str) -> None:
     config = resolve(name)
-    assert fallback_kernels(config, "cpu") == {}
+    # torch 2.6 multiplies experts one by one.
+    lacking = {"grouped_mm"} if name.startswith("moe") and not grouped_mm.has_grouped_mm("cpu") else set()
+    assert fallback_kernels(config, "cpu").keys() == lacking
     assert set(fallback_kernels(config, "cuda")) <= set(kernel_names(config, "cuda"))
 
 
