@@ -64,7 +64,7 @@ def by_turns(pythons: Sequence[str], output: Path, name: str, *words: str) -> Pa
 def main(other: str, output: Path) -> None:
     """Train by turns, export and import."""
     pythons = (sys.executable, other)
-    # The sample that comes with the program is cut from the interpreter's own documentation.
+    # The samples that come with the program are cut from the interpreter's own documentation.
     write_data(output / "data")
     pair = (f"data.path={output / 'data' / 'tokens'}", "model.vocab_size=512")
     places = (f"data.cache={output / 'cache'}", *TINY, *pair)
@@ -75,7 +75,8 @@ def main(other: str, output: Path) -> None:
     call(sys.executable, "import", str(output / "exported"), "--output", str(output / "imported"))
     call(other, "report", str(run.parent))
     few = ("data.validation_examples=8", "training.validate_every_steps=0", "zero.stage=3", "training.steps=60")
-    by_turns(pythons, output, "lora_tiny", "finetune", "lora_tiny", "device=cpu", f"cache={output / 'cache'}", *few)
+    rows = (f"data.path={output / 'data' / 'rows.jsonl'}", f"cache={output / 'cache'}")
+    by_turns(pythons, output, "lora_tiny", "finetune", "lora_tiny", "device=cpu", *rows, *few)
     print(f"{sys.executable} and {other} train by turns as one does: a pretraining run and a fine-tuning")
 
 
