@@ -30,8 +30,8 @@ def call(python: str, *words: str) -> str:
     return done.stdout
 
 
-def stop(python: str, folder: Path, *words: str) -> None:
-    """Run a command of ours until it has trained two steps more, and stop it, so that it saves."""
+def stop(python: str, folder: Path, *words: str) -> str:
+    """Run a command of ours until it has trained two steps more, stop it, so that it saves, and return its output."""
     before = len(losses(folder))
     run = subprocess.Popen(
         [python, "-m", "efficientbench.cli", *words],
@@ -45,17 +45,18 @@ def stop(python: str, folder: Path, *words: str) -> None:
     told = run.communicate()[0]
     if run.returncode != 143:
         sys.exit(f"{python}: {' '.join(words)} did not stop: exit code {run.returncode}\n{told}")
+    return told
 
 
 def by_turns(pythons: Sequence[str], output: Path, name: str, *words: str) -> Path:
     """Train a run by turns, compare it with one that a single Python has trained, and return its folder."""
     folder, whole = output / "turns" / name, output / "whole" / name
     call(pythons[0], *words, f"output={whole.parent}")
-    for turn in range(STOPS):
-        stop(pythons[turn % 2], folder, *words, f"output={folder.parent}")
-    call(pythons[STOPS % 2], *words, f"output={folder.parent}")
+    told = [stop(pythons[turn % 2], folder, *words, f"output={folder.parent}") for turn in range(STOPS)]
+    told.append(call(pythons[STOPS % 2], *words, f"output={folder.parent}"))
     results = [(losses(each), record(each)["validation_loss"], record(each)["status"]) for each in (folder, whole)]
-    resumed = len(record(folder)["resumed_after_steps"])
+    # The record of a fine-tuning has its last resumption alone.
+    resumed = sum("goes on " in each for each in told)
     if resumed != STOPS or results[0] != results[1]:
         sys.exit(f"{folder}: resumed {resumed} times, with other losses than {whole}: {results}")
     return folder
