@@ -13,7 +13,6 @@ says so.
 
 from __future__ import annotations
 
-import datetime
 import os
 import re
 import shutil
@@ -66,9 +65,8 @@ def versions(row: dict[str, str]) -> tuple[list[int], str]:
 
 def never_ran(version: str) -> dict[str, str]:
     """Return the row of a Python that has not run."""
-    commands = dict.fromkeys(("first command", "killed, repeated", "tests passed"), NEVER)
-    others = dict.fromkeys(("skipped", "failed", "commit", "date"), "–")
-    return {"Python": version, "torch": TORCH, **commands, **others}
+    commands = dict.fromkeys(("first command", "killed, repeated", "default tests"), NEVER)
+    return {"Python": version, "torch": TORCH, **commands, "commit": "–"}
 
 
 def tried(interpreter: str, folder: Path, with_tests: bool) -> dict[str, str]:
@@ -85,21 +83,19 @@ def tried(interpreter: str, folder: Path, with_tests: bool) -> dict[str, str]:
         "torch": printed(python, "import torch; print(torch.__version__)"),
         "first command": "completed" if smoke == 0 else f"exit code {smoke}",
         "killed, repeated": resumed,
-        **(tested(clone, environment, place / "tests.log") if with_tests else {}),
+        "default tests": tested(clone, environment, place / "tests.log") if with_tests else NEVER,
         "commit": git("-C", str(clone), "describe", "--always"),
-        "date": datetime.date.today().isoformat(),
     }
 
 
-def tested(clone: Path, environment: dict[str, str], log: Path) -> dict[str, str]:
-    """Call the second command, and return the cells that have its counts."""
+def tested(clone: Path, environment: dict[str, str], log: Path) -> str:
+    """Call the second command, and return its counts."""
     code = call(["bash", "tests/run.sh"], clone, environment, log)
     told = log.read_text(encoding="utf-8")
-    return {
-        "tests passed": counted(told, "passed"),
-        "skipped": counted(told, "skipped"),
-        "failed": counted(told, "failed", "error", "errors") if code == 0 or "FAILED" in told else f"exit code {code}",
-    }
+    if code and "FAILED" not in told:
+        return f"exit code {code}"
+    kinds = {"passed": ("passed",), "skipped": ("skipped",), "failed": ("failed", "error", "errors")}
+    return ", ".join(f"{counted(told, *names)} {kind}" for kind, names in kinds.items())
 
 
 def prepare(interpreter: str, clone: Path) -> dict[str, str]:

@@ -62,7 +62,8 @@ def _files(paths: Iterable[Path], below: Path) -> dict[str, str]:
 
 
 def _trains(inputs: Path, name: str, *keys: str, sweep: bool = False) -> Campaign:
-    runs = ("sweep", "--only", name, "--smoke", "--repeat=2") if sweep else ("run", name, "--smoke")
+    # A rank that is killed is a failure of its run, which a sweep tries again where it is told to.
+    runs = ("sweep", "--only", name, "--smoke", "--repeat=2", "--retry-failed") if sweep else ("run", name, "--smoke")
 
     def words(folder: Path) -> list[str]:
         return command(*runs, f"output={folder}", f"data.cache={inputs / 'cache'}", *TINY, *SAVED, *keys)

@@ -134,9 +134,13 @@ def written_rows(script: str) -> list[dict[str, str]]:
 
 
 def commit() -> str:
-    """Return the commit of this tree, `-dirty` behind it where files differ; UNKNOWN_COMMIT where git has none."""
+    """Return the commit of this tree, `-dirty` behind it where files differ; UNKNOWN_COMMIT where git has none.
+
+    Pages and figures do not count: a script that writes one row after the other changes them itself.
+    """
     try:
-        return git("describe", "--always", "--dirty")
+        changed = git("diff", "--name-only", "HEAD", "--", ".", ":!docs")
+        return git("describe", "--always") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return UNKNOWN_COMMIT
 

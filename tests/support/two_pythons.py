@@ -8,6 +8,7 @@ Exits with 1 and says what is not so.
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -30,8 +31,8 @@ def call(python: str, *words: str) -> str:
     return done.stdout
 
 
-def stop(python: str, folder: Path, *words: str) -> None:
-    """Run a command of ours until it has trained two steps more, and stop it, so that it saves."""
+def stop(python: str, folder: Path, *words: str) -> str:
+    """Run a command of ours until it has trained two steps more, stop it, so that it saves, and return its output."""
     before = len(losses(folder))
     run = subprocess.Popen(
         [python, "-m", "efficientbench.cli", *words],
@@ -45,17 +46,18 @@ def stop(python: str, folder: Path, *words: str) -> None:
     told = run.communicate()[0]
     if run.returncode != 143:
         sys.exit(f"{python}: {' '.join(words)} did not stop: exit code {run.returncode}\n{told}")
+    return told
 
 
 def by_turns(pythons: Sequence[str], output: Path, name: str, *words: str) -> Path:
     """Train a run by turns, compare it with one that a single Python has trained, and return its folder."""
     folder, whole = output / "turns" / name, output / "whole" / name
     call(pythons[0], *words, f"output={whole.parent}")
-    for turn in range(STOPS):
-        stop(pythons[turn % 2], folder, *words, f"output={folder.parent}")
-    call(pythons[STOPS % 2], *words, f"output={folder.parent}")
+    told = [stop(pythons[turn % 2], folder, *words, f"output={folder.parent}") for turn in range(STOPS)]
+    told.append(call(pythons[STOPS % 2], *words, f"output={folder.parent}"))
     results = [(losses(each), record(each)["validation_loss"], record(each)["status"]) for each in (folder, whole)]
-    resumed = len(record(folder)["resumed_after_steps"])
+    # The record of a fine-tuning has its last resumption alone.
+    resumed = sum(re.search("^goes on ", each, re.MULTILINE) is not None for each in told)
     if resumed != STOPS or results[0] != results[1]:
         sys.exit(f"{folder}: resumed {resumed} times, with other losses than {whole}: {results}")
     return folder
@@ -64,7 +66,7 @@ def by_turns(pythons: Sequence[str], output: Path, name: str, *words: str) -> Pa
 def main(other: str, output: Path) -> None:
     """Train by turns, export and import."""
     pythons = (sys.executable, other)
-    # The sample that comes with the program is cut from the interpreter's own documentation.
+    # The samples that come with the program are cut from the interpreter's own documentation.
     write_data(output / "data")
     pair = (f"data.path={output / 'data' / 'tokens'}", "model.vocab_size=512")
     places = (f"data.cache={output / 'cache'}", *TINY, *pair)
@@ -75,7 +77,8 @@ def main(other: str, output: Path) -> None:
     call(sys.executable, "import", str(output / "exported"), "--output", str(output / "imported"))
     call(other, "report", str(run.parent))
     few = ("data.validation_examples=8", "training.validate_every_steps=0", "zero.stage=3", "training.steps=60")
-    by_turns(pythons, output, "lora_tiny", "finetune", "lora_tiny", "device=cpu", f"cache={output / 'cache'}", *few)
+    rows = (f"data.path={output / 'data' / 'rows.jsonl'}", f"cache={output / 'cache'}")
+    by_turns(pythons, output, "lora_tiny", "finetune", "lora_tiny", "device=cpu", *rows, *few)
     print(f"{sys.executable} and {other} train by turns as one does: a pretraining run and a fine-tuning")
 
 
