@@ -20,6 +20,7 @@ from packaging.version import Version
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.distributed_c10d import _CoalescingManager
 
+from efficientbench.devices.cpu import CPU
 from efficientbench.model import token_dispatch
 from efficientbench.model.kernels import few_tokens
 from efficientbench.model.kernels.weight_gradient import add_product
@@ -67,7 +68,7 @@ def _reduce_scatter_parts(
     use_global_buffer: bool = False,
 ) -> torch.Tensor:
     # Before torch 2.8, gloo cannot reduce and scatter unequal parts, as experts want that tensor-parallel ranks split.
-    if input_split_sizes is None or group.size() == 1 or dist.get_backend(group) != "gloo":
+    if input_split_sizes is None or group.size() == 1 or dist.get_backend(group) != CPU.backend:
         scattered: torch.Tensor = _reduce_scatter(input_, group, input_split_sizes, use_global_buffer)
         return scattered
     return _reduce(input_.clone(memory_format=torch.contiguous_format), group).split(input_split_sizes)[group.rank()]
