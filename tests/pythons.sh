@@ -35,12 +35,16 @@ environment() { # interpreter extras; sets python
     local place
     place="$folder/env-$(version_of "$1")"
     python="$place/bin/python"
-    if ! "$1" -m venv "$place" >"$place.log" 2>&1 ||
-        ! env -u PIP_CONSTRAINT -u PYTHONPATH "$python" -m pip install --quiet --no-input --no-compile \
-            --disable-pip-version-check --no-cache-dir -c constraints.txt "${wheel}[$2]" >>"$place.log" 2>&1; then
+    if ! "$1" -m venv "$place" >"$place.log" 2>&1 || ! install pip "setuptools>=77" wheel ||
+        ! install --no-build-isolation "${wheel}[$2]"; then
         tail -n 5 "$place.log" >&2
         return 1
     fi
+}
+
+install() { # what to install into the environment of $python, as the set-up does
+    env -u PIP_CONSTRAINT -u PYTHONPATH "$python" -m pip install --quiet --no-input --no-compile \
+        --disable-pip-version-check --no-cache-dir -c constraints.txt "$@" >>"$place.log" 2>&1
 }
 
 declare -A found=()
