@@ -1,4 +1,4 @@
-"""The table of which variant runs on which layout, by the code that refuses a run."""
+"""The table of the layouts on which each variant runs, made by the code that refuses a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS = {
 
 
 def refusals(name: str, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return why the run called `name` cannot have these parts together; nothing where it can."""
+    """Return why the run called `name` cannot combine these PARTS; empty where it can."""
     config = _resolved(name)
     parallel = config.parallel.model_copy(update={key: value for part in parts for key, value in PARTS[part].items()})
     training = config.training.model_copy(update={"recompute": "full" if "recompute" in parts else "none"})

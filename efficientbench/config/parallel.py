@@ -48,5 +48,5 @@ class ParallelConfig(Part):
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that split each single expert: those of tp, unless ep ranks share whole experts."""
+        """Ranks that split each expert: the tp ranks, or 1 where ep ranks hold complete experts."""
         return self.tp if self.ep == 1 else 1
