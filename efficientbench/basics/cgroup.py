@@ -14,7 +14,7 @@ _UNLIMITED = 1 << 60
 
 
 def memory_limit_bytes(root: Path = _ROOT) -> int:
-    """Return the bytes of memory that this process may use: the machine's, or the lowest limit of a cgroup around it."""
+    """Return the memory that this process may use, bytes: the machine's, or the lowest limit of a cgroup around it."""
     limits = [psutil.virtual_memory().total]
     for folder in _folders(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
