@@ -110,7 +110,7 @@ class Stack:
     repeats: int = 1
     """Repetitions of the matrices' rows, such as the groups of a fused projection."""
     copies: int = 1
-    """Number of such weights in a layer, one for each expert."""
+    """Number of such weights in a layer, such as one for each expert."""
     split: bool = True
     """Whether tensor-parallel ranks split the weight; else every rank holds it in full."""
 
@@ -162,7 +162,7 @@ class AttentionCosts:
     recomputed: Callable[[Decoder, int], int] = _undeclared("attention", "what recomputation saves")
     """(model, t) → elements of `saved` that selective recomputation computes again instead."""
     gathered: Callable[[Decoder, int], int] = _undeclared("attention", "keys and values of a whole sequence")
-    """(model, t) → elements of `saved` in keys and values, which context-parallel ranks keep for the whole sequence."""
+    """(model, t) → elements of `saved` in keys and values: context-parallel ranks keep them for the full sequence."""
     exchanged: Callable[[Decoder, int], int] = _undeclared("attention", "what context-parallel ranks send")
     """(model, t) → elements per token of the keys and values that context-parallel ranks send each other."""
     column_inputs: Callable[[Decoder], tuple[int, ...]] = _undeclared("attention", "its projections' inputs")
@@ -211,7 +211,7 @@ class AttentionVariant:
     context_parallel: bool = False
     """Whether context-parallel ranks can share a sequence."""
     selective_recomputation: bool = False
-    """Whether the layer computes itself again between its projections for `training.recompute=selective`."""
+    """Whether the layer recomputes attention between its projections for `training.recompute=selective`."""
     hidden_at: Callable[[Decoder, int], str | None] = lambda model, seq_len: None
     """(model, sequence length) → why sequences of this length cannot show what the variant does; None: they can."""
     profiled_as: tuple[str, ...] = ()
@@ -221,7 +221,7 @@ class AttentionVariant:
     exportable: str | None = None
     """Which models of the variant have a class in transformers."""
     not_exported: str = "its declaration names no class of transformers"
-    """Why it has no exporter."""
+    """Why the variant has no exporter."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class PositionVariant:
     table_divisor: float = 1.0
     """Divisor of the initial standard deviation of its table, relative to other weights."""
     not_exported: str = "its declaration names no class of transformers"
-    """Why a model with it has no class in transformers, unless it is RoPE or changes nothing."""
+    """Why a model with this encoding has no class in transformers, unless the encoding is RoPE or changes nothing."""
 
 
 def known(formula: Callable[[], Figure]) -> Figure | None:

@@ -28,7 +28,7 @@ class GenerationError(RuntimeError):
 
 
 class LackOfMemoryError(RuntimeError):
-    """A batch does not fit into memory; the message names the largest that does."""
+    """A batch does not fit into memory; the message names the largest batch that fits."""
 
 
 class EvaluationError(RuntimeError):

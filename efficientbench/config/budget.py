@@ -29,7 +29,7 @@ class Budget:
     extended: str | None = None
     """Message for the user where the default length was too short to measure."""
     counted: bool = True
-    """Whether `steps` is known; False for epochs of text that is not known yet, where `steps` is the measured least."""
+    """Whether `steps` is known; False: the epochs' text is not known yet, and `steps` is the fewest to measure."""
 
     @property
     def tokens(self) -> int:

@@ -41,7 +41,7 @@ def _resolved(name: str) -> RunConfig:
 
 
 def run_of_each_variant() -> dict[str, str]:
-    """Return one run of each variant, by the variant's name: in its middle size, or its only one."""
+    """Return the name of one run of each variant, by the variant's name: in a 1.5B size, else in its first size."""
     found: dict[str, str] = {}
     for run in load_matrix().runs:
         if run.variant not in found or run.size.startswith("1.5B"):

@@ -142,7 +142,7 @@ def merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> Overlay:
 
 
 def _laid_over(tree: Overlay, layer: Overlay) -> Overlay:
-    """Return `tree` with the values of `layer`; a key of the length or the batch there unsets its alternatives."""
+    """Return `tree` with the values of `layer`; a length or a batch in `layer` unsets its alternatives in `tree`."""
     for keys in (LENGTHS, BATCHES):
         if any(_of_training(layer, key) is not None for key in keys):
             tree = merged(tree, {"training": dict.fromkeys(keys)})

@@ -20,7 +20,7 @@ MATRIX = EXPERIMENTS / "matrix.yaml"
 CHAT = EXPERIMENTS / "chat.yaml"
 
 OTHER = "other"
-"""The suite's name for a variant in a size that no suite combines."""
+"""Suite name of a run whose variant and size no suite combines."""
 
 Overlay = dict[str, Any]
 """A part of a RunConfig as nested mappings. Resolving a run validates it."""

@@ -43,7 +43,7 @@ class ParallelConfig(Part):
     )
 
     def bucket(self, replicas: int) -> int:
-        """Return the parameters of a bucket among `replicas` = cp × dp ranks."""
+        """Return the number of parameters in a bucket among `replicas` = cp × dp ranks."""
         return self.bucket_size or max(40_000_000, 1_000_000 * replicas)
 
     @property

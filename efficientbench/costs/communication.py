@@ -182,7 +182,7 @@ def _pipeline(config: RunConfig, layout: Layout, stage: int) -> Iterator[Transfe
 
 
 def _replicas(config: RunConfig, layout: Layout, stage: int) -> Iterator[Transfer]:
-    """Yield float32 gradients and weights among the ranks that hold the same ones (arXiv 1910.02054, section 5).
+    """Yield float32 gradients and weights among the ranks that hold the same weights (arXiv 1910.02054, section 5).
 
     The buffers' padding, less than 64 elements a parameter, is not counted.
     """

@@ -26,7 +26,7 @@ from efficientbench.costs.model import (
 
 # Formulas for the FLOPs that kernels compute beyond the model's own, without torch.
 #
-# They count scores computed again, padding, and hidden keys of selected blocks. They do not count what a kernel
+# They count scores computed again, padding, and masked keys of selected blocks. They do not count what a kernel
 # computes at the edge of a causal mask to fill its tiles.
 
 

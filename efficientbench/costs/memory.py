@@ -38,7 +38,7 @@ class RankMemory:
     activations: int
     """Tensors kept from forward to backward, for all micro-batches in flight."""
     workspace: int
-    """Temporary tensors of the loss or of a layer's backward pass, whichever takes more."""
+    """Temporary tensors of the loss, a layer's backward pass, the lookup's gradient or Muon, whichever takes most."""
     runtime: int
     """Interpreter, libraries, communication buffers, and the allocator's memory beyond tensors."""
 

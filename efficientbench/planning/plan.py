@@ -58,7 +58,7 @@ class TextBudget:
     """The amount of text that a run will read."""
 
     tokens_per_parameter: float | None
-    """None where the parameters are unknown until the model is built, or the steps until the text is known."""
+    """Training tokens per parameter; None while the parameters or the steps are unknown."""
     unique_tokens: int | None
     """Approximate number of distinct tokens; None where a source is not tokenized yet, or the model writes its text."""
     epochs: float | None

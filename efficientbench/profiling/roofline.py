@@ -1,4 +1,4 @@
-"""The time that a step's work would take at the device's peaks, beside what it took (roofline: arXiv 0809.3163)."""
+"""The time that a step's work would take at the device's peaks, beside the measured (roofline: arXiv 0809.3163)."""
 
 from __future__ import annotations
 

@@ -167,8 +167,8 @@ def _on_host(events: list[Mapping[str, Any]], kinds: dict[int, str], thread: obj
 def _operation_kinds(events: list[Mapping[str, Any]], named: Scopes) -> dict[int, str]:
     """Return the kind of every operation, by the object's identity and by its number in the trace ('External id').
 
-    An operation that communicates keeps its kind. Any other has that of the outermost scope around it, else its own,
-    else that of the nearest operation around it.
+    An operation that communicates keeps its kind. Any other operation has the kind of the outermost scope around it,
+    else its own kind, else the kind of the nearest operation around it.
     """
     # Object identities are far above the numbers in a trace, so both fit into one dictionary.
     kinds: dict[int, str] = {}
@@ -203,7 +203,7 @@ def _interval(event: Mapping[str, Any]) -> Interval:
 
 
 def _scope_of(name: str, scopes: Scopes) -> str | None:
-    """Return the kind that an operation gives to all that it calls; None where its callees have their own kinds."""
+    """Return the kind that an operation gives to all its callees; None where these have their own kinds."""
     return next((kind for kind, parts in scopes.items() if any(part in name for part in parts)), None)
 
 

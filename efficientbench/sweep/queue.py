@@ -136,7 +136,7 @@ class Queue:
             return None
 
     def write(self, state: State) -> None:
-        """Write the run's state at once. Raises ConfigError where it cannot be written."""
+        """Replace the run's state on disk. Raises ConfigError where it cannot be written."""
         try:
             write_whole(self._path(state.id), json.dumps(asdict(state), indent=2, ensure_ascii=False) + "\n")
         except MetricsError as error:
@@ -164,7 +164,7 @@ class Queue:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Lock the whole queue while the block runs: no other sweep enters runs meanwhile.
+        """Lock the queue while the block runs: no other sweep enters runs meanwhile.
 
         Raises:
             ConfigError: the folder cannot be locked.

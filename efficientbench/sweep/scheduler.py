@@ -84,7 +84,7 @@ class Scheduler:
         self._running: list[_Attempt] = []
 
     def run(self, signals: list[int]) -> None:
-        """Run the tasks; return when none is left, or when the running ones have ended after a signal.
+        """Run the tasks; return when none is left, or when the running tasks have ended after a signal.
 
         The first signal that appears in `signals` asks the runs to save and end, a further Ctrl-C kills them.
         """
