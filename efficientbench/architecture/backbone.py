@@ -1,4 +1,4 @@
-"""The backbone: what every attention variant and positional encoding stands in, by default Qwen2.5's."""
+"""The backbone: the decoder around every attention variant and positional encoding, by default Qwen2.5's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MoEConfig(Part):
     )
 
     def balancing(self, objective: str) -> float:
-        """Return the factor on the load-balancing loss in a training; 0 by rewards, which alone are to move weights."""
+        """Return the factor on the load-balancing loss; 0 in RL, where rewards alone are to train the weights."""
         return 0.0 if objective == "rl" else self.auxiliary_loss
 
     @model_validator(mode="after")
@@ -85,5 +85,5 @@ class Backbone(Part):
     @classmethod
     def _multiplier_of_the_width(cls, multiplier: object, info: ValidationInfo) -> object:
         """Turn the name of √hidden_size into the number."""
-        # Where hidden_size is missing, its own mistake is reported, and this one would only repeat it.
+        # A missing hidden_size has its own error, which an error here would only repeat.
         return math.sqrt(info.data.get("hidden_size", 1)) if multiplier == "sqrt_hidden_size" else multiplier

@@ -76,7 +76,7 @@ def _uneven(model: Decoder, tp: int) -> list[str]:
 
 
 def _gathered_heads(model: Decoder, tp: int) -> int:
-    """Count all queries, keys and values: with more ranks than groups, each gathers them and takes its own."""
+    """Count all queries, keys and values: with more ranks than groups, every rank gathers them and takes its own."""
     return _qkv(model) if tp > _gqa(model).query_groups else 0
 
 

@@ -81,7 +81,7 @@ def _projections(model: Decoder) -> int:
 
 
 def _saved(model: Decoder, tp: int) -> int:
-    """Count latents before and after their norm, and what each head keeps.
+    """Count latents before and after their norm, and the elements that the heads keep.
 
     A head keeps rotated queries, keys, values and output as wide as keys, and the output in its own width. The CPU's
     kernel needs values and output that wide; others keep a little less.
@@ -91,7 +91,7 @@ def _saved(model: Decoder, tp: int) -> int:
 
 
 def _recomputed(model: Decoder, tp: int) -> int:
-    """Count what each head keeps beside the projected queries, keys and values, and the output."""
+    """Count the elements that the heads keep beside the projected queries, keys and values, and the output."""
     mla = _mla(model)
     return model.heads // tp * (3 * mla.key_dim - mla.qk_nope_head_dim - mla.v_head_dim)
 
@@ -129,10 +129,10 @@ VARIANT = AttentionVariant(
         products=_products,
         keys_read_per_query=lambda model, seq_len: (seq_len + 1) / 2,
         cached=_cached,
-        # Each rank holds the latents whole.
+        # Every rank holds the latents in full.
         state_bytes=lambda model, tokens, tp, element_bytes: _cached(model) * tokens * element_bytes,
         # All heads attend to the latents themselves: to latent and shared key for the scores, to the latent as value.
-        # The projections that queries and outputs then pass have been counted: they are those of keys and values.
+        # The projections that queries and outputs then pass are counted already: they are those of keys and values.
         decode_flops=lambda model, tokens: 2 * model.heads * (_cached(model) + _mla(model).kv_lora_rank) * tokens,
         saved=_saved,
         recomputed=_recomputed,

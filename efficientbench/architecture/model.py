@@ -1,6 +1,6 @@
 """The architecture: an attention variant and a positional encoding in the backbone.
 
-The keys of attention and positional encoding are those of the variant that `kind` names: see architecture/variant.py.
+`kind` names the variant, whose declaration has the keys of its section: see architecture/variant.py.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ModelConfig(Decoder):
     @field_validator("attention", "position", mode="wrap")
     @classmethod
     def _as_declared(cls, given: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
-        """Validate a section as its variant declares it; it is of the default kind, and has the backbone's widths."""
+        """Validate a section by its variant's declaration, with the default kind and the backbone's widths if unset."""
         section: Section = "attention" if info.field_name == "attention" else "position"
         if not isinstance(given, Mapping):
             return given if isinstance(given, AttentionConfig | PositionConfig) else handler(given)
@@ -68,13 +68,13 @@ class ModelConfig(Decoder):
             raise ValueError(f"kind {kind!r} is code from outside this project: only a command that names it runs it")
         if isinstance(variant, AttentionVariant) and variant.config.proportions(0, 0):
             if not {"hidden_size", "head_dim"} <= info.data.keys():
-                # The mistake in hidden_size or head_dim is reported; missing widths would only repeat it.
+                # hidden_size or head_dim has its own error, which missing widths would only repeat.
                 raise PydanticUseDefault
             given = {**variant.config.proportions(info.data["hidden_size"], info.data["head_dim"]), **given}
         if "heads" in given.values():
             if "heads" not in info.data:
                 raise PydanticUseDefault
-            # As many as the backbone has, whatever its size: a variant of every size can say so.
+            # `heads` stands for the backbone's number of heads, so that one variant suits every size.
             given = {key: info.data["heads"] if value == "heads" else value for key, value in given.items()}
         return handler(given) if variant is None or kind in OWN[section] else variant.config.model_validate(given)
 

@@ -15,7 +15,7 @@ from efficientbench.architecture.variant import AttentionConfig, AttentionCosts,
 from efficientbench.basics.part import PositiveInt, require
 
 BRANCHES = 3
-"""Compressed, selected, window: the order of their keys, their values and their gates."""
+"""Number of branches: compressed, selected, window, the order of their keys, values and gates."""
 
 
 class NSAConfig(AttentionConfig):
@@ -100,7 +100,7 @@ def keys_in_sight(nsa: NSAConfig, seq_len: int) -> Keys:
 
 
 def keys_read(nsa: NSAConfig, seq_len: int) -> Keys:
-    """Count the keys that the queries of a sequence read, summed: they read selected blocks whole."""
+    """Count the keys that the queries of a sequence read, summed over queries: they read complete selected blocks."""
     sight = keys_in_sight(nsa, seq_len)
     blocks = (min((query // nsa.select_block) + 1, nsa.select_count) for query in range(seq_len))
     return Keys(sight.compressed, sum(blocks) * nsa.select_block, sight.window)
@@ -117,7 +117,7 @@ def keys_of_last_query(nsa: NSAConfig, seq_len: int) -> Keys:
 
 
 def kept_keys(nsa: NSAConfig, tokens: int) -> Keys:
-    """Count the keys that decoding keeps by branch, of a sequence with room for so many tokens in whole blocks."""
+    """Count by branch the keys that decoding keeps for a sequence with room for `tokens` tokens, in complete blocks."""
     return Keys(
         compressed=_compressed_keys(nsa, tokens),
         selected=-(-tokens // nsa.select_block) * nsa.select_block,
@@ -140,7 +140,7 @@ def _compression_weights(model: Decoder) -> int:
 
 
 def _compression_parameters(model: Decoder) -> int:
-    """Count φ of keys and φ of values with their positions, which each tensor-parallel rank holds whole."""
+    """Count φ of keys and φ of values with their positions, which every tensor-parallel rank holds in full."""
     return 2 * (_compression_weights(model) + _nsa(model).compress_block * model.head_dim)
 
 
@@ -183,9 +183,9 @@ def _cached(model: Decoder) -> int:
 
 
 def _state_bytes(model: Decoder, tokens: int, tp: int, element_bytes: int) -> int:
-    """Count the bytes of what decoding keeps of a sequence.
+    """Count the bytes that decoding keeps of a sequence.
 
-    Beside the branches' keys and values: a slot of two branches for what is not to be kept, and the tokens that φ needs
+    Beside the branches' keys and values: a slot in two branches for discarded tokens, and the tokens that φ needs
     again. See model/attention/nsa_state.py.
     """
     nsa = _nsa(model)
@@ -201,9 +201,9 @@ def _decode_flops(model: Decoder, tokens: int) -> int:
 
 
 def _decode_reads(model: Decoder, tokens: int) -> int:
-    """Count the elements that the last query of so many tokens reads: keys and values of its branches, and φ's tokens.
+    """Count the elements that the last of `tokens` queries reads: keys and values of its branches, and φ's tokens.
 
-    Only the compressed keys are more for more tokens. See model/attention/nsa_state.py.
+    In long sequences only the compressed keys grow with `tokens`. See model/attention/nsa_state.py.
     """
     nsa = _nsa(model)
     keys = keys_of_last_query(nsa, tokens).total + nsa.compress_block - 1
@@ -231,7 +231,7 @@ def _recomputed(model: Decoder, tp: int) -> int:
 
 
 def _over(model: Decoder, keys: int, seq_len: int) -> tuple[int, int]:
-    """Count forward FLOPs per token in scores, and in their product with the values, of so many keys in a sequence."""
+    """Count forward FLOPs per token in scores, and in their product with the values, for `keys` keys in a sequence."""
     flops = 2 * model.heads * model.head_dim * keys // seq_len
     return flops, flops
 

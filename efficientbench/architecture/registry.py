@@ -1,7 +1,7 @@
-"""Find the declaration of the attention or the positional encoding that a model names by its `kind`.
+"""Finds the declaration of the attention or the positional encoding that a model names by its `kind`.
 
-A kind is a name of ours; the name of an entry point of the group ENTRY_POINTS; or `package.module:VARIANT`. To look one
-up imports nothing: code from outside this project runs only by `load`, for a kind that the user's own command or matrix
+A kind is one of this project's names, an entry point's name in the group ENTRY_POINTS, or `package.module:VARIANT`. A
+look-up imports nothing: only `load` runs code from outside this project, for a kind that the user's command or matrix
 names, or the job that a rank gets from it.
 """
 
@@ -45,13 +45,13 @@ def position_of(model: Decoder) -> PositionVariant:
 
 
 def find(section: Section, kind: object) -> AttentionVariant | PositionVariant | None:
-    """Return the declaration of a kind; None where it is neither ours nor loaded."""
+    """Return the declaration of a kind; None if it is neither this project's nor loaded."""
     if not isinstance(kind, str):
         return None
     if kind in OWN[section]:
         return OWN[section][kind]
     module, _, attribute = (outside(kind) or "").partition(":")
-    # Not by getattr, for which a module may run code.
+    # Not getattr: a module's own `__getattr__` may run code.
     found = getattr(sys.modules.get(module), "__dict__", {}).get(attribute)
     wanted = AttentionVariant if section == "attention" else PositionVariant
     return found if isinstance(found, wanted) else None
@@ -59,7 +59,7 @@ def find(section: Section, kind: object) -> AttentionVariant | PositionVariant |
 
 @cache
 def outside(kind: str) -> str | None:
-    """Return where a kind from outside this project is declared, as `package.module:VARIANT`; None: it is no such."""
+    """Return where a kind from outside this project is declared, as `package.module:VARIANT`; None for other kinds."""
     if _DOTTED.fullmatch(kind):
         return kind
     from importlib.metadata import entry_points
@@ -68,9 +68,9 @@ def outside(kind: str) -> str | None:
 
 
 def load(section: Section, kind: str) -> None:
-    """Import the declaration of a kind from outside this project; do nothing for another.
+    """Import the declaration of a kind from outside this project; do nothing for other kinds.
 
-    Raises ConfigError: there is none, or its code fails.
+    Raises ConfigError: the declaration does not exist, or its code fails.
     """
     place = None if kind in OWN[section] else outside(kind)
     if place is None:
@@ -83,7 +83,7 @@ def load(section: Section, kind: str) -> None:
 
 
 def _imported(key: str, place: str) -> Any:
-    """Import what lies at `package.module:VARIANT`. Raises ConfigError, which names the key that wants it."""
+    """Import the object `package.module:VARIANT`. Raises ConfigError, which names the key that needs it."""
     module = place.partition(":")[0]
     try:
         return imported(place)
@@ -98,7 +98,7 @@ def _imported(key: str, place: str) -> Any:
 
 
 def section_of(kind: str) -> Section:
-    """Return what a kind is of, ours or from outside. Raises ConfigError: there is no such kind, or as `load`."""
+    """Return the section of a kind from this project or outside. Raises ConfigError: no such kind, or as `load`."""
     for section in SECTIONS:
         if kind in OWN[section]:
             return section
@@ -133,7 +133,8 @@ def load_kinds(arguments: Sequence[str]) -> None:
     """Import the declarations from outside this project that `model.attention.kind=package.module:VARIANT` names.
 
     Args:
-        arguments: of a command that takes all else from a run's folder; likewise `model.position.kind`.
+        arguments: the arguments `model.attention.kind=…` or `model.position.kind=…` of a command that takes all other
+            keys from a run's folder.
 
     Raises:
         ConfigError: an argument has another key, or as `load`.
@@ -147,6 +148,6 @@ def load_kinds(arguments: Sequence[str]) -> None:
 
 
 def positions_at(places: frozenset[Place]) -> str:
-    """List the kinds of our positional encodings that change one of the places, for a message."""
+    """List the kinds of this project's positional encodings that change one of the places, for a message."""
     kinds = [kind for kind, each in POSITIONS.items() if each.place in places]
     return " or ".join(part for part in (", ".join(kinds[:-1]), kinds[-1]) if part)

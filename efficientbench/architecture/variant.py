@@ -1,8 +1,8 @@
 """Declarations: what the rest of the project needs to know of an attention variant or a positional encoding.
 
-A declaration stands beside its implementation and imports neither torch nor Megatron: it names its code by dotted
-strings like `package.module:function`, which only a rank imports. What it leaves out is "not supported", with the
-reason, or a figure without a formula.
+A declaration imports neither torch nor Megatron: it names its code by dotted strings like `package.module:function`,
+which only a rank imports. A field that it leaves out means "not supported", with the reason, or a figure without a
+formula.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.part import Part
 
 Place = Literal["nothing", "embedding", "queries and keys", "scores"]
-"""What a positional encoding changes."""
+"""The place in the model that a positional encoding changes."""
 
 
 Figure = TypeVar("Figure")
@@ -44,11 +44,11 @@ class AttentionConfig(Part):
         return {}
 
     def key_value_heads(self, heads: int) -> int:
-        """Return the number of key and value heads in the kernel, of a model with this number of query heads."""
+        """Return the number of key and value heads in the kernel, for a model with `heads` query heads."""
         return heads
 
     def rotated_dim(self, head_dim: int) -> int:
-        """Return the dimensions of a query or key head that RoPE rotates, of a model with this head dimension."""
+        """Return the number of dimensions of a query or key head that RoPE rotates, for a model's head dimension."""
         return head_dim
 
     @property
@@ -64,12 +64,12 @@ class PositionConfig(Part):
 
     @property
     def longest(self) -> int | None:
-        """The most tokens of a sequence that have a position; None: there is no limit."""
+        """The longest sequence with positions, in tokens; None: there is no limit."""
         return None
 
     @property
     def rope_base(self) -> float | None:
-        """The base of its frequencies, where it is RoPE as transformers has it; None: it is another encoding."""
+        """The base of the frequencies of RoPE as transformers computes it; None for another encoding."""
         return None
 
 
@@ -91,7 +91,7 @@ class Decoder(Backbone):
 
 
 def _undeclared(section: str, figure: str) -> Callable[..., Any]:
-    """Return the formula that stands for one that a declaration leaves out."""
+    """Return the default of a formula that a declaration leaves out: it raises UndeclaredError."""
 
     def refuse(model: Decoder, *sizes: int) -> NoReturn:
         kind = getattr(model, section).kind
@@ -106,13 +106,13 @@ class Stack:
 
     inputs: int
     heights: tuple[int, ...]
-    """Rows of each matrix before those of the next follow."""
+    """Rows of each matrix in one repetition."""
     repeats: int = 1
-    """How often the rows of all matrices follow one another, as the groups of a fused projection do."""
+    """Repetitions of the matrices' rows, such as the groups of a fused projection."""
     copies: int = 1
-    """How many such weights a layer has, as it has experts."""
+    """Number of such weights in a layer, such as one for each expert."""
     split: bool = True
-    """Whether tensor-parallel ranks share the weight; else each holds it whole."""
+    """Whether tensor-parallel ranks split the weight; else every rank holds it in full."""
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
@@ -141,7 +141,7 @@ class AttentionCosts:
     """(model, sequence length) → forward FLOPs per token over the keys in sight: in the scores, and in their product
     with the values."""
     computed_products: Callable[[Decoder, int], tuple[int, int]] | None = None
-    """`products` over all keys that kernels read, hidden ones too; None: they read no others."""
+    """`products` over all keys that kernels read, masked ones included; None: kernels read no masked keys."""
     keys_read_per_query: Callable[[Decoder, int], float] = _undeclared("attention", "the keys that a query reads")
     """(model, sequence length) → mean number of keys that a query reads."""
     cached: Callable[[Decoder], int] = _undeclared("attention", "its cache")
@@ -150,10 +150,10 @@ class AttentionCosts:
         "attention", "the state that decoding keeps, and so cannot generate"
     )
     """(model, tokens, t, bytes of an element) → bytes of the State (model/cache.py) that the layer, a Stateful, keeps
-    on one rank for a sequence with room for so many tokens."""
+    on one rank for a sequence with room for `tokens` tokens."""
     decode_reads: Callable[[Decoder, int], int] | None = None
-    """(model, tokens) → elements of the State that the last query of so many tokens reads; None: those that `cached`
-    counts, of all tokens."""
+    """(model, tokens) → elements of the State that the last of `tokens` queries reads; None: the elements that `cached`
+    counts, for all tokens."""
     decode_flops: Callable[[Decoder, int], int] = _undeclared("attention", "FLOPs of decoding")
     """(model, tokens) → FLOPs, in scores and their product with the values, of the token that is the `tokens`-th of its
     sequence, as decoding computes them."""
@@ -162,63 +162,66 @@ class AttentionCosts:
     recomputed: Callable[[Decoder, int], int] = _undeclared("attention", "what recomputation saves")
     """(model, t) → elements of `saved` that selective recomputation computes again instead."""
     gathered: Callable[[Decoder, int], int] = _undeclared("attention", "keys and values of a whole sequence")
-    """(model, t) → elements of `saved` in keys and values, which context-parallel ranks keep for the whole sequence."""
+    """(model, t) → elements of `saved` in keys and values: context-parallel ranks keep them for the full sequence."""
     exchanged: Callable[[Decoder, int], int] = _undeclared("attention", "what context-parallel ranks send")
     """(model, t) → elements per token of the keys and values that context-parallel ranks send each other."""
     column_inputs: Callable[[Decoder], tuple[int, ...]] = _undeclared("attention", "its projections' inputs")
     """Input width of each column-parallel projection, which tensor-parallel ranks split by its outputs."""
     replicated_parameters: Callable[[Decoder], int] = _undeclared("attention", "the parameters that ranks share")
-    """Parameters that every tensor-parallel rank holds whole."""
+    """Parameters that every tensor-parallel rank holds in full."""
     replicated_summed: Literal["in a step", "in a micro-batch"] = "in a step"
-    """When tensor-parallel ranks sum the gradients of those: in a step, where they have parts of the sequence."""
+    """When tensor-parallel ranks sum the gradients of `replicated_parameters`: in every micro-batch, or once in a step,
+    and there only with sequence parallelism."""
     read_by_all_heads: Callable[[Decoder], int] = lambda model: 0
-    """Width of what all heads read: tensor-parallel ranks gather the sequence's parts of it, and sum its gradient."""
+    """Width of the input that all heads read: tensor-parallel ranks gather its parts of the sequence, and sum its
+    gradient."""
     gathered_heads: Callable[[Decoder, int], int] = lambda model, tp: 0
     """(model, t) → width of the queries, keys and values that tensor-parallel ranks gather to take their own."""
 
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """An attention variant."""
+    """The declaration of an attention variant."""
 
     config: type[AttentionConfig]
     layer: str
     """Dotted name of (model, position) → the layer's ModuleSpec, projections included."""
     costs: AttentionCosts = AttentionCosts()
     places: frozenset[Place] = frozenset({"nothing", "embedding"})
-    """What its positional encoding may change. Encodings of the other places must be read by the layer itself."""
+    """Places that its positional encoding may change. The layer itself must apply encodings of queries, keys and
+    scores."""
     other_positions: str = (
         "position.kind: attention {attention!r} does not declare that it takes {position!r} positions: set "
         "model.position.kind to {taken}"
     )
-    """The refusal of the other encodings."""
+    """Error message for an encoding of another place."""
     qk_norm: bool = False
     """Whether the layer has norms on the heads' queries and keys where `model.qk_norm` asks for them."""
     plain_scores: Callable[[Decoder], tuple[int, int]] | None = None
-    """Widths of a key and a value head, where the scores are plain causal attention by the kernel of the
-    configuration; None: the layer computes its scores by itself."""
+    """Widths of a key and a value head, where the configured kernel computes the scores as plain causal attention;
+    None: the layer computes its scores by itself."""
     kernels: str | None = None
     """Dotted name of the OwnKernels (model/kernels/own_kernels.py) of a layer that computes its scores by itself."""
     matrices: Callable[[Decoder], dict[str, Stack]] | None = None
-    """The matrices of one layer by their weight's name in it; None: `training.optimizer=muon` is refused."""
+    """The matrices of one layer by their weight's name in the layer; None: `training.optimizer=muon` is refused."""
     may_differ: tuple[str, str] | None = None
     """A part whose Triton kernel may compute other bits in the next run, though torch is deterministic, and why."""
     tensor_parallel: Callable[[Decoder, int], list[str]] | None = None
-    """(model, t) → why t tensor-parallel ranks cannot share it, beside the heads' number; None: no two ranks can."""
+    """(model, t) → why t tensor-parallel ranks cannot share the layer, beside the number of heads; None: no two can."""
     context_parallel: bool = False
-    """Whether ranks can share a sequence."""
+    """Whether context-parallel ranks can share a sequence."""
     selective_recomputation: bool = False
-    """Whether the layer computes itself again between its projections for `training.recompute=selective`."""
+    """Whether the layer recomputes attention between its projections for `training.recompute=selective`."""
     hidden_at: Callable[[Decoder, int], str | None] = lambda model, seq_len: None
     """(model, sequence length) → why sequences of this length cannot show what the variant does; None: they can."""
     profiled_as: tuple[str, ...] = ()
-    """Parts of the names of its autograd functions, or of what `record_function` names in it: a profile's attention."""
+    """Parts of the names of its autograd functions and `record_function` ranges: a profile counts them as attention."""
     exporter: str | None = None
     """Dotted name of its Exporter (export/architectures.py); None: see `not_exported`."""
     exportable: str | None = None
-    """Which of its models have a class in transformers."""
+    """Which models of the variant have a class in transformers."""
     not_exported: str = "its declaration names no class of transformers"
-    """Why it has no exporter."""
+    """Why the variant has no exporter."""
 
 
 @dataclass(frozen=True)
@@ -236,25 +239,25 @@ WITHOUT_PARAMETERS = PositionCosts(parameters=lambda model: 0, rank_parameters=l
 
 @dataclass(frozen=True)
 class PositionVariant:
-    """A positional encoding."""
+    """The declaration of a positional encoding."""
 
     config: type[PositionConfig]
     layer: str
     """Dotted name of (model, engine's configuration, whether the stage is the first) → model.position.Position."""
     place: Place
-    """What it changes. A table of an embedding's positions is on the first stage, one of scores on every stage."""
+    """The place that it changes. A table for the embedding is on the first stage, a table for scores on every stage."""
     costs: PositionCosts = PositionCosts()
     kernels: str | None = None
     """Dotted name of the OwnKernels (model/kernels/own_kernels.py) with which it changes queries and keys."""
     context_parallel: bool = False
-    """Whether ranks can share a sequence."""
+    """Whether context-parallel ranks can share a sequence."""
     decodes: bool = False
     """Whether each row of a batch can have positions of its own, as in decoding: `embed` then gets positions [S, B],
     and where queries and keys are encoded, `at` returns an encoding of such positions."""
     table_divisor: float = 1.0
-    """What the initial spread of its table is smaller by than that of other weights."""
+    """Divisor of the initial standard deviation of its table, relative to other weights."""
     not_exported: str = "its declaration names no class of transformers"
-    """Why a model with it has no class in transformers, unless it is RoPE or changes nothing."""
+    """Why a model with this encoding has no class in transformers, unless the encoding is RoPE or changes nothing."""
 
 
 def known(formula: Callable[[], Figure]) -> Figure | None:
@@ -274,7 +277,7 @@ def shown(formula: Callable[[], str]) -> str:
 
 
 def missing(formula: Callable[[], object]) -> str | None:
-    """Return why a figure is not known: what its formula needs of a variant's declaration; None where it is known."""
+    """Return why a figure is unknown: the formula that a variant's declaration lacks; None if it is known."""
     try:
         formula()
     except UndeclaredError as error:
@@ -283,6 +286,6 @@ def missing(formula: Callable[[], object]) -> str | None:
 
 
 def imported(dotted: str) -> Any:
-    """Import what a declaration names: `package.module:attribute`, where the attribute may be dotted too."""
+    """Import the object that a declaration names: `package.module:attribute`, where the attribute may be dotted too."""
     module, _, attribute = dotted.partition(":")
     return attrgetter(attribute)(importlib.import_module(module))

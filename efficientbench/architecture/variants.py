@@ -1,4 +1,4 @@
-"""The table of the project's own variants; of each kind the first is the default.
+"""The table of the project's own variants; the first attention and the first positional encoding are the defaults.
 
 Neither this file nor what it imports may import torch or Megatron: configurations are read from the declarations.
 """

@@ -1,1 +1,1 @@
-"""What every other package may use: reading files of others, and checksums."""
+"""Code that every other package may use: errors, files, checksums, languages and the base of configurations."""

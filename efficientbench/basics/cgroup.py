@@ -1,4 +1,4 @@
-"""Reads what this process may use of the host: a container's limits, not the machine's sizes (cgroup v1 and v2)."""
+"""Reads the memory and cores that this process may use: a container's limits, not the machine's (cgroup v1 and v2)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def memory_limit_bytes(root: Path = _ROOT) -> int:
 
 
 def usable_cores(pids: Sequence[int] = (0,), root: Path = _ROOT) -> float:
-    """Return how many cores processes may keep busy together: those of their affinity, or a lower CPU quota.
+    """Return how many cores processes may keep busy together: the cores of their affinity, or a lower CPU quota.
 
     Args:
-        pids: the processes, 0 being this one; all are taken to share this one's cgroup.
+        pids: the processes, 0 for this one; all are assumed to be in this process's cgroup.
         root: the root of the file system.
     """
     cores = float(len(set().union(*(os.sched_getaffinity(pid) for pid in pids))))
@@ -42,7 +42,7 @@ def usable_cores(pids: Sequence[int] = (0,), root: Path = _ROOT) -> float:
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield this process's cgroup folders for a controller, innermost first, those of v1 and of v2."""
+    """Yield this process's folders of a controller, innermost first, in cgroup v1 and v2."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

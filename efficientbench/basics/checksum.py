@@ -1,4 +1,4 @@
-"""The checksum that a JSON file carries of its own content: a record's, an evaluation's, a generation's."""
+"""The checksum of its own content that the JSON file of a record, an evaluation or a generation carries."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ KEY = "sha256"
 def content_sha256(content: Mapping[str, Any]) -> str:
     """Return the SHA-256 (hex) of a JSON object without its own checksum.
 
-    It is that of its canonical text: keys sorted, no spaces, other characters than ASCII escaped, and numbers as Python
-    writes them. So it stays when the file is indented otherwise.
+    The canonical text is hashed: sorted keys, no spaces, non-ASCII characters escaped, numbers as Python writes them.
+    The file's indentation therefore does not change the checksum.
 
     Raises:
-        ValueError: it is nested too deeply.
+        ValueError: the object is nested too deeply.
     """
     rest = {key: value for key, value in content.items() if key != KEY}
     try:
@@ -27,15 +27,15 @@ def content_sha256(content: Mapping[str, Any]) -> str:
 
 
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content with its checksum, in place of one that it has."""
+    """Return the content with its checksum, which replaces an earlier one."""
     return {**content, KEY: content_sha256(content)}
 
 
 def check_checksum(content: Mapping[str, Any]) -> None:
-    """Check the checksum of an object that was read; one that has none is of an earlier version, or of another tool.
+    """Check the checksum of an object that was read; accept none, as earlier versions and other tools write.
 
     Raises:
-        ValueError: it does not fit the content.
+        ValueError: the checksum does not match the content.
     """
     if content.get(KEY) is not None and content[KEY] != content_sha256(content):
         raise ValueError(f"damaged, its {KEY} is not that of its content; remove the key if you changed it yourself")

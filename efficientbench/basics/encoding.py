@@ -1,4 +1,4 @@
-"""Text and paths in any locale: UTF-8 everywhere, and one message for names of other bytes."""
+"""Text and paths in any locale: UTF-8 everywhere, and one message for names that are not UTF-8."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from contextlib import suppress
 _UTF8_MODE = ["-X", "utf8"]
 _VARIABLES = ("HOME", "TMPDIR", "XDG_CACHE_HOME")
 _PREFIXES = ("EFFICIENTBENCH_", "HF_", "MODELSCOPE_", "TORCHINDUCTOR_", "TRITON_")
-"""Of environment variables that name folders."""
+"""Prefixes of environment variables that name folders."""
 
 
 def use_utf8() -> None:
-    """Read and write UTF-8 whatever the locale is, and print what a terminal cannot show as an escape.
+    """Read and write UTF-8 in any locale, and print characters that a terminal cannot show as escapes.
 
-    In a locale of another encoding Python would take a path's bytes for other letters than the libraries in C and Rust
-    do. There, the program starts again in Python's UTF-8 mode, which the processes that it starts inherit.
+    In a locale of another encoding, Python would decode a path's bytes differently from libraries in C and Rust. There,
+    the program restarts in Python's UTF-8 mode, which its child processes inherit.
     """
     if sys.getfilesystemencoding() != "utf-8" and sys.orig_argv[1:3] != _UTF8_MODE:
         os.environ["PYTHONUTF8"] = "1"
@@ -42,7 +42,7 @@ def _of_terminal() -> str | None:
 
 
 def find_other_bytes() -> str | None:
-    """Return, for people, what is wrong with the first name of this call that is not UTF-8; None where all are."""
+    """Return the error message for the first name in this command that is not UTF-8; None if all names are."""
     try:
         folder = os.getcwd()
     except OSError as error:
@@ -52,7 +52,7 @@ def find_other_bytes() -> str | None:
             text.encode()
         except UnicodeEncodeError:
             content = os.fsencode(text)
-            # Without what makes a terminal do something.
+            # Escaped: a terminal would obey control characters.
             shown = repr(content)[2:-1]
             with suppress(UnicodeDecodeError):
                 shown += f" (in GBK {content.decode('gbk')!r})"
@@ -64,7 +64,7 @@ def find_other_bytes() -> str | None:
 
 
 def _names(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield the names that the command uses, each with what it is."""
+    """Yield the names that the command uses, as (description, name)."""
     yield from ((f"argument {number}", text) for number, text in enumerate(sys.argv[1:], 1))
     yield "the working directory", folder
     yield "the folder of EfficientBench", os.path.dirname(os.path.abspath(__file__))

@@ -1,4 +1,4 @@
-"""The error for mistakes in a configuration, and the nearest right name."""
+"""The project's errors, and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ def first_line(error: BaseException) -> str:
 
 
 class MetricsError(ValueError):
-    """Something that cannot be measured, read or written; `str()` is the whole message for the user."""
+    """A figure or file cannot be measured, read or written; `str()` is the complete message for the user."""
 
 
 class LaunchError(RuntimeError):
-    """Processes cannot be started as asked; `str()` is the whole message for the user."""
+    """Processes cannot be started as asked; `str()` is the complete message for the user."""
 
 
 class GenerationError(RuntimeError):
-    """A model computed something from which no token can be chosen; the message is for the user."""
+    """A model's logits or losses are not finite; the message is for the user."""
 
 
 class LackOfMemoryError(RuntimeError):
-    """A batch does not fit into memory; the message names the largest that does."""
+    """A batch does not fit into memory; the message names the largest batch that fits."""
 
 
 class EvaluationError(RuntimeError):
-    """An evaluation cannot go on; the message is for the user."""
+    """An evaluation cannot continue; the message is for the user."""
 
 
 FULL_BYTES = 1 << 20
-"""A disk with less space left counts as full when writing has failed."""
+"""Free space below which a disk counts as full after a failed write."""
 
 
 class TrainingError(ValueError):
@@ -47,7 +47,7 @@ class NonFiniteError(RuntimeError):
     """Loss or gradients are not finite, and training cannot continue."""
 
     def __init__(self, message: str, step: int, rank: int) -> None:
-        """`rank`: the first one on which they are not finite."""
+        """`rank`: the first rank whose loss or gradients are not finite."""
         super().__init__(message)
         self.step, self.rank = step, rank
 
@@ -57,7 +57,7 @@ class CheckpointError(TrainingError):
 
 
 class ConfigError(ValueError):
-    """One or more mistakes in a configuration; `str()` is the whole message for the user."""
+    """One or more mistakes in a configuration; `str()` is the complete message for the user."""
 
     problems: tuple[str, ...]
     """One line or short block for each mistake: the key, what is wrong, and what would be right."""
@@ -72,8 +72,8 @@ class ConfigError(ValueError):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """Return the valid name that is most like `name` in any case, or None when none is similar."""
+    """Return the valid name most similar to `name`, ignoring case, or None if none is similar."""
     by_lower = {each.lower(): each for each in valid}
-    # Names of users may be long, and the search takes time that grows with their length.
+    # A user's name may be long, and the search's time grows with its length.
     found = difflib.get_close_matches(name[:200].lower(), by_lower, n=1)
     return by_lower[found[0]] if found else None

@@ -12,8 +12,8 @@ def add_examples(group: Any, program: str, examples: Mapping[str, Sequence[str]]
     """Put examples below the help of a group of commands and of each command in it.
 
     Args:
-        group: of click.
-        program: its name in a shell.
+        group: the click group.
+        program: the program's name in a shell.
         examples: command, or "" for the group → command lines after the program's name.
 
     Raises:
@@ -21,5 +21,5 @@ def add_examples(group: Any, program: str, examples: Mapping[str, Sequence[str]]
     """
     title = in_users_language("Examples:")
     for name, command in {"": group, **group.commands}.items():
-        # click leaves the lines of a paragraph as they are where it begins with \b.
+        # click keeps the line breaks of a paragraph that begins with \b.
         command.epilog = "\n".join(["\b", title, *(f"  {program} {words}" for words in examples[name])])

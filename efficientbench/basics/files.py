@@ -1,4 +1,4 @@
-"""Opens files for writing, through no link and into no pipe."""
+"""Writes complete files and folders or none, locks them, and computes checksums."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from efficientbench.basics.errors import DataError
 from efficientbench.basics.foreign import open_regular, parse_json, read_whole
 
 BLOCK_BYTES = 1 << 20
-"""Bytes of a file that are read at once, and that share one CRC-32."""
+"""Size of the blocks in which files are read, with one CRC-32 for every block."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def complete_file(path: Path, partial_suffix: str = "partial") -> Iterator[IO[by
     An error removes the partial file and leaves `path` as it was.
     """
     partial = beside(path, partial_suffix)
-    # What a killed process has left, or a link that leads elsewhere.
+    # A killed process may have left it, or it is a link that leads elsewhere.
     partial.unlink(missing_ok=True)
     try:
         with partial.open("xb") as stream:
@@ -53,7 +53,7 @@ def complete_file(path: Path, partial_suffix: str = "partial") -> Iterator[IO[by
 
 @contextmanager
 def complete_folder(folder: Path) -> Iterator[Path]:
-    """Make an empty partial folder beside `folder`; let it replace `folder` at the end, or remove it after an error."""
+    """Make an empty partial folder beside `folder`; replace `folder` by it at the end, or remove it after an error."""
     partial = beside(folder, "partial")
     shutil.rmtree(partial, ignore_errors=True)  # a process that was killed may have left one
     partial.mkdir(parents=True)
@@ -84,9 +84,9 @@ def remove_partial(folder: Path) -> None:
 def disk_errors_explained(
     folder: Path, again: str = "what is finished is kept, and the same command continues from there"
 ) -> Iterator[None]:
-    """Raise a DataError for an OSError of the body; for a full disk it says how much space `folder` has.
+    """Raise a DataError for an OSError of the body; for a full disk the message has the free space of `folder`.
 
-    `again` says what the same command does once there is room.
+    `again` tells the user what the same command does once there is space.
     """
     try:
         yield
@@ -107,9 +107,9 @@ class FileChecksums:
 
     size_bytes: int
     sha256: str
-    """SHA-256 (hex) of the whole content."""
+    """SHA-256 (hex) of the content."""
     crc32_per_mib: str
-    """CRC-32 of every `BLOCK_BYTES`, 8 hexadecimal digits each, one after the other."""
+    """CRC-32 of every block of `BLOCK_BYTES`, 8 hexadecimal digits each, concatenated."""
 
 
 def sha256(path: Path) -> str:
@@ -146,7 +146,7 @@ def file_checksums(path: Path) -> FileChecksums:
 def file_identity(path: Path) -> str:
     """Return a text that changes whenever a file is written or replaced: path, size, times and inode."""
     stat = path.stat()
-    # The time of the inode's change too: whoever writes can set the other one back.
+    # The inode's change time too: a writer can set the modification time back.
     return f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}"
 
 
@@ -165,7 +165,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 def remembered_sha256(paths: Sequence[Path], folder: Path) -> list[str]:
     """Return each file's SHA-256 (hex), in the order of `paths`; read only files whose `file_identity` changed.
 
-    `folder/checksums.json` remembers them. Processes that call this at once wait for each other.
+    `folder/checksums.json` stores the checksums. Processes that call this at once wait for each other.
 
     Raises:
         DataError: a file cannot be read, or the folder cannot be written.
@@ -189,7 +189,7 @@ def remembered_sha256(paths: Sequence[Path], folder: Path) -> list[str]:
 def no_link(path: str, flags: int) -> int:
     """Open a file as `open(…, opener=no_link)` does, unless its name is a link to another file.
 
-    Raises OSError: it is a link, or a pipe, which would wait for somebody who reads.
+    Raises OSError: the file is a link, or a pipe, which would wait for a reader.
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if stat.S_ISFIFO(os.fstat(descriptor).st_mode):

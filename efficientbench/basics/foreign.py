@@ -1,4 +1,4 @@
-"""Reads files that anybody may have written: no device that never ends, no depth or size that ends the program.
+"""Reads untrusted files: refuses devices that never end, and sizes and nesting that would crash the program.
 
 Every file that a user names, or that lies in a folder which a user names, is opened by `open_regular` or checked by
 `check_regular` before a library opens it.
@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MOST_BYTES = 1 << 28
-"""Of a file that is read as a whole, unless the caller knows better."""
+"""Largest file that is read at once, unless the caller sets another limit."""
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What makes a terminal do something, or show text in another order; halves of characters that no file can hold."""
+"""Characters that a terminal obeys or that reorder text, and lone surrogates, which no file can hold."""
 WEIGHTS = ".safetensors"
-"""Ending of files that may be larger than what is read as a whole."""
+"""Suffix of weight files, which may be larger than MOST_BYTES."""
 
 
 def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
     """Open a regular file for reading.
 
     Raises:
-        OSError: it cannot be opened, or is a device, a pipe or a folder, which may never end.
+        OSError: the file cannot be opened, or is a device, a pipe or a folder, which may never end.
     """
-    # Without O_NONBLOCK the opening of a pipe would wait for somebody who writes.
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _refuse_irregular(os.fstat(descriptor), path)
@@ -43,7 +43,7 @@ def check_regular(path: Path, most_bytes: int | None = None) -> None:
     """Check a file that a library is about to open by its name.
 
     Raises:
-        OSError: it is missing, is a device, a pipe or a folder, or has more than `most_bytes`.
+        OSError: the file is missing, is a device, a pipe or a folder, or has more than `most_bytes`.
     """
     found = path.stat()
     _refuse_irregular(found, path)
@@ -54,10 +54,10 @@ def check_regular(path: Path, most_bytes: int | None = None) -> None:
 def check_folder(folder: Path, patterns: Iterable[str]) -> None:
     """Check the files of a folder that a library is about to open by their names, such as a model's or a tokenizer's.
 
-    Weights may have any size, since nobody reads them as a whole.
+    Weights may have any size, since no library reads them at once.
 
     Raises:
-        OSError: a file of these names is a device, a pipe, a folder, a link that leads nowhere, or too large.
+        OSError: a matching file is a device, a pipe, a folder, a broken link, or too large.
     """
     for path in sorted(found for pattern in patterns for found in folder.glob(pattern)):
         check_regular(path, None if path.suffix == WEIGHTS else MOST_BYTES)
@@ -67,7 +67,7 @@ def read_whole(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     """Return the content of a regular file.
 
     Raises:
-        OSError: it cannot be read, has more than `most_bytes`, or is a device, a pipe or a folder, which may never end.
+        OSError: the file cannot be read, has more than `most_bytes`, or is a device, a pipe or a folder.
     """
     with open_regular(path) as file:
         _refuse_large(os.fstat(file.fileno()), path, most_bytes)
@@ -75,11 +75,11 @@ def read_whole(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, encoding: str = "utf-8", most_bytes: int = MOST_BYTES) -> str:
-    """Return the text of a regular file, with the line ends that it has.
+    """Return the text of a regular file, with its line ends unchanged.
 
     Raises:
         OSError: as `read_whole`.
-        UnicodeDecodeError: it is no text in this encoding.
+        UnicodeDecodeError: the file is not text in this encoding.
     """
     return read_whole(path, most_bytes).decode(encoding)
 
@@ -99,7 +99,7 @@ def parse_json(content: bytes | str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, or nested deeper than Python follows.
+        ValueError: the text is not JSON, or is nested too deeply for Python.
     """
     try:
         return json.loads(content)
@@ -108,16 +108,16 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def plain_text(text: str) -> str:
-    """Return a text without what a terminal would obey; line breaks and tabs stay."""
+    """Replace the characters that a terminal would obey by U+FFFD; line breaks and tabs stay."""
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def plain_texts(value: Any) -> Any:
-    """Return a value of JSON with `plain_text` of every text in it; what is no list, dict or text stays as it is."""
+    """Return a JSON value with `plain_text` applied to every text in it; numbers, booleans and null stay."""
     if isinstance(value, str):
         return plain_text(value)
     if isinstance(value, list):
-        # Most lists are long ones of numbers.
+        # Most long lists hold only numbers.
         return value if _HOLDS_TEXT.isdisjoint(map(type, value)) else [plain_texts(each) for each in value]
     if isinstance(value, dict):
         return {plain_texts(key): plain_texts(each) for key, each in value.items()}

@@ -1,4 +1,4 @@
-"""Help pages with Chinese titles: the words that typer itself writes around our texts."""
+"""Chinese help pages, with the titles and notes that typer itself writes around the project's texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Formatter: Any = typer.Context.formatter_class
 
 
 class _ChineseFormatter(_Formatter):  # type: ignore[misc, valid-type]
-    """Writes the usage line, the titles, and the notes behind options in Chinese."""
+    """A help formatter that writes the usage line, the titles and the options' notes in Chinese."""
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         super().write_usage(prog, args, in_chinese("Usage: ") if prefix is None else prefix)
@@ -32,16 +32,16 @@ class ChineseContext(typer.Context):
 
 
 def _noted(text: str) -> str:
-    """Return an option's help with its note in Chinese, like `  [default: 1; required]` at its end."""
+    """Return an option's help with the note at its end, like `  [default: 1; required]`, in Chinese."""
     own, bracket, note = text.rpartition("  [")
     return f"{own}{bracket}{in_chinese(note[:-1])}]" if bracket and note.endswith("]") else text
 
 
 def translate_help(command: Any) -> None:
-    """Give a command of click, its parameters and its subcommands their Chinese help."""
+    """Translate the help of a click command, its parameters and its subcommands into Chinese."""
     command.help = in_chinese(command.help or "")
     command.context_class = ChineseContext
-    # The option --help is made where it is first asked for, and kept.
+    # click creates the option --help at the first call of get_help_option, and caches it.
     for parameter in (*command.params, command.get_help_option(ChineseContext(command))):
         if getattr(parameter, "help", None):
             parameter.help = in_chinese(parameter.help)

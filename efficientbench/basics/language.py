@@ -1,6 +1,6 @@
-"""English, or Chinese where the locale is Chinese: of help, and of what `doctor` prints.
+"""The language of help pages and of the output of `doctor` and `check-variant`: Chinese in a Chinese locale.
 
-Texts stand in the code in English. chinese.yaml has their Chinese; a text that it lacks stays English.
+The code has the English texts, and chinese.yaml their translations. A text without a translation stays English.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def in_users_language(text: str) -> str:
 
 
 def in_chinese(text: str) -> str:
-    """Return the Chinese of a text; the text itself where there is none.
+    """Return a text's Chinese translation, or the text itself where there is none.
 
-    A key of the table with `{}` stands for every text with anything in its place, which the Chinese has in its own
-    `{}`, in the same order, or by number. A text of several parts (`; `) is known by its parts.
+    A `{}` in a key of the table matches any text, whose translation fills the `{}` of the Chinese, in the same order or
+    by number. A text of several parts (`; `) is translated part by part.
     """
     exact, patterns = _table()
     if text in exact:
@@ -44,13 +44,13 @@ def in_chinese(text: str) -> str:
 
 @cache
 def _table() -> tuple[dict[str, str], list[tuple[re.Pattern[str], str]]]:
-    """Return the texts without and with placeholders."""
+    """Return the translations of texts without placeholders, and of patterns for texts with placeholders."""
     import yaml
 
     content = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     texts = {**content["help"], **content["messages"]}
     exact = {english: chinese for english, chinese in texts.items() if "{}" not in english}
-    # The longest first: of two that fit, it says more.
+    # The longest first: of two patterns that match, it is the more specific.
     keys = sorted(texts.keys() - exact.keys(), key=len, reverse=True)
     patterns = [("(.*?)".join(map(re.escape, key.split("{}"))), texts[key]) for key in keys]
     return exact, [(re.compile(pattern, re.DOTALL), chinese) for pattern, chinese in patterns]

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, WrapValidator
 
 LARGEST = 2**63 - 1
-"""Of whole numbers: figures that follow from larger ones may be too large to compute."""
+"""Largest integer in a configuration; figures derived from larger ones may be too large to compute."""
 
 
 def _not_too_large(number: int) -> int:
@@ -21,22 +21,22 @@ def _not_too_large(number: int) -> int:
 PositiveInt = Annotated[int, Field(ge=1), AfterValidator(_not_too_large)]
 NonNegativeInt = Annotated[int, Field(ge=0), AfterValidator(_not_too_large)]
 AUTO = 0
-"""A micro-batch that is not decided yet, written `auto`."""
+"""A micro-batch that is not chosen yet, written `auto`."""
 MicroBatch = Annotated[
     PositiveInt,
     WrapValidator(lambda given, validated: AUTO if given == "auto" else validated(given)),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
 ]
-"""Sequences of a micro-batch, or `auto`."""
+"""Sequences in a micro-batch, or `auto`."""
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
-"""A time to wait, below what timers can count in nanoseconds and 64 bits."""
+"""A time to wait in seconds, below the limit of timers that count nanoseconds in 64 bits."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 """A name that becomes a folder. Without separators and leading dots it cannot leave its parent."""
 MOST_LABEL = 100
-"""Most characters of a label: with the longest variant and size a folder's name stays below file systems' 255."""
+"""Most characters of a label: a folder's name with the longest variant and size stays below file systems' 255."""
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._+=~-]*[A-Za-z0-9])?$", max_length=MOST_LABEL)]
 """Text that can be part of a folder's name."""
 

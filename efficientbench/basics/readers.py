@@ -1,4 +1,4 @@
-"""Output that goes on where nobody reads it any more: its terminal was closed, or the program behind a pipe ended."""
+"""Output that outlives its reader: a terminal that was closed, or a program behind a pipe that ended."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class _LastingFile(io.FileIO):
-    """A file that drops what is written to it once its reader has gone."""
+    """A file that drops output once its reader has gone."""
 
     def __init__(self, descriptor: int, gone: int) -> None:
-        """`gone`: the error number of writing where nobody reads."""
+        """`gone`: the error number of a write without a reader."""
         super().__init__(descriptor, "wb", closefd=False)
         self._gone = gone
 
     def write(self, data: Buffer, /) -> int:
-        """Write, and return how many bytes were taken."""
+        """Write or drop the data, and return its number of bytes written or dropped."""
         try:
             return super().write(data)
         except OSError as error:
@@ -32,14 +32,14 @@ class _LastingFile(io.FileIO):
 
 
 def outlive_readers(pipes: bool = False) -> None:
-    """Let writing to a terminal that was closed do nothing: else its error ends what still has to save its state.
+    """Drop output to a closed terminal, whose write error would end a process that still has to save its state.
 
     Args:
-        pipes: likewise writing to a pipe that nobody reads, such as that to a `tee` which the terminal has ended.
+        pipes: also drop output to a pipe without a reader, such as a `tee` that ended with the terminal.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        # Closed at the start, or in the hands of somebody who captures it.
+        # Closed at the start, or captured.
         if stream is None or stream is not getattr(sys, f"__{name}__"):
             continue
         descriptor = stream.fileno()
@@ -52,7 +52,7 @@ def outlive_readers(pipes: bool = False) -> None:
         stream.flush()
         file = _LastingFile(descriptor, gone)
         lasting = io.TextIOWrapper(
-            # As Python itself, which has no buffer with -u.
+            # Like Python itself, which has no buffer with -u.
             file if stream.write_through else io.BufferedWriter(file),  # type: ignore[arg-type]
             stream.encoding,
             stream.errors,

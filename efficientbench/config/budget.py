@@ -11,7 +11,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.config.training import LENGTHS
 
 DEFAULT_TOKENS = 100_000
-"""Tokens of a run that sets neither tokens nor steps."""
+"""Training tokens of a run that sets no length."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Budget:
     tokens_per_step: int
     """Tokens of a global batch."""
     parameters: int | None
-    """All parameters of the model; None where they are not known before it is built."""
+    """All parameters of the model; None where they are unknown before it is built."""
     extended: str | None = None
     """Message for the user where the default length was too short to measure."""
     counted: bool = True
-    """Whether `steps` is known: those of epochs are once the text is; until then the fewest that can be measured."""
+    """Whether `steps` is known; False: the epochs' text is not known yet, and `steps` is the fewest to measure."""
 
     @property
     def tokens(self) -> int:
@@ -45,12 +45,12 @@ def plan_budget(config: RunConfig, parameters: int | None, epoch_steps: int | No
     """Return the length of a run: the fewest steps that train on the wanted tokens.
 
     Args:
-        config: the run.
-        parameters: all parameters of its model, which tokens like `20x` are counted by; None: they are not known.
-        epoch_steps: steps that read the text `training.epochs` times; None: its text is not known.
+        config: the run's configuration.
+        parameters: all parameters of its model, the unit of tokens like `20x`; None: they are unknown.
+        epoch_steps: steps that read the text `training.epochs` times; None: the text is not known yet.
 
-    Raises ConfigError: two keys set the length, or it is less than warm-up and measurement need; or tokens are counted
-    by parameters that are not known.
+    Raises ConfigError: two keys set the length, or it is less than warm-up and measurement need, or tokens are counted
+    by unknown parameters.
     """
     training, measurement = config.training, config.measurement
     tokens_per_step = training.global_batch_size * training.seq_len
@@ -80,7 +80,7 @@ def plan_budget(config: RunConfig, parameters: int | None, epoch_steps: int | No
 
 
 def wanted_tokens(tokens: int | str, parameters: int | None) -> int:
-    """Return `training.tokens` as a number of tokens. Raises ConfigError: the parameters it needs are not known."""
+    """Return `training.tokens` as a number of tokens. Raises ConfigError: it is counted by unknown parameters."""
     if isinstance(tokens, int):
         return tokens
     if parameters is None:

@@ -1,4 +1,4 @@
-"""The table of which variant runs on which layout, by the code that refuses a run."""
+"""The table of the layouts on which each variant runs, made by the code that refuses a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS = {
 
 
 def refusals(name: str, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return why the run called `name` cannot have these parts together; nothing where it can."""
+    """Return why the run called `name` cannot combine these PARTS; empty where it can."""
     config = _resolved(name)
     parallel = config.parallel.model_copy(update={key: value for part in parts for key, value in PARTS[part].items()})
     training = config.training.model_copy(update={"recompute": "full" if "recompute" in parts else "none"})
@@ -41,7 +41,7 @@ def _resolved(name: str) -> RunConfig:
 
 
 def run_of_each_variant() -> dict[str, str]:
-    """Return one run of each variant, by the variant's name: in its middle size, or its only one."""
+    """Return the name of one run of each variant, by the variant's name: in a 1.5B size, else in its first size."""
     found: dict[str, str] = {}
     for run in load_matrix().runs:
         if run.variant not in found or run.size.startswith("1.5B"):

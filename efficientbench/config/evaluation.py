@@ -1,4 +1,4 @@
-"""Keys of what is evaluated while a model is trained."""
+"""Keys of evaluation while a model is trained."""
 
 from __future__ import annotations
 

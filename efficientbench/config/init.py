@@ -1,4 +1,4 @@
-"""The weights that a run begins with."""
+"""The initial weights of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from efficientbench.basics.part import NonNegativeInt, Part
 
 
 class InitConfig(Part):
-    """First weights, where they are not random: those of another run. Everything else begins anew."""
+    """Initial weights from another run's checkpoint. All other state of the run starts fresh."""
 
     run: str | None = Field(
         default=None,

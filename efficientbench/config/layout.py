@@ -86,10 +86,10 @@ class Layout:
 
 
 def fit_micro_batch(config: RunConfig, devices: int, nodes: int) -> RunConfig:
-    """Return the run with a micro-batch that its data-parallel replicas can fill, where dp is unset.
+    """Return the run with a micro-batch that divides a data-parallel replica's share of the batch, where dp is unset.
 
     The configured micro-batch is then an upper limit, so that larger machines can run it too. Returns `config` itself
-    where nothing has to change, or nothing would help.
+    where no change is needed, or none would help.
     """
     training, parallel = config.training, config.parallel
     dp = devices * nodes // (parallel.tp * parallel.cp * parallel.pp)
@@ -107,7 +107,7 @@ def fit_micro_batch(config: RunConfig, devices: int, nodes: int) -> RunConfig:
 def context_chunks(rank: int, cp: int) -> tuple[int, int]:
     """Return the two of a sequence's 2 · cp chunks that a context-parallel rank computes.
 
-    One is early and one late, so that all ranks compute as many scores.
+    One is early and one late, so that all ranks compute equally many scores.
     """
     return rank, 2 * cp - 1 - rank
 
@@ -166,7 +166,7 @@ def _shape_problems(config: RunConfig) -> list[str]:
 
 
 def _attention_problems(config: RunConfig) -> list[str]:
-    """Return what the model's attention cannot do in this layout, or does not declare that it can."""
+    """Return the problems of the model's attention in this layout: what it cannot do, or does not declare."""
     attention, kind, tp = attention_of(config.model), config.model.attention.kind, config.parallel.tp
     shared = attention.tensor_parallel
     return [

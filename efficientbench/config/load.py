@@ -37,8 +37,7 @@ _NULL_WORDS = frozenset({"", "~", "null", "none", "None", "Null", "NULL"})
 def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matrix_file: Path = MATRIX) -> RunConfig:
     """Return the configuration of the run called `name` in a matrix.
 
-    `overrides` are `dotted.key=value` texts, of which a later one replaces an earlier one for the same key. They are
-    parsed, never evaluated.
+    `overrides` are `dotted.key=value` texts; for one key the last counts. They are parsed, never evaluated.
 
     Raises ConfigError: the message has all mistakes.
     """
@@ -68,7 +67,7 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
         layer = merged(layer, value)
     tree = _laid_over(tree, layer)
     if _of_training(tree, "optimizer") == "muon":
-        # Muon updates whole matrices, of which that optimizer would give ranks parts.
+        # Muon updates complete matrices, which the distributed optimizer would split among ranks.
         tree = merged({"parallel": {"distributed_optimizer": False}}, tree)
     try:
         config = RunConfig.model_validate(tree)
@@ -80,9 +79,9 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
 
 
 def _with_kinds(tree: Overlay, overrides: Sequence[str]) -> Overlay:
-    """Return the files' part of a run with the kinds of its overrides, and load those from outside this project.
+    """Return the tree of a run's files with the kinds of its overrides, and load kinds from outside this project.
 
-    Another kind takes the place of a whole section, whose keys it does not have.
+    A different kind replaces its section, whose keys it does not have.
     """
     for section in SECTIONS:
         key = f"model.{section}.kind="
@@ -95,7 +94,7 @@ def _with_kinds(tree: Overlay, overrides: Sequence[str]) -> Overlay:
 
 
 def settable_keys() -> dict[str, FieldInfo]:
-    """Return every dotted key that an override may set, with its field; those of loaded variants too."""
+    """Return every dotted key that an override may set, with its field; loaded variants' keys are included."""
     return {key: field for key, field in _leaves(RunConfig, "") if key not in _DECIDED}
 
 
@@ -143,7 +142,7 @@ def merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> Overlay:
 
 
 def _laid_over(tree: Overlay, layer: Overlay) -> Overlay:
-    """Return `tree` with the values of `layer`; of keys that set the same thing, one there replaces any other one."""
+    """Return `tree` with the values of `layer`; a length or a batch in `layer` unsets its alternatives in `tree`."""
     for keys in (LENGTHS, BATCHES):
         if any(_of_training(layer, key) is not None for key in keys):
             tree = merged(tree, {"training": dict.fromkeys(keys)})
@@ -156,7 +155,7 @@ def _of_training(layer: Overlay, key: str) -> object:
 
 
 def parse(key: str, text: str, field: FieldInfo) -> object:
-    """Parse the text of an override of `key`, which is `field`.
+    """Parse the text of an override of `key`, whose field is `field`.
 
     Numbers and booleans stay text, which the schema reads by the field's type: YAML's guesses (`010` is 8, `1:30` is
     90, `no` is false) would surprise.
@@ -199,7 +198,7 @@ def _problems(error: ValidationError) -> list[str]:
 
 
 def _without_kind(location: tuple[int | str, ...], keys: Mapping[str, FieldInfo]) -> tuple[list[str], str | None]:
-    """Return the path of a mistake as files have it, and the kind that pydantic puts into the path of a section."""
+    """Return the path of a mistake as files have it, and the kind that pydantic inserts after a section, if any."""
     path = [str(step) for step in location]
     for length in range(1, len(path)):
         section = ".".join(path[:length])

@@ -20,14 +20,14 @@ MATRIX = EXPERIMENTS / "matrix.yaml"
 CHAT = EXPERIMENTS / "chat.yaml"
 
 OTHER = "other"
-"""The suite of a variant in a size in which no suite has it."""
+"""Suite name of a run whose variant and size no suite combines."""
 
 Overlay = dict[str, Any]
 """A part of a RunConfig as nested mappings. Resolving a run validates it."""
 
 
 def _filled(layer: object) -> object:
-    """Return a layer of a file without the sections under which it sets nothing."""
+    """Return a file's layer without its empty sections."""
     if isinstance(layer, dict):
         return {key: value for key, value in layer.items() if value is not None}
     return {} if layer is None else layer
@@ -76,12 +76,12 @@ class Matrix(Part):
     sizes: dict[Name, Layer] = {}
     variants: dict[Name, Layer] = {}
     smoke: SmokeShapes = SmokeShapes()
-    """Beside those of smoke.yaml."""
+    """Changes of `--smoke` that are laid over those of smoke.yaml."""
     suites: dict[Name, tuple[SuiteBlock, ...]]
     further: dict[Name, tuple[SuiteBlock, ...]] = {}
-    """Suites whose runs have names and scripts, but are in no sweep or table that names none of them."""
+    """Suites whose runs have names and scripts, but which a sweep or table has only if it names them."""
     beside: tuple[Matrix, ...] = ()
-    """Matrices with sizes and variants of their own, whose runs are further ones."""
+    """Matrices with their own sizes and variants, whose runs are treated like those of `further`."""
 
     @property
     def runs(self) -> tuple[RunName, ...]:
@@ -90,25 +90,25 @@ class Matrix(Part):
 
     @property
     def all_runs(self) -> tuple[RunName, ...]:
-        """The runs of `suites`, then those of `further`, then those of the matrices beside this one."""
+        """The runs of `suites`, then of `further`, then of the matrices in `beside`."""
         return (*_runs(self.suites | self.further), *(run for other in self.beside for run in other.all_runs))
 
     @property
     def other_runs(self) -> tuple[RunName, ...]:
-        """The runs of no suite: each variant in the sizes in which none has it."""
+        """The runs of no suite: each variant in the sizes that no suite combines with it."""
         named = {run.name for run in self.all_runs}
         found = (RunName(variant, size, OTHER) for variant in self.variants for size in self.sizes)
         return tuple(run for run in found if run.name not in named)
 
     def in_no_suite(self, name: str) -> bool:
-        """Return whether `name` is a variant in a size that no suite has together."""
+        """Return whether `name` is a variant in a size that no suite combines."""
         variant, _, size = name.rpartition("_")
         return variant in self.variants and size in self.sizes and name not in {run.name for run in self.all_runs}
 
     def run(self, name: str) -> RunName:
         """Return the run called `name`: a variant in a size, whether a suite has it or not.
 
-        Raises ConfigError: there is no such variant or size.
+        Raises ConfigError: the variant or the size does not exist.
         """
         runs = {run.name: run for run in self.all_runs}
         if self.in_no_suite(name):
@@ -123,7 +123,7 @@ class Matrix(Part):
         return runs[name]
 
     def of(self, run: RunName) -> Matrix:
-        """Return the matrix that has the run's size and variant: this one or one beside it."""
+        """Return the matrix that has the run's size and variant: this one or one of `beside`."""
         return next((other for other in self.beside if run in other.all_runs), self)
 
 
@@ -138,9 +138,9 @@ def _runs(suites: Mapping[str, tuple[SuiteBlock, ...]]) -> tuple[RunName, ...]:
 
 
 def load_matrix(path: Path = MATRIX) -> Matrix:
-    """Read the named runs of a file; one beside the shipped matrix can use the sizes and variants of that, too.
+    """Read the named runs of a file; a file other than the shipped matrix can use its sizes and variants too.
 
-    Raises ConfigError: the file is missing or no matrix.
+    Raises ConfigError: the file is missing or not a matrix.
     """
     matrix: Matrix = load_yaml(path, Matrix)
     if path == MATRIX:
@@ -154,7 +154,7 @@ def load_matrix(path: Path = MATRIX) -> Matrix:
 
 @lru_cache(maxsize=1)
 def _chat() -> Matrix:
-    """Return the runs of chat.yaml: once, since every configuration is looked up beside them."""
+    """Return the matrix of chat.yaml, read only once, since every look-up of a run needs it."""
     return _checked(load_yaml(CHAT, Matrix), CHAT)
 
 
@@ -176,19 +176,19 @@ def _checked(matrix: Matrix, path: Path) -> Matrix:
 
 
 def load_smoke(path: Path = EXPERIMENTS / "smoke.yaml") -> Smoke:
-    """Read the smaller shapes.
+    """Read the smaller shapes of `--smoke`.
 
-    Raises ConfigError: the file is missing or has another form.
+    Raises ConfigError: the file is missing or not valid.
     """
     return load_yaml(path, Smoke)
 
 
 def load_yaml(path: Path, form: type[Any]) -> Any:
-    """Read a YAML file of the experiments' folder. Raises ConfigError: it is missing, or not of that form."""
+    """Read a YAML file and validate it as `form`. Raises ConfigError: the file is missing or not valid."""
     try:
-        # Not the loader in C, which ends the process where brackets nest deeply.
+        # Not the loader in C, which crashes the process where brackets nest deeply.
         content = yaml.safe_load(read_text(path))
-        # An escape may name half a character, which no record can hold.
+        # An escape may name a lone surrogate, which no record can hold.
         json.dumps(content, ensure_ascii=False, skipkeys=True, default=str).encode()
     except FileNotFoundError:
         ours = EXPERIMENTS in path.parents

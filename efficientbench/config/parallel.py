@@ -43,10 +43,10 @@ class ParallelConfig(Part):
     )
 
     def bucket(self, replicas: int) -> int:
-        """Return the parameters of a bucket among `replicas` = cp × dp ranks."""
+        """Return the number of parameters in a bucket among `replicas` = cp × dp ranks."""
         return self.bucket_size or max(40_000_000, 1_000_000 * replicas)
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that split each single expert: those of tp, unless ep ranks share whole experts."""
+        """Ranks that split each expert: the tp ranks, or 1 where ep ranks hold complete experts."""
         return self.tp if self.ep == 1 else 1

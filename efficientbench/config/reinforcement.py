@@ -1,4 +1,4 @@
-"""Keys of reinforcement learning: questions, rewards, samples, and the questions of a test."""
+"""Keys of reinforcement learning: questions, rewards, samples, and test questions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _several(samples: int) -> int:
 
 
 class ReinforcementConfig(Part):
-    """What training.objective=rl asks, samples and rewards; its batch is training.global_batch_size answers."""
+    """Questions, samples and rewards of training.objective=rl; its batch is training.global_batch_size answers."""
 
     task: str = Field(
         default="gsm8k", description="task of the questions, one of efficientbench-data chat's or package.module:Class"
@@ -57,7 +57,7 @@ class ReinforcementConfig(Part):
     test_samples: PositiveInt = Field(default=8, description="answers to each test question, by rl.temperature")
 
     def check(self, training: TrainingConfig, parallel: ParallelConfig) -> None:
-        """Refuse what this training and these ranks cannot learn by. Raises ValueError."""
+        """Check that this training on these ranks can learn by these keys. Raises ValueError."""
         if training.objective != "rl":
             require((self == ReinforcementConfig(), "rl: its keys are for training.objective=rl alone"))
             return

@@ -23,7 +23,7 @@ exec bash "$(dirname "${{BASH_SOURCE[0]}}")/../../launchers/run_named.sh" {name}
 def write_scripts(folder: Path = EXPERIMENTS, further: Mapping[str, str] = {}) -> None:  # noqa: B006, only read
     """Write every script below `folder`, and remove those of runs that the matrix no longer has.
 
-    `further`: path below `folder` → text of the scripts of runs that are not of the matrix.
+    `further`: path below `folder` → text of scripts whose runs are not in the matrix.
     """
     scripts = _scripts(folder, further)
     for path, text in scripts.items():
@@ -37,7 +37,7 @@ def write_scripts(folder: Path = EXPERIMENTS, further: Mapping[str, str] = {}) -
 def check_scripts(folder: Path = EXPERIMENTS, further: Mapping[str, str] = {}) -> None:  # noqa: B006, only read
     """Check that `write_scripts` would change no script below `folder`.
 
-    Raises ConfigError: it would; the message names every such script.
+    Raises ConfigError: a script would change; the message names every such script.
     """
     scripts = _scripts(folder, further)
     problems = [f"{path} is of no run in the matrix" for path in sorted(_present(folder, further) - scripts.keys())]

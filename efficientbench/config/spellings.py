@@ -1,4 +1,4 @@
-"""Other spellings that people type: short and foreign names of keys, and numbers like 10B, 1e9 and 2h."""
+"""Other spellings that users type: short names of keys, names from other projects, and numbers like 10B, 1e9 and 2h."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ALIASES = {
     "sp": "parallel.sp",
     "vocab_size": "model.vocab_size",
 }
-"""Name in other projects, and without its section → our key. `total_batch_size` is nanochat's, in tokens."""
+"""Name in other projects, or key without its section → key. `total_batch_size` is nanochat's, in tokens."""
 
 _SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 _SECONDS = {
@@ -61,7 +61,7 @@ _NUMBER = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?)([A-Za-z]*)")
 
 
 def plain_number(key: str, text: str) -> str:
-    """Return a number as Python writes it: 10B → 10000000000, 1e9 → 1000000000, and of a key in seconds 2h → 7200.
+    """Return a number as Python writes it: 10B → 10000000000, 1e9 → 1000000000, and for a key in seconds 2h → 7200.
 
     Any other text is returned as it is.
     """

@@ -20,11 +20,11 @@ from efficientbench.basics.part import (
 Recompute = Literal["none", "selective", "full"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 LENGTHS = ("tokens", "steps", "epochs")
-"""Keys of which each sets the length of a run."""
+"""Alternative keys for the length of a run."""
 BATCHES = ("global_batch_size", "global_batch_tokens")
-"""Keys of which each sets the global batch."""
+"""Alternative keys for the global batch."""
 MUON_RATE = 0.02
-"""Muon's learning rate unless it is set: that of its author and of nanochat."""
+"""Muon's default learning rate, its author's and nanochat's."""
 
 
 class TrainingConfig(Part):
@@ -163,13 +163,13 @@ class TrainingConfig(Part):
     @field_validator("lr_schedule", mode="before")
     @classmethod
     def _by_its_older_name(cls, given: object) -> object:
-        """Keep the name under which configurations, records and checkpoints have the WSD schedule."""
+        """Return `trapezoid` for `wsd`: configurations, records and checkpoints have the WSD schedule by that name."""
         return "trapezoid" if given == "wsd" else given
 
     @model_validator(mode="before")
     @classmethod
     def _batch_of_tokens(cls, given: object) -> object:
-        """Count the sequences of a global batch that is given in tokens."""
+        """Set global_batch_size from global_batch_tokens, where that is set."""
         if not isinstance(given, dict) or given.get("global_batch_tokens") is None:
             return given
         size = given.get("global_batch_size")

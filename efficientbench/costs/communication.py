@@ -1,4 +1,4 @@
-"""Formulas for what the ranks of a training run send each other, without torch.
+"""Formulas for the transfers between the ranks of a training run, without torch.
 
 They count every transfer of the engine as this project sets it up, small ones too, but none in a group of one rank.
 """
@@ -28,7 +28,7 @@ Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", 
 
 INT64_BYTES = 8
 GRADIENTS, WEIGHTS = "gradients of replicas", "weights of replicas"
-"""Purposes of the transfers that may hide behind computing: see `parallel.overlap`."""
+"""Purposes of the transfers that may overlap with computing: see `parallel.overlap`."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Transfer:
     operation: Operation
     group: Group
     payload_bytes: float
-    """Bytes of the whole tensor: an all-gather's result, a reduce-scatter's input, an all-to-all's input on one rank
+    """Bytes of the full tensor: an all-gather's result, a reduce-scatter's input, an all-to-all's input on one rank
     (the mean over ranks, where routing decides)."""
 
     def sent_bytes(self, size: int) -> float:
@@ -54,7 +54,7 @@ class Transfer:
 
 
 def micro_batch_transfers(config: RunConfig, layout: Layout, stage: int) -> list[Transfer]:
-    """Return what a rank of a pipeline stage sends for each micro-batch, forward and backward."""
+    """Return the transfers of a rank of a pipeline stage for each micro-batch, forward and backward."""
     return _merged(
         [
             *_tensor_parallel(config, layout, stage),
@@ -66,7 +66,7 @@ def micro_batch_transfers(config: RunConfig, layout: Layout, stage: int) -> list
 
 
 def step_transfers(config: RunConfig, layout: Layout, stage: int) -> list[Transfer]:
-    """Return what a rank of a pipeline stage sends once in an optimizer step."""
+    """Return the transfers of a rank of a pipeline stage that occur once in an optimizer step."""
     return _merged(
         [
             *_replicas(config, layout, stage),
@@ -116,7 +116,7 @@ def _tensor_parallel(config: RunConfig, layout: Layout, stage: int) -> Iterator[
         widths = {"all-reduce": layers * (forwards * rows + columns + shared) + embedded + projected}
     for operation, width in widths.items():
         yield Transfer("tensor parallelism: activations", operation, "tp", unit * width)
-    # Each rank gathers the heads that it shares with others, and keeps its own.
+    # Every rank gathers the heads that it shares with other ranks, and keeps its own.
     wide = layers * unit * attention.gathered_heads(model, layout.tp)
     yield Transfer("tensor parallelism: activations", "all-gather", "tp", forwards * wide)
     yield Transfer("tensor parallelism: activations", "reduce-scatter", "tp", wide)
@@ -143,9 +143,9 @@ def _context_parallel(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
 
 
 def _experts(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
-    """Yield tokens with their weights to the experts and back.
+    """Yield the transfers of tokens, with their weights, to the experts and back.
 
-    This is an all-to-all over ep; where tp ranks split each expert, it is a gather of all their tokens.
+    They are an all-to-all over ep; where tp ranks split each expert, an all-gather and a reduce-scatter of all tokens.
     """
     moe = config.model.moe
     if moe is None:
@@ -182,9 +182,9 @@ def _pipeline(config: RunConfig, layout: Layout, stage: int) -> Iterator[Transfe
 
 
 def _replicas(config: RunConfig, layout: Layout, stage: int) -> Iterator[Transfer]:
-    """Yield float32 gradients and weights among the ranks that hold the same ones (arXiv 1910.02054, section 5).
+    """Yield float32 gradients and weights among the ranks that hold the same weights (arXiv 1910.02054, section 5).
 
-    The buffers' padding, less than 64 elements a parameter, is left out.
+    The buffers' padding, less than 64 elements a parameter, is not counted.
     """
     common = rank_parameters(config, layout, stage)
     experts = rank_experts(config, layout)
@@ -205,7 +205,7 @@ def _replicas(config: RunConfig, layout: Layout, stage: int) -> Iterator[Transfe
 
 
 def _shared_weights(config: RunConfig, layout: Layout, stage: int) -> Iterator[Transfer]:
-    """Yield gradients of weights that several ranks hold whole.
+    """Yield gradients of weights that several ranks hold in full.
 
     These are a tied embedding on the first and the last stage, T5's table on every stage, the norms that each tp rank
     applies to its own heads, and with sequence parallelism the weights that it applies to its own tokens.
@@ -224,7 +224,7 @@ def _shared_weights(config: RunConfig, layout: Layout, stage: int) -> Iterator[T
 
 
 def _whole_on_tp_ranks(config: RunConfig, layout: Layout, stage: int) -> int:
-    """Count the weights whose gradients the tp ranks of a stage sum, since each has those of its heads or tokens."""
+    """Count the weights whose gradients the tp ranks of a stage sum, each having only its heads' or tokens' part."""
     model = config.model
     if not layout.sp:
         return layout.layers_per_stage * head_norm_parameters(model)
@@ -239,7 +239,7 @@ def _whole_on_tp_ranks(config: RunConfig, layout: Layout, stage: int) -> int:
 
 
 def _muon(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
-    """Yield the matrices that Muon makes orthogonal whole, where tensor-parallel ranks hold parts of them."""
+    """Yield the all-gather of the matrices that tensor-parallel ranks split: Muon orthogonalizes complete matrices."""
     if config.training.optimizer == "muon":
         element_bytes = DTYPE_BYTES["fp32" if config.training.dtype == "fp32" else "bf16"]
         yield Transfer("Muon: matrices", "all-gather", "tp", gathered_matrices(config, layout) * element_bytes)
@@ -254,8 +254,8 @@ def _sums(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
         return
     model = config.model
     counted = model.layers * (1 + model.moe.experts) if model.moe else 0
-    # Ranks with parts of the gradient add up its norm; with a distributed optimizer every rank has a part. Without it
-    # the norm of experts that ranks share out is a sum over other ranks than that of the rest.
+    # Ranks with parts of the gradient add up its norm; with a distributed optimizer every rank has a part. Without it,
+    # the norm of experts that ep ranks share is summed over other ranks than the rest of the norm.
     sums_of_norms = 1 if config.parallel.distributed_optimizer else (layout.tp * layout.pp > 1) + (layout.ep > 1)
     yield Transfer("norm, loss and counts", "all-reduce", "world", sums_of_norms * FLOAT32_BYTES)
     # The host adds up what is gathered, since some devices lack float64.

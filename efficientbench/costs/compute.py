@@ -1,4 +1,4 @@
-"""Formulas for what one rank computes and moves in a training step, by kind of work, without torch.
+"""Formulas for the FLOPs and the moved bytes of one rank in a training step, by kind of work, without torch.
 
 FLOPs are those of model.py, with recomputation. Bytes count each operation's inputs and outputs once, for the
 operations that this project runs: no cache is credited, and no fusion that it does not make.
@@ -26,13 +26,13 @@ from efficientbench.costs.model import (
 
 # Formulas for the FLOPs that kernels compute beyond the model's own, without torch.
 #
-# They count scores computed again, padding, and hidden keys of selected blocks. They do not count what a kernel
+# They count scores computed again, padding, and masked keys of selected blocks. They do not count what a kernel
 # computes at the edge of a causal mask to fill its tiles.
 
 
 @dataclass(frozen=True)
 class AttentionWork:
-    """What an attention kernel computes more than its formula."""
+    """The work of an attention kernel beyond its formula."""
 
     scores_again: bool = True
     """Whether the backward pass computes the scores from queries and keys again, as kernels do that never keep them."""
@@ -82,7 +82,7 @@ Works = tuple[Work, ...]
 
 
 def micro_batch_work(config: RunConfig, layout: Layout, stage: int) -> dict[str, Works]:
-    """Return the work of a rank of a pipeline stage for one micro-batch, forward and backward, by its kind."""
+    """Return the work of a rank of a pipeline stage for one micro-batch, forward and backward, by kind."""
     layers = layout.layers_per_stage
     work = {
         "matmuls": _matmuls(config, layout),
@@ -99,11 +99,11 @@ def micro_batch_work(config: RunConfig, layout: Layout, stage: int) -> dict[str,
 
 
 def optimizer_work(config: RunConfig, layout: Layout, stage: int) -> Works:
-    """Return the work of a rank of a pipeline stage once in a step.
+    """Return the optimizer's work on a rank of a pipeline stage, once in a step.
 
-    It zeroes gradients, takes their norm (of several ranks before and after the reduction), runs AdamW, and casts
+    The rank zeroes gradients, takes their norm (of several ranks before and after the reduction), runs AdamW, and casts
     float32 masters to the compute dtype. AdamW clips as it reads, and writes the clipped gradients back. Muon moves
-    about as many bytes; its products of matrices come on top.
+    about as many bytes, and its matrix products come on top.
     """
     common = rank_parameters(config, layout, stage)
     experts = rank_experts(config, layout)
@@ -124,7 +124,7 @@ def _forwards(config: RunConfig) -> int:
 
 
 def _matmuls(config: RunConfig, layout: Layout) -> Works:
-    """Return the projections, feed-forward and router of one layer: forward, and twice as much backward.
+    """Return the work of one layer's projections, feed-forward and router: forward, and twice as much backward.
 
     Each pass moves inputs and outputs, and reads weights or adds to the float32 sums of their gradients.
     """
@@ -149,7 +149,7 @@ def _matmuls(config: RunConfig, layout: Layout) -> Works:
 
 
 def _attention(config: RunConfig, layout: Layout) -> Work:
-    """Return one layer's scores and values; each pass moves queries, keys, values, output or their gradients once."""
+    """Return the work of one layer's scores; each pass moves queries, keys, values, output or their gradients once."""
     model, training = config.model, config.training
     costs = attention_of(model).costs
     per_token = costs.causal_score_flops(model, training.seq_len) / layout.tp
@@ -165,9 +165,9 @@ def _residual(config: RunConfig, layout: Layout) -> float:
 
 
 def _norms(config: RunConfig, layout: Layout) -> Work:
-    """Return the two norms of a layer, and those of its queries and keys.
+    """Return the work of a layer's two norms, and of the norms of its queries and keys.
 
-    Forward reads and writes what is normalized; backward reads it and a gradient, and writes one.
+    The forward pass reads and writes a tensor; the backward pass reads it and a gradient, and writes a gradient.
     """
     model, normalized = config.model, 2 * _residual(config, layout)
     if model.qk_norm:
@@ -177,7 +177,7 @@ def _norms(config: RunConfig, layout: Layout) -> Work:
 
 
 def _elementwise(config: RunConfig, layout: Layout) -> Work:
-    """Return activation, rotation and residual additions of one layer."""
+    """Return the work of one layer's activation, rotation and residual additions."""
     model, tokens = config.model, rank_tokens(config, layout)
     dtype_bytes, forwards = DTYPE_BYTES[config.training.dtype], _forwards(config)
     copies = model.moe.top_k if model.moe else 1
@@ -203,9 +203,9 @@ def _elementwise(config: RunConfig, layout: Layout) -> Work:
 
 
 def _embedding(config: RunConfig, layout: Layout) -> Work:
-    """Return the lookup, with a norm behind it, and the table's gradient.
+    """Return the work of the lookup, with a norm behind it, and of the table's gradient.
 
-    Rows are added to a table of zeros, and the table to the float32 sum.
+    The rows' gradients are added to a table of zeros, and that table to the float32 sum.
     """
     dtype_bytes = DTYPE_BYTES[config.training.dtype]
     table = rank_embedding(config, layout) * (2 * dtype_bytes + 2 * FLOAT32_BYTES)
@@ -216,10 +216,10 @@ def _embedding(config: RunConfig, layout: Layout) -> Work:
 
 
 def _loss(config: RunConfig, layout: Layout) -> Works:
-    """Return the output projection and cross-entropy over blocks of tokens.
+    """Return the work of the output projection and cross-entropy over blocks of tokens.
 
     There are three products and a softmax in place between them. Every block adds to the table's float32 gradient: the
-    sum of all micro-batches, or with fp16's loss scaler one that is scaled and added to the sums once.
+    sum of all micro-batches, or with fp16's loss scaler a gradient that is scaled and added to the sums once.
     """
     model, tokens, rows = config.model, rank_tokens(config, layout), vocabulary_rows(config, layout)
     dtype_bytes = DTYPE_BYTES[config.training.dtype]

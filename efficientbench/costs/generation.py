@@ -1,6 +1,6 @@
 """Formulas for the memory that generation takes, and for the bytes that a decoding step reads, without torch.
 
-Each raises UndeclaredError where a variant's declaration has no formula that it needs.
+A function raises UndeclaredError where a variant's declaration lacks a formula that it needs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from efficientbench.costs.model import (
 
 # Formulas for the work of generation on one device, without torch.
 #
-# Prefill computes the prompts of a batch at once, a decoding step one token of each row. Bytes are those that must be
-# read or written once: weights, what the cache holds, not the temporary tensors between operations.
+# Prefill computes the prompts of a batch at once, a decoding step one token of each row. Bytes count what must be read
+# or written once: weights and cache, not the temporary tensors between operations.
 
 
 def prefill_work(model: ModelConfig, prompt_tokens: int, rows: int, dtype: str) -> dict[str, Works]:
-    """Return the work of prefill, by its kind: prompts of `prompt_tokens` tokens, of which the last gives logits.
+    """Return the work of prefill by kind, for prompts of `prompt_tokens` tokens, of which the last gives logits.
 
     Raises UndeclaredError: the model cannot generate, or its declaration lacks a formula.
     """
@@ -38,7 +38,7 @@ def prefill_work(model: ModelConfig, prompt_tokens: int, rows: int, dtype: str) 
 
 
 def decode_work(model: ModelConfig, tokens: int, rows: int, dtype: str) -> dict[str, Works]:
-    """Return the work of a decoding step, by its kind: each row's next token is its `tokens`-th.
+    """Return the work of a decoding step by kind, where each row's next token is its `tokens`-th.
 
     Raises UndeclaredError: the model cannot generate, or its declaration lacks a formula.
     """
@@ -50,7 +50,7 @@ def decode_work(model: ModelConfig, tokens: int, rows: int, dtype: str) -> dict[
 
 
 def _matmuls(model: ModelConfig, tokens: int, rows: int, dtype: str) -> Works:
-    """Return the layers' projections and feed-forward for all tokens, and the output projection for one of each row."""
+    """Return the work of the layers' matmuls for all tokens, and of the output projection for one token of each row."""
     computed = model.moe.top_k if model.moe else 1
     feed_forward = 2 * (computed * feed_forward_parameters(model) + router_parameters(model))
     per_token = model.layers * (attention_of(model).costs.projection_flops(model) + feed_forward)
@@ -60,10 +60,10 @@ def _matmuls(model: ModelConfig, tokens: int, rows: int, dtype: str) -> Works:
 
 
 def experts_touched(model: ModelConfig, tokens: int) -> float | None:
-    """Return how many of a layer's E experts get one of the tokens, in expectation: E · (1 − (1 − k / E)^tokens).
+    """Return the expected number of a layer's E experts that get a token: E · (1 − (1 − k / E)^tokens).
 
-    Each token chooses k of them, any k as likely as others: a router that prefers some touches fewer. None: there are
-    no experts.
+    Each token chooses k experts, all choices equally likely: a router that prefers some experts touches fewer. Returns
+    None for a dense model.
     """
     if model.moe is None:
         return None
@@ -74,7 +74,7 @@ def experts_touched(model: ModelConfig, tokens: int) -> float | None:
 def cache_bytes_read(model: ModelConfig, tokens: int, dtype: str) -> int:
     """Count the bytes of a sequence's cache that a decoding step reads, over all layers.
 
-    `tokens` are those of the sequence, the new one included.
+    `tokens` is the sequence's length, the new token included.
     """
     costs = attention_of(model).costs
     elements = costs.cached(model) * tokens if costs.decode_reads is None else costs.decode_reads(model, tokens)
@@ -82,9 +82,9 @@ def cache_bytes_read(model: ModelConfig, tokens: int, dtype: str) -> int:
 
 
 def weight_bytes_read(model: ModelConfig, batch: int, dtype: str, experts_touched: float | None = None) -> float:
-    """Count the bytes of weights that a decoding step reads: each once, of tables to look up in only the rows.
+    """Count the bytes of weights that a decoding step reads: each weight once, and of lookup tables only the rows.
 
-    `experts_touched` of each layer get a token; None: the model has none.
+    `experts_touched` is the number of a layer's experts that get a token; None: the model has no experts.
     """
     counted = count_parameters(model)
     read: float = counted.total
@@ -103,7 +103,7 @@ def decode_bytes(
     """Count the bytes that a decoding step has to read: weights once, and the caches of `batch` sequences.
 
     Source: model bandwidth utilization (MBU) as Databricks defines it, "LLM Inference Performance Engineering: Best
-    Practices", 2023; here with the caches of all sequences, and of experts those that get a token.
+    Practices", 2023; here with the caches of all sequences, and only the experts that get a token.
     """
     return weight_bytes_read(model, batch, dtype, experts_touched) + batch * cache_bytes_read(model, tokens, dtype)
 
@@ -113,7 +113,7 @@ def generation_bytes(
 ) -> int:
     """Estimate the bytes of weights, of the caches of `batch` sequences, and of a layer's tensors for their prompts.
 
-    They are those of one of `tp` ranks that share the model.
+    The estimate is for one of `tp` ranks that share the model.
     """
     return _weight_bytes(model, dtype, tp) + batch * _sequence_bytes(model, prompt_tokens, new_tokens, dtype, tp)
 
@@ -121,19 +121,19 @@ def generation_bytes(
 def largest_batch(
     model: ModelConfig, prompt_tokens: int, new_tokens: int, dtype: str, free_bytes: int, tp: int = 1
 ) -> int:
-    """Return the largest batch for which `generation_bytes` fits; 0: not even the weights and one sequence do."""
+    """Return the largest batch for which `generation_bytes` fits; 0: not even the weights and one sequence fit."""
     left = free_bytes - _weight_bytes(model, dtype, tp)
     return max(left // _sequence_bytes(model, prompt_tokens, new_tokens, dtype, tp), 0)
 
 
 def _weight_bytes(model: ModelConfig, dtype: str, tp: int) -> int:
-    # Norms and routers, which each rank holds whole too, are too few to count.
+    # Norms and routers, which every rank holds in full too, are too small to count.
     whole = model.layers * attention_of(model).costs.replicated_parameters(model) if tp > 1 else 0
     return ((count_parameters(model).total - whole) // tp + whole) * DTYPE_BYTES[dtype]
 
 
 def _sequence_bytes(model: ModelConfig, prompt_tokens: int, new_tokens: int, dtype: str, tp: int) -> int:
-    """Estimate what a sequence adds: its cache, and for each token of its prompt a layer's inner elements."""
+    """Estimate the bytes of a sequence: its cache, and a layer's inner elements for each token of its prompt."""
     inner = feed_forward_matrices(model) * model.ffn_hidden_size * (model.moe.top_k if model.moe else 1)
     prompt = prompt_tokens * (inner // tp + 4 * model.hidden_size) * DTYPE_BYTES[dtype]
     return cache_bytes(model, prompt_tokens + new_tokens, dtype, tp) + prompt

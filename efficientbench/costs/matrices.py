@@ -1,4 +1,4 @@
-"""The matrices that Muon updates, and what its orthogonalization costs, without torch."""
+"""The matrices that Muon updates, and the cost of their orthogonalization, without torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 def layer_matrices(model: ModelConfig) -> dict[str, Stack]:
-    """Return the matrices of one layer by their weight's name within the layer; a router is none of them.
+    """Return the matrices of one layer by their weight's name within the layer, without the router.
 
-    Raises UndeclaredError: the attention does not declare its own.
+    Raises UndeclaredError: the attention does not declare its matrices.
     """
     attention = attention_of(model)
     if attention.matrices is None:
@@ -43,7 +43,7 @@ def muon_flops(config: RunConfig, layout: Layout) -> float:
     """Count the FLOPs of one rank in an update by Muon.
 
     A step of the iteration multiplies a matrix [m, n], m ≤ n, by its transpose, the product by itself, and that by the
-    matrix: 2 m² n + 2 m³ + 2 m² n. Each rank computes the whole of a matrix that tensor-parallel ranks share, and each
+    matrix: 2 m² n + 2 m³ + 2 m² n. Every rank computes the complete matrix that tensor-parallel ranks share, and every
     replica computes the same.
     """
     flops = 0.0
@@ -54,7 +54,7 @@ def muon_flops(config: RunConfig, layout: Layout) -> float:
 
 
 def gathered_matrices(config: RunConfig, layout: Layout) -> int:
-    """Count the parameters of the whole matrices that one rank gathers from the other tensor-parallel ranks."""
+    """Count the parameters of the complete matrices that one rank gathers from the other tensor-parallel ranks."""
     counted = 0
     for name, stack in layer_matrices(config.model).items():
         ranks = _ranks(config, name, stack)
@@ -65,8 +65,8 @@ def gathered_matrices(config: RunConfig, layout: Layout) -> int:
 def muon_bytes(config: RunConfig, layout: Layout) -> int:
     """Estimate the temporary tensors of Muon's update of the largest weight, with all of its experts on a rank.
 
-    Of the whole weight they are, in float32, the clipped gradient, the new momentum and the momentum ahead of its step,
-    and in the dtype of the products what amounts to two more.
+    They are three float32 tensors of the complete weight, the clipped gradient, the new momentum and Nesterov's update,
+    and tensors in the products' dtype that amount to two more.
     """
     stacks = layer_matrices(config.model).values()
     largest = max(stack.parameters // stack.copies * _copies(stack, layout) for stack in stacks)
@@ -81,7 +81,7 @@ def _on_rank(config: RunConfig, layout: Layout) -> Iterator[tuple[int, Stack]]:
 
 
 def _copies(stack: Stack, layout: Layout) -> int:
-    """Return how many of a layer's experts are on one rank; 1 for a weight that is no expert's."""
+    """Return how many of a layer's experts are on one rank; 1 for a weight outside the experts."""
     return stack.copies // layout.ep if stack.copies > 1 else 1
 
 

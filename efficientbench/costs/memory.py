@@ -32,13 +32,13 @@ class RankMemory:
     master_weights: int
     """float32 copies of the weights that the optimizer updates; 0 where the weights themselves are float32."""
     adam_moments: int
-    """Both float32 moments of AdamW, of what it updates."""
+    """Both float32 moments of the weights that AdamW updates."""
     muon_momentum: int
     """Muon's float32 momentum of the layers' matrices; 0 where AdamW updates them."""
     activations: int
     """Tensors kept from forward to backward, for all micro-batches in flight."""
     workspace: int
-    """Temporary tensors of the loss or of a layer's backward pass, whichever takes more."""
+    """Temporary tensors of the loss, a layer's backward pass, the lookup's gradient or Muon, whichever takes most."""
     runtime: int
     """Interpreter, libraries, communication buffers, and the allocator's memory beyond tensors."""
 
@@ -56,11 +56,11 @@ def memory_by_stage(config: RunConfig, layout: Layout, runtime_bytes: int) -> tu
 
 
 def _rank_memory(config: RunConfig, layout: Layout, stage: int, runtime_bytes: int) -> RankMemory:
-    """Estimate one rank, with its state as megatron-core's DistributedDataParallel and optimizer keep it.
+    """Estimate one rank's memory, with its state as megatron-core's DistributedDataParallel and optimizer keep it.
 
-    That is weights in the compute dtype, one float32 gradient buffer, and float32 masters with Adam's moments, which a
-    distributed optimizer shards over the data-parallel ranks. The ep ranks share the experts; the ranks with the same
-    experts share their optimizer states.
+    The state is weights in the compute dtype, one float32 gradient buffer, and float32 masters with Adam's moments,
+    which a distributed optimizer shards over the data-parallel ranks. The ep ranks share the experts; the ranks with
+    the same experts share their optimizer states.
     """
     common, experts = rank_parameters(config, layout, stage), rank_experts(config, layout)
     replicas = layout.cp * layout.dp
@@ -73,7 +73,7 @@ def _rank_memory(config: RunConfig, layout: Layout, stage: int, runtime_bytes: i
     activations = _activation_bytes(config, layout, stage)
     workspace = _workspace_bytes(config, layout, stage)
     if by_muon:
-        # The update needs its own when there are no activations any more.
+        # Muon's update needs its tensors only after the activations are freed.
         workspace = max(workspace, muon_bytes(config, layout) - activations)
     return RankMemory(
         weights=count * dtype_bytes,
@@ -133,8 +133,8 @@ def _activation_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
     """Estimate the activations of all layers and micro-batches in flight.
 
     A layer keeps `_layer_elements`, or its input alone with full recomputation; a norm of the embedding keeps its
-    input. In 1F1B as many micro-batches are in flight as there are stages from this one on; interleaved 1F1B has some
-    more, of a rank's virtual stages.
+    input. In 1F1B as many micro-batches are in flight as there are stages from this one on; interleaved 1F1B has more,
+    over a rank's virtual stages.
     """
     model, training, tp = config.model, config.training, layout.tp
     residual = model.hidden_size // tp if layout.sp else model.hidden_size
@@ -155,9 +155,9 @@ def _activation_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
 def _layer_elements(config: RunConfig, layout: Layout) -> int:
     """Count the elements per token that one layer keeps.
 
-    These are inputs and outputs of both norms, those of attention with its norms, and the feed-forward layer's inner
-    ones; experts also keep input and output. Context-parallel ranks keep the keys and values of the whole sequence;
-    with selective recomputation they gather them again.
+    They are inputs and outputs of both norms, the elements of attention with its norms, and the feed-forward layer's
+    inner elements; experts also keep input and output. Context-parallel ranks keep the keys and values of the complete
+    sequence; with selective recomputation they gather them again.
     """
     model, tp = config.model, layout.tp
     residual = model.hidden_size // tp if layout.sp else model.hidden_size
@@ -172,8 +172,8 @@ def _layer_elements(config: RunConfig, layout: Layout) -> int:
 def _feed_forward_elements(config: RunConfig) -> int:
     """Count the inner elements of the feed-forward layer per token: gate, up and product, or up and its square.
 
-    Experts have top-k copies of them, each with an input and an output. Where tp ranks do not split each expert, each
-    of them has its own tokens.
+    Experts have top-k copies of them, each with an input and an output. Where tp ranks do not split each expert, every
+    tp rank has its own tokens.
     """
     model, parallel = config.model, config.parallel
     inner = feed_forward_matrices(model) * model.ffn_hidden_size // parallel.tp
@@ -183,11 +183,11 @@ def _feed_forward_elements(config: RunConfig) -> int:
 
 
 def _workspace_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
-    """Estimate the temporary tensors: the most of the loss, a layer's backward pass, and the lookup's gradient.
+    """Estimate the temporary tensors: the most that the loss, a layer's backward pass or the lookup's gradient needs.
 
     A backward pass needs its recomputed activations and the gradients of the feed-forward layer's inner elements and
-    of the residual, for experts also of the tokens sent and returned. Beside it a tied embedding's gradient of the
-    output waits for the lookup's.
+    of the residual, for experts also of the tokens sent and returned. Meanwhile a tied embedding's gradient from the
+    output waits for its gradient from the lookup.
     """
     model, training = config.model, config.training
     dtype_bytes = DTYPE_BYTES[training.dtype]
@@ -203,7 +203,7 @@ def _workspace_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
 
 
 def _loss_workspace_bytes(config: RunConfig, layout: Layout) -> int:
-    """Estimate the temporary tensors of the loss, which goes over blocks of tokens.
+    """Estimate the temporary tensors of the loss, which is computed in blocks of tokens.
 
     They are one block's logits (compute dtype, float32 unless fused, and their gradient; the slope of a bound on them
     unless fused), one block's contribution to the output embedding's gradient, and the gradient of the hidden states;

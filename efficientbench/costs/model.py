@@ -1,6 +1,6 @@
-"""Formulas for a model's parameters, FLOPs and cache, without torch; those of a variant are in its declaration.
+"""Formulas for a model's parameters, FLOPs and cache, without torch; a variant's own are in its declaration.
 
-Each raises UndeclaredError where the declaration has no formula that it needs.
+A function raises UndeclaredError where the declaration lacks a formula that it needs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from efficientbench.config.training import Recompute
 
 
 def feed_forward_matrices(model: ModelConfig) -> int:
-    """Count the matrices of a feed-forward layer, which are as many as the inner tensors that it keeps for backward.
+    """Count the matrices of a feed-forward layer; it keeps as many inner tensors for the backward pass.
 
     SwiGLU has gate, up and down, and keeps gate, up and their product. ReLU² has up and down, and keeps up and its
     square.
@@ -23,7 +23,7 @@ def feed_forward_matrices(model: ModelConfig) -> int:
 
 
 def layer_norm_parameters(model: ModelConfig) -> int:
-    """Count the weights of one layer's norms, which every tensor-parallel rank holds whole."""
+    """Count the weights of one layer's norms, which every tensor-parallel rank holds in full."""
     return 2 * model.hidden_size + head_norm_parameters(model) if model.norm_weights else 0
 
 
@@ -33,13 +33,13 @@ def head_norm_parameters(model: ModelConfig) -> int:
 
 
 def outer_norm_parameters(model: ModelConfig, first: bool, last: bool) -> int:
-    """Count the weights of the norm before the layers (on the first stage) and of that behind them (on the last)."""
+    """Count the weights of the norm before the layers (on the first stage) and of the final norm (on the last)."""
     norms = int(first and model.embedding_norm) + int(last)
     return norms * model.hidden_size if model.norm_weights else 0
 
 
 def vocabulary_tables(model: ModelConfig, first: bool, last: bool) -> int:
-    """Count the tables of a stage: the embedding on the first, the output projection on the last; one if tied."""
+    """Count a stage's vocabulary tables: the embedding on the first, the output projection on the last; one if tied."""
     return int(first or last) if model.tied else int(first) + int(last)
 
 
@@ -62,7 +62,7 @@ def head_norm_saved(model: ModelConfig, tp: int, recompute: Recompute) -> int:
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 FLOAT32_BYTES = 4
 COUNTER_BYTES = 16
-"""Of a sequence in a cache: how many tokens it has, and how many it gets."""
+"""Bytes of a sequence's two counters in a cache: the tokens that it has, and the tokens that it gets."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Parameters:
     """Parameters of the whole model by part. The vocabulary is unpadded."""
 
     embedding: int
-    """Of its table, or of two where the output projection has its own."""
+    """Parameters of the embedding's table, and of the output projection's where that has its own."""
     position: int
     attention: int
     feed_forward: int
@@ -89,7 +89,7 @@ class Parameters:
 
 
 def count_parameters(model: ModelConfig) -> Parameters:
-    """Count a model's parameters by part; GQA's equal those of `transformers.Qwen2ForCausalLM` with its shapes."""
+    """Count a model's parameters by part; for GQA as many as `transformers.Qwen2ForCausalLM` has in these shapes."""
     moe = model.moe
     feed_forward = router_parameters(model) + _feed_forward_copies(model) * feed_forward_parameters(model)
     idle = (moe.experts - moe.top_k) * feed_forward_parameters(model) if moe else 0
@@ -175,7 +175,7 @@ def kv_cache_bytes_per_token(model: ModelConfig, dtype: str) -> int:
 
 
 def cache_bytes(model: ModelConfig, tokens: int, dtype: str, tp: int = 1) -> int:
-    """Count the bytes that a rank's cache takes for a sequence with room for so many tokens, over all layers.
+    """Count the bytes of a rank's cache for a sequence with room for `tokens` tokens, over all layers.
 
     Raises UndeclaredError: the attention declares no state, or the positional encoding does not decode.
     """

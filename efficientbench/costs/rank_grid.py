@@ -1,4 +1,4 @@
-"""The groups that ranks form in the engine's order, and the nodes that they reach, without the engine.
+"""The process groups of ranks in the engine's order, and the nodes that they span, without the engine.
 
 Rank = tp + TP · (cp + CP · (dp + DP · pp)). Expert groups have a grid of their own, with expert_tp = 1 where ep > 1:
 rank = expert_tp + ETP · (ep + EP · (expert_dp + …)).
@@ -27,7 +27,7 @@ class Span:
     nodes: int
     """Nodes with ranks of the group."""
     per_node: int
-    """Ranks of the group on the node with fewest of them."""
+    """Ranks of the group on the node with the fewest."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RankGrid:
     layout: Layout
 
     def groups(self, kind: Group) -> list[tuple[int, ...]]:
-        """Return every group of a kind; each rank is in one, except that `embedding` leaves out the inner stages."""
+        """Return every group of a kind; each rank is in one group, but inner stages are in none of `embedding`."""
         layout = self.layout
         stride, size = self._shape(kind)
         groups = [
@@ -71,11 +71,11 @@ class RankGrid:
 
     @cached_property
     def _spans(self) -> dict[Group, Span]:
-        """The reach of every kind; a search over layouts asks for each many times."""
+        """The reach of every kind, cached since a search over layouts asks for it many times."""
         return {kind: self._reach(kind) for kind in get_args(Group)}
 
     def _shape(self, kind: Group) -> tuple[int, int]:
-        """Return the distance between neighbours in a group of a kind, and its ranks."""
+        """Return the distance between neighbours in a group of a kind, and its number of ranks."""
         layout = self.layout
         replicas = layout.cp * layout.dp
         stage = layout.tp * replicas
@@ -94,7 +94,7 @@ class RankGrid:
         return shape[kind]
 
     def _reach(self, kind: Group) -> Span:
-        """Return the reach of a kind: by its shape where that fills nodes evenly, else from all of its groups."""
+        """Return the reach of a kind: by its shape where that fills nodes evenly, else from all its groups."""
         (stride, size), per_node = self._shape(kind), self.layout.ranks_per_node
         ends_only = kind == "embedding" and size > 1
         if stride % per_node == 0:

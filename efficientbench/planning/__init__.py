@@ -1,1 +1,1 @@
-"""Plans of runs: on this machine, on any, and on a cluster that is not at hand."""
+"""Plans of runs: on this machine, on any machine, and on a cluster that need not be available."""

@@ -1,4 +1,4 @@
-"""Plans of runs on a cluster that is not at hand: grid of ranks, stages, memory, communication and step time."""
+"""Plans of runs on a cluster that need not be available: ranks, stages, memory, communication and step time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ClusterPlan:
     stage_parameters: tuple[int, ...]
     """Parameters of a rank of each pipeline stage, counted in the engine's own model on the meta device."""
     rates: DeviceRates | None
-    """Rates of the named device; None where none is named."""
+    """Rates of the named device; None if the plan names no device."""
     projection: Projection | None
     """The projected step; None where rates are missing."""
     not_projected: str | None
@@ -38,7 +38,7 @@ class ClusterPlan:
 
     @property
     def fullest_stage(self) -> int:
-        """The stage whose ranks need most memory; the first where no formula gives it."""
+        """The stage whose ranks need most memory; the first if no formula gives their memory."""
         if known(lambda: self.plan.memory) is None:
             return 0
         return max(range(self.plan.layout.pp), key=lambda stage: self.plan.memory[stage].total)
@@ -48,13 +48,13 @@ def make_cluster_plan(config: RunConfig, world: int, devices_per_node: int, devi
     """Return the plan of a run on `world` accelerators, `devices_per_node` in each node.
 
     Args:
-        config: the run; where it leaves dp open, dp takes all ranks.
+        config: the run's configuration; an unset dp takes all ranks.
         world: number of ranks.
-        devices_per_node: ranks of a node; a smaller world is one node.
+        devices_per_node: ranks on each node; a smaller world is one node.
         device: a name in the table of devices, like 'H100 SXM'; None: the plan has no step time.
 
     Raises:
-        ConfigError: the layout cannot work on so many ranks; the message names what could.
+        ConfigError: the layout cannot work on `world` ranks; the message says what would.
         DeviceError: the configuration names an unknown device type.
         MetricsError: the table of devices lacks `device`.
     """
@@ -83,7 +83,7 @@ def make_cluster_plan(config: RunConfig, world: int, devices_per_node: int, devi
 
 
 def accelerator(config: RunConfig, rates: DeviceRates | None) -> Device:
-    """Return the device type of a planned run: for `auto` the one whose collectives a named device uses.
+    """Return the device type of a planned run: for `auto` the type whose collective backend a named device uses.
 
     Raises DeviceError: the configuration names an unknown device type.
     """
@@ -95,7 +95,7 @@ def accelerator(config: RunConfig, rates: DeviceRates | None) -> Device:
 def whole_nodes(world: int, devices_per_node: int) -> tuple[int, int]:
     """Return the ranks of a node and the number of nodes; a world smaller than a node is one node.
 
-    Raises ConfigError: the ranks are not whole nodes.
+    Raises ConfigError: the ranks do not fill complete nodes.
     """
     per_node = min(world, devices_per_node)
     if world % per_node:
@@ -108,9 +108,9 @@ def whole_nodes(world: int, devices_per_node: int) -> tuple[int, int]:
 
 
 def layout_of_world(config: RunConfig, world: int, devices_per_node: int) -> tuple[RunConfig, Layout]:
-    """Return the layout on `world` ranks, and the configuration with a micro-batch that all replicas can fill.
+    """Return the configuration with a micro-batch that fits all replicas, and its layout on `world` ranks.
 
-    Raises ConfigError: the ranks are not whole nodes or not whole replicas, or the layout cannot work.
+    Raises ConfigError: the ranks do not fill complete nodes or complete replicas, or the layout cannot work.
     """
     per_node, nodes = whole_nodes(world, devices_per_node)
     parallel = config.parallel
@@ -136,8 +136,8 @@ def layout_of_world(config: RunConfig, world: int, devices_per_node: int) -> tup
 def count_stage_parameters(config: RunConfig, layout: Layout) -> list[int]:
     """Count the parameters of a rank of each pipeline stage in the engine's own model on the meta device.
 
-    The process groups are those of the fewest replicas that share the experts, with a backend that sends nothing;
-    further replicas hold the same. This changes torch and the engine for the whole process, as a run on a CPU does.
+    The process groups have the fewest replicas that share the experts, and a backend that sends nothing; further
+    replicas hold the same parameters. This changes torch and the engine for the process, as a run on a CPU does.
     """
     CPU().prepare(0)
     with warnings.catch_warnings():

@@ -32,7 +32,7 @@ _GROUPS: tuple[tuple[Group, str], ...] = (
 
 
 def print_cluster_plan(cluster: ClusterPlan, console: Console) -> None:
-    """Print the grid, the stages, what a rank sends, and the projected step with its assumptions."""
+    """Print the grid, the stages, a rank's transfers, and the projected step with its assumptions."""
     communication = known(lambda: _communication(cluster))
     for table in (_grid(cluster), _stages(cluster), communication, _projection(cluster)):
         if table is not None:
@@ -93,7 +93,7 @@ class _Sent(NamedTuple):
 
 
 def _communication(cluster: ClusterPlan) -> Table | None:
-    """Return what a rank of the stage that sends most sends; None where a rank is alone."""
+    """Return the table of a rank's transfers, on the stage that sends most; None where no rank sends anything."""
     stages = {stage: list(_sent(cluster, stage)) for stage in range(cluster.plan.layout.pp)}
     most = max(stages, key=lambda stage: sum(row.sent_bytes for row in stages[stage]))
     if not stages[most]:
@@ -164,7 +164,7 @@ def _notes(cluster: ClusterPlan) -> list[str]:
 
 
 def _verdict(cluster: ClusterPlan, capacity_bytes: float) -> str:
-    """Return whether the fullest rank fits into a device, and what on as many ranks would."""
+    """Return whether the fullest rank fits into a device, and which layouts of as many ranks would."""
     fullest = cluster.plan.memory[cluster.fullest_stage].total
     line = f"memory: {gigabytes(fullest)} of {gigabytes(capacity_bytes)} on the fullest rank: "
     if fullest <= capacity_bytes:

@@ -16,7 +16,7 @@ from efficientbench.planning.plan import Plan, gigabytes, make_plan, memory_part
 
 
 class DoesNotFitError(ConfigError):
-    """The memory estimate of a run is above the memory that there is; `plan` has the estimate."""
+    """The memory estimate of a run is above the available memory; `plan` has the estimate."""
 
     def __init__(self, plan: Plan, problem: str) -> None:
         super().__init__(problem)
@@ -24,7 +24,7 @@ class DoesNotFitError(ConfigError):
 
 
 def check_fits(plan: Plan, capacity_bytes: int, shared: bool) -> None:
-    """Check that a run fits into memory; a run whose memory no formula gives is left to try.
+    """Check that a run fits into memory; a run whose memory no formula gives passes.
 
     Args:
         plan: the plan of the run.
@@ -32,7 +32,7 @@ def check_fits(plan: Plan, capacity_bytes: int, shared: bool) -> None:
         shared: whether all ranks of a node share `capacity_bytes`, as on a CPU.
 
     Raises:
-        DoesNotFitError: it does not fit; the message has estimate, capacity, and changes that would make it fit.
+        DoesNotFitError: the run does not fit; the message has estimate, capacity, and changes that would make it fit.
     """
     needed = known(lambda: _needed(plan, shared))
     if needed is None or needed <= capacity_bytes:
@@ -62,15 +62,15 @@ PP_SIZES = (1, 2, 4, 8, 16)
 
 
 def remedies(plan: Plan, capacity_bytes: int, shared: bool = False, same_ranks: bool = False) -> list[str]:
-    """Return of each kind of change the mildest that makes a run fit, if any does.
+    """Return the mildest change of each kind that makes a run fit, if any does.
 
-    Changes are combined where none of those that keep sequence and ranks suffices alone.
+    Changes are combined where no change that keeps sequence and ranks suffices alone.
 
     Args:
-        plan: of the run, which does not fit.
-        capacity_bytes: as of `check_fits`.
-        shared: as of `check_fits`.
-        same_ranks: whether the run takes as many ranks as it has, in another layout, and not more.
+        plan: the plan of a run that does not fit.
+        capacity_bytes: as in `check_fits`.
+        shared: as in `check_fits`.
+        same_ranks: whether the changes keep the number of ranks, in another layout.
     """
 
     def first(kind: Kind) -> str | None:
@@ -103,7 +103,7 @@ def _needed(plan: Plan, shared: bool) -> int:
 
 
 def _joined(first: Kind, second: Kind) -> Kind:
-    """Return the kind that makes a change of one kind, and then one of another."""
+    """Return the kind of change that makes a change of `first`, and then one of `second`."""
 
     def both(plan: Plan) -> Changes:
         for text, config in first(plan):
@@ -148,7 +148,7 @@ def _shorter_sequence(plan: Plan) -> Changes:
 
 
 def _shared_experts(plan: Plan) -> Changes:
-    """Yield larger ep, each with as many replicas as share the experts."""
+    """Yield larger values of ep, each with enough replicas to share the experts."""
     layout, moe = plan.layout, plan.config.model.moe
     for ep in range(layout.ep + 1, moe.experts + 1 if moe else 0):
         dp = lcm(layout.dp, ep)
@@ -158,10 +158,10 @@ def _shared_experts(plan: Plan) -> Changes:
 
 
 def _more_ranks(plan: Plan) -> Changes:
-    """Yield larger grids on the same nodes, those with fewest ranks first.
+    """Yield larger grids on the same nodes, the grids with fewest ranks first.
 
-    Among as many ranks, data parallelism comes before stages, and these before tensor parallelism, which communicates
-    most.
+    Among grids of equal size, data parallelism comes before stages, and stages before tensor parallelism, which
+    communicates most.
     """
     layout = plan.layout
     grids = [
@@ -177,7 +177,7 @@ def _more_ranks(plan: Plan) -> Changes:
 
 
 def _other_grids(plan: Plan) -> Changes:
-    """Yield the other grids of as many ranks: those that split a model least first, stages before tensors."""
+    """Yield the other grids of as many ranks: grids that split a model least come first, stages before tensors."""
     layout, moe = plan.layout, plan.config.model.moe
     experts = [ep for ep in range(1, moe.experts + 1) if moe.experts % ep == 0] if moe else [1]
     grids = [
@@ -193,7 +193,7 @@ def _other_grids(plan: Plan) -> Changes:
 
 
 def _with_grid(plan: Plan, tp: int, pp: int, ep: int, dp: int) -> tuple[str, RunConfig]:
-    """Return the run in another grid, and its arguments."""
+    """Return the arguments for another grid, and the run's configuration in it."""
     layout = plan.layout
     # Experts under tensor parallelism need sequence parallelism.
     sp = tp > 1 and (layout.sp or plan.config.model.moe is not None)
@@ -204,7 +204,7 @@ def _with_grid(plan: Plan, tp: int, pp: int, ep: int, dp: int) -> tuple[str, Run
 
 
 def _with(plan: Plan, part: str, changes: Mapping[str, object]) -> RunConfig:
-    """Return the run with changes in one part, and with as many replicas as it has unless these change."""
+    """Return the run with changes in one part, and with the layout's number of replicas unless the changes set it."""
     parallel = plan.config.parallel.model_copy(update={"dp": plan.layout.dp})
     config = plan.config.model_copy(update={"parallel": parallel})
     return config.model_copy(update={part: getattr(config, part).model_copy(update=changes)})

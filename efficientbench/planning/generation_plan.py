@@ -29,15 +29,15 @@ from efficientbench.planning.step_time import Efficiency, work_time_s
 REPETITIONS = 15
 """Measurements of a rate; the shortest time counts."""
 METHOD = "a sum of large tensors"
-"""What is measured, for reports."""
+"""The measured operation, for reports."""
 CPUS = Path("/sys/devices/system/cpu")
 """Where Linux describes processors and their caches."""
 SMALLEST_BYTES = 64 * 2**20
-"""Of the tensor, also where Linux does not report how large the caches are."""
+"""Smallest tensor, for small caches and where Linux does not report their size."""
 
 
 def memory_bytes_s() -> float:
-    """Return the bytes a second that torch reads and writes in memory with the threads that it has."""
+    """Return the bytes a second that torch reads and writes in memory with its present number of threads."""
     import torch
 
     large = torch.ones(tensor_bytes() // torch.float32.itemsize, dtype=torch.float32)
@@ -47,12 +47,12 @@ def memory_bytes_s() -> float:
 def tensor_bytes(cpus: Path = CPUS) -> int:
     """Return the bytes of a tensor that is four times as large as the level-3 caches of this process's processors.
 
-    A smaller one would stay in them, and its rate would be theirs.
+    A smaller tensor would stay in the caches, and the measured rate would be theirs.
     """
     caches: dict[str, int] = {}
     for number in os.sched_getaffinity(0):
         cache = cpus / f"cpu{number}" / "cache" / "index3"
-        # Linux hides what it does not know.
+        # Linux has no file for a size that it does not know.
         if (cache / "size").exists() and (cache / "shared_cpu_list").exists():
             kibibytes = (cache / "size").read_text(encoding="ascii").strip().removesuffix("K")
             caches[(cache / "shared_cpu_list").read_text(encoding="ascii")] = int(kibibytes) * 1024
@@ -60,55 +60,55 @@ def tensor_bytes(cpus: Path = CPUS) -> int:
 
 
 def shortest_s(work: Callable[[], object]) -> float:
-    """Return the shortest of several times of some work, s."""
+    """Return the shortest of REPETITIONS times of `work`, in seconds."""
     work()  # allocates, and starts the threads
     return min(timeit.repeat(work, repeat=REPETITIONS, number=1))
 
 
 CONTEXTS = (1024, 4096, 16384, 65536)
-"""Tokens of prompts for which the largest batch is computed."""
+"""Prompt lengths, in tokens, for which the largest batch is computed."""
 AT_THE_PEAKS = Efficiency(1, 1, 1, 1)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Prefill of one batch, and the decoding step behind it."""
+    """Prefill of one batch, and the decoding step after it."""
 
     prompt_tokens: int
     batch: int
     prefill_flops: float
     decode_flops: float
     weight_bytes: float
-    """Of the weights that the decoding step reads."""
+    """Bytes of the weights that the decoding step reads."""
     cache_bytes: int
-    """Of all rows' caches, as the decoding step reads them."""
+    """Bytes of all rows' caches that the decoding step reads."""
     prefill_s: float | None
-    """The least time; None without a device's rates, like `decode_s`."""
+    """The least time in seconds; None without a device's rates, like `decode_s`."""
     decode_s: float | None
 
 
 @dataclass(frozen=True)
 class GenerationPlan:
-    """One run's model."""
+    """The bounds and the largest batches of one run's model."""
 
     name: str
     bounds: tuple[Bound, ...]
     largest: dict[int, int]
-    """Context → the most prompts of so many tokens that a device computes and keeps at once; 0: not even one."""
+    """Prompt length in tokens → most prompts that a device computes and keeps at once; 0: not even one."""
     missing: dict[str, str]
-    """What is n/a → why."""
+    """Prompt or batch that is n/a → why."""
 
 
 def plan_generation(
     config: RunConfig, prompts: Sequence[int], batches: Sequence[int], rates: DeviceRates | None
 ) -> GenerationPlan:
-    """Return the bounds for each length of prompts and each batch, and the largest batch of each of CONTEXTS.
+    """Return the bounds for each prompt length and each batch, and the largest batch for each of CONTEXTS.
 
     Args:
-        config: of the run; its dtype is that of weights and cache.
-        prompts: tokens of a prompt.
-        batches: rows that are computed at once.
-        rates: of the device; None: no times, and nothing of what fits.
+        config: the run's configuration; weights and cache have its dtype.
+        prompts: prompt lengths in tokens.
+        batches: batch sizes in rows.
+        rates: the device's rates; None: no times and no largest batches.
     """
     bounds, largest, missing = [], {}, {}
     for prompt in prompts:

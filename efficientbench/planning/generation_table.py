@@ -1,4 +1,4 @@
-"""Tables of what generating takes, of one run's model or of all runs of the matrix."""
+"""Tables of the cost of generation, for one run's model or for all runs of the matrix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def print_generation(
     device: str | None,
     console: Console,
 ) -> None:
-    """Print the bounds of each run, the largest batches, what is n/a and why, and what the figures are.
+    """Print the bounds of each run, the largest batches, the reasons for n/a, and what the figures count.
 
     Raises MetricsError: the table of devices lacks `device`, or its peak in a run's dtype.
     """
@@ -49,7 +49,7 @@ def print_generation(
 def matrix_configs(overrides: Sequence[str], smoke: bool) -> tuple[list[RunConfig], list[str]]:
     """Return the configurations of all runs of the matrix, and a line for each run that the overrides do not fit.
 
-    Raises ConfigError: they fit none.
+    Raises ConfigError: the overrides fit no run.
     """
     return of_each_run(lambda name: resolve_run(name, smoke, overrides)[0])
 
@@ -80,7 +80,7 @@ def _row(bound: Bound, rates: DeviceRates | None) -> tuple[str, ...]:
 
 
 def _set_by(bound: Bound, rates: DeviceRates) -> str:
-    """Return what a decoding step takes most time for."""
+    """Return what bounds a decoding step: weights, cache or FLOPs, whichever takes most time."""
     times = {
         "weights": bound.weight_bytes / rates.memory_bytes_s,
         "cache": bound.cache_bytes / rates.memory_bytes_s,

@@ -1,4 +1,4 @@
-"""The plan of a run before anything starts: its parameters, length, layout and memory, and whether that fits."""
+"""The plan of a run before anything starts: its parameters, length, layout and memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def not_promised(config: RunConfig, device: Device, environment: Mapping[str, st
 
 
 def determinism(config: RunConfig, device: Device) -> str | None:
-    """Return what to print of a run with `training.deterministic`; None for a run without."""
+    """Return the line to print for a run with `training.deterministic`; None for a run without it."""
     if not config.training.deterministic:
         return None
     gaps = "; ".join(f"{part}: {reason}" for part, reason in not_promised(config, device).items())
@@ -55,16 +55,16 @@ def determinism(config: RunConfig, device: Device) -> str | None:
 
 @dataclass(frozen=True)
 class TextBudget:
-    """What a run will read of its text."""
+    """The amount of text that a run will read."""
 
     tokens_per_parameter: float | None
-    """None where the model's parameters are not known before it is built, or its steps before its text is."""
+    """Training tokens per parameter; None while the parameters or the steps are unknown."""
     unique_tokens: int | None
-    """About; None where a source is not tokenized yet, or the model writes what it learns from."""
+    """Approximate number of distinct tokens; None where a source is not tokenized yet, or the model writes its text."""
     epochs: float | None
-    """About, of the source that is repeated most; None where a source is not tokenized yet."""
+    """Approximate epochs of the source that is repeated most; None as for `unique_tokens`."""
     begun: bool
-    """Whether the run begins with weights of another one, which has read text, too."""
+    """Whether the run begins with the weights of another run, which has read text too."""
 
     @property
     def speed_only_reason(self) -> str | None:
@@ -79,20 +79,20 @@ class TextBudget:
 
 
 def text_budget(plan: Plan, corpus_tokens: Sequence[int] | None) -> TextBudget:
-    """Return what a run will read; `corpus_tokens`: tokens of each source; None where they are not known."""
+    """Return the text that a run will read; `corpus_tokens`: tokens of each source; None: they are unknown."""
     per_parameter, begun = plan.budget.tokens_per_parameter, plan.config.init.run is not None
     writes = plan.config.training.objective == "rl"
     if corpus_tokens is None or writes or not plan.budget.counted:
         return TextBudget(per_parameter, None, None, begun)
     data = plan.config.data
-    # Documents are split by number, so that the tokens of a split are about as many.
+    # Documents are split by number, so that a split's share of the tokens is approximate.
     training = [max(round(tokens * data.split[0] / sum(data.split)), 1) for tokens in corpus_tokens]
     unique, epochs = text_read(plan.budget.tokens, list(zip(data.weights, training, strict=True)))
     return TextBudget(per_parameter, unique, epochs, begun)
 
 
 def tokenized(data: DataConfig) -> list[int] | None:
-    """Return the tokens of each source from the manifest beside its pair; None where one has none.
+    """Return the number of tokens of each source, by the manifest beside its pair; None if one has no manifest.
 
     Raises:
         DataError: a manifest is damaged.
@@ -102,7 +102,7 @@ def tokenized(data: DataConfig) -> list[int] | None:
 
 
 def known_corpora(data: DataConfig) -> list[Corpus] | None:
-    """Return the sources that are tokenized pairs with a manifest; None where one is not.
+    """Return the corpora of all sources, which are tokenized pairs with a manifest; None if one is not.
 
     Raises:
         DataError: a manifest is damaged.
@@ -110,7 +110,7 @@ def known_corpora(data: DataConfig) -> list[Corpus] | None:
     sources = [source for source in data.sources if source is not None]
     if len(sources) < len(data.sources):
         return None
-    # Here, since it loads numpy: most plans are of a corpus that is yet to be downloaded.
+    # Imported here, since it loads numpy: most plans precede the download of their corpus.
     from efficientbench.data_tools.tokens.manifest import load_corpus, manifest_path
 
     # The current folder has no name that a pair could have.
@@ -156,12 +156,12 @@ class Plan:
 
     @cached_property
     def parameters(self) -> Parameters:
-        """Parameters of the model. Raises UndeclaredError where a variant declares no formula; so do the others."""
+        """Parameters of the model. Like `flops` and `memory`: raises UndeclaredError if a variant lacks a formula."""
         return count_parameters(self.config.model)
 
     @cached_property
     def flops(self) -> Flops:
-        """FLOPs of a token."""
+        """FLOPs per token."""
         training = self.config.training
         return flops_per_token(self.config.model, training.seq_len, training.recompute)
 
@@ -172,7 +172,7 @@ class Plan:
 
     @property
     def length(self) -> str:
-        """The run's optimizer steps in words; its epochs where these set its length and its text is not known."""
+        """The run's optimizer steps in words; its epochs where these set the length and the text is not known yet."""
         if self.budget.counted:
             return number_of(self.budget.steps, "step")
         return f"{number_of(self.config.training.epochs or 1, 'epoch')} in steps"
@@ -202,7 +202,7 @@ def make_plan(config: RunConfig, layout: Layout, runtime_bytes: int) -> Plan:
 def plan_anywhere(config: RunConfig) -> Plan:
     """Return the plan of a run on any machine: with the fewest data-parallel replicas, and a CPU for `auto`.
 
-    Raises ConfigError: the layout cannot work. Raises DeviceError: there is no such device type.
+    Raises ConfigError: the layout cannot work. Raises DeviceError: the device type is unknown.
     """
     device = planned_device(config)
     config = with_kernels(config, device)
@@ -212,13 +212,13 @@ def plan_anywhere(config: RunConfig) -> Plan:
 def planned_device(config: RunConfig) -> Device:
     """Return the device type that `plan_anywhere` plans for.
 
-    Raises DeviceError: there is no device type of the configured name.
+    Raises DeviceError: the configured device type is unknown.
     """
     return device_called("cpu" if config.device == "auto" else config.device)
 
 
 def with_kernels(config: RunConfig, device: Hardware) -> RunConfig:
-    """Return the configuration with `kernels.fused` set: by the device where the user has not set it."""
+    """Return the configuration with `kernels.fused` set: by the device, unless the user has set it."""
     if config.kernels.fused is not None:
         return config
     kernels = config.kernels.model_copy(update={"fused": device.fuses()})

@@ -99,7 +99,7 @@ def print_matrix(overrides: Sequence[str], smoke: bool) -> None:
     table = plain_table("run", _MATRIX_COLUMNS, "the matrix, planned")
     for plan in plans:
         table.add_row(plan.config.name, *_matrix_row(plan))
-    # A row stays whole and on one line, however narrow the terminal is.
+    # A row stays on one line, however narrow the terminal is.
     console = Console(width=_LINE, highlight=False, soft_wrap=True)
     console.print(table)
     for line in _matrix_notes(plans) + refused:
@@ -107,9 +107,9 @@ def print_matrix(overrides: Sequence[str], smoke: bool) -> None:
 
 
 def of_each_run(make: Callable[[str], Made]) -> tuple[list[Made], list[str]]:
-    """Return what `make` returns for the name of each run of the matrix, and a line for each run that it refuses.
+    """Return the results of `make` for the names of the matrix's runs, and a line for each run that it refuses.
 
-    Raises ConfigError: it refuses all.
+    Raises ConfigError: `make` refuses all runs.
     """
     found, refused, first = [], [], None
     for run in load_matrix().runs:
@@ -184,7 +184,7 @@ def _keys_read(plan: Plan) -> str:
 
 
 def _text_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return how much text the model gets, and whether its losses can then say anything."""
+    """Return the rows of the text that the model reads, and the reason if its losses say nothing of the model."""
     text = text_budget(plan, tokenized(plan.config.data))
     writes = plan.config.training.objective == "rl"
     unknown = "n/a: " + (
@@ -201,27 +201,27 @@ def _text_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _backbone_rows(model: ModelConfig) -> list[tuple[str, str]]:
-    """Return in what the backbone differs from Qwen2.5's beside its shapes; no row where it does not."""
+    """Return the row of the backbone's differences from Qwen2.5's beside its shapes; no row without any."""
     fields = type(model).model_fields
     changed = [f"{key}={json.dumps(value)}" for key in CHOICES if (value := getattr(model, key)) != fields[key].default]
     return [("backbone", ", ".join(changed).replace('"', ""))] if changed else []
 
 
 def _optimizer_rows(training: TrainingConfig) -> list[tuple[str, str]]:
-    """Return what updates the layers' matrices where it is not AdamW, and what that changes."""
+    """Return the row of the optimizer that updates the layers' matrices; no row for AdamW."""
     if training.optimizer == "adamw":
         return []
     return [("optimizer", f"muon ({training.matrix_rate:g}) for layers' matrices; not the distributed optimizer")]
 
 
 def _rollout_rows(config: RunConfig, layout: Layout) -> list[tuple[str, str]]:
-    """Return what a rank needs beside the training to sample answers; no row where it samples none."""
+    """Return the row of the memory that a rank needs to sample answers; no row where it samples none."""
     rl, training, model = config.rl, config.training, config.model
     if training.objective != "rl":
         return []
     questions = -(-training.global_batch_size // rl.samples // layout.dp)
     answers = min(max(rl.batch // rl.samples, 1), questions) * rl.samples
-    # As many positions as the update computes, and a token behind the last of them.
+    # As many positions as the update computes, and one token after the last.
     each = partial(cache_bytes, model, training.seq_len + 1, training.dtype, layout.tp)
     size = shown(lambda: f"at most {gigabytes(answers * each())} on a rank")
     return [("cache of rollouts", f"{size}, for {answers:,} answers; not in the estimate")]

@@ -1,4 +1,4 @@
-"""Searches the layout, micro-batch and recomputation with which a run is fastest on a cluster, by projection."""
+"""Searches for the layout, micro-batch and recomputation with which a run is fastest on a cluster, by projection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COLUMNS = (
 
 
 def print_search(found: Search, command: str, console: Console) -> None:
-    """Print the fastest layouts, what they assume, and `command`, which runs the first."""
+    """Print the fastest layouts, their assumptions, and `command`, which runs the first."""
     best = found.ranked[0]
     ranks = number_of(best.layout.world_size, "rank")
     title = f"{best.config.name} on {ranks} of {found.rates.name}, {number_of(found.nodes, 'node')}, by projection"
@@ -80,15 +80,15 @@ def _notes(found: Search) -> list[str]:
 MOST_RANKED = 10
 MOST_STAGES = 16
 MOST_VIRTUAL_STAGES = 4
-"""On each pipeline rank."""
+"""Most virtual stages on each pipeline rank."""
 CONTEXT_RANKS = (1, 2, 4, 8)
 MOST_TOKENS = 16_384
-"""Of a micro-batch on one rank: more fill no processor better."""
+"""Most tokens of a micro-batch on one rank: more do not use a processor better."""
 SEARCHED = (
     *("parallel.tp", "parallel.sp", "parallel.cp", "parallel.pp", "parallel.vpp", "parallel.ep"),
     *("training.micro_batch_size", "training.recompute"),
 )
-"""Keys that a search sets, unless the user has."""
+"""Keys that a search sets, unless the user has set them."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Candidate:
     config: RunConfig
     layout: Layout
     memory_bytes: int
-    """Peak of the fullest rank."""
+    """Peak memory of the fullest rank."""
     projection: Projection
 
     @property
@@ -109,20 +109,20 @@ class Candidate:
 
     @property
     def exposed_s(self) -> float:
-        """Seconds of a step's transfers that nothing hides."""
+        """Seconds of a step's transfers that no computing hides."""
         return sum(self.projection.communication_s.values()) - self.projection.hidden_s
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a search has found."""
+    """The result of a search."""
 
     ranked: tuple[Candidate, ...]
-    """The MOST_RANKED fastest; of those as fast by three digits the one with fewest ranks in tp, then in pp, first."""
+    """The MOST_RANKED fastest candidates; where three digits are equal, fewest ranks in tp, then in pp, come first."""
     fitting: int
-    """Layouts with a micro-batch that fit."""
+    """Number of layouts with a micro-batch that fit."""
     too_large: int
-    """Those that need more than a device's memory, however much is recomputed."""
+    """Number of layouts with a micro-batch that need more than a device's memory, however much is recomputed."""
     rates: DeviceRates
     nodes: int
 
@@ -131,17 +131,17 @@ Laid = tuple[RunConfig, Layout]
 
 
 def search(config: RunConfig, world: int, devices_per_node: int, device: str, given: Collection[str] = ()) -> Search:
-    """Rank what a run could be on `world` accelerators.
+    """Rank the layouts, micro-batches and recomputations of a run on `world` accelerators.
 
-    Of a layout with a micro-batch only the least recomputation that fits is ranked: more of it only takes time. The
-    global batch and the sequence stay as they are.
+    For a layout with a micro-batch only the least recomputation that fits is ranked: more only takes time. The global
+    batch and the sequence do not change.
 
     Args:
-        config: the run.
-        world: number of ranks, which all work.
-        devices_per_node: ranks of a node; a smaller world is one node.
+        config: the run's configuration.
+        world: number of ranks, all of which are used.
+        devices_per_node: ranks on each node; a smaller world is one node.
         device: a name in the table of devices, like 'H100 SXM'.
-        given: the keys of SEARCHED that the user has set, and that stay.
+        given: the keys of SEARCHED that the user has set, and that the search does not change.
 
     Raises:
         ConfigError: no layout works, none fits, or a variant declares no formula for memory or time.
@@ -161,7 +161,7 @@ def search(config: RunConfig, world: int, devices_per_node: int, device: str, gi
         sized = ((each, layout, _fullest(each, layout, chosen.runtime_bytes)) for each, layout in laid)
         fitting = next((each for each in sized if each[2] <= rates.memory_bytes), None)
         if fitting is None:
-            # Whoever computes most again needs least.
+            # The last recomputes most and so needs the least memory.
             too_large.append((_fullest(*laid[-1], chosen.runtime_bytes), laid[-1][0]))
         else:
             found.append(Candidate(*fitting, project(fitting[0], fitting[1], rates)))
@@ -173,7 +173,7 @@ def search(config: RunConfig, world: int, devices_per_node: int, device: str, gi
 
 
 def words_of(changed: RunConfig, config: RunConfig) -> list[str]:
-    """Return the `key=value` texts that make of `config` the changed run, as far as a search changes it."""
+    """Return the `key=value` texts that turn `config` into `changed`, for the keys of SEARCHED."""
     words = []
     for key in SEARCHED:
         part, _, name = key.partition(".")
@@ -193,7 +193,7 @@ def _fullest(config: RunConfig, layout: Layout, runtime_bytes: int) -> int:
 
 
 def _is_valid(config: RunConfig) -> bool:
-    """Return whether the schema takes the run, whose keys may exclude each other."""
+    """Return whether the schema accepts the run, whose keys may exclude each other."""
     try:
         RunConfig.model_validate(config.model_dump())
     except ValidationError:
@@ -202,7 +202,7 @@ def _is_valid(config: RunConfig) -> bool:
 
 
 def _layouts(config: RunConfig, world: int, per_node: int, nodes: int, given: Collection[str]) -> Iterator[list[Laid]]:
-    """Yield for each layout and micro-batch the runs that can work, those with least recomputation first."""
+    """Yield for each layout and micro-batch the runs that can work, in order of recomputation, the least first."""
     training = config.training
     for grid in _grids(config, world, per_node, given):
         split = config.model_copy(update={"parallel": config.parallel.model_copy(update=grid)})
@@ -232,7 +232,7 @@ def _grids(config: RunConfig, world: int, per_node: int, given: Collection[str])
     for tp, cp, pp in product(tensor, context, stages):
         if world % (tp * cp * pp):
             continue
-        # Sequence parallelism sends as many bytes, and keeps fewer activations.
+        # Sequence parallelism sends equally many bytes, and keeps fewer activations.
         (sp,) = _fixed(config, given, "parallel.sp") or [tp > 1 and seq_len // cp % tp == 0]
         virtual = _divisors(model.layers // pp, MOST_VIRTUAL_STAGES) if pp > 1 else [1]
         for vpp, ep in product(_fixed(config, given, "parallel.vpp") or virtual, experts):

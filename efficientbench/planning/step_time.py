@@ -27,7 +27,7 @@ ASSUMED = Efficiency()
 
 
 def assumptions(rates: DeviceRates) -> list[str]:
-    """Return what a projection assumes, and where a device's rates are from, in a line each."""
+    """Return a line with a projection's assumptions, and a line with the sources of the device's rates."""
     network = rates.between_nodes_bytes_s
     between = f", {network / 1e9:g} GB/s between nodes" if network else ""
     return [
@@ -49,7 +49,7 @@ class Projection:
     communication_s: dict[str, float]
     """Purpose → time of its transfers in seconds."""
     hidden_s: float
-    """Part of those seconds in which the device computes."""
+    """Seconds of `communication_s` in which the device computes."""
     bubble_s: float
     """Seconds that the pipeline waits while it fills and drains."""
 
@@ -62,8 +62,8 @@ def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: E
     """Project a step's time.
 
     Operations run one after another; each takes the longer of computing and moving its bytes. A transfer takes the rate
-    of the slowest link that its group crosses, without latency; `_hidden_s` says which hide behind computing. Stages
-    may be unequal; in 1F1B the slowest sets the pace of the micro-batches.
+    of the slowest link that its group crosses, without latency; `_hidden_s` gives the time that hides behind computing.
+    Stages may be unequal; in 1F1B the slowest sets the pace of the micro-batches.
 
     `rates.between_nodes_bytes_s` must be known where the layout has several nodes.
     """
@@ -99,8 +99,8 @@ def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: E
 def _hidden_s(config: RunConfig, layout: Layout, stage: int, once: dict[str, float], micro_batch_s: float) -> float:
     """Return the seconds of the step's transfers between replicas that hide behind computing.
 
-    Gradients can go during the last micro-batch's backward pass, two thirds of its `micro_batch_s`, and weights come
-    during the first one's forward pass; but for the last bucket of gradients and the first of weights, which have
+    Gradients are sent during the last micro-batch's backward pass, two thirds of its `micro_batch_s`, and weights
+    arrive during the first micro-batch's forward pass. The last bucket of gradients and the first of weights have
     nothing left to hide behind. Megatron cuts no buckets on stages after the first.
     """
     if not config.parallel.overlap or stage > 0:
@@ -121,7 +121,7 @@ def bubble_fraction(layout: Layout) -> float:
 
 
 def work_time_s(kind: str, works: Works, rates: DeviceRates, efficiency: Efficiency) -> float:
-    """Return the seconds that works take one after another, each the longer of computing and moving its bytes.
+    """Return the seconds of `works` one after another, each the longer of computing and moving its bytes.
 
     With an Efficiency of ones this is the roofline's bound (arXiv 0809.3163).
     """

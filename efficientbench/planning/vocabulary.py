@@ -1,4 +1,4 @@
-"""The vocabulary of a run's model: that of its text's tokenizer, where that is larger and no key sets it."""
+"""The vocabulary of a run's model, which grows to the size of its text's tokenizer where no key sets it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Vocabulary(NamedTuple):
 
     size: int
     source: str
-    """What has it, for messages."""
+    """The tokenizer or the key that has this size, for messages."""
     exact: bool
-    """False: a tokenizer that is yet to be trained has so many tokens at most."""
+    """Whether `size` is exact; False: it is the most that a tokenizer yet to be trained may have."""
 
 
 def resolve_run(
@@ -33,10 +33,10 @@ def resolve_run(
     """Return a run's configuration as `resolve` does, with a vocabulary that its text's tokenizer fits into.
 
     Returns:
-        The configuration, and what to print where the model has grown; else None.
+        The configuration, and the line to print if the vocabulary has grown, else None.
 
     Raises:
-        ConfigError: as of `resolve`; or `model.vocab_size` is given, and too small for the tokenizer.
+        ConfigError: as `resolve`; or the user has set `model.vocab_size`, too small for the tokenizer.
         DataError: the tokenizer cannot be loaded, or a manifest is damaged.
     """
     config = resolve(name, smoke, overrides, matrix_file)
@@ -50,11 +50,11 @@ def is_given(overrides: Sequence[str]) -> bool:
 
 
 def with_vocabulary(config: RunConfig, given: bool) -> tuple[RunConfig, str | None]:
-    """Return the run with a vocabulary that its text's tokenizer fits into, and what to print, if anything.
+    """Return the run with a vocabulary that its text's tokenizer fits into, and the line to print if it has grown.
 
     Args:
-        config: the run.
-        given: whether the user has set `model.vocab_size`, which then stays.
+        config: the run's configuration.
+        given: whether the user has set `model.vocab_size`, which then does not change.
 
     Raises ConfigError and DataError as `resolve_run` does.
     """
@@ -75,7 +75,7 @@ def with_vocabulary(config: RunConfig, given: bool) -> tuple[RunConfig, str | No
 
 
 def too_small(config: RunConfig, size: int, source: str) -> str:
-    """Return the message for a model whose vocabulary is smaller than its text's."""
+    """Return the message for a model whose vocabulary is smaller than its tokenizer's."""
     return (
         f"model.vocab_size: {config.model.vocab_size:,} tokens are fewer than the {size:,} of {source}; set "
         f"model.vocab_size={size} or more"
@@ -97,8 +97,8 @@ def _vocabulary(data: DataConfig) -> Vocabulary:
 
 @lru_cache(maxsize=4)
 def _size(tokenizer: str) -> int:
-    """Return the size of a tokenizer's vocabulary; a sweep asks for the same one in every run."""
-    # Here, since it loads libraries: most runs train a tokenizer.
+    """Return the size of a tokenizer's vocabulary, cached since every run of a sweep asks for it."""
+    # Imported here, since it loads libraries: most runs train a tokenizer.
     from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
 
     return load_tokenizer(tokenizer).vocab_size

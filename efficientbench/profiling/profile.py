@@ -1,4 +1,4 @@
-"""Runs whose last steps are traced, and the table of what the steps' time went to."""
+"""Traces the last steps of a run, and prints the table of their time by kind of work."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def profile(config: RunConfig, mode: str) -> int:
         config = config.model_copy(update={"measurement": traced})
     folder = OutputFolder(OutputFolder.of(config).path / "profile")
     exit_code = run(config, mode, folder, fresh=True)
-    # Of several nodes, only the one with rank 0 has the trace.
+    # With several nodes, only rank 0's node has the trace.
     if exit_code == 0 and folder.trace.exists():
         print_profile(folder)
     return exit_code
 
 
 def print_profile(folder: OutputFolder) -> None:
-    """Print what the time of the traced steps went to and what lies farthest above its bound; keep the shares."""
+    """Print the traced steps' time by kind of work and the kind farthest above its bound; write the shares."""
     job = Job.read(folder.config)
     breakdown = break_down(read_trace(folder.trace), attention_of(job.config.model).profiled_as)
     shares = StepShares(
@@ -84,7 +84,7 @@ def print_profile(folder: OutputFolder) -> None:
 
 
 def _rates(job: Job, device: Device) -> tuple[DeviceRates | None, str | None]:
-    """Return the device's rates, or why they are not known; a host's are measured, others taken from the table."""
+    """Return the device's rates, or why they are unknown; a host's rates are measured, others are from the table."""
     if device.memory_capacity_bytes() is None:
         cores = len(os.sched_getaffinity(0))
         threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // job.layout.ranks_per_node))

@@ -1,4 +1,4 @@
-"""The time that a step's work would take at the device's peaks, beside what it took (roofline: arXiv 0809.3163)."""
+"""The time that a step's work would take at the device's peaks, beside the measured (roofline: arXiv 0809.3163)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Bound:
 
 
 def bounds(config: RunConfig, layout: Layout, breakdown: Breakdown, rates: DeviceRates) -> dict[str, Bound]:
-    """Return the bound of each kind of work of the first rank, which computes the first stage, in a step."""
+    """Return the bound of each kind of work in a step of the first rank, which computes the first stage."""
     works = {
         kind: tuple(work.times(layout.micro_batches) for work in each)
         for kind, each in micro_batch_work(config, layout, 0).items()
@@ -55,9 +55,9 @@ def bounds(config: RunConfig, layout: Layout, breakdown: Breakdown, rates: Devic
 
 
 def largest_gap(found: dict[str, Bound], breakdown: Breakdown) -> tuple[str, float]:
-    """Return the kind that a step loses most time to, and how much, in seconds.
+    """Return the kind of work in which a step loses most time, and the lost time in seconds.
 
-    Lost is the time of computing above its bound, and all time in which nothing is computed.
+    Lost time is computing time above its bound, and all time of `communication` and `idle`.
     """
     gaps = {kind: bound.gap_s for kind, bound in found.items()}
     gaps |= {kind: breakdown.seconds[kind] for kind in ("communication", "idle")}

@@ -22,7 +22,7 @@ from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.devices.registry import all_devices
 
 MOST_BYTES = 1 << 30
-"""Of a trace, unpacked."""
+"""Largest unpacked trace that is read."""
 KINDS = ("matmuls", "attention", "norms", "loss", "optimizer", "other", "communication", "idle")
 """Kinds of work. `other`: activations, rotation, embedding, residuals, copies. `idle`: no operation runs."""
 
@@ -84,7 +84,7 @@ class Breakdown:
 def read_trace(path: Path) -> list[dict[str, Any]]:
     """Read the events of an exported trace, plain or gzipped.
 
-    Raises MetricsError: the file is no such trace.
+    Raises MetricsError: the file is not such a trace.
     """
     try:
         content = read_whole(path, MOST_BYTES)
@@ -96,7 +96,7 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
 
 
 def _unpacked(content: bytes) -> bytes:
-    """Return what a gzipped file holds. Raises ValueError: a small file may unpack to more than any memory."""
+    """Return a gzipped file's content. Raises ValueError: it has more than MOST_BYTES, which memory may not hold."""
     with gzip.open(io.BytesIO(content)) as file:
         text = file.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
@@ -108,7 +108,7 @@ def break_down(events: Iterable[Mapping[str, Any]], attention: Sequence[str] = (
     """Add up the seconds of each kind of work in the steps of a trace.
 
     Args:
-        events: of the trace.
+        events: the events of the trace.
         attention: parts of the names of the attention variant's own operations.
 
     Raises:
@@ -167,8 +167,8 @@ def _on_host(events: list[Mapping[str, Any]], kinds: dict[int, str], thread: obj
 def _operation_kinds(events: list[Mapping[str, Any]], named: Scopes) -> dict[int, str]:
     """Return the kind of every operation, by the object's identity and by its number in the trace ('External id').
 
-    An operation that communicates keeps its kind. Any other has that of the outermost scope around it, else its own,
-    else that of the nearest operation around it.
+    An operation that communicates keeps its kind. Any other operation has the kind of the outermost scope around it,
+    else its own kind, else the kind of the nearest operation around it.
     """
     # Object identities are far above the numbers in a trace, so both fit into one dictionary.
     kinds: dict[int, str] = {}
@@ -203,7 +203,7 @@ def _interval(event: Mapping[str, Any]) -> Interval:
 
 
 def _scope_of(name: str, scopes: Scopes) -> str | None:
-    """Return the kind that an operation gives to all that it calls; None where its callees have their own kinds."""
+    """Return the kind that an operation gives to all its callees; None where these have their own kinds."""
     return next((kind for kind, parts in scopes.items() if any(part in name for part in parts)), None)
 
 

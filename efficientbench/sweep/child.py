@@ -17,7 +17,7 @@ from efficientbench.launchers.processes.worker_process import PR_SET_PDEATHSIG, 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 KILL_WAIT_S = 10.0
-"""Time for a killed process to end; one that the kernel holds longer is left behind."""
+"""Seconds to wait for a killed process to end; a process that the kernel holds longer is abandoned."""
 
 
 class Child:
@@ -29,9 +29,9 @@ class Child:
         """Start `efficientbench ARGUMENTS` without a shell.
 
         Args:
-            arguments: after `efficientbench`.
-            environment: of the command.
-            log: the file that the command prints to.
+            arguments: the command line after `efficientbench`.
+            environment: the command's environment variables.
+            log: the file that gets the command's output.
             kept_open: file descriptors that the command inherits; they hold the locks of its claim.
         """
         self.begin_s, self.begin_time_s = time.monotonic(), time.time()
@@ -50,9 +50,9 @@ class Child:
         self.pid = self._process.pid
 
     def exit_code(self) -> int | None:
-        """Return None while it runs; minus the signal's number where a signal ended it."""
+        """Return the exit code: None while the command runs; minus the signal's number if a signal ended it."""
         if self._process.returncode is None and self._process.poll() is not None:
-            # Its ranks must not outlive it: the next run gets their devices.
+            # The ranks must not outlive the command: the next run gets their devices.
             self._signal_group(signal.SIGKILL)
         return self._process.returncode
 
@@ -60,12 +60,12 @@ class Child:
         return time.monotonic() - self.begin_s
 
     def stop(self) -> None:
-        """Ask it to save and end; it forwards the signal to its ranks."""
+        """Ask the command to save and end; it forwards the signal to its ranks."""
         if self.exit_code() is None:
             self._process.terminate()
 
     def kill(self) -> None:
-        """Kill it and all processes of its session."""
+        """Kill the command and all processes of its session."""
         if self.exit_code() is None:
             self._signal_group(signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""One named run with one value of each axis: the axes of a sweep, and a file name for each of their combinations.
+"""The combinations of a sweep: a named run with one value of each axis, and a file name for each combination.
 
 `launch` selects runs on machines without torch: nothing here may import it.
 """
@@ -29,7 +29,7 @@ _NOT_SWEPT = {
     "label": "the sweep gives each combination its own",
     "training.micro_batch_size_asked": "a retry sets it: sweep training.micro_batch_size",
 }
-"""Keys that the sweep itself sets, and why an axis cannot."""
+"""Keys that no axis can set → the reason."""
 _PLAIN = re.compile(r"[a-z0-9]([a-z0-9._+-]*[a-z0-9])?")
 _MOST_VALUE = 32
 """Most characters of a value in a label."""
@@ -39,7 +39,7 @@ Config = TypeVar("Config", RunConfig, FinetuneConfig)
 
 @dataclass(frozen=True)
 class Kind(Generic[Config]):
-    """What configures the runs of one kind."""
+    """The configuration of one kind of run: trainings or fine-tunings."""
 
     configured: Callable[[str, Sequence[str]], Config]
     """Name and overrides → configuration; raises ConfigError."""
@@ -54,11 +54,11 @@ class Combination(Generic[Config]):
     """One named run with one value of each axis."""
 
     name: str
-    """Of the run without the axes."""
+    """Name of the run without the axes."""
     overrides: tuple[str, ...]
-    """As `key=value`: those of all runs, and this combination's."""
+    """Overrides `key=value` of all runs, then of this combination."""
     config: Config
-    """With the label; of a refused one only as much as names its folder."""
+    """The configuration with its label; if it is refused, only with the keys that name its folder."""
     refused: str | None = None
     """Why the configuration is refused."""
 
@@ -75,10 +75,10 @@ def combined(
     """Return each of the named runs with every combination of the axes.
 
     Args:
-        kind: of the runs.
-        names: of the runs, in order.
+        kind: the kind of the runs.
+        names: the names of the runs, in order.
         axes: each key's values, as `parse_axes` returns them.
-        overrides: `key=value` of all runs.
+        overrides: the overrides `key=value` of all runs.
     """
     found: dict[str, Combination[Config]] = {}
     for name in names:
@@ -95,7 +95,7 @@ def _resolved(kind: Kind[Config], name: str, values: Mapping[str, str], given: S
     try:
         config = kind.configured(name, overrides)
     except ConfigError as error:
-        # Its reason is written into the run's folder, which these two keys decide.
+        # The reason is written into the run's folder, which these two keys decide.
         words = {override: override.partition("=")[0] for override in given}
         places = [each for each, word in words.items() if kind.words.get(word, word) in ("output", "label")]
         config = kind.configured(name, places)
@@ -113,11 +113,11 @@ def parse_axes(
 
     Args:
         texts: the axes.
-        known: keys that an axis may name; None: those of trainings.
+        known: keys that an axis may name; None: the keys of trainings.
         words: other names of keys.
 
     Raises:
-        ConfigError: with every mistake at once.
+        ConfigError: an axis is wrong; the message has every mistake.
     """
     keys = settable_keys() if known is None else known
     problems: list[str] = []
@@ -142,7 +142,7 @@ def parse_axes(
 
 
 def _split(text: str) -> list[str] | None:
-    """Split at commas outside brackets; return None where brackets do not match."""
+    """Split at commas outside brackets; return None if brackets do not match."""
     values, depth, begin = [], 0, 0
     for index, character in enumerate(text):
         if character in "[{":
@@ -170,10 +170,10 @@ def label_of(
     appended; capitals count as other characters, since some file systems ignore case.
 
     Args:
-        chosen: the combination, as texts by key.
-        config: with these values; None where they were refused: the texts are then used as they are.
+        chosen: the combination, key → text.
+        config: the configuration with these values; None: they were refused, and the texts are used as they are.
         first: the label that all runs of the sweep have; it comes first.
-        known: keys that an override may set; None: those of trainings.
+        known: keys that an override may set; None: the keys of trainings.
     """
     if not chosen:
         return first

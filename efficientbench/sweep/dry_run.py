@@ -27,11 +27,11 @@ def print_dry_run(
 
     Args:
         tasks: every run.
-        states: of the tasks, in the same order.
-        estimates: of the tasks on this machine; None where a task is refused.
+        states: the tasks' states, in the same order.
+        estimates: the tasks' estimates on this machine; None for a refused task.
         at_once: most runs at the same time.
     """
-    # However narrow the terminal, a row is whole and on one line.
+    # A row stays on one line, however narrow the terminal is.
     console = Console(width=_LINE, highlight=False, soft_wrap=True)
     table = Table(title="the sweep, planned", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("run", no_wrap=True)
@@ -81,7 +81,7 @@ def _sum(todo: Sequence[Estimate], at_once: int) -> str:
     together = f", up to {at_once} at once" if at_once > 1 else ""
     times = [each.time_s for each in todo if each.time_s is not None]
     energies = [each.energy_j for each in todo if each.energy_j is not None]
-    # A sum stands for all runs or is not printed.
+    # A sum is printed only if it covers all runs.
     time = f"; about {seconds(sum(times) / at_once)}" if todo and len(times) == len(todo) else ""
     energy = f"; about {_energy(sum(energies))}" if todo and len(energies) == len(todo) else ""
     return f"{number_of(len(todo), 'run')} to do{together}{time}{energy}"

@@ -36,10 +36,10 @@ def estimate(plan: Plan, machine: Machine, records: Sequence[RunRecord], cores: 
     """Return the estimate of one run on a machine, from its start to its end.
 
     Args:
-        plan: of the run.
-        machine: that runs it.
-        records: of earlier runs; those of the same device count.
-        cores: of the host; they count where the device is a CPU.
+        plan: the run's plan.
+        machine: the machine that runs it.
+        records: earlier runs' records, of which those of the same device are used.
+        cores: number of the host's cores, used where the device is a CPU.
     """
     if plan.config.training.objective == "rl":
         sampled = "the answers that a run samples between its steps take a time that is not estimated"
@@ -48,7 +48,7 @@ def estimate(plan: Plan, machine: Machine, records: Sequence[RunRecord], cores: 
         unknown = "training.epochs: the steps follow from the text, which is not counted yet"
         return Estimate(None, unknown, None, unknown)
     same = [each for each in records if each.device_name == machine.name and each.status == "completed"]
-    # What reinforcement learning samples is in its duration too.
+    # The duration of an RL run includes its sampling.
     same = [each for each in same if each.tokens_per_s and each.flops_per_token and each.reinforcement is None]
     try:
         return Estimate(*_time_s(plan, machine, same, cores), *_energy_j(plan, machine, same))
@@ -98,7 +98,7 @@ def _energy_j(plan: Plan, machine: Machine, same: Sequence[RunRecord]) -> tuple[
 
 
 def _distance(record: RunRecord, plan: Plan) -> float:
-    """Return the ratio of the two costs of a token, at least 1."""
+    """Return the ratio of the two FLOPs per token, the larger over the smaller."""
     ratio = (record.flops_per_token or 0.0) / plan.flops.training
     return max(ratio, 1 / ratio)
 
@@ -106,7 +106,7 @@ def _distance(record: RunRecord, plan: Plan) -> float:
 def _hardware_flops(record: RunRecord, plan: Plan) -> float:
     """Return the FLOPs of a token of the record's run, recomputation included.
 
-    The record has them without recomputation; its share is taken from the plan's model.
+    The record has them without recomputation, whose share is computed for the plan's model.
     """
     training = record.config.get("training", {})
     recompute: Recompute = training.get("recompute", "none") if isinstance(training, dict) else "none"

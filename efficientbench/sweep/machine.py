@@ -1,4 +1,4 @@
-"""Find this machine's devices, from a process of its own, and divide them among the runs of a sweep.
+"""Find this machine's devices, in a separate process, and divide them among the runs of a sweep.
 
 The sweep's process never opens an accelerator: that would take memory on it while runs are measured.
 """
@@ -25,12 +25,12 @@ MOST_RUNS = 1000
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices of one type."""
+    """A machine's devices of one type."""
 
     type: str
     name: str
     devices: tuple[str, ...]
-    """Each by its name in the variable `visibility`."""
+    """Each device's name in the variable `visibility`."""
     memory_bytes: int | None
     """Memory of one device; None where the devices are the host, which all runs share."""
     runtime_bytes: int
@@ -48,11 +48,11 @@ class Machine:
         return self.memory_bytes is None
 
     def part(self, devices: int) -> Machine:
-        """Return the part of the machine that a run with so many devices gets."""
+        """Return the part of the machine that a run with this number of devices gets."""
         return replace(self, devices=self.devices[:devices])
 
     def count(self) -> int:
-        """Return the number of devices, as planning asks of a device."""
+        """Return the number of devices."""
         return len(self.devices)
 
     def fuses(self) -> bool:
@@ -68,7 +68,7 @@ def find_machine(device: str) -> Machine:
     """Return the machine's devices of this type, or of the type that `auto` finds.
 
     Raises:
-        ConfigError: there are none; the message says why.
+        ConfigError: no device can be used; the message says why.
     """
     done = subprocess.run(
         module_command("efficientbench.sweep.machine", device), capture_output=True, text=True, check=False
@@ -80,12 +80,12 @@ def find_machine(device: str) -> Machine:
 
 
 def planned_machine(device: str, nodes: int, devices_per_node: int) -> Machine:
-    """Return machines that are not at hand, from the table of devices.
+    """Return machines that need not be available, from the table of devices.
 
     Args:
         device: a name in the table, like 'H100 SXM'.
         nodes: machines that each run takes together.
-        devices_per_node: devices of each.
+        devices_per_node: devices of each machine.
 
     Raises:
         ConfigError: the memory of such a device does not follow from its name.
@@ -111,7 +111,7 @@ def parallel_runs(jobs: str, machine: Machine) -> int | None:
     """Return the number of runs at once that `--jobs` names, or None for `auto`.
 
     Raises:
-        ConfigError: neither a number nor `auto`, or more runs than devices.
+        ConfigError: `jobs` is neither a number nor `auto`, or more runs than devices.
     """
     if jobs == "auto":
         return None
@@ -125,10 +125,10 @@ def parallel_runs(jobs: str, machine: Machine) -> int | None:
 
 
 def slots(machine: Machine, jobs: int | None) -> tuple[str, ...]:
-    """Return what runs occupy: the devices, or on a shared device one place for each run at once."""
+    """Return the slots that runs occupy: the devices, or on a shared device one slot for each run at once."""
     if machine.shared:
         return tuple(str(place) for place in range(jobs or 1))
-    # All runs get equal parts. Devices that are left over are not slots: they would start one run more.
+    # All runs get equal parts. Devices that remain are not slots: they would start one run more.
     return machine.devices if jobs is None else machine.devices[: len(machine.devices) // jobs * jobs]
 
 
@@ -158,7 +158,7 @@ def slot_environment(
 
 
 def main() -> None:
-    """Print the machine as JSON; print an error to stderr and exit with code 2."""
+    """Print the machine as JSON; if there is none, print the error to stderr and exit with code 2."""
     try:
         device = find_device(sys.argv[1])
     except DeviceError as error:

@@ -20,7 +20,7 @@ from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.queue import State
 
 TAIL_BYTES = 8192
-"""Of `steps.jsonl`, in which its last step is looked for."""
+"""Bytes at the end of `steps.jsonl` that are searched for its last step."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Running:
 
 
 class Display:
-    """Prints what happens to each run, and on a terminal draws a live table of all."""
+    """Prints a line for each event of a run, and on a terminal draws a live table of all runs."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
@@ -134,7 +134,7 @@ def last_step(folder: OutputFolder, since_s: float) -> tuple[int, float] | None:
 
 
 def seconds(time_s: float) -> str:
-    """Return a duration in the unit that suits its size."""
+    """Format a duration in the unit that suits its size."""
     whole = round(time_s)
     if time_s < 9.5:
         return f"{time_s:.2g} s"

@@ -1,7 +1,7 @@
 """Keep the queue of a sweep on disk, below the suite's folder, as files that people can read.
 
     sweep/queue/<id>.json    one run: its state, its command, why it failed
-    sweep/log/<id>.log       what its command printed
+    sweep/log/<id>.log       the output of its command
     sweep/locks/             locked (flock) while a run is running; the kernel frees a lock when its holders have ended
 
 The sweep and the run that it started both hold the run's claim: it is free only after both have ended, also by a kill.
@@ -37,10 +37,10 @@ def failure_of(folder: OutputFolder, exit_code: int, log: Path, since_s: float) 
     """Return why a command ended with this exit code and left no complete record.
 
     Args:
-        folder: of the run.
-        exit_code: of its command; minus the signal's number where a signal ended it.
-        log: what it printed.
-        since_s: when it was started, in seconds since the epoch; a `failure.json` from before is not its own.
+        folder: the run's folder.
+        exit_code: the command's exit code; minus the signal's number if a signal ended it.
+        log: the file with the command's output.
+        since_s: the command's start, in seconds since the epoch; an older `failure.json` is an earlier attempt's.
     """
     if exit_code in (*STOP_EXIT_CODES.values(), *(-number for number in STOP_EXIT_CODES)):
         return STOPPED
@@ -51,7 +51,7 @@ def failure_of(folder: OutputFolder, exit_code: int, log: Path, since_s: float) 
         return Failure("crash", ended_by(-exit_code))
     if exit_code == 0:
         return Failure("crash", f"ended without an error and left no complete record of this run; its output: {log}")
-    # A command that is refused before it has a folder leaves only what it printed.
+    # A command that is refused before it has a folder leaves only its output.
     return Failure("mistake" if exit_code == USER_MISTAKE else "crash", _last_error(log))
 
 
@@ -77,7 +77,7 @@ class State:
     id: str
     state: StateName
     configuration: str
-    """Hash of the run's configuration; with another one, this state no longer counts."""
+    """Hash of the run's configuration; the state does not count for another configuration."""
     command: list[str]
     folder: str
     attempts: int = 0
@@ -85,22 +85,22 @@ class State:
     """Kind of the failure: as in `failure.json`, or `time_limit`."""
     reason: str | None = None
     micro_batch_size: int | None = None
-    """The smaller micro-batch of a retry; None where the user's was used."""
+    """The smaller micro-batch of a retry; None if the user's micro-batch was used."""
     started_at: str | None = None
     """Start of the last attempt, UTC, ISO 8601."""
     duration_s: float | None = None
     host: str | None = None
     pid: int | None = None
-    """Process of the run's command while it runs."""
+    """Process number of the run's command while it runs."""
 
 
 class Claim:
-    """Locks that are held together; a child process that inherits the open files holds them, too."""
+    """Locks that are held together; a child process that inherits the open files holds them too."""
 
     def __init__(self, descriptors: list[int], places: tuple[str, ...] = ()) -> None:
         self.descriptors = descriptors
         self.places = places
-        """The slots that are claimed."""
+        """The claimed slots."""
 
     def release(self) -> None:
         """Close the files; a child that inherited them still holds the locks."""
@@ -125,18 +125,18 @@ class Queue:
             raise ConfigError(f"output: {self.folder} cannot be written: {error.strerror}") from None
 
     def log(self, task: str) -> Path:
-        """Return the file that the run's command prints to."""
+        """Return the file that gets the output of the run's command."""
         return self.folder / "log" / f"{task}.log"
 
     def read(self, task: str) -> State | None:
-        """Return the run's state; None without a readable one."""
+        """Return the run's state; None if its file is missing or unreadable."""
         try:
             return TypeAdapter(State).validate_json(read_whole(self._path(task)))
         except (OSError, ValueError):
             return None
 
     def write(self, state: State) -> None:
-        """Write the run's state whole. Raises ConfigError where it cannot be written."""
+        """Replace the run's state on disk. Raises ConfigError where it cannot be written."""
         try:
             write_whole(self._path(state.id), json.dumps(asdict(state), indent=2, ensure_ascii=False) + "\n")
         except MetricsError as error:
@@ -148,7 +148,7 @@ class Queue:
         return None if descriptor is None else Claim([descriptor])
 
     def claim_places(self, host: str, places: tuple[str, ...], needed: int) -> Claim | None:
-        """Claim this number of a host's slots; return None where fewer are free."""
+        """Claim `needed` of a host's slots; return None if fewer are free."""
         claim = Claim([])
         for place in places:
             if len(claim.descriptors) == needed:
@@ -164,7 +164,7 @@ class Queue:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Lock the whole queue while the block runs: no other sweep enters runs meanwhile.
+        """Lock the queue while the block runs: no other sweep enters runs meanwhile.
 
         Raises:
             ConfigError: the folder cannot be locked.
@@ -198,7 +198,7 @@ class Queue:
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            # For example: another user's sweep has made it.
+            # For example, another user's sweep has created the file.
             raise ConfigError(f"output: {path} cannot be written: {error.strerror}") from None
 
     def _without_locks(self, error: OSError) -> ConfigError:

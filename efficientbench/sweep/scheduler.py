@@ -21,9 +21,9 @@ from efficientbench.sweep.queue import STOPPED, Claim, Queue, State, failure_of
 from efficientbench.sweep.tasks import Task, smaller
 
 POLL_S = 0.2
-"""Time between two looks at the runs. The runs are measured meanwhile, so that the sweep must take no CPU time."""
+"""Seconds between two polls. The runs are measured meanwhile, so that the sweep must take no CPU time."""
 ENDING_S = 15.0
-"""Time for a run to end itself, after the `faults.stop_grace_s` in which its ranks save."""
+"""Seconds for a run to end by itself, after the `faults.stop_grace_s` in which its ranks save."""
 
 
 @dataclass
@@ -35,14 +35,14 @@ class _Attempt:
     child: Child
     claims: tuple[Claim, Claim]
     generating: bool
-    """Whether it measures generation with the trained model; else it trains."""
+    """Whether the run measures generation with the trained model; else it trains."""
     timed_out: bool = False
     kill_at_s: float | None = None
-    """Monotonic time at which it is killed; None unless it was asked to stop."""
+    """Monotonic time at which the run is killed; None unless it was asked to stop."""
 
     @property
     def stop_grace_s(self) -> float:
-        """Time to save and end."""
+        """Seconds that the run has to save and end."""
         return self.task.stop_grace_s + ENDING_S
 
 
@@ -63,14 +63,14 @@ class Scheduler:
         """Take the slots of the machine.
 
         Args:
-            queue: of the suite.
-            tasks: that are to be done, here or by another sweep.
-            machine: that runs them.
-            host: its name.
-            display: for what happens to each run.
-            jobs: runs at once; None: as many as there are devices for.
-            time_limit_s: of one run, set-up included.
-            retry_smaller: whether a run that is out of memory is started again with a smaller micro-batch.
+            queue: the suite's queue.
+            tasks: the tasks to do, here or by another sweep.
+            machine: the machine that runs them.
+            host: the machine's name.
+            display: the display that prints the runs' events.
+            jobs: number of runs at once; None: as many as the devices allow.
+            time_limit_s: time limit of one run in seconds, set-up included; None: no limit.
+            retry_smaller: whether a run that is out of memory is retried with a smaller micro-batch.
         """
         self._queue = queue
         self._machine = machine
@@ -84,7 +84,7 @@ class Scheduler:
         self._running: list[_Attempt] = []
 
     def run(self, signals: list[int]) -> None:
-        """Run the tasks; return when none is left, or when the running ones have ended after a signal.
+        """Run the tasks; return when none is left, or when the running tasks have ended after a signal.
 
         The first signal that appears in `signals` asks the runs to save and end, a further Ctrl-C kills them.
         """
@@ -186,7 +186,7 @@ class Scheduler:
     def _end_all(self, signals: list[int]) -> None:
         """Let the running runs save and end, unless Ctrl-C comes after another signal.
 
-        Some are left only where an error ends the sweep itself, such as a full disk.
+        Runs are still running here only if an error ends the sweep itself, such as a full disk.
         """
         for attempt in self._running:
             self._stop(attempt)
@@ -202,7 +202,7 @@ class Scheduler:
             attempt.child.kill()
 
     def _end(self, attempt: _Attempt, exit_code: int) -> None:
-        """Write how a run ended; or start what follows: generation, or training with a smaller micro-batch."""
+        """Write how a run ended; or start its next attempt: generation, or training with a smaller micro-batch."""
         goes_on = exit_code == 0 and not attempt.generating and attempt.kill_at_s is None
         if goes_on and attempt.task.generates and attempt.task.is_trained(self._machine.name, self._retry_smaller):
             self._display.print(f"{attempt.task.id}: trained; generation is measured")
@@ -233,7 +233,7 @@ class Scheduler:
         self._display.ended(state)
 
     def _failure(self, attempt: _Attempt, exit_code: int) -> Failure | None:
-        """Return why the run is not done; None where it is."""
+        """Return why the run is not done; None if it is done."""
         task, child = attempt.task, attempt.child
         if exit_code == 0 and is_complete(task, self._machine, self._retry_smaller):
             return None
@@ -253,12 +253,12 @@ class Scheduler:
 
 
 def is_complete(task: Task, machine: Machine, smaller_too: bool) -> bool:
-    """Return whether the task's folder holds the complete record of its configuration, and what else it asks for."""
+    """Return whether the task's folder has its configuration's complete record, and the generation that it asks for."""
     return task.is_trained(machine.name, smaller_too) and (not task.generates or has_generated(task.folder))
 
 
 def has_generated(folder: OutputFolder) -> bool:
-    """Return whether generation was measured to its end in a run's folder, and not in vain."""
+    """Return whether a run's folder has a completed measurement of generation, in which at least one row succeeded."""
     try:
         made = read_generation(folder.generation)
     except MetricsError:

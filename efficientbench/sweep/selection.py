@@ -21,19 +21,19 @@ from efficientbench.sweep.combinations import Combination, Kind, combined, parse
 
 @dataclass(frozen=True)
 class Request:
-    """The runs that a sweep is to do."""
+    """The runs that a sweep is asked for."""
 
     matrix: Path = MATRIX
     only: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
     axes: tuple[str, ...] = ()
-    """As `key=value,value`."""
+    """Axes `key=value,value`."""
     overrides: tuple[str, ...] = ()
-    """As `key=value`, for every run; not part of any name."""
+    """Overrides `key=value` of every run; not part of any name."""
     smoke: bool = False
     repeat: int | None = None
     retry_smaller: bool = False
-    """Whether a run that is out of memory is tried again with a smaller micro-batch."""
+    """Whether a run that is out of memory is retried with a smaller micro-batch."""
     generate: bool = False
     """Whether generation with each trained model is measured too."""
 
@@ -41,10 +41,10 @@ class Request:
 def chosen_combinations(request: Request, name: str | None = None) -> list[Combination[RunConfig]]:
     """Return every run that the request chooses, in the order of the matrix and the axes.
 
-    `name`: of this run of the matrix alone.
+    `name`: the only run of the matrix to combine, instead of the request's.
 
     Raises:
-        ConfigError: names or axes that mean nothing, or repeats of an axis of seeds. A configuration that is refused is
+        ConfigError: a name or an axis is unknown, or seeds are both an axis and repeated. A refused configuration is
             returned with its reason.
     """
     matrix = load_matrix(request.matrix)
@@ -58,7 +58,7 @@ def chosen_combinations(request: Request, name: str | None = None) -> list[Combi
 
 
 def _load_variants(request: Request, matrix: Matrix) -> None:
-    """Load the variants from outside this project that the request or its matrix names: axes may be of their keys."""
+    """Load the variants from outside this project that the request or its matrix names: axes may have their keys."""
     for variant in matrix.variants.values():
         load_named(variant)
     for section in SECTIONS:
@@ -71,14 +71,14 @@ def _load_variants(request: Request, matrix: Matrix) -> None:
 def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) -> list[RunName]:
     """Return the runs of these names and sizes, in the order of the matrix.
 
-    Without names they are those of `Matrix.suites`, without sizes those of every size.
+    Without names, return the runs of `Matrix.suites`; without sizes, the runs of every size.
 
-    A name is that of a run, a variant or a suite, or the first argument of a suite's: `attention` for
-    `attention_variants`. A variant has the sizes of its suites, and any size of no suite that is named; one of no suite
+    A name is a run's, a variant's or a suite's, or the first word of a suite's name: `attention` for
+    `attention_variants`. A variant has the sizes of its suites, and any named size of no suite; a variant of no suite
     needs sizes.
 
     Raises:
-        ConfigError: an unknown name or size, or a size that no chosen run has.
+        ConfigError: a name or a size is unknown, or no chosen run has a size.
     """
     problems = [problem for name in only if (problem := _unknown_name(name, matrix, sizes))]
     known = dict.fromkeys([*matrix.sizes, *(run.size for run in matrix.all_runs)])
@@ -103,7 +103,7 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
 def _runs_called(name: str, matrix: Matrix, sizes: Sequence[str] = ()) -> list[RunName]:
     found = [run for run in matrix.all_runs if name in (run.name, run.variant, run.suite)]
     if name in matrix.variants:
-        # A variant of a suite is not taken in the size of another one, which may be of experts.
+        # A suite's variant does not get the size of another suite, which may be a size with experts.
         taken = {run.size for run in matrix.all_runs} if found else set()
         found += [matrix.run(f"{name}_{size}") for size in sizes if size not in taken]
     if not found and matrix.in_no_suite(name):

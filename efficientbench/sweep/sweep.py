@@ -45,13 +45,13 @@ def sweep(
     dry_run: bool = False,
     cluster: Machine | None = None,
 ) -> int:
-    """Run what a sweep still lacks, and report the suite.
+    """Do the runs that a sweep still lacks, and report the suite.
 
     Args:
         request: the runs.
-        jobs: runs at once, a number or `auto`.
-        time_limit_s: of one run.
-        retry_failed: whether runs that failed in an earlier call are tried again.
+        jobs: number of runs at once, or `auto`.
+        time_limit_s: time limit of one run in seconds; None: no limit.
+        retry_failed: whether runs that failed in an earlier call are retried.
         dry_run: whether to print the plan and run nothing.
         cluster: with `dry_run`, the machines to plan for instead of this one.
 
@@ -60,7 +60,7 @@ def sweep(
         129 after SIGHUP.
 
     Raises:
-        ConfigError: a mistake in the request, or a folder that cannot be written.
+        ConfigError: the request is wrong, or the suite's folder cannot be written.
     """
     tunes = names_tunings(request)
     machine = cluster or find_machine(_device(request))
@@ -137,7 +137,7 @@ def _records(suite: Path) -> list[RunRecord]:
 
 
 def _end_of(task: Task, state: State | None) -> str:
-    """Return the run's state; `queued` where the state on disk is of another configuration."""
+    """Return the run's state; `queued` if the state on disk belongs to another configuration."""
     return state.state if state is not None and state.configuration == task.configuration else "queued"
 
 
@@ -150,7 +150,7 @@ def _device(request: Request) -> str:
 
 
 def _suite(tasks: Sequence[Task]) -> Path:
-    """Return the folder that has all runs' folders."""
+    """Return the suite's folder, which contains all runs' folders."""
     first = tasks[0]
     return first.folder.path.parent if first.id == first.folder.path.name else first.folder.path.parent.parent
 
@@ -174,10 +174,10 @@ def _next_state(task: Task, state: State | None, machine: Machine, request: Requ
 def _enter(
     tasks: Sequence[Task], queue: Queue, machine: Machine, request: Request, retry_failed: bool, display: Display
 ) -> list[Task]:
-    """Enter every run into the queue; return those that are to be done, here or by another sweep.
+    """Enter every run into the queue; return the tasks to do, here or by another sweep.
 
     Raises:
-        ConfigError: another sweep runs one of them in another configuration.
+        ConfigError: another sweep runs one of the tasks in another configuration.
     """
     left = []
     with queue.changing():
@@ -196,7 +196,7 @@ def _enter(
                 if entered != state:
                     queue.write(entered)
                 if entered.state == "done":
-                    # A sweep with another configuration of this run may have left one: a complete run has none.
+                    # A sweep with another configuration of this run may have left the file; a complete run has none.
                     task.folder.failure.unlink(missing_ok=True)
             finally:
                 claim.release()

@@ -1,4 +1,4 @@
-"""Build the runs of a sweep: every chosen name × combination of the axes × seed, each with a folder of its own."""
+"""Build the runs of a sweep: every chosen name × combination of the axes × seed, each with its own folder."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.machine import Machine, slots_needed
 from efficientbench.sweep.selection import Request, chosen_combinations
 
-# The order of a sweep's repeats: configurations take turns, so that a drift of the machine is no difference of
-# models.
+# The order of a sweep's repeats: configurations take turns, so that a drift of the machine does not look like a
+# difference of models.
 #
 # Each round runs every configuration once, in random order, and every second round repeats the one before it
-# backwards (A C B B C A …): a steady drift then slows all configurations of such a pair of rounds by the same. The
-# seed and the order lie in `sweep/order.json` of the suite's folder.
+# backwards (A C B B C A …): a steady drift then slows all configurations of such a pair of rounds equally. The seed
+# and the order are in `sweep/order.json` of the suite's folder.
 
 
 ORDER = "order.json"
@@ -45,7 +45,7 @@ ORDER = "order.json"
 def take_turns(tasks: Sequence[Task], folder: Path) -> list[Task]:
     """Return the tasks of repeated configurations in turns, and write that order and its seed into the sweep's folder.
 
-    The seed is that of an earlier call of the sweep, where there was one.
+    The seed is an earlier call's, if the sweep was called before.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -65,7 +65,7 @@ def take_turns(tasks: Sequence[Task], folder: Path) -> list[Task]:
 
 
 def in_turns(tasks: Sequence[Task], seed: int) -> list[Task]:
-    """Return the tasks, as many of each configuration, in rounds: the random order that the seed makes."""
+    """Return the tasks in rounds, in the random order of `seed`; all configurations have equally many tasks."""
     repeats: dict[Path, list[Task]] = {}
     for task in tasks:
         repeats.setdefault(task.folder.path.parent, []).append(task)
@@ -79,14 +79,14 @@ def in_turns(tasks: Sequence[Task], seed: int) -> list[Task]:
 
 
 class Planned(NamedTuple):
-    """What is known of a run before it starts; None where it is not known."""
+    """The figures of a run before it starts; None if they are unknown."""
 
     ranks: int
     steps: int | None
     tokens: int | None
     micro_batch_size: int
     node_memory_bytes: float | None
-    """Peak of the ranks of the node together."""
+    """Peak memory of all ranks of a node together."""
 
 
 @dataclass(frozen=True)
@@ -94,31 +94,31 @@ class Task:
     """One run of a sweep."""
 
     id: str
-    """The name of its folder, with its seed where it is one of several repeats. It is a valid file name."""
+    """The name of the run's folder, with the seed if the run is one of several repeats. It is a valid file name."""
     arguments: tuple[str, ...]
-    """The command line that runs it, after `efficientbench`."""
+    """The command line that starts the run, after `efficientbench`."""
     folder: OutputFolder
     config: RunConfig | None = None
-    """As the user wrote it; None where it is refused."""
+    """The configuration as the user wrote it; None if it is refused before it is planned."""
     plan: Plan | None = None
-    """On this machine; None where it is refused."""
+    """The run's plan on this machine; None if the run is refused."""
     refused: Failure | None = None
     too_large: Plan | None = field(default=None, kw_only=True)
-    """The plan of a run that is refused since it does not fit."""
+    """The plan of a run that is refused because it does not fit."""
     slots: int = 1
     asked: int | None = field(default=None, kw_only=True)
-    """The micro-batch that the user wrote, where a smaller one takes its place."""
+    """The micro-batch that the user wrote, if a smaller one replaces it; else None."""
     generates: bool = field(default=False, kw_only=True)
     """Whether generation with the trained model is measured too."""
 
     @property
     def configuration(self) -> str:
-        """A hash, equal for tasks that compute the same."""
+        """Hash of the settings, equal for tasks that compute the same."""
         content = self._settings() or {"arguments": self.arguments}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def _settings(self) -> dict[str, Any] | None:
-        """Return what the run computes, by key; None where it is refused."""
+        """Return the settings that decide what the run computes; None without a configuration."""
         return settings(self.config.model_dump(mode="json")) if self.config else None
 
     @property
@@ -126,7 +126,7 @@ class Task:
         """The command line that measures generation, after `efficientbench`."""
         model = self.config.model if self.config else None
         kinds = {part: getattr(model, part).kind for part in ("attention", "position")} if model else {}
-        # Code from outside is loaded where the command line names it, not because a folder does.
+        # Code from outside is loaded because the command line names it, not because a folder does.
         outside = (f"model.{part}.kind={kind}" for part, kind in kinds.items() if ":" in kind)
         return "generate", str(self.folder.path), "--measure", *outside
 
@@ -144,17 +144,17 @@ class Task:
 
     @property
     def stop_grace_s(self) -> float:
-        """Seconds in which its ranks save after a signal."""
+        """Seconds that the run's ranks have to save after a signal."""
         assert self.config is not None, "a refused run does not start"
         return self.config.faults.stop_grace_s
 
     @property
     def steps(self) -> int | None:
-        """Steps of the run; None where they are not known before it starts."""
+        """Steps of the run; None if they are unknown before it starts."""
         return self.plan.budget.steps if self.plan is not None and self.plan.budget.counted else None
 
     def planned(self) -> Planned | None:
-        """Return what is known of the run before it starts; None where it is refused for another reason than memory."""
+        """Return the run's figures before it starts; None if it is refused for another reason than memory."""
         plan = self.plan or self.too_large
         if plan is None:
             return None
@@ -163,9 +163,9 @@ class Task:
         return Planned(plan.layout.world_size, steps, tokens, micro_batch_size, known(plan.node_memory_bytes))
 
     def is_trained(self, device_name: str, smaller_too: bool) -> bool:
-        """Return whether its folder holds the complete record of its configuration on such devices.
+        """Return whether the run's folder has the complete record of its configuration on devices of this name.
 
-        `smaller_too`: a record counts whose micro-batch had to be smaller for lack of memory.
+        `smaller_too`: whether a record with a micro-batch reduced for lack of memory counts.
         """
         if self.config is None:
             return False
@@ -178,15 +178,15 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: b
     A combination that cannot run is refused with its reason, and the others stay.
 
     Args:
-        request: the sweep.
-        machine: that runs it.
-        jobs: as of `slots_needed`.
-        dry_run: whether nothing will run: a micro-batch that is `auto` then follows from plans alone, and runs that do
-            not fit are rows, even where none is left.
+        request: the sweep's request.
+        machine: the machine that runs it.
+        jobs: as in `slots_needed`.
+        dry_run: whether nothing will run: an `auto` micro-batch then follows from plans alone, and runs that do not
+            fit are returned even if no other run is left.
 
     Raises:
-        ConfigError: a mistake in the request itself, or nothing that it names can run.
-        LaunchError: a micro-batch was tried and failed for another reason than memory.
+        ConfigError: the request itself is wrong, or no run that it names can run.
+        LaunchError: the trial of a micro-batch failed for another reason than memory.
     """
     chosen = [_with_vocabulary(each) for each in chosen_combinations(request)]
     combinations = _with_micro_batch(chosen, machine, jobs, dry_run)
@@ -201,7 +201,7 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: b
 
 
 def _with_vocabulary(combination: Combination[RunConfig]) -> Combination[RunConfig]:
-    """Return the combination with the vocabulary of its text's tokenizer where that is larger, as `run` takes it."""
+    """Return the combination with the vocabulary of its text's tokenizer if that is larger, as `run` does."""
     if combination.refused is not None:
         return combination
     try:
@@ -214,7 +214,7 @@ def _with_vocabulary(combination: Combination[RunConfig]) -> Combination[RunConf
 def _with_micro_batch(
     combinations: list[Combination[RunConfig]], machine: Machine, jobs: int | None, dry_run: bool
 ) -> list[Combination[RunConfig]]:
-    """Return the combinations with one decided micro-batch for all of those that leave it open."""
+    """Return the combinations with one micro-batch, chosen for all combinations in which it is `auto`."""
     runs: list[tuple[RunConfig, Hardware]] = [
         (each.config, machine.part(slots_needed(machine, jobs, _named_ranks(each.config))))
         for each in combinations
@@ -267,13 +267,13 @@ def _planned(task: Task, refused: Failure | None, machine: Machine, jobs: int | 
 
 
 def _fitting(task: Task, machine: Machine) -> Task:
-    """Return the task; with the largest micro-batch that fits, where its estimate exceeds the memory."""
+    """Return the task, with the largest micro-batch that fits if its estimate exceeds the memory."""
     out_of_memory = task.refused is not None and task.refused.kind == "out_of_memory"
     return (smaller(task, machine) or task) if out_of_memory else task
 
 
 def _named_ranks(config: RunConfig) -> int | None:
-    """Return the number of ranks that the layout names; None where dp takes all devices that are left."""
+    """Return the number of ranks that the layout sets; None if dp takes all remaining devices."""
     parallel = config.parallel
     return None if parallel.dp is None else parallel.tp * parallel.cp * parallel.pp * parallel.dp
 
@@ -281,7 +281,7 @@ def _named_ranks(config: RunConfig) -> int | None:
 def smaller(task: Task, machine: Machine) -> Task | None:
     """Return the task with the next smaller micro-batch that works, at the same global batch; None without one.
 
-    The configuration, and with it the record, keeps the micro-batch that the user wrote.
+    The task's configuration, and so the record's, keeps the micro-batch that the user wrote.
     """
     if task.config is None:
         return None

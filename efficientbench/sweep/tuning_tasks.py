@@ -31,10 +31,10 @@ _EPOCHS = "training.epochs: the steps follow from the examples; training.steps=N
 
 @dataclass(frozen=True)
 class Projection:
-    """What is known of a fine-tuning before it starts."""
+    """The projection of a fine-tuning before it starts."""
 
     plan: TuningPlan | None
-    """None: it cannot be made."""
+    """The plan; None if it cannot be made."""
     reason: str = ""
     """Why there is no plan, or no time in it."""
 
@@ -43,11 +43,11 @@ def project_tuning(config: FinetuneConfig, world: int, machine: Machine) -> Proj
     """Return the plan of a fine-tuning on a machine's accelerators.
 
     Args:
-        config: whose batch can be divided among the ranks.
-        world: ranks of all nodes.
-        machine: with the devices that the run takes of each node.
+        config: the fine-tuning's configuration, whose batch can be divided among the ranks.
+        world: number of ranks on all nodes.
+        machine: the machine, with the devices that the run takes on each node.
 
-    Raises ConfigError: the base model has no such matrices or layers, or the ranks are not whole nodes.
+    Raises ConfigError: the base model lacks the configured matrices or layers, or the ranks do not fill complete nodes.
     """
     if machine.memory_bytes is None:
         return Projection(None, _BY_PLAN)
@@ -68,7 +68,7 @@ def project_tuning(config: FinetuneConfig, world: int, machine: Machine) -> Proj
 
 
 def does_not_fit(config: FinetuneConfig, projection: Projection, machine: Machine) -> str | None:
-    """Return why a plan does not fit the machine's devices; None where it does, or where there is no plan."""
+    """Return why a plan does not fit the machine's devices; None if it fits, or if there is no plan."""
     plan = projection.plan
     if plan is None or plan.fits:
         return None
@@ -82,7 +82,7 @@ def does_not_fit(config: FinetuneConfig, projection: Projection, machine: Machin
 
 
 def estimate_tuning(config: FinetuneConfig, projection: Projection) -> Estimate:
-    """Return the time of all steps with samples of full length, where no part of a step overlaps another."""
+    """Return the estimated time of all steps, with samples of full length and no overlap within a step."""
     plan, steps = projection.plan, config.training.steps
     step = None if plan is None else plan.time(plan.layout.tokens)
     if plan is None or plan.request.rates is None or step is None:
@@ -107,7 +107,7 @@ _SEEDS = ("training.seed", "curriculum.seed")
 def names_tunings(request: Request) -> bool:
     """Return whether the request names fine-tunings: runs like lora_7B, methods, or all as `finetuning`.
 
-    Raises ConfigError: it names other runs beside them.
+    Raises ConfigError: the request names fine-tunings and other runs.
     """
     if request.matrix != MATRIX:
         return False
@@ -124,10 +124,10 @@ def names_tunings(request: Request) -> bool:
 def chosen_tunings(request: Request, name: str | None = None) -> list[Combination[FinetuneConfig]]:
     """Return every fine-tuning that the request chooses, in the order of the file and the axes.
 
-    `name`: this fine-tuning alone.
+    `name`: the only fine-tuning to combine, instead of the request's.
 
     Raises:
-        ConfigError: sizes or axes that mean nothing, or repeats of an axis of seeds. A configuration that is refused is
+        ConfigError: a size or an axis is unknown, or seeds are both an axis and repeated. A refused configuration is
             returned with its reason.
     """
     keys = settable_keys()
@@ -141,7 +141,7 @@ def chosen_tunings(request: Request, name: str | None = None) -> list[Combinatio
 
 
 def _selected(only: Sequence[str], sizes: Sequence[str]) -> list[str]:
-    """Return the runs of these names and sizes; without sizes those of every size."""
+    """Return the names of the fine-tunings of these names and sizes; without sizes, of every size."""
     runs = named_tunings().values()
     known = dict.fromkeys(each.size for each in runs)
     for size in sizes:
@@ -159,14 +159,14 @@ def _selected(only: Sequence[str], sizes: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class TuningTask(Task):
-    """One fine-tuning of a sweep; `config` and `plan`, which are of trainings, are None."""
+    """One fine-tuning of a sweep; `config` and `plan`, which only trainings have, are None."""
 
     tuning: FinetuneConfig | None = field(default=None, kw_only=True)
-    """As the user wrote it; None where it is refused for another reason than memory."""
+    """The configuration as the user wrote it; None if it is refused for another reason than memory."""
     world: int = field(default=1, kw_only=True)
-    """Ranks of all its nodes."""
+    """Number of ranks on all nodes."""
     projection: Projection = field(default=Projection(None), kw_only=True)
-    """Memory and time, as far as they are known."""
+    """Projected memory and time, as far as they are known."""
 
     def _settings(self) -> dict[str, Any] | None:
         return settings(self.tuning.model_dump(mode="json"), SAME) if self.tuning else None
@@ -188,7 +188,7 @@ class TuningTask(Task):
             return None
         plan = self.projection.plan
         node_bytes = None if plan is None else plan.layout.per_node * plan.total_bytes
-        # How many tokens the steps have follows from the examples.
+        # The number of tokens follows from the examples.
         return Planned(self.world, self.steps, None, self.tuning.training.micro_batch_size, node_bytes)
 
     def is_trained(self, device_name: str, smaller_too: bool) -> bool:
@@ -199,13 +199,13 @@ def tuning_tasks(request: Request, machine: Machine, jobs: int | None, elsewhere
     """Return every fine-tuning of the sweep; one that cannot run here is refused with its reason.
 
     Args:
-        request: the sweep, which names fine-tunings.
-        machine: that runs it.
-        jobs: as of `slots_needed`.
-        elsewhere: whether the machine is not at hand: what does not fit it is then refused, and is a row.
+        request: the sweep's request, which names fine-tunings.
+        machine: the machine that runs it.
+        jobs: as in `slots_needed`.
+        elsewhere: whether the machine is another one, for a plan: a fine-tuning that does not fit it is then refused.
 
     Raises:
-        ConfigError: a mistake in the request itself, or nothing that it names can run.
+        ConfigError: the request itself is wrong, or no fine-tuning that it names can run.
     """
     for given, option in ((request.retry_smaller, "--retry-smaller"), (request.generate, "--generate")):
         if given:
@@ -224,7 +224,7 @@ def _tasks(
     """Return the task of one combination, or one for each repeat's seeds."""
     config = chosen.config
     arguments = ("finetune", chosen.name, *(("--smoke",) if request.smoke else ()), *chosen.labelled)
-    # It takes all devices that it sees.
+    # A fine-tuning takes all devices that it sees.
     slots = slots_needed(machine, jobs, None)
     world = config.cpu_ranks if machine.shared else slots * machine.nodes
     reason = chosen.refused or _obstacle(config, world)
@@ -261,7 +261,7 @@ def _tasks(
 
 
 def _obstacle(config: FinetuneConfig, world: int) -> str | None:
-    """Return why so many ranks cannot share the batch; None where they can."""
+    """Return why `world` ranks cannot share the batch; None if they can."""
     try:
         config.accumulation(world)
     except ValueError as error:
