@@ -14,7 +14,7 @@ from efficientbench.basics.language import in_users_language
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report."""
+    """One check of the machine, a line of the report."""
 
     name: str
     """Name of the part of the machine that was checked."""
@@ -23,7 +23,7 @@ class Check:
     result: str
     """Version, product or reason that the check found."""
     remedy: str = ""
-    """What the machine needs instead; empty where there is nothing to add."""
+    """What the machine needs instead; empty where nothing is to be said."""
 
 
 def print_checks(console: Console, title: str, checks: Iterable[Check]) -> None:
