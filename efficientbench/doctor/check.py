@@ -23,7 +23,7 @@ class Check:
     result: str
     """Version, product or reason that the check found."""
     remedy: str = ""
-    """What the machine needs instead; empty where nothing is to be said."""
+    """What the machine needs instead; empty where there is nothing to add."""
 
 
 def print_checks(console: Console, title: str, checks: Iterable[Check]) -> None:
