@@ -78,7 +78,7 @@ class Server(uvicorn.Server):
     _told_s = float("-inf")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and handle errors of `accept` here."""
+        """Listen, and report errors of `accept` by `_explain`."""
         asyncio.get_running_loop().set_exception_handler(self._explain)
         await super().startup(sockets)
         for each in sockets or ():

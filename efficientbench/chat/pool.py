@@ -96,7 +96,7 @@ class Pool:
         items: asyncio.Queue[T | None],
         left: Callable[[], Awaitable[bool]],
     ) -> None:
-        """Put what a generator yields into a queue, None behind it, and free the model."""
+        """Put the items of a generator into a queue, then None, and free the model."""
         loop = asyncio.get_running_loop()
         try:
             while not await left():

@@ -33,7 +33,7 @@ def serve(folder: Path, host: str, port: int, key: str | None, models: int, step
         ConfigError, CheckpointError, DataError, DeviceError: as `chat_opened`.
     """
     check_key(host, key)
-    # Listen before anything else: loading the model takes a while.
+    # Listen first: loading the model takes a while.
     with listening(host, port) as listener, chat_opened(folder, step) as chat, pool_of(chat.run, models) as pool:
         for problem in chat.warnings:
             print(f"warning: {problem}", file=sys.stderr)

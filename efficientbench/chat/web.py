@@ -90,7 +90,7 @@ class Server:
     """Answers requests with a pool of models."""
 
     def __init__(self, chat: Chat, pool: Pool) -> None:
-        """Take the chat model, and the pool of its copies."""
+        """Take the chat model, and the pool that computes its answers."""
         self.chat, self.pool, self.counts = chat, pool, Counts()
         self.usable_bytes = usable_bytes(find_device(chat.run.config.device, trains=False))
 
@@ -228,7 +228,7 @@ def make_app(chat: Chat, pool: Pool, key: str | None, hosts: Collection[str]) ->
 
     Args:
         chat: the chat model.
-        pool: the pool of its copies.
+        pool: the pool that computes its answers.
         key: the key that clients must know; None: whoever reaches the server may ask.
         hosts: the names under which browsers reach a server without a key.
     """

@@ -17,7 +17,7 @@ SHARED = ("torch", "transformers", "accelerate", "datasets")
 
 
 def finetuning_check(python: tuple[int, ...] = tuple(sys.version_info[:3])) -> Check:
-    """Return what `efficientbench finetune` has here, or why it cannot train."""
+    """Return the check of `efficientbench finetune`: the versions of its libraries, or why it cannot train."""
     if python < (3, 11):
         return Check(EXTRA, False, f"needs Python 3.11 or newer, as TRL does; this is {'.'.join(map(str, python))}")
     wanted = _of_extra(f"{python[0]}.{python[1]}")

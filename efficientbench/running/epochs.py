@@ -34,7 +34,7 @@ def epoch_steps(config: RunConfig, corpora: Sequence[Corpus]) -> int:
     """Return the fewest optimizer steps that read the training text `training.epochs` times, or ask its questions.
 
     Raises:
-        ConfigError: the text has several sources, whose shares make their epochs differ, or makes no sequence.
+        ConfigError: the text has several sources, whose shares make their epochs differ, or yields no sequence.
     """
     training, epochs = config.training, config.training.epochs or 1
     if len(corpora) > 1:

@@ -40,7 +40,7 @@ class Job:
 
     @classmethod
     def read(cls, path: Path, trusted: bool = False) -> Job:
-        """Read what `write` wrote.
+        """Read a job that `write` has written.
 
         Args:
             path: the file.

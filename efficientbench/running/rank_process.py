@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 StopRequested = Callable[[], bool]
-"""Whether a signal has asked this process to stop."""
+"""Returns whether a signal has asked this process to stop."""
 
 
 def run_rank(

@@ -35,7 +35,7 @@ class TrainedRun:
         """Read the job file of a run's folder.
 
         Raises:
-            ConfigError: there is no such folder, or it is not that of a run.
+            ConfigError: there is no such folder, or it is not a run's folder.
         """
         path = OutputFolder(folder).config
         if not folder.is_dir():

@@ -23,7 +23,7 @@ HEAD = """\
 # kubectl logs -f job/{label}
 """
 WORK = "/workspace"
-"""Where the claimed volume lies in each pod, and where relative paths begin."""
+"""Folder in each pod where the claimed volume is mounted, and where relative paths begin."""
 STOP_S = 120
 """Seconds that a pod may take to save its state: more than its ranks may take."""
 LONGEST = 50

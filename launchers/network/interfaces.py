@@ -1,6 +1,6 @@
 """Chooses and checks the network interface, address and port by which the ranks' backends meet.
 
-The backends themselves report of a wrong interface that a device was not found, or wait in vain for peers that know
+For a wrong interface the backends themselves report that a device was not found, or wait in vain for peers that know
 this host by an address of its loopback.
 """
 
@@ -55,7 +55,7 @@ def check_interfaces(environ: Mapping[str, str], cluster: Cluster | None) -> Non
 
 
 def gloo_interface(environ: Mapping[str, str], cluster: Cluster) -> str | None:
-    """Return the interface that gloo has to be given; None where the user named it, or gloo finds it by itself.
+    """Return the interface to name to gloo; None where the user has named one, or gloo finds it by itself.
 
     By itself gloo listens at the address of the host's own name. On many machines that is the loopback (Debian writes
     so into /etc/hosts), where no other host finds the rank. Ranks of one host meet on its loopback, where no other host

@@ -97,8 +97,8 @@ def launch(
 def rank_environment(cluster: Cluster, local_rank: int, local_ranks: int, base: Mapping[str, str]) -> dict[str, str]:
     """Return `base` with the variables of `torch.distributed` and the worker; all nodes run equally many ranks."""
     environment = {
-        # With torchrun's own store below them, a second run of one launcher would read what the first left there. The
-        # secret is the launchers' alone.
+        # In torchrun's own store a second run of one launcher would read what the first one left. The secret is the
+        # launchers' alone.
         **{name: value for name, value in base.items() if name not in ("TORCHELASTIC_USE_AGENT_STORE", SECRET_NAME)},
         "RANK": str(cluster.node_rank * local_ranks + local_rank),
         "WORLD_SIZE": str(cluster.nodes * local_ranks),

@@ -237,7 +237,7 @@ def end_all(workers: Sequence[WorkerProcess]) -> None:
 
 def print_stderr(message: str) -> None:
     """Print a line to stderr, without control characters: a reason may come from another node."""
-    # On a terminal rank 0's live display may stand in the line.
+    # On a terminal rank 0's live display may occupy the line.
     erase_line = "\r\x1b[2K" if sys.stderr.isatty() else ""
     printable = "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in message)
     print(f"{erase_line}{printable}", file=sys.stderr, flush=True)

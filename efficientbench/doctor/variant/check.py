@@ -1,4 +1,4 @@
-"""Check one variant on a tiny model: what it computes in this process, then what runs of it do."""
+"""Check one variant on a tiny model: its computations in this process, then runs of it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ TINY = (
 
 
 def check_variant(kind: str, overrides: Sequence[str] = ()) -> int:
-    """Check a variant, print what was found and what its declaration leaves out; return 0 if nothing failed, else 1.
+    """Check a variant, print the results and what its declarations lack; return 0 if nothing failed, else 1.
 
     Args:
         kind: the attention or positional encoding, as `model.attention.kind` or `model.position.kind` names it.
@@ -100,7 +100,7 @@ def _tiny(section: Section, kind: str, overrides: Sequence[str]) -> RunConfig:
 
 
 def undeclared(config: RunConfig) -> Iterator[str]:
-    """Yield what the declarations leave out: capabilities, and figures without a formula."""
+    """Yield what the declarations lack: capabilities, and formulas of figures."""
     model, attention, position = config.model, attention_of(config.model), position_of(config.model)
     capabilities = {
         "tensor parallelism (parallel.tp)": attention.tensor_parallel is not None,
