@@ -1,4 +1,4 @@
-"""Write files atomically and through no link, and make temporary folders that do not outlive killed processes."""
+"""Write files atomically and through no link; make temporary folders, and remove those of killed processes."""
 
 from __future__ import annotations
 

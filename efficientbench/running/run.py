@@ -151,7 +151,7 @@ def _prepare_job(
 ) -> tuple[Job, Path]:
     """Prepare the folder, and write this node's job file; return the job and its file."""
     first = link.node == 0
-    # Last of all checks: a user's mistake must leave an earlier run's files where they are.
+    # After all checks that refuse a run: a user's mistake must leave an earlier run's files where they are.
     fingerprints = [corpus.fingerprint for corpus in corpora]
     resume = prepare_folder(folder, plan.config, fingerprints, fresh) if first else None
     if first:

@@ -97,7 +97,7 @@ def make_matrix(variant: str | None, depth: int, vocabulary: int, short: bool) -
 
 
 def _architecture(variant: str | None) -> Overlay:
-    """Return the settings of a variant of matrix.yaml; without attention of its own it gets that of chat.yaml."""
+    """Return the settings of a variant of matrix.yaml; what its model does not set is that of mha, as in chat.yaml."""
     known = load_matrix().variants
     if variant is not None and variant not in known:
         near = nearest(variant, known)

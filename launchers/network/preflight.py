@@ -34,7 +34,7 @@ LONGEST_ANSWER_BYTES = 300
 def preflight(cluster: Cluster, time_limit_s: float | None = None) -> NodeLink:
     """Return the link between the nodes once every node of the run has reached node 0.
 
-    `time_limit_s`: None: the cluster's `rendezvous_timeout_s`.
+    `time_limit_s`: seconds until all nodes must have met; None: the cluster's `rendezvous_timeout_s`.
 
     Raises:
         LaunchError: nodes did not meet within the limit; the message names the host, the port or the missing nodes.
