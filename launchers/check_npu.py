@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checks this machine's NPUs: `python3 launchers/check_npu.py` is `efficientbench doctor --device npu`.
+"""Check this machine's NPUs: `python3 launchers/check_npu.py` is `efficientbench doctor --device npu`.
 
-Works from any Python 3: where this one lacks the package, that of .venv is used.
+Any Python 3 can run it: where this one lacks the package, the Python of .venv makes the check.
 """
 
 import os
@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# As -m, but for the working directory, whose modules Python 3.10 would import.
+# Like -m, but without the working directory, whose modules Python 3.10 would import.
 WITHOUT_FOLDER = "import sys; sys.path = [each for each in sys.path if each]; "
 NEEDED = WITHOUT_FOLDER + "import efficientbench.doctor.doctor, typer"
 DOCTOR = WITHOUT_FOLDER + "import runpy; runpy.run_module('efficientbench.cli', {}, '__main__', True)"
@@ -17,12 +17,12 @@ NOT_SET_UP = {
     "": "error: the Python environment is not set up yet: bash launchers/setup_ascend.sh",
     "zh": "错误：尚未设置 Python 环境：bash launchers/setup_ascend.sh",
 }
-"""Beginning of the locale → what is said where no Python has the package."""
+"""Beginning of the locale → the message where no Python has the package."""
 
 
 def main() -> int:
-    """Run the check by the first Python that has the package; return its exit status."""
-    # Without empty entries, of which CANN's set_env.sh leaves one: each is the working directory.
+    """Run the check with the first Python that has the package; return its exit status."""
+    # Without empty entries, which mean the working directory: CANN's set_env.sh leaves one.
     paths = os.pathsep.join([ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
     environment = dict(os.environ, PYTHONPATH=paths, PYTHONSAFEPATH="1")
     for python in (sys.executable, os.path.join(ROOT, ".venv", "bin", "python")):

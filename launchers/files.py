@@ -1,4 +1,4 @@
-"""Files that no reader finds half written and that follow no link, and folders that no killed process leaves behind."""
+"""Write files atomically and through no link; make temporary folders, and remove those of killed processes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from efficientbench.basics.files import no_link
 
 TEMPORARY = "efficientbench_"
 YOUNG_S = 60.0
-"""A temporary folder that is younger may not be locked yet."""
+"""Seconds; a younger temporary folder may not be locked yet."""
 
 
 def write_whole(path: Path, content: bytes, executable: bool = False) -> None:
-    """Write a file beside its place and rename it, so that the file is the old one or the new one.
+    """Write a file beside `path` and rename it, so that a reader gets the old file or the new one.
 
     Raises:
         OSError: the file cannot be written; nothing is left beside it.
@@ -38,9 +38,9 @@ def write_whole(path: Path, content: bytes, executable: bool = False) -> None:
 
 
 def writable_caches(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that gives Triton's cache another place where the home cannot be written; {} where it can.
+    """Return the variable that moves Triton's cache out of a home that cannot be written; {} where it can be written.
 
-    torch's own lies in the temporary folder at any rate.
+    torch's own cache lies in the temporary folder anyway.
     """
     if {"TRITON_CACHE_DIR", "TRITON_HOME"} & environment.keys():
         return {}
@@ -52,7 +52,7 @@ def writable_caches(environment: Mapping[str, str]) -> dict[str, str]:
     other = Path(tempfile.gettempdir()) / f"triton_uid_{os.getuid()}"
     with contextlib.suppress(OSError):
         other.mkdir(mode=0o700, exist_ok=True)
-        # The cache is code that is run: not from a folder that another user has made.
+        # The cache holds code that is run: it must not be in a folder that another user has made.
         if other.lstat().st_uid == os.getuid():
             return {"TRITON_CACHE_DIR": str(other)}
     return {}
@@ -60,7 +60,7 @@ def writable_caches(environment: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Make a folder and remove it at the end, together with those that killed processes of this user have left."""
+    """Make a temporary folder, and remove it at the end; remove those that this user's killed processes have left."""
     for left in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
         with contextlib.suppress(OSError):
             _remove_abandoned(left)
@@ -71,7 +71,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove a temporary folder that nobody holds. Raises OSError: somebody holds it, or it is another user's."""
+    """Remove a temporary folder of this user that no process has locked. Raises OSError: a process has locked it."""
     found = folder.lstat()
     if found.st_uid != os.getuid() or time.time() - found.st_mtime < YOUNG_S:
         return

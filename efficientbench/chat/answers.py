@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
 
 STOP, LENGTH = "stop", "length"
-"""Why an answer ends: the model ended it; it has as many tokens as it may."""
+"""Why an answer ends: the model ended it, or it reached its token limit."""
 
 _KIND_AFTER = {
     "<|python_start|>": CALL,
@@ -34,7 +34,7 @@ _KIND_AFTER = {
     "<|output_start|>": RESULT,
     "<|output_end|>": TEXT,
 }
-"""The kind of what follows a special token."""
+"""Special token → the kind of the tokens after it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Said:
     kind: str
     """One of `PART_KINDS`."""
     text: str
-    """Empty for special tokens, and within a character."""
+    """Text that the token adds; empty for special tokens, and within a character."""
     finish: str | None = None
     """`STOP` or `LENGTH` where the answer ends."""
 
@@ -54,7 +54,7 @@ class Chat:
     """A chat model, and what turns conversations into its tokens and back."""
 
     name: str
-    """The folder's."""
+    """The model's name, see `name_of`."""
     run: Opened
     renderer: Renderer
     calculator: Calculator | None
@@ -71,10 +71,10 @@ class Chat:
         """Yield an answer token by token; `close` ends it.
 
         Args:
-            model: of the run, or built once more.
-            prompt: see `prompt`.
+            model: the run's model, or a copy of it.
+            prompt: the prompt's tokens, see `prompt`.
             sampling: how tokens are chosen.
-            max_new_tokens: of the answer, calls and results included.
+            max_new_tokens: token limit of the answer, calls and results included.
 
         Raises:
             GenerationError: the model computed NaN or infinity.
@@ -97,7 +97,7 @@ def chat_opened(folder: Path, step: int | None = None) -> Iterator[Chat]:
     """Open a run's folder to chat with its model.
 
     Raises:
-        ConfigError, CheckpointError, DeviceError: as `opened`; or the run has learned no conversations.
+        ConfigError, CheckpointError, DeviceError: as `opened`, or the run has learned no conversations.
         DataError: the tokenizer is damaged, or has no chat tokens.
     """
     trained = TrainedRun.read(folder)
@@ -109,7 +109,7 @@ def chat_opened(folder: Path, step: int | None = None) -> Iterator[Chat]:
 
 
 def name_of(folder: Path) -> str:
-    """Return the name of a run's model: that of its folder, or of the folder of all repeats."""
+    """Return the name of a run's model: its folder's name, or for a repeat that of the folder of all repeats."""
     path = folder.resolve()
     return path.parent.name if re.fullmatch(r"seed_\d+", path.name) else path.name
 
@@ -117,7 +117,7 @@ def name_of(folder: Path) -> str:
 def _check_learned(run: TrainedRun) -> tuple[str, ...]:
     """Return doubts whether a run has learned conversations. Raises ConfigError: it has not."""
     job = run.job
-    # What was imported may be a chat model, which only its author knows; every other objective learns conversations.
+    # An imported model may be a chat model, which only its author knows; every other objective learns conversations.
     if job.config.training.objective != "pretrain" or job.imported is not None:
         return ()
     manifests = [path for path in job.corpora if path.exists()]
@@ -132,8 +132,8 @@ def _check_learned(run: TrainedRun) -> tuple[str, ...]:
 
 
 def parts_of(said: Iterable[Said]) -> tuple[Part, ...]:
-    """Return the parts of an answer, without calls that have no result: conversations hold none."""
-    # Special tokens are text that is empty, so that two calls never stand side by side.
+    """Return the parts of an answer, without calls that have no result, which conversations do not allow."""
+    # Special tokens count as empty text, so that two calls never stand side by side.
     pieces = [
         Part(kind, text)
         for kind, group in itertools.groupby(said, lambda each: each.kind)

@@ -1,7 +1,7 @@
 """The server's connections: how many there are, how long a request may take to arrive, and what happens at the limits.
 
-uvicorn limits how long a connection idles between two requests. It waits for good for the first one, and for the rest
-of one that was sent by half.
+uvicorn limits how long a connection idles between two requests. It waits for ever for the first request, and for the
+rest of an incomplete one.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_CONNECTIONS = 256
-"""Those that wait for a model have one each, and a browser opens up to six."""
+"""Most connections: a client that waits for a model has one, and a browser opens up to six."""
 REQUEST_S = 15.0
-"""How long a request may take to arrive, from the connection or from the answer before it."""
+"""Seconds that a request may take to arrive, from the connection or from the answer before it."""
 UNREAD_S = 60
-"""How long a client may leave unread what was sent to it."""
+"""Seconds that a client may leave unread what was sent to it."""
 LAST_ANSWERS_S = 4
-"""How long answers may go on after Ctrl-C."""
+"""Seconds that answers may take to end after Ctrl-C."""
 QUEUED = 128
 """Connections that the kernel holds until they are accepted."""
 TOLD_EVERY_S = 60.0
-"""How often it is told that no connection can be accepted."""
+"""Seconds between two warnings that no connection can be accepted."""
 LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors of `accept` after which asyncio tries again, a second later."""
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\nretry-after: 5\r\n\r\n"
 
 
 class Connection(H11Protocol):
-    """A connection that is closed where its request does not arrive in time, or where there are too many."""
+    """A connection that is closed if its request does not arrive in time, or if there are too many connections."""
 
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Wait for a request, or refuse the connection if it is one too many."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.write(BUSY)
@@ -51,16 +51,16 @@ class Connection(H11Protocol):
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Stop waiting for a request."""
         self._watch(arrived=True)
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Take what has arrived; it is called after an answer, too, for the next request."""
+        """Handle what has arrived; uvicorn calls this after an answer, too, for the next request."""
         try:
             super().handle_events()
         except h11.LocalProtocolError:
-            # What arrived is no HTTP, and its answer had begun before that was seen.
+            # What arrived is not HTTP, which showed only after its answer had begun.
             self.transport.abort()
         self._watch(arrived=self.conn.their_state not in (h11.IDLE, h11.SEND_BODY))
 
@@ -73,17 +73,17 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A server that goes on, and says so once, where the process has no descriptor for a further connection."""
+    """A server that keeps running, with a warning, where the process has no descriptor for a further connection."""
 
     _told_s = float("-inf")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
+        """Listen, and report errors of `accept` by `_explain`."""
         asyncio.get_running_loop().set_exception_handler(self._explain)
         await super().startup(sockets)
         for each in sockets or ():
-            # asyncio takes the number that the kernel holds also for how often it calls `accept` at once, and sets up
-            # as many further tries where that fails: it was told 1.
+            # asyncio calls `accept` as often at once as its own backlog says, and schedules as many retries where that
+            # fails: its backlog is 1.
             each.listen(QUEUED)
 
     def _explain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -98,12 +98,12 @@ class Server(uvicorn.Server):
                     flush=True,
                 )
         elif not self.should_exit:
-            # A further try to accept finds that the server has ended.
+            # Not for a retry of `accept` that finds the server ended.
             loop.default_exception_handler(context)
 
 
 def make_server(app: FastAPI) -> Server:
-    """Return a server of an application, with its limits."""
+    """Return the server of an application, with the limits above."""
     config = uvicorn.Config(
         app,
         loop="asyncio",
@@ -120,5 +120,5 @@ def make_server(app: FastAPI) -> Server:
 
 
 def limit_unread(listener: socket.socket) -> None:
-    """Let the kernel close connections whose clients read nothing, however small the rest that they leave."""
+    """Let the kernel close connections whose clients read nothing, however little they leave unread."""
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_S * 1000)

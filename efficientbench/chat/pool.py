@@ -1,4 +1,4 @@
-"""Several models that answer at once, each in a thread of its own: a model continues from one cache at a time."""
+"""Several models that answer at once, each in a thread of its own: a model decodes from one cache at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ASKED_EVERY_S = 0.5
-"""How often a client that waits is asked whether it is still there."""
+"""Seconds between two checks whether a waiting client is still there."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Worker:
 
 @dataclass
 class Pool:
-    """Models, of which each answers one client at a time; further clients wait in their order."""
+    """Models, each of which answers one client at a time; further clients wait in order."""
 
     workers: Sequence[Worker]
     _places: set[object] = field(default_factory=set)
-    """One for each client that has not begun with a model yet."""
+    """The places of clients that no model answers yet."""
     _free: asyncio.Queue[Worker] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
@@ -45,12 +45,12 @@ class Pool:
 
     @property
     def free(self) -> int:
-        """Models that answer nobody."""
+        """The number of models that answer nobody."""
         return self._free.qsize()
 
     @property
     def waiting(self) -> int:
-        """Clients that no model is free for."""
+        """The number of clients for which no model is free."""
         return max(0, len(self._places) - self.free)
 
     def place(self) -> object:
@@ -60,7 +60,7 @@ class Pool:
         return place
 
     def leave(self, place: object) -> None:
-        """Give up a place; do nothing where it is given up already."""
+        """Give up a place; do nothing if it was given up before."""
         self._places.discard(place)
 
     async def run(
@@ -68,12 +68,12 @@ class Pool:
     ) -> AsyncGenerator[T, None]:
         """Yield what a generator over a free model yields, each step computed in that model's thread.
 
-        The model does not wait for a client that reads slowly, or not at all: it goes on, and is free for others then.
+        The model does not wait for a client that reads slowly, or not at all: it computes all, and then is free.
 
         Args:
-            begin: returns the generator.
-            left: whether nobody waits for the rest any more; it is asked before each step, and while no model is free.
-            place: of the client.
+            begin: returns the generator over a model.
+            left: returns whether the client has left; called before each step, and while no model is free.
+            place: the client's place among those who wait.
         """
         worker = await self._turn(left, place)
         if worker is None:
@@ -86,7 +86,7 @@ class Pool:
             await computing
         finally:
             computing.cancel()
-            # Its error counts as seen, also where nobody has come to the end.
+            # So that asyncio does not report its error as never retrieved, where nobody reads to the end.
             await asyncio.gather(computing, return_exceptions=True)
 
     async def _compute(
@@ -96,7 +96,7 @@ class Pool:
         items: asyncio.Queue[T | None],
         left: Callable[[], Awaitable[bool]],
     ) -> None:
-        """Put what a generator yields into a queue, None behind it, and free the model."""
+        """Put the items of a generator into a queue, then None, and free the model."""
         loop = asyncio.get_running_loop()
         try:
             while not await left():
@@ -106,12 +106,12 @@ class Pool:
                 items.put_nowait(item)
         finally:
             items.put_nowait(None)
-            # Its thread does this after a step that it still computes, and before whatever this model does next.
+            # The model's thread closes it after a step that it still computes, and before the model's next answer.
             worker.thread.submit(steps.close)
             self._free.put_nowait(worker)
 
     async def _turn(self, left: Callable[[], Awaitable[bool]], place: object) -> Worker | None:
-        """Return a free model when those who came before have theirs; None where the client leaves meanwhile."""
+        """Return a free model once all earlier clients have theirs; None if the client leaves before."""
         turn, taken = asyncio.ensure_future(self._free.get()), False
         try:
             while not turn.done():
@@ -122,7 +122,7 @@ class Pool:
             return turn.result()
         finally:
             self.leave(place)
-            # One that became free in the same moment is the next client's.
+            # A model that became free in the same moment is the next client's.
             if not taken and not turn.cancel():
                 self._free.put_nowait(turn.result())
 
@@ -133,7 +133,7 @@ def _advance(steps: Generator[T, None, None]) -> T | None:
 
 @contextlib.contextmanager
 def pool_of(run: Opened, models: int) -> Iterator[Pool]:
-    """Make a pool of so many models of a run, on its devices in turn; those on one device share their weights.
+    """Make a pool of `models` models of a run, on this machine's devices in turn; on one device they share weights.
 
     Raises:
         DeviceError: a device cannot be used.
@@ -145,7 +145,7 @@ def pool_of(run: Opened, models: int) -> Iterator[Pool]:
         workers = []
         for number in range(models):
             thread = threads.enter_context(ThreadPoolExecutor(1))
-            # What makes a device current is of one thread.
+            # The current device is a setting of each thread.
             place = thread.submit(device.prepare, number % max(device.count(), 1)).result()
             model = run.model
             if number > 0:

@@ -13,16 +13,16 @@ from efficientbench.basics.errors import nearest
 from efficientbench.data_tools.chat.conversations import ASSISTANT, Message, RowError, read_prompt
 
 MAX_BYTES = 1 << 20
-"""Of a request: more than all characters take that it may have."""
+"""Most bytes of a request: more than its most characters take."""
 MAX_MESSAGES = 500
 MAX_CHARACTERS = 8_000
-"""Of a message."""
+"""Most characters of a message."""
 MAX_ALL_CHARACTERS = 32_000
-"""Of all messages."""
+"""Most characters of all messages together."""
 MAX_PROMPT_TOKENS = 32_000
 MAX_ANSWER_TOKENS = 4_096
 ANSWER_TOKENS = 512
-"""Of an answer, where the request does not say."""
+"""Token limit of an answer whose request sets none."""
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)]
 Zero = Annotated[float, Field(ge=0, le=0)]
@@ -30,7 +30,7 @@ Zero = Annotated[float, Field(ge=0, le=0)]
 
 @dataclass(eq=False)
 class RequestError(Exception):
-    """A request that is not answered, with the HTTP status; the message is for the user."""
+    """A request that gets an error as its answer, with the HTTP status; the message is for the user."""
 
     status: int
     message: str
@@ -45,13 +45,13 @@ class RequestError(Exception):
 
 
 class StreamOptions(BaseModel):
-    """What a stream has beside the answer."""
+    """What a stream sends beside the answer."""
 
     include_usage: bool = False
 
 
 class ChatRequest(BaseModel):
-    """The fields that are known; those of one value alone are what other values would change and nothing here does."""
+    """The known fields; a field with one allowed value is there because its other values are not implemented here."""
 
     # NaN lies within every range.
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -74,22 +74,22 @@ class ChatRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, value: Any) -> Any:
-        """Leave out what some clients send for a field that is not given."""
+        """Drop fields with the value null, which some clients send for a field that they do not set."""
         return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
 
     @property
     def answer_tokens(self) -> int | None:
-        """Return how many tokens the answer may have; None: as many as by default."""
+        """Return the token limit of the answer; None: the default."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def answer_field(self) -> str:
-        """Return the field that says so."""
+        """Return the name of the field that sets the token limit."""
         return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
 
 
 async def read_body(request: Request) -> bytes:
-    """Return a request's body. Raises RequestError: it is no JSON, too long, or not sent whole."""
+    """Return a request's body. Raises RequestError: it is not JSON, too long, or incomplete."""
     # A page of another site can send other types without asking this server first.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RequestError(415, "Content-Type: application/json is needed", "Content-Type")
@@ -108,7 +108,7 @@ def read_request(body: bytes) -> tuple[ChatRequest, tuple[Message, ...]]:
     """Read a request and its messages.
 
     Raises:
-        RequestError: 400, with the field.
+        RequestError: status 400, with the field that is wrong.
     """
     try:
         request = ChatRequest.model_validate_json(body)
@@ -133,7 +133,7 @@ def _field(location: Sequence[int | str]) -> str:
 
 
 def _with_parts(message: Any) -> Any:
-    """Return a message with its parts as the content, where it is an answer of ours that comes back."""
+    """Return a message; where it is an answer of ours that comes back, with its parts as the content."""
     if not isinstance(message, dict) or message.get("role") != ASSISTANT or message.get("parts") is None:
         return message
     return {**{key: value for key, value in message.items() if key != "parts"}, "content": message["parts"]}
@@ -142,7 +142,7 @@ def _with_parts(message: Any) -> Any:
 def _check_characters(messages: Sequence[Message]) -> None:
     lengths = [sum(len(part.text) for part in message.parts) for message in messages]
     for number, length in enumerate(lengths):
-        # An answer comes back as long as it was given.
+        # An answer of ours may come back at any length.
         if length > MAX_CHARACTERS and messages[number].role != ASSISTANT:
             field = f"messages[{number}].content"
             raise RequestError(400, f"{field}: {length:,} characters, at most {MAX_CHARACTERS:,} are taken", field)

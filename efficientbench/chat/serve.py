@@ -1,4 +1,4 @@
-"""A chat model behind a port, until Ctrl-C."""
+"""Serve a chat model at a port, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from efficientbench.running.rank_process import end
 
 KEY_VARIABLE = "EFFICIENTBENCH_KEY"
 SHORTEST_KEY = 16
-"""Characters that a key has at least: whoever reaches the server can try all short ones."""
+"""Fewest characters of a key: whoever reaches the server can try all shorter ones."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def serve(folder: Path, host: str, port: int, key: str | None, models: int, step: int | None) -> NoReturn:
-    """Answer requests by the model of a run's folder until Ctrl-C, and end this process.
+    """Answer requests with the model of a run's folder until Ctrl-C, and end this process.
 
     Raises:
         ConfigError: other machines would reach the server without a key, or it cannot listen there.
         ConfigError, CheckpointError, DataError, DeviceError: as `chat_opened`.
     """
     check_key(host, key)
-    # First of all: the model takes a while.
+    # Listen first: loading the model takes a while.
     with listening(host, port) as listener, chat_opened(folder, step) as chat, pool_of(chat.run, models) as pool:
         for problem in chat.warnings:
             print(f"warning: {problem}", file=sys.stderr)
         server = make_server(make_app(chat, pool, key, {host, *LOOPBACK_NAMES}))
-        # The answers that Ctrl-C ends are no errors of the server's.
+        # Answers that Ctrl-C cancels are no errors of the server.
         logging.getLogger("uvicorn.error").addFilter(_is_no_end)
         shown = f"[{host}]" if ":" in host else host
         print(f"{chat.name}, step {chat.run.step:,}: http://{shown}:{listener.getsockname()[1]}", flush=True)
         # uvicorn ends by itself, and raises this afterwards.
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
-        # Not by the models' threads, which may be in the middle of a long step.
+        # Without waiting for the models' threads, which may be in the middle of a long step.
         end(0)
 
 
@@ -54,7 +54,7 @@ def _is_no_end(record: logging.LogRecord) -> bool:
 
 
 def check_key(host: str, key: str | None) -> None:
-    """Raise ConfigError where other machines would reach a server without a key, or the key is none."""
+    """Raise ConfigError where other machines would reach a server without a key, or the key is not valid."""
     if key is not None and (len(key) < SHORTEST_KEY or not (key.isascii() and key.isprintable())):
         raise ConfigError(f"{KEY_VARIABLE}: a key has {SHORTEST_KEY} or more characters, all of ASCII")
     if key is None and not _is_loopback(host):
@@ -77,7 +77,7 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
-        # Its text repeats the address, in other words for each cause.
+        # The system's text repeats the address, worded differently for each cause.
         reason = str(error.strerror).partition(" (while")[0]
         if error.errno == errno.EADDRINUSE:
             with socket.create_server((host, 0), family=family) as other:

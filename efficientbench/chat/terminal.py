@@ -37,7 +37,7 @@ _BETWEEN = {
 
 
 class Conversation:
-    """Messages so far, and the model that answers them."""
+    """The messages so far, and the model that answers them."""
 
     def __init__(self, chat: Chat, sampling: Sampling, max_new_tokens: int) -> None:
         """Begin without a message."""
@@ -45,10 +45,10 @@ class Conversation:
         self.messages: list[Message] = []
 
     def say(self, text: str) -> None:
-        """Print the answer to a text as it comes; both are part of the conversation then, unless the answer is empty.
+        """Print the answer to a text as it comes, and add both to the conversation, unless the answer is empty.
 
         Raises:
-            RowError: the text is empty, or holds what is no character.
+            RowError: the text is empty, or has an invalid character.
             ConfigError: the conversation is longer than the model's positions.
             GenerationError: the model computed NaN or infinity.
         """
@@ -62,7 +62,7 @@ class Conversation:
                 f"the conversation has {len(prompt):,} tokens, and the model {longest:,} positions: "
                 "`clear` begins a new one"
             )
-        # Each answer has numbers of its own.
+        # Each answer draws random numbers of its own.
         sampling = replace(self.sampling, seed=self.sampling.seed + len(messages))
         answer = self.chat.answer(self.chat.run.model, prompt, sampling, room)
         with contextlib.closing(answer):
@@ -88,10 +88,10 @@ def shown(answer: Iterable[Said]) -> list[Said]:
 
 
 def chat(run: Chat, prompt: str | None, sampling: Sampling, max_new_tokens: int) -> int:
-    """Answer one text, or what is typed until the end, and return the exit code.
+    """Answer `prompt`, or if it is None each line that is typed, and return the exit code.
 
     Raises:
-        RowError, ConfigError: the one text cannot be answered, as `Conversation.say`.
+        RowError, ConfigError: `prompt` cannot be answered, see `Conversation.say`.
     """
     for problem in run.warnings:
         print(f"warning: {problem}", file=sys.stderr)
@@ -117,7 +117,7 @@ def chat(run: Chat, prompt: str | None, sampling: Sampling, max_new_tokens: int)
 
 def _talk(conversation: Conversation) -> None:
     """Answer each line of stdin."""
-    # Bytes that are no text become what `read_prompt` refuses.
+    # Bytes that are no text become surrogates, which `read_prompt` refuses.
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
     print(f"{conversation.chat.name}, step {conversation.chat.run.step:,}; {COMMANDS}")

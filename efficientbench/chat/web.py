@@ -39,9 +39,9 @@ from efficientbench.generation.sampling import Sampling
 from efficientbench.running.failures import ran_out_of_memory
 
 PORT = re.compile(r":\d+$", re.ASCII)
-"""At the end of the header Host."""
+"""The port at the end of the header Host."""
 MAX_WAITING = 64
-"""Clients that may wait for a model."""
+"""Most clients that may wait for a model."""
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -51,12 +51,12 @@ PAGE_POLICY = (
 
 @dataclass
 class Counts:
-    """What the server has done."""
+    """What the server has done since its start."""
 
     answers: int = 0
-    """Those that were given whole."""
+    """Complete answers."""
     left: int = 0
-    """Clients that left before."""
+    """Answers whose client left before the end."""
     failed: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -64,38 +64,38 @@ class Counts:
 
 @dataclass
 class Answer:
-    """One answer while it is given."""
+    """One answer, also while it is incomplete."""
 
     request: ChatRequest
     prompt: list[int]
     max_new_tokens: int
     place: object
-    """Of its client, among those who wait."""
+    """The client's place among those who wait."""
     said: list[Said] = field(default_factory=list)
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def head(self, chat: Chat, kind: str) -> dict[str, Any]:
-        """Return what each object of the protocol begins with."""
+        """Return the fields with which every object of the protocol begins."""
         return {"id": self.id, "object": kind, "created": self.created, "model": chat.name}
 
     @property
     def usage(self) -> dict[str, int]:
-        """Return the tokens of prompt and answer."""
+        """Return the number of tokens of prompt and answer."""
         prompt, completion = len(self.prompt), len(self.said)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 class Server:
-    """Answers requests by a pool of models."""
+    """Answers requests with a pool of models."""
 
     def __init__(self, chat: Chat, pool: Pool) -> None:
-        """Take the run, and its models."""
+        """Take the chat model, and the pool that computes its answers."""
         self.chat, self.pool, self.counts = chat, pool, Counts()
         self.usable_bytes = usable_bytes(find_device(chat.run.config.device, trains=False))
 
     def accepted(self, request: ChatRequest, messages: tuple[Message, ...]) -> Answer:
-        """Return the answer to give. Raises RequestError: there is no such model, or the prompt is too long."""
+        """Return a new answer. Raises RequestError: no such model, too many clients wait, or the prompt is too long."""
         name = self.chat.name
         if request.model not in (None, name):
             raise RequestError(404, f"model: there is no {request.model}; this is {name}", "model", "model_not_found")
@@ -103,11 +103,11 @@ class Server:
             raise RequestError(503, f"{MAX_WAITING} clients wait already: try again later", code="busy")
         prompt = self.chat.prompt(messages)
         room = self._room(len(prompt), request)
-        # Last: whoever gets an answer gives up the place, and nobody else takes one meanwhile.
+        # Last: only the holder of an answer gives the place up. Without an await, no other client comes in between.
         return Answer(request, prompt, room, self.pool.place())
 
     def _room(self, prompt_tokens: int, request: ChatRequest) -> int:
-        """Return how many tokens an answer may have. Raises RequestError: so many do not fit."""
+        """Return the token limit of an answer. Raises RequestError: the prompt or the answer is too long."""
         config, wanted = self.chat.run.config, request.answer_tokens
         longest = config.model.position.longest
         most = MAX_PROMPT_TOKENS if longest is None else min(MAX_PROMPT_TOKENS, longest - 1)
@@ -128,10 +128,10 @@ class Server:
         return tokens
 
     async def pieces(self, answer: Answer, client: Request) -> AsyncGenerator[Said, None]:
-        """Yield an answer token by token; it ends where the client has left.
+        """Yield an answer token by token; end when the client has left.
 
         Raises:
-            RequestError: the model computed NaN, or memory was lacking.
+            RequestError: the model computed NaN or infinity, or ran out of memory.
         """
         asked = answer.request
         seed = secrets.randbits(63) if asked.seed is None else asked.seed
@@ -163,12 +163,12 @@ class Server:
             self.counts.completion_tokens += len(answer.said)
 
     async def whole(self, answer: Answer, client: Request) -> Response:
-        """Return an answer at once."""
+        """Return the complete answer as one response."""
         async with contextlib.aclosing(self.pieces(answer, client)) as pieces:
             async for _ in pieces:
                 pass
         if not answer.said or answer.said[-1].finish is None:
-            # Nobody reads it; servers write this number to their logs where a client has left.
+            # Nobody reads it; 499 is what servers log for a client that has left.
             return Response(status_code=499)
         text = "".join(said.text for said in answer.said if said.kind == TEXT)
         message: dict[str, Any] = {"role": ASSISTANT, "content": text}
@@ -189,7 +189,7 @@ class Server:
         try:
             async with contextlib.aclosing(self.pieces(answer, client)) as pieces:
                 async for said in pieces:
-                    # Those without text too: one lies between two calls that have no result.
+                    # Send tokens without text, too: one lies between two calls that have no result.
                     part = {"part": {"type": said.kind, "text": said.text}}
                     yield chunk({"content": said.text} if said.kind == TEXT else part)
                     if said.finish is not None:
@@ -212,7 +212,7 @@ class EventStream(StreamingResponse):
         self.server, self.answer = server, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the answer, and give up its place."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -227,9 +227,9 @@ def make_app(chat: Chat, pool: Pool, key: str | None, hosts: Collection[str]) ->
     """Return the application.
 
     Args:
-        chat: the run.
-        pool: its models.
-        key: that clients must know; None: whoever reaches the server may ask.
+        chat: the chat model.
+        pool: the pool that computes its answers.
+        key: the key that clients must know; None: whoever reaches the server may ask.
         hosts: the names under which browsers reach a server without a key.
     """
     server, started_s = Server(chat, pool), time.monotonic()
@@ -237,7 +237,7 @@ def make_app(chat: Chat, pool: Pool, key: str | None, hosts: Collection[str]) ->
     html = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 
     async def known(request: Request) -> None:
-        # The page of another site can make its own name mean this machine; its browser still sends that name.
+        # DNS rebinding: another site can let its own name resolve to this machine; the browser still sends that name.
         host = PORT.sub("", request.headers.get("host", "").lower())
         if key is None and host not in names:
             raise RequestError(403, f"Host: this server is {' or '.join(sorted(hosts))}", code="unknown_host")

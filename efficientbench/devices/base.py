@@ -17,8 +17,8 @@ DTYPES = ("fp32", "bf16", "fp16")
 
 
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-"""Work starts in the order in which it is queued: Megatron's tensor parallelism queues a transfer before the product
-that hides it, and relies on that."""
+"""Makes work start in the order in which it is queued. Megatron's tensor parallelism relies on that: it queues a
+transfer before the product that hides it."""
 
 
 class DeviceError(ValueError):
@@ -35,17 +35,17 @@ class Device(ABC):
     runtime_bytes: int
     """Memory that a rank takes beside its tensors, in bytes."""
     visibility: str | None = None
-    """Environment variable that limits which devices a process sees; None where there is none."""
+    """Environment variable that limits which devices a process sees; None where no variable does."""
     address_variable: str | None = None
-    """Environment variable that names the node's own address to the backend; None where the backend chooses well."""
+    """Environment variable that tells the backend the node's own address; None where the backend chooses well."""
     remedy: str
     """What a machine needs before this device type can be used on it."""
 
     draws_weights: bool = False
-    """Whether its own generator draws initial weights, the same in every layout; else the CPU's does."""
+    """Whether the device's generator draws initial weights, the same in every layout; else the CPU's does."""
 
     triton: bool = False
-    """Whether libraries compute with Triton on it, where they have such kernels."""
+    """Whether libraries run their Triton kernels on this device type."""
     zero_overlaps: bool = False
     """Whether DeepSpeed's ZeRO sends gradients beside its backward pass; not measured on NPUs."""
 
@@ -61,18 +61,18 @@ class Device(ABC):
         return names[:count] if len(names) >= count else [str(index) for index in range(count)]
 
     def environment(self, tensor_parallel: int) -> Mapping[str, str]:
-        """Return environment variables that a run of so many tensor-parallel ranks sets, unless the user has."""
+        """Return environment variables that a run with this tensor parallelism sets, unless the user has set them."""
         return {}
 
     def deterministic_environment(self) -> Mapping[str, tuple[str, ...]]:
         """Return environment variables without which libraries may compute other bits in each run.
 
-        Each has the values that serve; a run sets the first one, unless the user has set the variable.
+        A variable has the values that serve; a run sets the first one, unless the user has set the variable.
         """
         return {}
 
     def may_differ(self) -> Mapping[str, str]:
-        """Return parts whose bits may differ between two runs though both asked for the same, each with the reason."""
+        """Return part → why its bits may differ between two deterministic runs of the same configuration."""
         return {}
 
     @abstractmethod
@@ -88,14 +88,14 @@ class Device(ABC):
         """Make `local_rank`'s device current and ready for the engine. Call it once, before importing megatron."""
 
     def group_device(self, place: torch.device, stages: int) -> torch.device | None:
-        """Return `place` where process groups are made for the rank's device from the start; else None.
+        """Return the device that process groups are bound to from the start; None where they are bound to none.
 
-        `stages`: of the pipeline.
+        `place`: the rank's device; `stages`: the number of pipeline stages.
         """
         return None
 
     def fuses(self) -> bool:
-        """Return whether torch.compile makes faster kernels for this device than torch's own in sequence."""
+        """Return whether torch.compile makes faster kernels for this device than a sequence of torch's own."""
         return False
 
     @abstractmethod
@@ -103,7 +103,7 @@ class Device(ABC):
         """Wait for all work that is queued on the current device."""
 
     def stamp(self) -> Any:
-        """Return a stamp of the time at which the device comes to this place in its queue of work."""
+        """Queue a time stamp and return it: the time at which the device comes to it in its queue of work."""
         import torch
 
         event = torch.get_device_module(self.type).Event(enable_timing=True)
@@ -116,10 +116,10 @@ class Device(ABC):
 
     @abstractmethod
     def unsupported_dtypes(self) -> dict[str, str]:
-        """Return the compute dtypes that the device lacks, each with its reason."""
+        """Return dtype → why the device cannot compute in it."""
 
     def slow_dtypes(self) -> dict[str, str]:
-        """Return the compute dtypes in which the device is far slower than in float32, each with its reason."""
+        """Return dtype → why the device is far slower in it than in float32."""
         return {}
 
     @abstractmethod

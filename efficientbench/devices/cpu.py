@@ -16,7 +16,7 @@ CPUINFO = "/proc/cpuinfo"
 """File in which Linux describes the processors."""
 
 AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
-"""The instructions that oneDNN, torch's library of matrix products, calls avx512_core."""
+"""Instructions that oneDNN, torch's library of matrix products, calls avx512_core."""
 
 
 class CPU(Device):
@@ -25,7 +25,7 @@ class CPU(Device):
     type = "cpu"
     backend = "gloo"
     # Interpreter, torch, the engine and communication.
-    # Megatron loads Triton where it is installed, whatever the device: 70 MB, most of which the ranks of a host share.
+    # Megatron loads Triton where it is installed, on every device: 70 MB, most of which the ranks of a host share.
     runtime_bytes = 395_000_000 + (40_000_000 if importlib.util.find_spec("triton") else 0)
     remedy = "nothing is needed"
 
@@ -115,7 +115,7 @@ def onednn_is_faster() -> bool:
 
 
 def _described(key: str) -> str | None:
-    """Return the first processor's value of a key in CPUINFO; None where there is none."""
+    """Return the first processor's value of a key in CPUINFO; None where the file or the key is missing."""
     try:
         with open(CPUINFO, encoding="utf-8") as cpuinfo:
             found = (line.partition(":") for line in cpuinfo)

@@ -65,7 +65,7 @@ class CUDA(Device):
 
     def group_device(self, place: torch.device, stages: int) -> torch.device | None:
         # NCCL then connects the ranks as they meet, and not within their first steps; a wrong device is refused there.
-        # But such a group makes no communicator for each pair: what stages send one by one would wait for each other.
+        # But such a group has no communicator for each pair: the sends of pipeline stages would wait for each other.
         return place if stages == 1 else None
 
     def fuses(self) -> bool:

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Event:
-    """An event on a device that never has work queued: it comes when it is recorded."""
+    """An event on a device that never has work queued: it is complete when it is recorded."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self.enable_timing = enable_timing
@@ -75,7 +75,7 @@ class DefaultGenerators(Sequence[torch.Generator]):
 
 
 class FactoriesOnCPU(TorchFunctionMode):
-    """Factory calls with `device="cuda"` or `pin_memory=True` allocate plain CPU memory."""
+    """Makes factory calls with `device="cuda"` or `pin_memory=True` allocate plain CPU memory."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -97,7 +97,7 @@ def install() -> None:
     """
     if torch.cuda.current_device is not _current_device:
         _replace_functions()
-    # A mode is of one thread.
+    # A mode belongs to one thread.
     if not any(isinstance(mode, FactoriesOnCPU) for mode in _get_current_function_mode_stack()):
         FactoriesOnCPU().__enter__()
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 
 NO_KERNEL = re.compile(r"(\S+) does not have a deterministic implementation")
-"""torch's text for an operator that has no such kernel on the device."""
+"""torch's error text for an operator that has no deterministic kernel on the device."""
 
 
 def compute_deterministically() -> None:
     """Make torch choose deterministic kernels, and raise RuntimeError where an operator has none.
 
-    Not as a warning: attention then keeps its faster kernels, whose backward passes add up in any order.
+    With `warn_only` attention would keep its faster kernels, whose backward passes sum in any order.
     """
     import torch
 
     torch.use_deterministic_algorithms(True)
-    # By itself it fills all new memory, which costs time and changes no number that a model computes.
+    # By default torch then fills all new memory, which costs time and changes no number that a model computes.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 

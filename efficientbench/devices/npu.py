@@ -1,6 +1,6 @@
 """Huawei Ascend NPUs through torch_npu and HCCL. Run on a simulated device; never on hardware.
 
-torch and torch_npu are those of the image, unchanged. Nothing here imports megatron: all of it happens before.
+torch and torch_npu are the image's own, unchanged. Nothing here imports megatron, which must be imported later.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class NPU(Device):
         return found
 
     def backend_unavailable_reason(self) -> str | None:
-        # torch has the backend only after the import of torch_npu, which `unavailable_reason` makes.
+        # torch has the backend only once torch_npu is imported, which `unavailable_reason` does.
         if self.unavailable_reason() is not None:
             return "torch-npu, which brings it, cannot be used here"
         return super().backend_unavailable_reason()
@@ -185,7 +185,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _foreign_adaptor() -> str | None:
-    """Return why this process cannot train with an adaptor that it has imported; None where it has imported none."""
+    """Return why this process cannot train, where it has imported one of ADAPTORS; else None."""
     found = next((text for name, text in ADAPTORS.items() if name in sys.modules), None)
     return f"{found}, is already imported: take it out of this environment's start-up" if found else None
 

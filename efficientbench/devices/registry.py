@@ -30,7 +30,7 @@ def device_called(name: str) -> Device:
 def find_device(name: str = "auto", trains: bool = True) -> Device:
     """Return the device type called `name`; `auto` is the first accelerator that can be used, else the CPU.
 
-    `trains`: whether to train, or only to compute forward passes, which more devices can.
+    `trains`: whether it must train, or only compute forward passes, which more devices can.
 
     Raises DeviceError: the name is unknown, or this machine cannot use the device type, with the reason.
     """

@@ -22,10 +22,10 @@ from packaging.version import InvalidVersion, Version
 from efficientbench.devices.npu import CANN_HOMES, INFERENCE, cann_version, family
 from efficientbench.doctor.check import Check
 
-# Parses what `npu-smi info` prints: the versions of tool and driver, and the health of each NPU.
+# Parse what `npu-smi info` prints: the versions of tool and driver, and the health of each NPU.
 #
-# The formats are those of the tool's published source (github.com/hicann/driver, npucli/src/npu_info_print.c), of
-# Huawei's "npu-smi Command Reference" and of output that users published: see tests/replicas/npu_smi_outputs.yaml.
+# Sources of the formats: the tool's published source (github.com/hicann/driver, npucli/src/npu_info_print.c), Huawei's
+# "npu-smi Command Reference" and output that users published: see tests/replicas/npu_smi_outputs.yaml.
 
 
 _FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/local/Ascend/driver/tools")
@@ -52,7 +52,7 @@ def parse_versions(text: str) -> dict[str, str]:
 
 
 def parse_table(text: str) -> list[NpuState]:
-    """Return the NPUs of the table, which has two lines for each; what is no such pair of lines is skipped."""
+    """Return the NPUs of the table, which has two lines for each NPU; skip all other lines."""
     states: list[NpuState] = []
     lines = iter(text.splitlines())
     for line in lines:
@@ -70,22 +70,22 @@ def parse_table(text: str) -> list[NpuState]:
 
 MACHINES = ("x86_64", "aarch64")
 SET_UP = "source launchers/setup_ascend.sh"
-"""Remedy for a missing environment."""
+"""Remedy for a missing CANN environment."""
 OCCUPIED = {
     "-8005": "the driver does not answer: another container holds the device, or this one was started without it",
     "-8020": "another container holds the device",
 }
-"""Return code at the driver's start → its meaning, as users of the driver found."""
+"""Return code at the driver's start → its meaning, as users of the driver have reported it."""
 TIME_LIMIT_S = 120
 
 
 def machine_checks(device_type: str) -> list[Check]:
-    """Return the checks of what lies below torch for a device type: none but for Ascend NPUs."""
+    """Return the checks of what lies below torch for a device type; only Ascend NPUs have any."""
     return list(ascend_checks()) if device_type == "npu" else []
 
 
 def ascend_checks(environ: Mapping[str, str] = os.environ) -> Iterator[Check]:
-    """Check machine, driver, CANN, torch with torch_npu, and HCCL; each needs those before it."""
+    """Check machine, driver, CANN, torch with torch_npu, and HCCL; each part needs the ones before it."""
     machine = platform.machine()
     known = machine in MACHINES
     yield Check("machine", known, machine, "" if known else " or ".join(MACHINES))

@@ -14,7 +14,7 @@ from efficientbench.basics.language import in_users_language
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report."""
+    """One check of the machine, a line of the report."""
 
     name: str
     """Name of the part of the machine that was checked."""

@@ -1,4 +1,4 @@
-"""Checks of what this machine has, what it lacks for which purpose, and how to mend that."""
+"""Check what this machine has, what it lacks for which purpose, and how to mend that."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _import_problem(module: str) -> str | None:
     try:
         importlib.import_module(module)
     except (ImportError, OSError, RuntimeError) as error:
-        # torch raises RuntimeError where a vendor's extension, which it loads by itself, does not import.
+        # torch raises RuntimeError where a vendor's extension, which it loads on its own, does not import.
         return str(error)
     return None
 

@@ -1,4 +1,4 @@
-"""Checks whether fine-tuning's libraries are here, and fit each other: an image brings its own torch and others."""
+"""Check that fine-tuning's libraries are installed and fit each other: an image brings its own torch and others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from efficientbench.doctor.check import Check
 EXTRA = "finetune"
 INSTALL = f"bash launchers/bootstrap.sh {EXTRA}"
 SHARED = ("torch", "transformers", "accelerate", "datasets")
-"""Libraries of which the others say what they need."""
+"""Libraries whose versions the other libraries restrict."""
 
 
 def finetuning_check(python: tuple[int, ...] = tuple(sys.version_info[:3])) -> Check:
-    """Return what `efficientbench finetune` has here, or why it cannot train."""
+    """Return the check of `efficientbench finetune`: the versions of its libraries, or why it cannot train."""
     if python < (3, 11):
         return Check(EXTRA, False, f"needs Python 3.11 or newer, as TRL does; this is {'.'.join(map(str, python))}")
     wanted = _of_extra(f"{python[0]}.{python[1]}")
@@ -36,7 +36,7 @@ def finetuning_check(python: tuple[int, ...] = tuple(sys.version_info[:3])) -> C
 
 
 def _of_extra(python_version: str) -> list[Requirement]:
-    """Return what the extra adds to the package on such a Python; nothing where the package is not installed."""
+    """Return the requirements that the extra adds on this Python version; none where the package is not installed."""
     try:
         lines = metadata.requires("efficientbench") or []
     except metadata.PackageNotFoundError:
@@ -50,7 +50,7 @@ def _of_extra(python_version: str) -> list[Requirement]:
 
 
 def _unserved(name: str) -> Iterator[str]:
-    """Yield each library that a package needs in another version than the one that is here."""
+    """Yield a problem for each library that a package needs in another version than the installed one."""
     for each in map(Requirement, metadata.requires(name) or []):
         applies = each.marker is None or each.marker.evaluate({"extra": ""})
         if applies and each.name in SHARED and not _serves(each):

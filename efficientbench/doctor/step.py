@@ -1,4 +1,4 @@
-"""A small training step on one device in its own process, compared with the CPU's float32.
+"""Check a small training step on one device, in a process of its own, against the CPU's float32.
 
 A broken device may hang or end its process. The process runs `python -m efficientbench.doctor.step TYPE INDEX DTYPE`.
 """
@@ -50,7 +50,7 @@ def _step(device_type: str, index: int, dtype: str) -> Check:
 
 
 def take_step(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """Return the loss of a small causal attention model before and after one step; all devices start from one seed."""
+    """Return the loss of a small causal attention model before and after one step; all devices draw from one seed."""
     import torch
     from torch.nn import functional as F
 

@@ -28,16 +28,16 @@ from efficientbench.running.job import Job
 from efficientbench.training.reinforcement.questions import Questions, check_rewards
 
 _ENTRY_BYTES = 24
-"""Of a document in an epoch, and of a sample, while Megatron builds the index: 16 of a grid, and copies."""
+"""Bytes for a document of an epoch, and for a sample, while Megatron builds the index: 16 of a grid, and copies."""
 
 
 def prepare_corpora(config: RunConfig) -> list[Corpus]:
-    """Return the corpus of each of `config.data.sources`, in their order; tokenize those that are not yet.
+    """Return the corpora of `config.data.sources`, in their order; tokenize sources that are not tokenized yet.
 
-    Their files are verified, except tokens that `block_readers` leaves to the ranks.
+    Verify their files, except tokens that `block_readers` leaves to the ranks.
 
     Raises:
-        DataError: a source that cannot be read or tokenized, is damaged, or has tokens outside its vocabulary.
+        DataError: a source cannot be read or tokenized, is damaged, or has tokens outside its vocabulary.
         ConfigError: the sources have different tokenizers, the model's vocabulary is smaller than theirs, or a split
             has no document.
     """
@@ -57,7 +57,7 @@ def prepare_corpora(config: RunConfig) -> list[Corpus]:
         _check_questions(config, corpora[0])
     for corpus in corpora:
         check_split(data.split, corpus)
-    # Here rather than in the ranks, which would take it for a hang: it reads all tokens that were never split before.
+    # Here rather than in the ranks, where it would pass for a hang: it reads all tokens that were never split before.
     prefixes, cache = [corpus.prefix for corpus in corpora], Path(data.cache).absolute() / SPLITS
     with disk_errors_explained(cache):
         split_documents(prefixes, data.split, corpora[0].vocab_size, cache)
@@ -70,7 +70,7 @@ def load_corpora(job: Job) -> list[Corpus]:
 
 
 def block_readers(corpora: Sequence[Corpus]) -> dict[Path, BlockReader]:
-    """Return, by their prefixes, what verifies the tokens of corpora too large to be verified before a run."""
+    """Return prefix → reader that verifies the blocks it reads, for corpora too large to be verified before a run."""
     readers = {}
     for corpus in corpora:
         if verified_part(corpus) == "blocks read":
@@ -83,9 +83,9 @@ def block_readers(corpora: Sequence[Corpus]) -> dict[Path, BlockReader]:
 def recorded_sources(
     job: Job, duplicates: Sequence[int] | None = None, too_long: Sequence[int] | None = None
 ) -> list[DataSource]:
-    """Return what the record keeps of each source.
+    """Return the record's entry of each source.
 
-    `duplicates`: `Split.duplicates` of each; `too_long`: of each, `Batches.too_long`; None where not known.
+    `duplicates`: `Split.duplicates` of each source; `too_long`: `Batches.too_long`; None where they are not known.
     """
     known: Sequence[int | None] = duplicates or [None] * len(job.corpora)
     left_out: Sequence[int | None] = too_long or [None] * len(job.corpora)
@@ -111,8 +111,8 @@ def what_was_read(job: Job, tokens: int, source_tokens: Sequence[int]) -> Readin
     """Return what a run has read of its text.
 
     Args:
-        job: the run.
-        tokens: trained on since its start.
+        job: the run's job.
+        tokens: tokens trained on since the run's start.
         source_tokens: training tokens of each source.
     """
     weights = job.config.data.weights
@@ -144,13 +144,13 @@ def check_length(config: RunConfig, budget: Budget, corpora: Sequence[Corpus], m
     """Refuse a run whose index of samples does not fit in memory: Megatron builds it there, epoch by epoch.
 
     Args:
-        config: the run.
-        budget: its length.
-        corpora: its text.
-        memory_bytes: of this machine.
+        config: the run's configuration.
+        budget: the run's length.
+        corpora: the run's text.
+        memory_bytes: this machine's memory.
 
     Raises:
-        ConfigError: the message has the sizes.
+        ConfigError: the index does not fit; the message has the sizes.
     """
     training, data = config.training, config.data
     samples = budget.steps * training.global_batch_size
@@ -191,7 +191,7 @@ def _check_conversations(config: RunConfig, corpora: Sequence[Corpus]) -> None:
 
 
 def _check_questions(config: RunConfig, corpus: Corpus) -> None:
-    """Print what is asked. Raises ConfigError or DataError: nothing is, or its answers have no reward."""
+    """Print how many questions there are. Raises ConfigError or DataError: none, or no reward for their answers."""
     check_rewards(config.rl)
     folder = corpus.tokenizer_folder
     questions = Questions(config, load_tokenizer(folder), str(folder))

@@ -1,4 +1,4 @@
-"""The length of a run that `training.epochs` sets: the steps that read its text so many times."""
+"""The length of a run in epochs: the optimizer steps that read its text `training.epochs` times."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from efficientbench.training.reinforcement.questions import Questions
 
 
 def counted(plan: Plan, corpora: Sequence[Corpus]) -> Plan:
-    """Return the plan with the steps of its epochs, where these set its length.
+    """Return the plan; where `training.epochs` sets the run's length, with the steps counted from its text.
 
     Raises:
-        ConfigError: the text is several sources, has nothing to train on, or is too short to be measured.
+        ConfigError: the text has several sources or nothing to train on, or is too short to be measured.
     """
     if plan.budget.counted:
         return plan
@@ -34,7 +34,7 @@ def epoch_steps(config: RunConfig, corpora: Sequence[Corpus]) -> int:
     """Return the fewest optimizer steps that read the training text `training.epochs` times, or ask its questions.
 
     Raises:
-        ConfigError: the text is several sources, whose shares make their epochs differ, or no sequence long.
+        ConfigError: the text has several sources, whose shares make their epochs differ, or yields no sequence.
     """
     training, epochs = config.training, config.training.epochs or 1
     if len(corpora) > 1:
@@ -56,7 +56,7 @@ def epoch_steps(config: RunConfig, corpora: Sequence[Corpus]) -> int:
         packed = (packed_epoch(fitting, lengths, capacity, training.seed, epoch) for epoch in range(epochs))
         sequences = sum(map(len, packed))
     else:
-        # The last token of the text is a target alone.
+        # The last token of the text is only a target.
         sequences = (int(lengths[numbers].sum()) * epochs - 1) // training.seq_len
     if not sequences:
         raise ConfigError(

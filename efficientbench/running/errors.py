@@ -1,4 +1,4 @@
-"""The errors that a user can mend; imports nothing heavy, for the command line to print a mistake at once."""
+"""The errors that a user can mend; imports nothing heavy, so that the command line prints a mistake at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ USERS_MISTAKES = (ConfigError, DataError, DeviceError, LaunchError, MetricsError
 
 
 _OF_PATHS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
-"""What the system says of a path that this user cannot use, wherever it is opened."""
+"""The system's error numbers for a path that this user cannot use, wherever it is opened."""
 
 
 def unusable_path(error: BaseException) -> str | None:
@@ -29,7 +29,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def address_limit() -> str | None:
-    """Return the shell's limit of a process's addresses, for people; None without one."""
+    """Return the shell's limit on a process's addresses, for people; None without one."""
     limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit_bytes == resource.RLIM_INFINITY:
         return None

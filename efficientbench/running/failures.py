@@ -1,4 +1,4 @@
-"""The reason why a run failed: the failure that an exception means, and what the parent process writes of it."""
+"""Tell which failure an exception means, and write `failure.json` and the record of a run that failed."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ OUT_OF_MEMORY = re.compile(
     r"|Cannot allocate memory",
     re.IGNORECASE,
 )
-"""Texts of devices' and the host's allocators that raise no exception of their own."""
+"""Error texts of allocators, of devices and the host, that raise no exception type of their own."""
 LOST_PEER = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket closed|remote process exited", re.IGNORECASE
 )
-"""Texts of the collectives' backends on a rank that has lost another one."""
+"""Error texts of collective backends on a rank that has lost another rank."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FAILED_WRITE = re.compile(r"iostream error|PytorchStreamWriter failed|unexpected pos \d+")
-"""Texts of torch's own writers for a failed write."""
+"""Error texts of torch's own writers for a failed write."""
 
 
 def users_mistake(error: BaseException) -> Failure:
-    """Return the failure that a user's mistake means; a full disk among them is a kind of its own."""
+    """Return the failure that a user's mistake means; a full disk is a kind of its own."""
     texts = [os.strerror(number) for number in FULL] + ["no space left in"]
     full = any(text in str(error) for text in texts)
     return Failure("full_disk" if full else "mistake", str(error), USER_MISTAKE)
@@ -80,7 +80,7 @@ def diagnose(error: Exception, job: Job, log_file: Path) -> Failure:
             reason = f"no file here may have more than {most_bytes / 1e6:,.1f} MB (ulimit -f), and one would: {cause}"
             return Failure("mistake", reason, USER_MISTAKE)
         folder = min((job.output, Path(job.config.data.cache)), key=_free_bytes)
-        # By the space that is left as well: numpy, which writes the engine's index, and torch give no error number.
+        # Ask for the free space as well: numpy, which writes the engine's index, and torch give no error number.
         if getattr(cause, "errno", None) in FULL or _free_bytes(folder) < FULL_BYTES:
             text = str(cause) if isinstance(cause, OSError) else f"{os.strerror(errno.ENOSPC)}: {cause}"
             reason = f"no space left in {folder} ({text}); free some, or choose another folder"
@@ -90,9 +90,9 @@ def diagnose(error: Exception, job: Job, log_file: Path) -> Failure:
 
 
 def write_failure(folder: OutputFolder, failure: Failure) -> None:
-    """Write `failure.json`; null for what is not known.
+    """Write `failure.json`; a field that is not known is null.
 
-    A disk that is full keeps the file from being written, and must not hide the failure.
+    A full disk, to which it cannot be written, must not hide the failure.
     """
     content = {name: getattr(failure, name) for name in FILE_FIELDS}
     with contextlib.suppress(MetricsError):
@@ -100,7 +100,7 @@ def write_failure(folder: OutputFolder, failure: Failure) -> None:
 
 
 class FailureFiles:
-    """Writes `failure.json` and the record of one attempt at a run that failed."""
+    """Writes `failure.json` and the record of a failed attempt at a run."""
 
     def __init__(self, folder: OutputFolder) -> None:
         self.folder = folder
@@ -108,17 +108,17 @@ class FailureFiles:
 
     def write(self, failure: Failure) -> None:
         """Write `failure.json`, with the last good checkpoint's folder."""
-        # By their sizes: a scheduler may wait for this process to end. The run that resumes reads them whole.
+        # Compare sizes alone: a scheduler may wait for this process to end. The run that resumes verifies the content.
         checkpoint, _ = find_good(self.folder.path, check_sizes)
         write_failure(self.folder, replace(failure, checkpoint=str(checkpoint) if checkpoint else None))
-        # A mistake may be that the command is not that of the run that left the checkpoint.
+        # The mistake may be that this is not the command of the run that left the checkpoint.
         if checkpoint is not None and failure.kind != "mistake":
             print_stderr(f"last good checkpoint: {checkpoint}; the same command goes on from there")
 
     def write_record(self, failure: Failure, job: Job, device: Device, nodes: int) -> None:
         """Write `record.json` with status `failed`, so that reports show the run as a row with its reason.
 
-        A record that is there is this attempt's own: a rank has died after all had been measured and recorded.
+        An existing record is this attempt's own: a rank died after everything was measured and recorded.
         """
         if failure.kind in NO_RECORD or self.folder.record.exists():
             return
@@ -131,8 +131,8 @@ class FailureFiles:
 
 
 def ran_out_of_memory(error: Exception) -> bool:
-    """Return whether memory was lacking, of a device or of the host."""
-    # By name: this module must not import torch.
+    """Return whether a device or the host ran out of memory."""
+    # Compare names: this module must not import torch.
     names = {each.__name__ for each in type(error).__mro__}
     return (
         "OutOfMemoryError" in names

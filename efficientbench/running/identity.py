@@ -19,16 +19,16 @@ from efficientbench.running.corpora import recorded_sources
 from efficientbench.running.job import Job
 
 PACKAGES = ("efficientbench", "torch", "megatron-core", "torch-npu", "numpy", "tokenizers", "transformers")
-"""Packages whose versions a record keeps."""
+"""Packages whose versions a record has."""
 
 WRITTEN = {"steps": "steps.jsonl", **{name: name for name in ("tensorboard", "log", "checkpoint", "tokenizer")}}
-"""The record's `paths`: what a run writes beside it."""
+"""The record's `paths`: files and folders that a run writes beside it."""
 
 
 def failed_record(
     job: Job, device: Device, nodes: int, reason: str, started_at: datetime, duration_s: float
 ) -> RunRecord:
-    """Return the record of a run that failed: what was run, and for every figure `reason` in its place."""
+    """Return the record of a run that failed: what was run, and `reason` in place of every figure."""
     summary = nothing_measured(reason)
     devices = nodes if device.memory_capacity_bytes() is None else job.layout.world_size
     return RunRecord(
@@ -44,7 +44,7 @@ def failed_record(
 
 
 def run_environment(config: RunConfig, device: Device) -> dict[str, Any]:
-    """Return machine, packages and commit of a run, and the device's warning about its dtype (None: no warning)."""
+    """Return a run's machine, packages and commit, and the device's warning about its dtype (None: no warning)."""
     found = collect_environment(PACKAGES, Path(__file__).parent)
     return found | {"dtype_warning": device.dtype_warning(config.training.dtype)}
 

@@ -1,4 +1,4 @@
-"""The checkpoint of another run with whose weights a run begins: found and refused before any rank starts."""
+"""Check the checkpoint of another run, `init.run`, with whose weights a run begins, before any rank starts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from efficientbench.running.trained import TrainedRun, trained_config
 from efficientbench.training.checkpoints.manifest import check_sizes, identity
 
 MAY_DIFFER = ("init_std", "moe.auxiliary_loss")
-"""Keys of the model that decide nothing of what trained weights compute."""
+"""Keys of the model that do not change what trained weights compute."""
 
 
 def initialised(config: RunConfig) -> RunConfig:
     """Return the configuration with folder, step and SHA-256 of the checkpoint that `init.run` names.
 
-    Files are compared by their sizes; the ranks, which read them, verify their content.
+    Compare the sizes of its files; the ranks, which read them, verify their content.
 
     Raises:
         ConfigError: there is no such run or checkpoint, it is damaged, or it is of another model.
@@ -60,10 +60,10 @@ def _differences(before: ModelConfig, now: ModelConfig) -> list[str]:
 
 
 def check_other_folder(config: RunConfig, folder: OutputFolder) -> None:
-    """Refuse to begin with the weights that lie where the run itself writes.
+    """Refuse an `init.run` that is the run's own folder.
 
     Raises:
-        ConfigError: it would set them aside.
+        ConfigError: the run would move those weights to `previous/`.
     """
     if config.init.run is not None and Path(config.init.run).resolve() == folder.path.resolve():
         raise ConfigError(
@@ -73,7 +73,7 @@ def check_other_folder(config: RunConfig, folder: OutputFolder) -> None:
 
 
 def check_tokenizer(config: RunConfig, corpora: Sequence[Corpus]) -> None:
-    """Refuse text whose ids mean other tokens than those that the weights were trained on.
+    """Refuse text whose tokenizer is not the one that the weights of `init.run` were trained with.
 
     Raises:
         ConfigError: the tokenizers differ, or that of `init.run` is missing.

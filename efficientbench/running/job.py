@@ -28,7 +28,7 @@ class Job:
     resume: Path | None = None
     """The checkpoint to resume from; None: start at step 1. The first node's job decides for all."""
     trial: bool = False
-    """Whether the ranks only try if the run fits: a few steps on random tokens, which leave nothing."""
+    """Whether the ranks only try if the run fits in memory: a few steps on random tokens, without a record."""
     tokenizer_fingerprint: str | None = None
     """`TextTokenizer.fingerprint` of the tokenizer that made the tokens; None in the jobs of earlier versions."""
     imported: str | None = None
@@ -40,11 +40,11 @@ class Job:
 
     @classmethod
     def read(cls, path: Path, trusted: bool = False) -> Job:
-        """Read what `write` wrote.
+        """Read a job that `write` has written.
 
         Args:
             path: the file.
-            trusted: import variants from outside this project that the job names: it is of this user's command.
+            trusted: import variants from outside this project that the job names, since this user's command wrote it.
 
         Raises:
             OSError: as `read_whole`.

@@ -1,4 +1,4 @@
-"""Decide `training.micro_batch_size=auto`: the most that fits, by plan and by trying, once for a suite."""
+"""Decide `training.micro_batch_size=auto`: the largest size that fits, by plan and by trial, once for a suite."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.run import plan_on
 
 FILE = "micro_batch.json"
-"""In the suite's folder: the size that was decided, and on which device."""
+"""File in the suite's folder: the size that was decided, and on which device."""
 MOST_TOKENS = 16_384
-"""Of a micro-batch. Its products then have 16,384 rows, which fill the processors of today's devices several times."""
+"""Most tokens of a micro-batch: 16,384 rows of a product fill the processors of today's devices several times."""
 ROOM = 0.9
 """Share of the memory that a plan may take: allocators lose some of it between tensors."""
 
@@ -38,10 +38,10 @@ Runs = Sequence[tuple[RunConfig, Hardware]]
 
 
 def with_micro_batch(config: RunConfig, mode: str) -> RunConfig:
-    """Return the run with a decided micro-batch; as it is where the user gave a number.
+    """Return the configuration with a size in place of `auto`; unchanged where the user gave a number.
 
     Raises:
-        ConfigError: no size serves, or there are several nodes.
+        ConfigError: no size fits, or there are several nodes.
         DeviceError: the device cannot be used.
         LaunchError: a size was tried and failed for another reason than memory.
     """
@@ -54,21 +54,21 @@ def with_micro_batch(config: RunConfig, mode: str) -> RunConfig:
 
 
 def resized(config: RunConfig, size: int) -> RunConfig:
-    """Return the run with another micro-batch."""
+    """Return the configuration with another micro-batch size."""
     return config.model_copy(update={"training": config.training.model_copy(update={"micro_batch_size": size})})
 
 
 def decide(runs: Runs, device_type: str, device_name: str, trial: bool = True, nodes: int = 1) -> int:
-    """Return the micro-batch of all runs of a suite: that of its file, or the largest that all can have.
+    """Return the micro-batch size of all runs of a suite: the one in its file, or the largest that fits all.
 
-    Runs that cannot have any are left out; planning them reports why.
+    Skip runs that not even size 1 fits; planning them reports why.
 
     Args:
-        runs: of one suite.
-        device_type: of their devices, by torch's name.
-        device_name: of the devices.
-        trial: whether to try the run that needs most memory, and write the file; else by plan alone.
-        nodes: on which each run is planned; on several by plan alone.
+        runs: the runs of one suite.
+        device_type: the type of their devices, by torch's name.
+        device_name: the product name of their devices.
+        trial: whether to try the run that needs most memory, and write the file; else decide by plan alone.
+        nodes: nodes of each run; more than one only without a trial.
 
     Raises:
         ConfigError, LaunchError: as `with_micro_batch`.
@@ -105,9 +105,9 @@ def _sizes(configs: Sequence[RunConfig]) -> list[int]:
 
 
 def _plans(runs: Runs, size: int, nodes: int, room: float = ROOM) -> list[tuple[int, Plan]] | None:
-    """Return the bytes and the plans of all runs with this micro-batch; None where one cannot have it.
+    """Return memory and plan of each run with this micro-batch size; None where it does not fit one of them.
 
-    Bytes are those of a rank, or of a node's ranks where these share its memory; 0 where no formula gives them.
+    The memory is that of a rank, or of all ranks of a node where they share it, in bytes; 0 where no formula gives it.
     """
     plans = []
     for config, part in runs:
@@ -117,7 +117,7 @@ def _plans(runs: Runs, size: int, nodes: int, room: float = ROOM) -> list[tuple[
             return None
         own_bytes = part.memory_capacity_bytes()
         needed = known(plan.node_memory_bytes if own_bytes is None else plan.rank_memory_bytes) or 0
-        # The plan makes it smaller where a replica would get less than one micro-batch.
+        # The plan has a smaller size where a replica would get less than one micro-batch.
         if plan.config.training.micro_batch_size != size or needed > room * (own_bytes or memory_limit_bytes()):
             return None
         plans.append((needed, plan))
@@ -125,7 +125,7 @@ def _plans(runs: Runs, size: int, nodes: int, room: float = ROOM) -> list[tuple[
 
 
 def _read(file: Path, device_name: str) -> int | None:
-    """Return the size that was decided on such a device; None: none was, or the file is damaged."""
+    """Return the size in the file; None where it was decided on another device, or the file is missing or damaged."""
     try:
         content = parse_json(read_whole(file))
         size, device = content["micro_batch_size"], content["device"]
@@ -135,7 +135,7 @@ def _read(file: Path, device_name: str) -> int | None:
 
 
 def _fits(plan: Plan, device_type: str) -> bool:
-    """Make a few steps of a run with all of its ranks, and return whether memory sufficed."""
+    """Train a few steps of a run with all its ranks, and return whether memory sufficed."""
     for name, value in device_called(device_type).environment(plan.layout.tp).items():
         os.environ.setdefault(name, value)
     config = plan.config
@@ -151,7 +151,7 @@ def _fits(plan: Plan, device_type: str) -> bool:
         hang_limit_s=config.faults.hang_limit_s,
     )
     if exit_code in STOP_EXIT_CODES.values():
-        # The user has stopped the trial, and with it the run.
+        # The user has stopped the trial, and with it the command.
         raise SystemExit(exit_code)
     size, fits = config.training.micro_batch_size, exit_code == 0
     if not fits and failures[0].kind != "out_of_memory":

@@ -15,14 +15,14 @@ from efficientbench.basics.foreign import read_whole
 from efficientbench.config.schema import RunConfig
 
 HELD_OUT_LOSSES = "held_out_losses.npz"
-"""Of a fine-tuning."""
+"""File of a fine-tuning's held-out losses."""
 WRITTEN = (
     *("checkpoint", "steps.jsonl", HELD_OUT_LOSSES, "config.json", "tensorboard", "log", "tokenizer"),
     *("evaluation", "wandb", "trace.json.gz", "step_shares.json", "adapter", "model", "deepspeed.json"),
     *("generation.json", "record.json"),
 )
-"""What `set_aside` moves, in this order: files and folders of one run, from its first attempt to its last. After a kill
-in between, no checkpoint is left to resume from, and the record of a complete run still says that it is complete."""
+"""Files and folders of a run, over all its attempts, in the order in which `set_aside` moves them. After a kill in
+between, no checkpoint is left to resume from, and the record of a complete run still says that it is complete."""
 
 
 class OutputFolder:
@@ -38,10 +38,10 @@ class OutputFolder:
         self.tensorboard = path / "tensorboard"
         self.log = path / "log"
         self.tokenizer = path / "tokenizer"
-        """A copy of the tokenizer that made the run's tokens: with it the checkpoints are of use without the corpus."""
+        """A copy of the tokenizer that made the run's tokens, so that the checkpoints serve without the corpus."""
         self.trace = path / "trace.json.gz"
         self.generation = path / "generation.json"
-        """What using the model costs, as `generate --measure` has measured it."""
+        """The cost of generation, as `generate --measure` has measured it."""
 
     @classmethod
     def of(cls, config: RunConfig) -> OutputFolder:
@@ -55,14 +55,14 @@ class OutputFolder:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Make the folder and lock it while the block runs; an earlier attempt's `failure.json` is removed.
+        """Make the folder, lock it while the block runs, and remove an earlier attempt's `failure.json`.
 
         Raises:
             ConfigError: the folder cannot be written, or another run holds it.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            # Unbuffered: on a full disk, closing it must not fail on a write that is left.
+            # Unbuffered: on a full disk, closing the file must not fail on a buffered write.
             lock = open(self.path / "lock", "a+b", buffering=0, opener=no_link)  # noqa: SIM115, held while the run lasts
         except OSError as error:
             raise self.unwritable(error) from None
@@ -85,7 +85,7 @@ class OutputFolder:
             yield
 
     def unwritable(self, error: OSError) -> ConfigError:
-        """Return the error for a folder that takes no more files."""
+        """Return the error for a folder that cannot be written."""
         return ConfigError(f"output: {self.path} cannot be written: {error.strerror}")
 
     def keep_tokenizer(self, tokenizer: Path) -> None:

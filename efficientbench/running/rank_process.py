@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 StopRequested = Callable[[], bool]
-"""Whether a signal has asked this process to stop."""
+"""Returns whether a signal has asked this process to stop."""
 
 
 def run_rank(
@@ -32,9 +32,9 @@ def run_rank(
     """Do a rank's work, report an error to the launcher, and return the exit code.
 
     Args:
-        rank: of this process.
-        log_file: gets its log, with the traceback of an error.
-        work: returns whether it was stopped before its end.
+        rank: the rank of this process.
+        log_file: the file for the rank's log, with the traceback of an error.
+        work: does the rank's work, and returns whether it was stopped before its end.
         diagnose: returns the failure that an error means.
     """
     set_up_logging(log_file)
@@ -51,10 +51,10 @@ def run_rank(
 
 
 def end(exit_code: int) -> NoReturn:
-    """End this process without the interpreter's own end.
+    """End this process without the interpreter's own shutdown.
 
-    Threads of the collectives' backend run on. One that touches a Python object while the interpreter ends is unwound
-    through C++ code that allows no unwinding, and a run that is complete would end by SIGABRT.
+    Threads of the collective backend run on. One that touches a Python object during the shutdown is unwound through
+    C++ code that allows no unwinding, and a complete run would end by SIGABRT.
     """
     logging.shutdown()
     with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def end(exit_code: int) -> NoReturn:
 def set_up_logging(path: Path) -> None:
     """Append this process's log, warnings and, on SIGUSR1 or a fatal signal, all threads' stacks to a file.
 
-    What it prints to a terminal that is closed meanwhile is dropped.
+    Drop what it prints to a terminal that has been closed.
     """
     outlive_readers()
     # On a full disk, logging would print a traceback for each line over the one message that matters.
@@ -89,7 +89,7 @@ def set_up_logging(path: Path) -> None:
 
 
 def note_signals() -> list[int]:
-    """Return a list to which each stop signal is appended as it arrives; those that are ignored stay so."""
+    """Return a list to which each stop signal is appended as it arrives; ignored signals stay ignored."""
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -20,15 +20,15 @@ from efficientbench.running.run import plan_on, run
 def run_repeats(config: RunConfig, mode: str, repeats: int, again: bool, fresh: bool = False) -> int:
     """Train, measure and record `config` with consecutive seeds; return the first exit code that is not 0.
 
-    The first repeat has the configured seed. A repeat whose folder holds its complete record is kept, so that the same
-    command resumes a series that was interrupted.
+    The first repeat has the configured seed. A repeat whose folder holds its complete record is skipped, so that the
+    same command resumes an interrupted series.
 
     Args:
-        config: the first run.
-        mode: as of `run`.
-        repeats: how many, 1 or more.
+        config: the configuration of the first repeat.
+        mode: `dsw` or `dlc`, see `run`.
+        repeats: the number of repeats, 1 or more.
         again: whether complete repeats are trained again; their records then move to `previous/`.
-        fresh: whether interrupted repeats start at step 1 instead of at their last checkpoint.
+        fresh: whether interrupted repeats start at step 1 instead of resuming from their last checkpoint.
 
     Raises:
         ConfigError, DeviceError, DataError, LaunchError, MetricsError: as `run` does.

@@ -24,10 +24,9 @@ from efficientbench.training.checkpoints.manifest import (
 )
 
 SAME = ("output", "data.cache", "wandb", "training.global_batch_tokens")
-"""Keys of folders, of a sink and of the batch in another unit: two measurements that differ in these alone measure the
-same."""
+"""Keys that change nothing that is measured: of folders, of a sink, and of the batch in another unit."""
 INITIALISED_SAME = (*SAME, "init.run")
-"""The same of configurations from `initialised`, whose `init.sha256` says what lies in that folder."""
+"""The same for configurations from `initialised`, whose `init.sha256` identifies the weights of `init.run`."""
 MAY_DIFFER = (
     *(*INITIALISED_SAME, "parallel.", "checkpoint.", "faults."),
     *("training.micro_batch_size", "training.recheck_every", "rl.batch"),
@@ -53,10 +52,10 @@ def complete_record(
     The record must be complete and of the same configuration, device and formulas.
 
     Args:
-        folder: of the run.
-        config: as the user wrote it.
-        micro_batch_size: the configuration's, fitted to the devices.
-        device_name: of this machine's devices.
+        folder: the run's folder.
+        config: the configuration as the user wrote it.
+        micro_batch_size: the configuration's micro-batch size, fitted to the devices.
+        device_name: the product name of this machine's devices.
         smaller: whether a record counts whose micro-batch had to be smaller for lack of memory.
     """
     try:
@@ -78,17 +77,17 @@ def complete_record(
 
 
 def prepare_folder(folder: OutputFolder, config: RunConfig, data: Sequence[str], fresh: bool) -> Path | None:
-    """Decide where the run begins, print it, and make the folder ready for it.
+    """Decide at which step the run begins, print it, and prepare the folder.
 
-    The newest undamaged checkpoint of an interrupted attempt is resumed if it follows the same formulas, and if its
-    configuration differs in `MAY_DIFFER` alone, or in the place of the same tokens. Everything else that an earlier run
-    wrote moves to `previous/`.
+    The run resumes from the newest intact checkpoint of an interrupted attempt if that follows the same formulas, and
+    its configuration differs in `MAY_DIFFER` alone or in the path of the same tokens. Else everything that an earlier
+    run wrote moves to `previous/`.
 
     Args:
-        folder: of the run, which this process holds.
-        config: of the run.
-        data: fingerprint of each source's tokens.
-        fresh: start at step 1 in any case.
+        folder: the run's folder, which this process has locked.
+        config: the run's configuration.
+        data: the fingerprint of each source's tokens.
+        fresh: start at step 1, whatever checkpoint there is.
 
     Returns:
         The folder of the checkpoint to resume from; None: the run starts at step 1.
@@ -119,7 +118,7 @@ def _is_completed(folder: OutputFolder) -> bool:
 
 
 def _usable(folder: OutputFolder, config: RunConfig, data: Sequence[str]) -> Path | None:
-    """Return the newest checkpoint that this run may resume from, and print why others are not used."""
+    """Return the newest checkpoint that this run may resume from, and print why newer ones are skipped."""
     if not complete(folder.path):
         return None
     checkpoint, problems = find_good(folder.path, _verify_resumable)
@@ -149,7 +148,7 @@ def _verify_resumable(checkpoint: Path) -> Manifest:
     """Verify a checkpoint from which training can resume.
 
     Raises:
-        CheckpointError: it is damaged, or from the run's last step: no step is left to measure for a new record.
+        CheckpointError: it is damaged, or of the run's last step, after which no step is left to measure.
     """
     manifest = verify(checkpoint)
     if manifest.holds == "weights":
@@ -158,7 +157,7 @@ def _verify_resumable(checkpoint: Path) -> Manifest:
 
 
 def _has_moved(manifest: Manifest, config: RunConfig, data: Sequence[str]) -> bool:
-    """Return whether the run reads the checkpoint's tokens, in the same shares, from other places.
+    """Return whether the run reads the checkpoint's tokens, in the same shares, from other paths.
 
     Shares and seed decide the order of the tokens, and with it each step's samples; the paths do not.
     """

@@ -56,16 +56,16 @@ from efficientbench.running.resume import prepare_folder
 def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh: bool = False) -> int:
     """Train, measure and record `config`; return the exit code.
 
-    A run that an earlier attempt did not finish resumes from its newest undamaged checkpoint.
+    A run that an earlier attempt did not complete resumes from its newest intact checkpoint.
 
     Args:
-        config: the run.
+        config: the run's configuration.
         mode: `dsw`: this machine alone; `dlc`: the nodes that the environment variables describe.
-        folder: where the run writes; None: the folder of its name.
+        folder: the folder to write to; None: `OutputFolder.of` the configuration.
         fresh: start at step 1, whatever checkpoint there is.
 
     Raises:
-        ConfigError, DeviceError, DataError, LaunchError, MetricsError: for the user, before anything trains.
+        ConfigError, DeviceError, DataError, LaunchError, MetricsError: a mistake of the user, before anything trains.
     """
     cluster = Cluster.from_environment(os.environ) if mode == "dlc" else None
     check_interfaces(os.environ, cluster)
@@ -86,7 +86,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     check_other_folder(plan.config, folder)
     node = cluster.node_rank if cluster is not None else 0
     files = FailureFiles(folder) if node == 0 else None
-    # The first node's process holds the folder for all nodes.
+    # The first node's process locks the folder for all nodes.
     with folder.claimed() if node == 0 else contextlib.nullcontext():
         try:
             with connected(cluster, device, folder) as link:
@@ -129,7 +129,7 @@ def plan_on(config: RunConfig, device: Hardware, nodes: int) -> Plan:
 def connected(cluster: Cluster | None, device: Device, folder: OutputFolder) -> Iterator[NodeLink]:
     """Wait for all nodes, check that they reach each other as the ranks will, and yield the link between them.
 
-    The environment variables that HCCL then needs are set here; the ranks inherit them.
+    Set the environment variable that HCCL needs; the ranks inherit it.
     """
     if cluster is None or cluster.nodes == 1:
         yield NodeLink(0, 1, {})
@@ -149,9 +149,9 @@ def connected(cluster: Cluster | None, device: Device, folder: OutputFolder) -> 
 def _prepare_job(
     plan: Plan, corpora: Sequence[Corpus], folder: OutputFolder, link: NodeLink, fresh: bool
 ) -> tuple[Job, Path]:
-    """Make the folder ready, and write this node's job file; return the job and its file."""
+    """Prepare the folder, and write this node's job file; return the job and its file."""
     first = link.node == 0
-    # After everything that may be refused: a user's mistake must leave an earlier run's files where they are.
+    # After all checks that refuse a run: a user's mistake must leave an earlier run's files where they are.
     fingerprints = [corpus.fingerprint for corpus in corpora]
     resume = prepare_folder(folder, plan.config, fingerprints, fresh) if first else None
     if first:
@@ -175,12 +175,12 @@ def _launch_ranks(
     """Run this node's ranks to their end; return the exit code of the whole run.
 
     Args:
-        job: the run.
-        job_file: the ranks' argument.
-        device: that they train on.
+        job: the run's job.
+        job_file: the file of the job, which is the ranks' argument.
+        device: the device type that they train on.
         cluster: the nodes; None: this machine alone.
-        link: to the launchers of the other nodes.
-        files: of the first node, which writes them when the run fails; None on the others.
+        link: the link to the launchers of the other nodes.
+        files: writes the files of a failed run; None on every node but the first.
     """
 
     def write_files(failure: Failure) -> None:
@@ -252,7 +252,7 @@ def _print_summary(folder: OutputFolder) -> None:
     console = Console()
     console.print()
     print_results([read_record(folder.record)], console)
-    # Reports of a suite leave out traced runs: such a run is reported by its own folder.
+    # A suite's report skips traced runs: such a run is reported from its own folder.
     suite = _as_typed(folder.path if folder.path.name in SKIPPED_FOLDERS else folder.path.parent)
     lines = (
         f"record       {_as_typed(folder.record)}",

@@ -1,7 +1,7 @@
-"""The folder of a run that has trained, read from any working directory and wherever it lies now.
+"""Read the folder of a trained run, from any working directory and wherever the folder was moved.
 
-It stands alone: its checkpoints hold configuration and weights, `tokenizer/` a copy of the tokenizer. Whatever takes
-over a run (`export`, `init.run`) reads it here.
+The folder is self-contained: its checkpoints hold configuration and weights, `tokenizer/` a copy of the tokenizer.
+`export`, `init.run` and all else that uses a trained run read it here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TrainedRun:
         """Read the job file of a run's folder.
 
         Raises:
-            ConfigError: there is no such folder, or it is not that of a run.
+            ConfigError: there is no such folder, or it is not a run's folder.
         """
         path = OutputFolder(folder).config
         if not folder.is_dir():
@@ -56,14 +56,14 @@ class TrainedRun:
     def checkpoint(
         self, step: int | None = None, check: Callable[[Path], Manifest] | None = None
     ) -> tuple[Path, list[str]]:
-        """Return the folder of a checkpoint, and why newer ones are passed over.
+        """Return the folder of a checkpoint, and why newer ones are skipped.
 
         Args:
-            step: of the checkpoint, which is not verified here; None: the newest that is whole.
-            check: as of `find_good`.
+            step: which checkpoint, without verifying it; None: the newest intact one.
+            check: verifies a checkpoint, see `find_good`.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no such checkpoint.
         """
         if step is None:
             found, problems = find_good(self.folder, check)
@@ -104,10 +104,10 @@ class TrainedRun:
 def trained_config(content: Mapping[str, Any]) -> RunConfig:
     """Return the configuration that a checkpoint's manifest holds.
 
-    Before `model.embedding_multiplier` was a key, models that another program may continue had none.
+    A configuration from before `model.embedding_multiplier` was a key gets the value 1.0.
 
     Raises:
-        ConfigError: it is of a variant that is not loaded, or of a later version.
+        ConfigError: the configuration names a variant that is not loaded, or is of a later version.
     """
     try:
         return RunConfig.model_validate({**content, "model": {"embedding_multiplier": 1.0, **content["model"]}})

@@ -1,1 +1,1 @@
-"""From text to a chat model: the commands of all stages, in their order, with what is complete left out."""
+"""From text to a chat model: the commands of all stages, in their order; complete steps are skipped."""

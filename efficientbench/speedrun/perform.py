@@ -26,27 +26,27 @@ from efficientbench.sweep.child import stop_with_parent
 MODULES = {TOOLS: "efficientbench.cli", DATA_TOOLS: "efficientbench.data_tools"}
 """Program → the module that it runs."""
 POLL_S = 0.2
-"""Time between two looks at a command. Runs are measured meanwhile, so that this process must take no CPU time."""
+"""Seconds between two looks at a command. Runs are measured meanwhile, so this process must take no CPU time."""
 
 
 def device_type(name: str) -> str:
-    """Return the device type of a name; of `auto` that of the first accelerator that can be used, else the CPU.
+    """Return the device type called `name`; for `auto` the first accelerator that can be used, else the CPU.
 
     Raises DeviceError: there is no such type.
     """
-    # Whether a named one can be used, the first step finds out, which says more.
+    # The first step finds out whether a named device can be used, and reports more.
     return find_device().type if name == "auto" else device_called(name).type
 
 
 def speedrun(request: Request, dry_run: bool = False) -> int:
-    """Do what a pipeline still lacks; return the exit code of the first step that fails, else 0.
+    """Run the steps of a pipeline that are not complete; return the exit code of the first that fails, else 0.
 
     Args:
-        request: the pipeline.
+        request: the request for the pipeline.
         dry_run: print the commands, and run none. Only the files that name the runs are written.
 
     Raises:
-        ConfigError: a mistake in the request, or the folder was made from other data.
+        ConfigError: the request has a mistake, or the folder was made from other data.
         DataError: the folder is damaged.
         MetricsError: Weights & Biases is to get the runs, and is not installed.
     """
@@ -69,7 +69,7 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
     for folder in pipeline.chat:
         print(f"\n{folder}: talk with it")
         if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ:
-            # The script that called this has set its own PATH alone.
+            # The script that called this has set PATH for itself alone.
             print(f"  source {shlex.quote(f'{sys.prefix}/bin/activate')}")
         print(f"  efficientbench chat {shlex.quote(str(folder))}")
         print(f"  efficientbench serve {shlex.quote(str(folder))}", flush=True)
@@ -79,12 +79,12 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
 def perform(steps: Sequence[Step], work: Path, node: int = 0) -> int:
     """Run each step that is not complete; return the exit code of the first that fails, else 0.
 
-    Stop signals go to the command that runs, which saves and ends; no further one starts.
+    Stop signals go to the running command, which saves and ends; no further command starts.
 
     Args:
-        steps: in their order.
-        work: folder whose lock lets one node at a time prepare.
-        node: number of this one among those that share the folder; 0 where it is alone.
+        steps: the steps, in their order.
+        work: the folder whose lock lets one node at a time prepare.
+        node: the number of this node among those that share the folder; 0 where it is alone.
 
     Raises:
         DataError: the mark of a complete step cannot be written.
@@ -106,7 +106,7 @@ def perform(steps: Sequence[Step], work: Path, node: int = 0) -> int:
 
 
 def announce(step: Step, number: int, count: int) -> None:
-    """Print what a step is, and its command, or why none runs."""
+    """Print a step's name, and its command or why none runs."""
     state = f": left out: {step.left_out}" if step.left_out else ": complete" if step.complete else ""
     print(f"== {number} of {count}, {step.name}{state}", flush=True)
     if not state:
@@ -114,7 +114,7 @@ def announce(step: Step, number: int, count: int) -> None:
 
 
 def _run(step: Step) -> int:
-    """Run a step's command to its end, and write its mark; return the exit code, as a shell has it."""
+    """Run a step's command to its end, and write its mark; return the exit code as a shell gives it."""
     program, *words = step.command
     with received_signals() as signals:
         # A session of its own: Ctrl-C reaches it once, through this process.

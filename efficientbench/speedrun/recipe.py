@@ -1,4 +1,4 @@
-"""The runs of a pipeline as a matrix of their own: the stages of chat.yaml, in any depth and architecture."""
+"""The runs of a pipeline as a matrix of their own: the stages of chat.yaml, at any depth and in any architecture."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from efficientbench.config.matrix import CHAT, Matrix, Overlay, load_matrix, loa
 from efficientbench.speedrun.request import BASE, MID, RL, SFT, STAGES, Request
 
 HEAD_DIM, WIDTH_PER_LAYER = 128, 64
-"""Of every depth: see chat.yaml."""
+"""Head dimension, and hidden size per layer, at every depth: see chat.yaml."""
 RATE_BY_WIDTH = 0.46
-"""Learning rate times hidden size, as of d12, d16 and d20."""
+"""Learning rate times hidden size, as d12, d16 and d20 have it."""
 
 SHORT: Overlay = {
     # Any CPU computes float32 well; some take ten times as long in bf16.
@@ -35,7 +35,7 @@ SHORT: Overlay = {
     # A few hundred documents: a hundredth of them would be too few to validate on.
     "data": {"split": [9, 1, 0]},
 }
-"""For all stages of a short pipeline."""
+"""Settings of all stages of a short pipeline."""
 SHORT_STAGES: Mapping[str, Overlay] = {
     BASE: {"training": {"steps": 100, "min_learning_rate": 3e-4}},
     MID: {"training": {"steps": 60}},
@@ -49,7 +49,7 @@ SHORT_STAGES: Mapping[str, Overlay] = {
 
 
 class _WithoutAnchors(yaml.SafeDumper):
-    """Writes what occurs several times as often as that, for people to read."""
+    """Writes a repeated value in full each time, instead of an anchor and aliases, for people to read."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -61,7 +61,7 @@ def run_name(stage: str, variant: str | None, depth: int) -> str:
 
 
 def write_matrix(request: Request, variant: str | None) -> Path:
-    """Write the file that names the runs of an architecture; leave one alone that says the same.
+    """Write the matrix file with the runs of an architecture, unless it already has this content.
 
     Raises:
         ConfigError: matrix.yaml has no such variant.
@@ -77,7 +77,7 @@ def write_matrix(request: Request, variant: str | None) -> Path:
 
 
 def make_matrix(variant: str | None, depth: int, vocabulary: int, short: bool) -> dict[str, Any]:
-    """Return the matrix of an architecture: a run for each stage, in one depth.
+    """Return the matrix of an architecture: a run for each stage, at one depth.
 
     Raises ConfigError: matrix.yaml has no such variant.
     """
@@ -97,7 +97,7 @@ def make_matrix(variant: str | None, depth: int, vocabulary: int, short: bool) -
 
 
 def _architecture(variant: str | None) -> Overlay:
-    """Return what a variant of matrix.yaml sets; attention is that of chat.yaml where it sets none."""
+    """Return the settings of a variant of matrix.yaml; what its model does not set is that of mha, as in chat.yaml."""
     known = load_matrix().variants
     if variant is not None and variant not in known:
         near = nearest(variant, known)
@@ -123,7 +123,7 @@ def _size(chat: Matrix, depth: int, vocabulary: int) -> Overlay:
     known = chat.sizes.get(f"d{depth}")
     layer = known or _other_depth(chat, depth)
     model = {**layer["model"], "vocab_size": vocabulary}
-    # Each architecture brings its own.
+    # Each architecture brings its own attention.
     model.pop("attention", None)
     return {**layer, "model": model, "data": {"trained_vocab_size": vocabulary}}
 

@@ -1,4 +1,4 @@
-"""The request that a pipeline gets, and from what its folder was made."""
+"""The request for a pipeline, and the choices from which its folder was made."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from efficientbench.config.matrix import EXPERIMENTS
 from efficientbench.evaluation.core.bundle import read_bundle
 
 STAGES = BASE, MID, SFT, RL = ("base", "mid", "sft", "rl")
-"""In their order: each begins with the weights of the one before."""
+"""The stages in their order: each begins with the weights of the one before."""
 MIXTURES = {MID: EXPERIMENTS / "mid_mixture.yaml", SFT: EXPERIMENTS / "sft_mixture.yaml"}
-"""Conversations from the hub, as nanochat takes them."""
+"""Stage → its mixture of conversations from the hub, as nanochat takes them."""
 CHOICES = "choices.json"
 KEPT = ("text", "files", "mixtures", "task_data", "allow_code", "limit", "vocabulary", "short")
 """Fields of a request that further models of the folder share."""
@@ -25,18 +25,18 @@ KEPT = ("text", "files", "mixtures", "task_data", "allow_code", "limit", "vocabu
 
 @dataclass(frozen=True)
 class Request:
-    """Data, models and places of a pipeline."""
+    """Data, models and folders of a pipeline."""
 
     work: Path
-    """Folder of everything that is made."""
+    """Folder for everything that the pipeline makes."""
     device: str
     """Device type."""
     text: Path | None = None
-    """What the base learns; None: FineWeb-Edu."""
+    """Text that the base model learns; None: FineWeb-Edu."""
     files: int = 3
-    """Of FineWeb-Edu."""
+    """Files of FineWeb-Edu."""
     mixtures: Mapping[str, Path] = field(default_factory=dict)
-    """Stage → file that names its conversations, in place of that of `MIXTURES`."""
+    """Stage → file that names its conversations, in place of the one in `MIXTURES`."""
     task_data: Path | None = None
     """Items of the evaluations, each task's in its own folder, and questions of RL; None: the hub."""
     allow_code: bool = False
@@ -44,11 +44,11 @@ class Request:
     limit: int | None = None
     """Items of each evaluation; None: all, 20 where the pipeline is short."""
     depth: int | None = None
-    """Layers; None: 12, or 4 where it is short."""
+    """Layers; None: 12, or 4 where the pipeline is short."""
     vocabulary: int | None = None
-    """Tokens; None: 65,536, or 4,096 where it is short."""
+    """Tokens of the vocabulary; None: 65,536, or 4,096 where the pipeline is short."""
     variants: tuple[str, ...] = ()
-    """Of matrix.yaml; none: the architecture of chat.yaml."""
+    """Variants of matrix.yaml; empty: the architecture of chat.yaml."""
     stages: tuple[str, ...] = (BASE, MID, SFT)
     """The stages that are trained: the first ones of `STAGES`."""
     short: bool = False
@@ -75,7 +75,7 @@ class Request:
 
     @property
     def items(self) -> int | None:
-        """Most items of an evaluation."""
+        """Most items of each evaluation; None: all."""
         return self.limit or (20 if self.short else None)
 
     def mixture(self, stage: str) -> Path:
@@ -92,7 +92,7 @@ class Request:
         """Refuse what cannot work, before anything is made.
 
         Raises ConfigError: stages in another order, an override of none of them, a number of devices beside a layout,
-            or a file that is missing.
+            or a missing file.
         """
         problems = []
         if not self.stages or self.stages != STAGES[: len(self.stages)]:
@@ -117,7 +117,7 @@ class Request:
             raise ConfigError(problems)
 
     def _unusable_items(self) -> Iterator[str]:
-        """Yield why an evaluation, or RL, would fail for its items, hours after the first stage has begun."""
+        """Yield why the items of an evaluation, or of RL, would fail it hours after the first stage has begun."""
         if self.task_data is None:
             return
         core = self.task_data / "core"
@@ -134,17 +134,17 @@ class Request:
 
     @staticmethod
     def _key(override: str) -> str:
-        """Return an override without its stage."""
+        """Return an override's key without its stage, followed by `=`."""
         stage, mark, key = override.partition("=")[0].partition(":")
         return f"{key if mark else stage}="
 
 
 def keep_choices(request: Request) -> None:
-    """Write from what the folder is made; refuse to make it from anything else.
+    """Write the choices from which the folder is made; refuse others than it was made from before.
 
     Raises:
-        ConfigError: it was made from another text, vocabulary or mixture.
-        DataError: what it was made from cannot be read.
+        ConfigError: the folder was made from another text, vocabulary or mixture.
+        DataError: the file of its choices cannot be read.
         OSError: the folder cannot be written.
     """
     text = str(request.text.resolve()) if request.text else f"FineWeb-Edu, {request.files} files"
@@ -163,18 +163,18 @@ def keep_choices(request: Request) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a choice as JSON has it."""
+    """Return a choice in JSON's types."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     return str(value.absolute()) if isinstance(value, Path) else value
 
 
 def kept_request(work: Path, device: str) -> Request:
-    """Return what the last speedrun of a folder was asked about its data and evaluations, for further models of it.
+    """Return a request with the data and evaluations of a folder's last speedrun, for further models there.
 
     Raises:
         ConfigError: no speedrun has worked there.
-        DataError: what it was asked cannot be read.
+        DataError: the file of its choices cannot be read.
     """
     path = work / CHOICES
     if not path.exists():

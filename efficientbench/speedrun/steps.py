@@ -1,4 +1,4 @@
-"""The steps of a pipeline: the commands that a user would type, and how each is known to be complete."""
+"""The steps of a pipeline: the commands that a user would type, and what shows that a step is complete."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ TOOLS, DATA_TOOLS = "efficientbench", "efficientbench-data"
 
 
 class Kind(Enum):
-    """Who does a step where several nodes share the folder."""
+    """Which nodes run a step, where several share the folder."""
 
     CHECK = auto()
     """Each node."""
     PREPARE = auto()
-    """The first one that comes to it."""
+    """The first node that comes to it."""
     TRAIN = auto()
-    """All of them together."""
+    """All nodes together."""
     MEASURE = auto()
     """The first node."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command."""
+    """One command, or the reason why there is none."""
 
     name: str
     kind: Kind
     command: tuple[str, ...] = ()
-    """As a user types it."""
+    """The command as a user types it."""
     made: Path | None = None
-    """What appears when it is complete. None: the command itself finds out what is done, and does the rest."""
+    """File or folder that exists when the step is complete; None: the command itself skips what is complete."""
     mark: str | None = None
-    """What is written into `made` after the command, which makes nothing there, and must still stand there."""
+    """Text that is written into `made` after the command; the step is complete while `made` holds it."""
     is_done: Callable[[], bool] | None = None
-    """Returns whether it is complete; used instead of `made`."""
+    """Returns whether the step is complete; used instead of `made`."""
     left_out: str | None = None
-    """Why there is no command."""
+    """Why the step is skipped; None where it has a command."""
 
     @property
     def complete(self) -> bool:
@@ -65,18 +65,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What is to be done, in order."""
+    """All steps, in order, and the chat models that they make."""
 
     steps: tuple[Step, ...]
     chat: tuple[Path, ...]
-    """Folders of the last run of each architecture, if one can talk with it."""
+    """Folder of each architecture's last run; empty where no stage trains a chat model."""
 
 
 def make_pipeline(request: Request) -> Pipeline:
-    """Return all steps; write the files that name the runs.
+    """Return all steps, and write the matrix files of the runs.
 
     Raises:
-        ConfigError: a variant or a key is unknown, or a run cannot be configured so.
+        ConfigError: a variant or a key is unknown, or a run's configuration is not valid.
         MetricsError: Weights & Biases is to get the runs, and is not installed.
         OSError: the folder cannot be written.
     """
@@ -95,9 +95,9 @@ def make_pipeline(request: Request) -> Pipeline:
 
 
 def _prepared(request: Request) -> Iterator[Step]:
-    """Yield what precedes the first run."""
+    """Yield the steps before the first run."""
     work, tokenizer = request.work, request.work / "tokenizer"
-    # After a reboot, or on another machine, it is checked again.
+    # After a reboot, or on another machine, the check runs again.
     checked = work / f"checked_{request.device}_{os.uname().nodename}.txt"
     boot = BOOT.read_text(encoding="utf-8")
     yield Step("check", Kind.CHECK, (TOOLS, "doctor", "--device", request.device), checked, boot)
@@ -117,18 +117,18 @@ def _prepared(request: Request) -> Iterator[Step]:
 
 
 def _make(name: str, made: Path, *words: object) -> Step:
-    """Return a step that makes a file or a folder, which appears when it is whole."""
+    """Return a step that makes a file or a folder, which appears when it is complete."""
     return Step(name, Kind.PREPARE, (DATA_TOOLS, *map(str, words)), made)
 
 
 def _download(name: str, folder: Path, *words: object) -> Step:
-    """Return a step that fills a folder, which is complete when a file beside it says so."""
+    """Return a step that fills a folder; a file beside the folder marks it as complete."""
     command = (DATA_TOOLS, "download", *map(str, words), "--output", str(folder))
     return Step(name, Kind.PREPARE, command, folder.with_name(f"{folder.name}.complete"), "complete\n")
 
 
 def tokens(request: Request, stage: str) -> Path:
-    """Return the pair that a stage reads; that of RL is SFT's, for its tokenizer and its validation."""
+    """Return the tokenized pair that a stage reads; RL reads SFT's, for its tokenizer and its validation."""
     return request.work / "tokens" / {BASE: "text", RL: SFT}.get(stage, stage)
 
 
@@ -137,7 +137,7 @@ def _manifest(pair: Path) -> Path:
 
 
 def _trained(request: Request, variant: str | None) -> tuple[list[Step], Path]:
-    """Return runs and evaluations of an architecture, and the folder of its last run."""
+    """Return the steps that train and evaluate an architecture, and the folder of its last run."""
     matrix = write_matrix(request, variant)
     steps: list[Step] = []
     before: Path | None = None
@@ -147,7 +147,7 @@ def _trained(request: Request, variant: str | None) -> tuple[list[Step], Path]:
         config = resolve(name, overrides=keys, matrix_file=matrix)
         check_wandb(config.wandb)
         before = OutputFolder.of_repeat(config).path
-        # --repeat keeps a complete run instead of training again.
+        # --repeat skips a complete run instead of training again.
         words = (TOOLS, "run", name, request.mode, "--matrix", str(matrix), "--repeat", "1", *keys)
         steps.append(Step(name, Kind.TRAIN, words))
         steps += _evaluated(request, stage, name, before)
@@ -159,13 +159,13 @@ def _trained(request: Request, variant: str | None) -> tuple[list[Step], Path]:
 
 
 def is_measured(folder: Path) -> bool:
-    """Return whether generation was measured of the model in a run's folder; a run that begins anew sets it aside."""
+    """Return whether generation was measured with a run's trained model; a run that starts anew sets that aside."""
     found = generation_of(folder)
     return found is not None and found.status == "completed" and found.weights != "random"
 
 
 def _keys(request: Request, stage: str, before: Path | None) -> list[str]:
-    """Return the keys of a stage's run; the user's come last, and replace ours."""
+    """Return the overrides of a stage's run; the user's come last, and replace ours."""
     work = request.work
     keys = [f"data.path={tokens(request, stage)}", f"data.cache={work / 'cache'}", f"output={work / 'runs'}"]
     keys.append(f"device={request.device}")
@@ -195,7 +195,7 @@ def _evaluated(request: Request, stage: str, run: str, folder: Path) -> Iterator
 
 
 def _without_core(request: Request) -> dict[str, str]:
-    """Return CORE with the reason why it is left out, if it is."""
+    """Return CORE → why it is skipped; empty where it is evaluated."""
     if request.task_data is None:
         return {CORE: "no hub has its bundle: --task-data FOLDER, which holds it as core/ (docs/evaluation.md)"}
     missing = not (request.task_data / CORE).is_dir()
@@ -203,7 +203,7 @@ def _without_core(request: Request) -> dict[str, str]:
 
 
 def _without(request: Request) -> dict[str, str]:
-    """Return the chat tasks that are left out, with the reason of each."""
+    """Return chat task → why it is skipped."""
     absent = {} if request.allow_code else {CODE: "it runs programs that the model writes: --allow-code allows that"}
     if request.task_data is not None:
         for task in CHAT:

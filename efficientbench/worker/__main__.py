@@ -1,6 +1,6 @@
 """One rank of a run: `python -m efficientbench.worker CONFIG.json`, started by the launcher.
 
-It trains (session.py) and reports every end to the launcher.
+It trains (session.py), or tries whether the run fits (trial.py), and reports a failure to the launcher.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from efficientbench.worker.trial import try_rank
 def main() -> int:
     """Train the rank that the environment names, and report an error to the launcher; return the exit code."""
     outlive_readers(pipes=True)
-    # The file is from the launcher, which has loaded the same for the user's command.
+    # The launcher wrote the file, and has itself loaded the same variants for the user's command.
     job = Job.read(Path(sys.argv[1]), trusted=True)
     rank = int(os.environ["RANK"])
     log_file = OutputFolder(job.output).log / f"rank_{rank}.log"

@@ -1,4 +1,4 @@
-"""The work of a rank beside its training steps: rollouts before each and scores after some, where the run asks."""
+"""The work of a rank beside its training steps: rollouts before each step, and scores after some of them."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Beside:
         measure: Measure,
         manifest: Manifest | None,
     ) -> None:
-        """Make those that the run asks for; all ranks must call this together.
+        """Make the listeners that the run asks for; all ranks must call this together.
 
         Args:
-            job: the run.
-            device: of this rank.
-            rank: of this process in the run.
-            local_rank: of this process on its node.
-            heartbeat: of this rank.
-            measure: of its steps.
-            manifest: of the checkpoint that the run resumes from; None: it starts at step 1.
+            job: the run's job.
+            device: the device type that the ranks train on.
+            rank: the rank of this process in the run.
+            local_rank: the rank of this process on its node.
+            heartbeat: this rank's heartbeat.
+            measure: measures the training steps of this rank.
+            manifest: the manifest of the checkpoint to resume from; None: the run starts at step 1.
 
         Raises:
-            ConfigError, DataError: what they need is not at hand.
+            ConfigError, DataError: as `Rollouts`, `CoreDuringTraining` and `PassAtK`.
         """
         self.rollouts: Rollouts | None = None
         if job.config.training.objective == "rl":
@@ -62,16 +62,16 @@ class Beside:
 
     @property
     def before(self) -> list[Listener]:
-        """Those that come before whatever measures a step."""
+        """The listeners that come before those that measure a step."""
         return [] if self.rollouts is None else [self.rollouts]
 
     @property
     def after(self) -> list[Listener]:
-        """Those that come behind."""
+        """The listeners that come after those that measure a step."""
         return list(self.scores)
 
     def attach(self, trainer: Trainer, recorder: Recorder | None) -> None:
-        """Take what computes, and rank 0's recorder; the sensors of rollouts begin to sample."""
+        """Give the listeners the trainer and rank 0's recorder, and start the sensors that measure rollouts."""
         for each in self.scores:
             each.trainer, each.recorder = trainer, recorder
         if self.rollouts is not None:
@@ -79,14 +79,14 @@ class Beside:
             self.rollouts.monitor.start()
 
     def progress(self) -> dict[str, Any]:
-        """Return what a later attempt of the run needs of this one, as plain data for the checkpoint."""
+        """Return the state that the next attempt resumes from, as plain data for the checkpoint."""
         return {} if self.rollouts is None else self.rollouts.progress()
 
     def recorded(self, updates: Sequence[RankMeasurement]) -> Reinforcement | None:
-        """Return what the record has of rollouts; all ranks call this together. `updates`: of every rank, of steps."""
+        """Return the record's part on rollouts; all ranks call this together. `updates`: each rank's training steps."""
         return None if self.rollouts is None else self.rollouts.recorded(updates)
 
     def close(self) -> None:
-        """Stop sampling, also after an error."""
+        """Stop the sensors that measure rollouts, also after an error."""
         if self.rollouts is not None:
             self.rollouts.monitor.close()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from efficientbench.training.waits import Waits
 
 IDLE_S = 2.0
-"""How long a run waits, before it builds its model, to measure the idle power, where a sensor reads power."""
+"""Seconds that a run waits before it builds its model, to measure the idle power, where a sensor reads power."""
 
 
 def build_monitor(
@@ -27,11 +27,11 @@ def build_monitor(
     A node's first rank reads all devices of the node.
 
     Args:
-        job: the run.
-        device: that the ranks train on.
-        rank: of this process in the run.
-        local_rank: of this process on its node.
-        waits: of this rank for others; None: they are not measured.
+        job: the run's job.
+        device: the device type that the ranks train on.
+        rank: the rank of this process in the run.
+        local_rank: the rank of this process on its node.
+        waits: this rank's waits for other ranks; None: they are not measured.
         steps_before: steps that earlier attempts of the run have trained.
     """
     from efficientbench.metrics.monitoring.exchange import gather
@@ -47,7 +47,7 @@ def build_monitor(
         is_host = device.memory_capacity_bytes() is None
         reads_devices = os.getpid() == pids_here[0] if is_host else local_rank == 0
         if reads_devices:
-            # On an accelerator the launcher is of the run, too: asking the driver for devices may leave it a context.
+            # On an accelerator the launcher counts, too: asking the driver for devices may leave it a context.
             launchers = [] if is_host else sorted({parent for host, _, parent in places if host == host_uuid()})
             sensors += device_sensors(device.type, range(job.layout.ranks_per_node), [*pids_here, *launchers])
         allocator = device.allocator()
@@ -62,6 +62,6 @@ def build_monitor(
         rank=rank,
         steps_before=steps_before,
         waited=waits.take if waits is not None and job.layout.world_size > 1 else None,
-        # Rollouts have a monitor of their own, which starts when the model is there.
+        # Rollouts have a monitor of their own, which starts once the model is built.
         idle_s=IDLE_S if waits is not None else 0.0,
     )

@@ -60,7 +60,7 @@ def run_facts(job: Job, device: Device, torch_device: torch.device) -> RunFacts:
     hosts = len(set(gather(host_uuid(), str)))
     devices = hosts if device.memory_capacity_bytes() is None else layout.world_size
     measured_peak = None
-    # Together, also where only some have no peak: the ranks of a host share its cores.
+    # All ranks together, also where only some have no peak: the ranks of a host share its cores.
     if any(gather(peak is None, bool)):
         measured_peak = sum(gather(measured_matmul_flops(torch_device, training.dtype), float)) / devices
     return RunFacts(
@@ -92,8 +92,8 @@ def build_record(
 ) -> RunRecord:
     """Return the record of a run that has ended.
 
-    `measured` has every rank's measurement, in the order of ranks; `decayed` names what weight decay falls on, and
-    `groups` what each optimizer updates; `spent` is where the wall time went.
+    `measured` has every rank's measurement, in the order of ranks; `decayed` names the parameters with weight decay,
+    and `groups` those of each optimizer; `spent` has the wall time by its parts.
     """
     from efficientbench.model.kernels.names import fallback_kernels, kernel_names, kernel_reasons
     from efficientbench.training.data.sample_index import ATTENDS_ACROSS_DOCUMENTS
@@ -120,7 +120,7 @@ def build_record(
         decayed_parameters=list(decayed),
         parameter_groups=list(groups),
         fallback_kernels=fallback_kernels(config, device.type),
-        # A model that has diverged has losses that are no numbers.
+        # The losses of a diverged model are NaN or infinite.
         validation_sequence_losses=list(scored) if all(map(math.isfinite, scored)) else [],
         validation_text=quality.validation_text,
         attention_across_documents=ATTENDS_ACROSS_DOCUMENTS,
@@ -136,7 +136,7 @@ def build_record(
 
 
 def parameter_groups(training: TrainingConfig, roles: Sequence[Mapping[str, list[str]]]) -> list[ParameterGroup]:
-    """Return which optimizer updates what, and its rate, of what `role_names` returns on each rank."""
+    """Return parameters and learning rate of each optimizer; `roles`: what `role_names` returns on each rank."""
     from efficientbench.training.update.parameter_roles import rates
 
     found = []
@@ -148,7 +148,7 @@ def parameter_groups(training: TrainingConfig, roles: Sequence[Mapping[str, list
 
 
 def _reasons(unavailable: Mapping[str, str], reads: bool) -> dict[str, str]:
-    """Return why figures are absent; `reads`: whether the run learns from text that is there before it."""
+    """Return why figures are absent; `reads`: whether the run learns from text, and not from what its model writes."""
     return {name: WRITES if reason == NOT_SAID and not reads else reason for name, reason in unavailable.items()}
 
 

@@ -37,10 +37,10 @@ def build_trainer(
     """Return the trainer of this rank; all ranks must call this together.
 
     Args:
-        job: the run.
-        device: of this rank.
-        listeners: that receive this rank's training events.
-        progress: returns what the listeners keep in each checkpoint.
+        job: the run's job.
+        device: this rank's device.
+        listeners: the listeners to this rank's training events, in the order in which they are called.
+        progress: returns the listeners' state for each checkpoint.
         resume: the checkpoint to resume from; None: start at step 1.
     """
     config, corpora = job.config, load_corpora(job)

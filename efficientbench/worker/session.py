@@ -61,7 +61,7 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: StopRequest
     ):
         heartbeat.collectives = collectives_begun
         heartbeat.at(0, "building model and data")
-        # The first node's parent has looked for it, and verified it.
+        # The first node's parent process has found the checkpoint, and verified it.
         resume = gather(job.resume, Path | None)[0]
         manifest = read_manifest(resume) if resume is not None else None
         monitor = build_monitor(job, device, rank, local_rank, waits, manifest.step if manifest is not None else 0)
@@ -118,7 +118,7 @@ class RankZero:
     """The listeners that only rank 0 has: the display and the files."""
 
     def __init__(self, job: Job, measure: Measure, facts: RunFacts, manifest: Manifest | None) -> None:
-        """`manifest`: of the checkpoint that the run resumes from; None: it starts at step 1."""
+        """`manifest`: the manifest of the checkpoint to resume from; None: the run starts at step 1."""
         self.folder = OutputFolder(job.output)
         self.recorder = Recorder(job.config, self.folder, measure, manifest)
         peak_flops = facts.peak_flops * facts.devices if facts.peak_flops is not None else None

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from efficientbench.training.data.batches import Batches
 
 STEPS = 2
-"""The second one has the optimizer's moments, which the first makes, beside its activations."""
+"""The second step has the optimizer's moments, which the first one makes, beside its activations."""
 
 
 class RandomTokens:
-    """The micro-batches of one rank, all the same."""
+    """The micro-batches of one rank: the same random tokens in all of them."""
 
     def __init__(self, job: Job, device: torch.device) -> None:
         import torch
@@ -42,7 +42,7 @@ class RandomTokens:
 
 
 def try_rank(job: Job, rank: int, local_rank: int, stop_requested: StopRequested, heartbeat: HeartbeatWriter) -> bool:
-    """Make STEPS steps, and return whether this was asked to stop before their end; errors are those of a run."""
+    """Train STEPS steps; return whether a signal stopped them before their end. Errors are those of a run."""
     with loading():
         device = find_device(job.config.device)
         torch_device = device.prepare(local_rank)

@@ -28,7 +28,7 @@ def requirement_name(requirement: str) -> str:
     """Return the normalized name at the beginning of a requirement, such as `numpy<2; python_version<"3.12"`.
 
     Raises:
-        ValueError: it begins with no name.
+        ValueError: the requirement does not begin with a name.
     """
     match = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", requirement)
     if match is None:
@@ -39,7 +39,7 @@ def requirement_name(requirement: str) -> str:
 def accelerator() -> str | None:
     """Return "npu" or "cuda" where this interpreter's torch has such a device, else None.
 
-    torch_npu is taken at its presence: it imports only after CANN's environment script was sourced.
+    The presence of torch_npu is enough: it imports only after CANN's environment script was sourced.
     """
     if importlib.util.find_spec("torch") is None:
         return None
@@ -71,10 +71,10 @@ def needed_by(roots: list[str]) -> set[str]:
 
 
 def pins_beside_image(pins: list[str]) -> list[str]:
-    """Return our pins without torch and all that it needs, plus torch, torch-npu and numpy as they were found.
+    """Return our pins without torch and all that it needs, plus the image's versions of torch, torch-npu and numpy.
 
-    What torch needs is not pinned: pip keeps the image's version where that also serves us, and the image's torch
-    declares what it needs. numpy is pinned, since torch is compiled against it.
+    The packages that torch needs are not pinned: pip keeps the image's version where that also serves us, and the
+    image's torch declares its requirements. numpy is pinned, since torch is compiled against it.
     """
     held = {}
     for name in ("torch", "torch-npu", "numpy"):
@@ -88,7 +88,7 @@ def pins_beside_image(pins: list[str]) -> list[str]:
 
 
 def metadata_folder(name: str) -> Path:
-    """Return the folder that goes when another version of an installed distribution takes its place."""
+    """Return the metadata folder of an installed distribution, which is removed when another version replaces it."""
     distribution = importlib.metadata.distribution(name)
     for file in distribution.files or []:
         if file.parent.suffix in (".dist-info", ".egg-info"):
@@ -97,7 +97,7 @@ def metadata_folder(name: str) -> Path:
 
 
 def main(constraints: Path, output: Path) -> int:
-    """Write the pins to `output`, print what was found, and return the exit status."""
+    """Write the pins to `output`, print the torch that was found, and return the exit status."""
     device = accelerator()
     if device is None:
         return NO_ACCELERATOR

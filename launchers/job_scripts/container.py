@@ -1,4 +1,4 @@
-"""The surroundings of a run on its node: the cluster's modules, and the container that the run is in."""
+"""The surroundings of a run on its node: the cluster's modules, and the run's container."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Container:
     """A container that an engine starts on every node."""
 
     image: str
-    """As docker names it, like nvcr.io/nvidia/pytorch:25.03-py3, or the file of an image."""
+    """The image's name for docker, like nvcr.io/nvidia/pytorch:25.03-py3, or the file of an image."""
     engine: Engine
     mounts: tuple[Path, ...] = ()
     """Folders that the run sees under their own paths, besides the working folder and our scripts."""
@@ -43,8 +43,8 @@ class Container:
     def words(self, folder: Path, extras: Sequence[str]) -> list[str]:
         """Return the words that stand before a command to run it in `folder` in the container.
 
-        Those of pyxis begin with options of srun. `extras`: of launchers/bootstrap.sh, for an image that has no
-        efficientbench.
+        The words for pyxis begin with options of srun. `extras`: extras for launchers/bootstrap.sh, where the image has
+        no efficientbench.
 
         Raises LaunchError: a folder's name cannot be written in a mount.
         """
@@ -84,10 +84,10 @@ class Container:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a script brings in before it starts the run."""
+    """What a script sets up before it starts the run."""
 
     modules: tuple[str, ...] = ()
-    """For `module load`, in this order."""
+    """Modules for `module load`, in this order."""
     container: Container | None = None
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Surroundings:
         return lines if self.container else [*lines, shlex.join(["bootstrap", *extras])]
 
     def before_command(self, folder: Path, extras: Sequence[str]) -> list[str]:
-        """Return the words before the command that trains; none without a container. Raises LaunchError."""
+        """Return the words before the command that trains; none without a container. Raises as `Container.words`."""
         return self.container.words(folder, extras) if self.container else []
 
 

@@ -1,4 +1,4 @@
-"""Writes the manifest of a Kubernetes Job: one pod a node, numbered, that find each other by a headless Service.
+"""Writes the manifest of a Kubernetes Job: numbered pods, one on each node, that meet through a headless Service.
 
 The fields are those of the API's reference for batch/v1 Job and v1 Service. Pods of an indexed Job are called
 JOB-INDEX, and the Service gives them the host names JOB-INDEX.SERVICE
@@ -23,11 +23,11 @@ HEAD = """\
 # kubectl logs -f job/{label}
 """
 WORK = "/workspace"
-"""Where the claimed volume lies in each pod, and where relative paths begin."""
+"""Folder in each pod where the claimed volume is mounted, and where relative paths begin."""
 STOP_S = 120
-"""How long a pod may take to save its state: longer than the ranks do."""
+"""Seconds that a pod may take to save its state: more than its ranks may take."""
 LONGEST = 50
-"""Letters of a job's name; a host's name, with the pod's number behind it, has at most 63 (RFC 1123)."""
+"""Most letters of a job's name: a host's name, with the pod's number behind it, has at most 63 (RFC 1123)."""
 STOPPED = 143
 """Exit code of a run that was asked to stop and has saved its state."""
 
@@ -38,9 +38,9 @@ class Pods:
 
     nodes: int
     devices: int
-    """Accelerators of each; 0: none."""
+    """Accelerators of each pod; 0: none."""
     resource: str
-    """Under this name the cluster's device plugin offers them."""
+    """The name under which the cluster's device plugin offers accelerators."""
     image: str
     claim: str
     """PersistentVolumeClaim that all pods mount: output, data, and what else the run reads."""
@@ -54,13 +54,13 @@ def kubernetes_manifest(name: str, command: Sequence[str], pods: Pods, meeting: 
     """Return the YAML of a Service and a Job.
 
     Args:
-        name: the run's.
-        command: the whole command line.
-        pods: how many, of which image, with what.
+        name: the run's name.
+        command: the complete command line.
+        pods: the number of pods, their image, accelerators and volume.
         meeting: the port of node 0, and how long nodes wait for the others.
 
     Raises:
-        LaunchError: YAML cannot hold an argument, which is no text in UTF-8.
+        LaunchError: an argument is not text in UTF-8, which YAML cannot hold.
     """
     label = _label(name)
     try:
@@ -71,7 +71,7 @@ def kubernetes_manifest(name: str, command: Sequence[str], pods: Pods, meeting: 
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": label},
-        # Names from the first moment: pods meet before any of them is ready.
+        # Publish host names at once: pods meet before any of them is ready.
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": label}},
     }
     job = {
@@ -94,7 +94,7 @@ def _job(label: str, command: Sequence[str], pods: Pods, meeting: Meeting) -> di
         "completions": pods.nodes,
         "parallelism": pods.nodes,
         "completionMode": "Indexed",
-        # A run that failed would fail again; one that was stopped goes on from its saved state.
+        # A failed run would fail again; a stopped run resumes from its checkpoint.
         "backoffLimit": 0,
         "podFailurePolicy": {
             "rules": [
@@ -110,7 +110,7 @@ def _pod(label: str, command: Sequence[str], pods: Pods, meeting: Meeting) -> di
     alone = {"labelSelector": {"matchLabels": {"job-name": label}}, "topologyKey": "kubernetes.io/hostname"}
     volumes = [
         {"name": "work", "persistentVolumeClaim": {"claimName": pods.claim}},
-        # Ranks and the data's readers share memory; a container gets 64 MiB of it.
+        # Ranks and the data's readers share memory, of which a container has 64 MiB by default.
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
     container: dict[str, Any] = {

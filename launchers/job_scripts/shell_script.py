@@ -23,18 +23,19 @@ def array(name: str, elements: Sequence[str], indent: str = "") -> str:
 
 
 def extras_of(command: str) -> list[str]:
-    """Return the extras that a command of `efficientbench` needs of launchers/bootstrap.sh."""
+    """Return the extras of launchers/bootstrap.sh that a command of `efficientbench` needs."""
     return ["finetune"] if command == "finetune" else []
 
 
 def beginning(folder: Path, around: Surroundings, exports: dict[str, str] | None = None, command: str = "run") -> str:
     """Return the first lines of every script, which change to `folder` and set up modules and Python's environment.
 
-    In `folder` relative paths mean what they meant when the script was written. `command`: that the script calls.
+    In `folder` relative paths mean what they meant when the script was written. `command`: the command of
+    `efficientbench` that the script calls.
     """
     lines = ["set -euo pipefail", f"cd -- {shlex.quote(str(folder))}"]
     if around.container is None and not (Path(__file__).resolve().parents[2] / "setup.py").exists():
-        # A wheel's installation has no .venv that bootstrap could find on the node: this interpreter's is named here.
+        # A wheel's installation has no .venv that bootstrap could find on the node: put this interpreter on PATH.
         lines.append(f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"')
     lines += [f"export {name}={shlex.quote(value)}" for name, value in (exports or {}).items()]
     lines += ["# shellcheck source=/dev/null", f"source {shlex.quote(str(JOB_SCRIPT))}"]
@@ -69,7 +70,7 @@ def write(script: str, output: Path, executable: bool = True) -> None:
 
 def _examine(command: list[str], script: str) -> None:
     try:
-        # Whatever the user's locale: names and paths in the script may have any letters.
+        # Not in the user's locale: names and paths in the script may have any letters.
         done = subprocess.run(
             command,
             input=os.fsencode(script),

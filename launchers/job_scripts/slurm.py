@@ -20,7 +20,7 @@ job_slurm {container}efficientbench {command} "${{arguments[@]}}"
 """
 
 STOP_BEFORE_S = 120
-"""How long before its time limit Slurm asks a job to save and end: longer than the ranks may take for it."""
+"""Seconds before its time limit at which Slurm asks a job to save and end: more than the ranks may take."""
 
 DECIDED = {
     "nodes": "--nodes",
@@ -49,14 +49,14 @@ def slurm_script(
     """Return the text of the script.
 
     Args:
-        name: the job's, of letters, digits, `.`, `_` and `-`.
-        runs: the arguments of the command for each; several runs become an array with a task each.
-        nodes: of each run.
+        name: the job's name, of letters, digits, `.`, `_` and `-`.
+        runs: each run's arguments for the command; several runs become an array with one task each.
+        nodes: nodes of each run.
         devices_per_node: accelerators of a node; 0: none.
         options: further options of sbatch, as `key=value` or `key`; they replace ours.
-        folder: where relative paths among the arguments begin.
-        command: of `efficientbench`.
-        around: modules and the container.
+        folder: the folder in which relative paths among the arguments begin.
+        command: the command of `efficientbench`.
+        around: the modules and the container.
 
     Raises:
         LaunchError: sbatch would not read an option as it stands, or a container cannot mount a folder.
@@ -89,7 +89,7 @@ def _options(name: str, runs: int, nodes: int, devices_per_node: int, given: Seq
         ours["array"] = f"0-{runs - 1}"
     theirs = dict(_option(each) for each in given)
     if "cpus-per-task" not in theirs:
-        # The measurement would include other jobs on the node.
+        # Else the measurement would include other jobs on the node.
         ours |= {"exclusive": "", "mem": "0"}
     if devices_per_node and not any(key == "gres" or key.startswith("gpus") for key in theirs):
         ours["gpus-per-node"] = str(devices_per_node)

@@ -86,13 +86,13 @@ def torchrun_script(
     """Return the text of the script.
 
     Args:
-        name: the run's, of letters, digits, `.`, `_` and `-`.
-        arguments: of the command.
-        nodes: how many.
-        meeting: where and how they meet.
-        folder: where relative paths among the arguments begin.
-        command: of `efficientbench`.
-        around: modules and the container, in which torchrun itself runs.
+        name: the run's name, of letters, digits, `.`, `_` and `-`.
+        arguments: the arguments of the command.
+        nodes: the number of nodes.
+        meeting: where and how the nodes meet.
+        folder: the folder in which relative paths among the arguments begin.
+        command: the command of `efficientbench`.
+        around: the modules and the container, in which torchrun itself runs.
 
     Raises:
         LaunchError: a container cannot mount a folder, or its engine is Slurm's.

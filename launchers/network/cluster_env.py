@@ -11,7 +11,7 @@ from efficientbench.launchers.network.secret import SECRET_NAME, SHORTEST
 
 DEFAULT_MASTER_PORT = 29500
 TIME_LIMIT_S = 600.0
-"""Nodes set themselves up before they meet, and schedulers do not start them all at once."""
+"""Default limit, in seconds: nodes set themselves up before they meet, and schedulers start them at different times."""
 
 RENDEZVOUS_TIMEOUT_NAME = "EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S"
 TRAINING_PORT_NAME = "EFFICIENTBENCH_TRAINING_PORT"
@@ -28,9 +28,9 @@ class Cluster:
     master_address: str
     master_port: int = DEFAULT_MASTER_PORT
     rendezvous_timeout_s: float = TIME_LIMIT_S
-    """How long a node waits for the others before the run begins."""
+    """Seconds that a node waits for the others before the run begins."""
     secret: bytes = field(default=b"", repr=False)
-    """That all nodes share; empty: anybody may join them."""
+    """The secret that all nodes share; empty: anybody may join them."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Cluster:
@@ -41,7 +41,7 @@ class Cluster:
         default), since torchrun itself listens at MASTER_PORT. EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S and
         EFFICIENTBENCH_SECRET count in both cases.
 
-        Raises LaunchError: every missing or wrong variable, at once.
+        Raises LaunchError: variables are missing or wrong; the message names all of them.
         """
         problems: list[str] = []
         if environ.get(TORCHRUN_NAME):
@@ -94,7 +94,7 @@ def _from_torchrun(environ: Mapping[str, str], problems: list[str]) -> dict[str,
 
 def _may_be_host(name: str) -> bool:
     try:
-        # Every look-up of a name begins so, with an error of its own kind.
+        # Every look-up of a name begins with this encoding, whose error is of its own kind.
         name.encode("idna")
     except UnicodeError:
         return False
@@ -113,7 +113,7 @@ def _timeout_s(environ: Mapping[str, str], problems: list[str]) -> float:
 
 
 def _integer(environ: Mapping[str, str], names: tuple[str, ...], meaning: str, problems: list[str]) -> int | None:
-    """Return the one value that these variables agree on; None with the reason added to `problems`."""
+    """Return the value that these variables agree on; None, with the reason added to `problems`, where they do not."""
     given = {name: environ[name].strip() for name in names if environ.get(name, "").strip()}
     if not given:
         problems.append(f"{' or '.join(names)} is not set: {meaning}")

@@ -1,8 +1,8 @@
 """Checks that every node of a run reaches every other one, and names each pair that does not, on all nodes.
 
 The preflight has shown that all nodes reach node 0. Collectives connect any two nodes, by an address and a port of
-their own, and report nothing for minutes of a pair that cannot meet. Here each node listens where its backend will, the
-launchers exchange these places, each node tries all others, and the launchers exchange what they found.
+their own, and report a pair that cannot connect only after minutes. Here each node listens where its backend will, the
+launchers exchange these addresses, each node tries all others, and the launchers exchange the problems.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.node_link import NodeLink, content
 
 TIME_LIMIT_S = 60.0
-"""Limit of each exchange: all nodes come here straight from the preflight."""
+"""Seconds for each exchange: all nodes come here straight from the preflight."""
 TRY_S = 5.0
-"""How long a node waits for another one, which listens already."""
+"""Seconds that a node waits for another node, which listens already."""
 POLL_S = 0.2
 AT_ONCE = 32
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node listens for the others."""
+    """The address and port at which a node listens for the others."""
 
     node: int
     address: str
@@ -53,12 +53,12 @@ def check_connectivity(
     Args:
         cluster: the nodes; more than one.
         link: connection to the launchers of the other nodes.
-        address: of this node, where the user set one for its backend; by default that of `link`.
-        port: at which its backend will listen; any free one by default.
-        time_limit_s: for each of the two exchanges with the other nodes.
+        address: this node's address, where the user set one for its backend; None: that of `link`.
+        port: the port at which its backend will listen; None: any free port.
+        time_limit_s: seconds for each of the two exchanges with the other nodes.
 
     Raises:
-        LaunchError: on every node alike, with each pair of nodes that cannot meet, and each port that is taken.
+        LaunchError: nodes cannot reach each other, or a port is taken; every node gets the same message with all pairs.
     """
     own = address or link.own_address()
     others = [node for node in range(cluster.nodes) if node != cluster.node_rank]
@@ -72,7 +72,7 @@ def check_connectivity(
         tried = _try_all(cluster.node_rank, [place for place in found.values() if place is not None])
         problems = [problem, *unknown, *tried]
         link.send("problems", problems=problems)
-        # Until all have tried, this node has to listen.
+        # This node has to listen until all others have tried.
         answers = link.wait_for("problems", others, time_limit_s)
     everyones = {node: content(answers[node], "problems", list[str]) or [] for node in others}
     everyones[cluster.node_rank] = problems

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from efficientbench.launchers.network.secret import Seal, code
 
 GREETING_S = 2.0
-"""How long a connection has to send a line."""
+"""Seconds that a connection has to send a line."""
 GREETING_BYTES = 120
 MOST_GREETINGS = 256
 """Connections without a complete line that node 0 keeps at once."""
@@ -19,18 +19,18 @@ MOST_GREETINGS = 256
 
 @dataclass(frozen=True)
 class Claim:
-    """What a node has said of itself, with both nonces."""
+    """The number of nodes and the node rank that a node claims, with both nonces."""
 
     nodes: int
     node_rank: int
     nonces: str
 
     def code(self, secret: bytes, purpose: str) -> str:
-        """Return what a holder of the secret writes for a purpose, one word, in this conversation."""
+        """Return the word by which a holder of the secret proves it in this conversation, for a purpose."""
         return code(secret, purpose, self.nodes, self.node_rank, self.nonces)
 
     def seal(self, secret: bytes, own: int, other: int) -> Seal:
-        """Return the seal of the lines that follow."""
+        """Return node `own`'s seal for the further lines of its conversation with node `other`."""
         return Seal(self.code(secret, "key").encode(), own, other)
 
 
@@ -48,7 +48,7 @@ class Greetings:
         self._received[connection] = b"", time.monotonic() + GREETING_S, claim
 
     def complete(self, wait_s: float) -> list[tuple[socket.socket, str, Claim | None]]:
-        """Return connections with their lines and claims, of those that have sent one; wait up to `wait_s` for any."""
+        """Return the connections that have sent a line, with line and claim; wait up to `wait_s` seconds for one."""
         lines = []
         for readable in select.select([self._listener, *self._received], [], [], wait_s)[0]:
             if readable is self._listener:
@@ -68,7 +68,7 @@ class Greetings:
                 del self._received[readable]
                 lines.append((readable, (before + new).decode("ascii", errors="replace").strip(), claim))
         overdue = [each for each, (_, until_s, _) in self._received.items() if time.monotonic() > until_s]
-        # A node never keeps so many connections: the oldest are strangers'.
+        # A run's nodes never have so many open at once: the oldest are strangers'.
         for connection in {*overdue, *list(self._received)[:-MOST_GREETINGS]}:
             del self._received[connection]
             connection.close()

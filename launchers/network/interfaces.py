@@ -1,6 +1,6 @@
 """Chooses and checks the network interface, address and port by which the ranks' backends meet.
 
-The backends themselves report of a wrong interface that a device was not found, or wait in vain for peers that know
+For a wrong interface the backends themselves report that a device was not found, or wait in vain for peers that know
 this host by an address of its loopback.
 """
 
@@ -16,13 +16,13 @@ from efficientbench.basics.errors import LaunchError
 from efficientbench.launchers.network.cluster_env import Cluster
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Takes whole names, separated by commas."""
+"""Environment variable with full names of interfaces, separated by commas."""
 HCCL_INTERFACE = "HCCL_SOCKET_IFNAME"
 BY_PREFIX = ("NCCL_SOCKET_IFNAME", HCCL_INTERFACE)
-"""Take beginnings of names, of which one has to be there. A leading `=` makes them whole names, a leading `^` excludes
-them."""
+"""Environment variables with prefixes of names, one of which must match an interface. A leading `=` makes them full
+names, a leading `^` excludes them."""
 HCCL_BASE_PORT = 60000
-"""Where HCCL listens on the host, unless HCCL_IF_BASE_PORT is set; it takes the 15 ports after it, too."""
+"""First port at which HCCL listens on the host, unless HCCL_IF_BASE_PORT is set; it takes the 15 next ports, too."""
 LOOPBACK = "lo"
 
 
@@ -55,7 +55,7 @@ def check_interfaces(environ: Mapping[str, str], cluster: Cluster | None) -> Non
 
 
 def gloo_interface(environ: Mapping[str, str], cluster: Cluster) -> str | None:
-    """Return the interface that gloo has to be given; None where the user named it, or gloo finds it by itself.
+    """Return the interface to name to gloo; None where the user has named one, or gloo finds it by itself.
 
     By itself gloo listens at the address of the host's own name. On many machines that is the loopback (Debian writes
     so into /etc/hosts), where no other host finds the rank. Ranks of one host meet on its loopback, where no other host
@@ -88,7 +88,7 @@ def hccl_address(environ: Mapping[str, str]) -> str | None:
     excludes, whole, names = _parsed(value, HCCL_INTERFACE)
     family = socket.AF_INET6 if environ.get("HCCL_SOCKET_FAMILY", "").strip() == "AF_INET6" else socket.AF_INET
     addresses = psutil.net_if_addrs()
-    # As HCCL ranks them: the loopback and docker's bridge, which lead to no other host, where nothing else is left.
+    # In HCCL's order: the loopback and docker's bridge, which lead to no other host, come last.
     for interface in sorted(addresses, key=lambda name: (name == LOOPBACK, name.startswith("docker"), name)):
         if any(_fits(interface, name, whole) for name in names) != excludes:
             for each in addresses[interface]:
@@ -122,7 +122,7 @@ def _address_towards(cluster: Cluster) -> str | None:
 
 
 def _parsed(value: str, variable: str) -> tuple[bool, bool, list[str]]:
-    """Return whether the names are excluded, whether they are whole names, and the names."""
+    """Return whether the names are excluded, whether they are full names, and the names."""
     if variable == GLOO_INTERFACE:
         return False, True, value.split(",")
     names = value.lstrip("^=")

@@ -23,24 +23,24 @@ from efficientbench.basics.errors import LaunchError
 from efficientbench.launchers.network.secret import Seal
 
 LONGEST_BYTES = 1 << 16
-"""Of a line. A node that sends a longer one is taken for gone."""
+"""Most bytes of a line. A node that sends a longer one counts as gone."""
 KINDS = ("prepared", "place", "problems", "heartbeats", "failure", "stop", "trouble", "done")
 SEND_S = 2.0
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A host that lost its power sends nothing: after about 25 s the kernel takes the connection for closed."""
+"""A host that lost its power sends nothing: after about 25 s the kernel closes the connection."""
 
 
 class NodeLink:
-    """One node's end; of a single node, a connection to nobody."""
+    """One node's end of the connections; a single node has none."""
 
     def __init__(self, node: int, nodes: int, connections: Mapping[int, tuple[socket.socket, Seal]]) -> None:
-        """Take connections, each with its seal: of node 0 to every other node, of the others to node 0."""
+        """Take the connections, each with its seal: node 0 has one to every other node, the others one to node 0."""
         self.node, self.nodes = node, nodes
         self._connections = {other: connection for other, (connection, _) in connections.items()}
         self._seals = {other: seal for other, (_, seal) in connections.items()}
         self._received: dict[int, bytes] = dict.fromkeys(connections, b"")
         self._kept: list[dict[str, Any]] = []
-        """Messages that came while this node waited for others."""
+        """Messages that came while this node waited for other messages."""
         for connection in self._connections.values():
             connection.settimeout(SEND_S)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -59,7 +59,7 @@ class NodeLink:
         self.close()
 
     def own_address(self) -> str:
-        """Return this node's address on the connection; of several nodes only, while another one is there."""
+        """Return this node's address on the connection; only for several nodes, while another one is connected."""
         connection = next(iter(self._connections.values()))
         return str(connection.getsockname()[0]).removeprefix("::ffff:")
 
@@ -84,7 +84,7 @@ class NodeLink:
         return messages
 
     def wait_for(self, kind: str, nodes: Iterable[int], time_limit_s: float | None = None) -> dict[int, dict[str, Any]]:
-        """Return the next message of this kind from each of these nodes; messages of other kinds are kept.
+        """Return the next message of this kind from each of these nodes; keep all other messages for `receive`.
 
         Raises:
             LaunchError: a node has ended without sending it, or has not sent it within the limit (None: no limit).

@@ -3,7 +3,7 @@
 Node 0 listens at MASTER_PORT. Every other node connects and sends `efficientbench <nodes> <node rank> <nonce>`. Node 0
 answers `challenge <nonce> <code>`, and the node sends its own code: both prove that they know the run's secret, each by
 the other's nonce. The node waits for `go`, which node 0 sends once all are there. Node 0 refuses any other greeting and
-waits on. Then nobody listens at the port, so that the training can; the connections stay, as the link between the
+keeps waiting. Then nobody listens at the port, so that the training can; the connections stay, as the link between the
 nodes' launchers, and the nonces make the key that seals its lines.
 """
 
@@ -34,9 +34,10 @@ LONGEST_ANSWER_BYTES = 300
 def preflight(cluster: Cluster, time_limit_s: float | None = None) -> NodeLink:
     """Return the link between the nodes once every node of the run has reached node 0.
 
+    `time_limit_s`: seconds until all nodes must have met; None: the cluster's `rendezvous_timeout_s`.
+
     Raises:
-        LaunchError: with the host, the port or the nodes that could not be reached within the limit (None: the
-            cluster's).
+        LaunchError: nodes did not meet within the limit; the message names the host, the port or the missing nodes.
     """
     if cluster.nodes == 1:
         return NodeLink(0, 1, {})
@@ -53,7 +54,7 @@ def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> Arrived
     arrived: Arrived = {}
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_open_listener(cluster))
-        # Unless all arrive, none is kept.
+        # Unless all nodes arrive, their connections are closed.
         waiting = stack.enter_context(contextlib.ExitStack())
         _warn_if_elsewhere(cluster)
         greetings = Greetings(listener, waiting)
@@ -116,7 +117,7 @@ def _admit(connection: socket.socket, proof: str, claim: Claim, cluster: Cluster
 
 
 def _contradiction(nodes: int, node_rank: int, cluster: Cluster, arrived: Arrived) -> str | None:
-    """Return in what a node contradicts this one or another one."""
+    """Return in what a node contradicts this node or another one; None where it does not."""
     if nodes != cluster.nodes:
         return f"WORLD_SIZE is {cluster.nodes} on node 0 and {nodes} on node {node_rank}"
     if not 1 <= node_rank < cluster.nodes or (node_rank in arrived and _is_open(arrived[node_rank][0])):
@@ -193,7 +194,7 @@ def _ask(cluster: Cluster, deadline_s: float) -> tuple[socket.socket, Seal] | No
 
 
 def _read_line(connection: socket.socket) -> str:
-    """Return one line and read not a byte more: what follows belongs to the link between the launchers."""
+    """Return one line, and read no byte more: what follows belongs to the link between the launchers."""
     line = b""
     while not line.endswith(b"\n") and len(line) < LONGEST_ANSWER_BYTES and (byte := connection.recv(1)):
         line += byte

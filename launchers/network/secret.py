@@ -18,19 +18,19 @@ from efficientbench.basics.errors import LaunchError
 
 SECRET_NAME = "EFFICIENTBENCH_SECRET"
 SHORTEST = 16
-"""Characters that a secret has at least: whoever hears a greeting can try all short ones."""
+"""Fewest characters of a secret: whoever hears a greeting can try all shorter ones."""
 FILE_NAME = ".efficientbench_secret"
 APPEARS_S = 30.0
-"""How long a file's content may take to reach a node through a network file system."""
+"""Seconds that a file's content may take to reach a node through a network file system."""
 
 
 def own_nonce() -> str:
-    """Return what makes an answer fit this conversation alone."""
+    """Return a nonce (hex), which makes an answer fit this conversation alone."""
     return secrets.token_hex(16)
 
 
 def code(secret: bytes, *parts: object) -> str:
-    """Return the code (hex) of parts that hold no space."""
+    """Return the code (hex) of parts without spaces."""
     return hmac.new(secret, " ".join(map(str, parts)).encode(), hashlib.sha256).hexdigest()
 
 
@@ -38,7 +38,7 @@ class Seal:
     """One end of a conversation: it seals what this end sends, and opens what the other end has sealed."""
 
     def __init__(self, key: bytes, own: int, other: int) -> None:
-        """`key`: of this conversation alone; `own`, `other`: the numbers of the nodes at its ends."""
+        """`key`: the key of this conversation alone; `own`, `other`: the numbers of the nodes at its ends."""
         self._key, self._own, self._other = key, own, other
         self._sent = self._received = 0
 
@@ -63,7 +63,7 @@ class Seal:
 
 
 def shared_secret(folder: Path) -> bytes:
-    """Return the secret in a folder that all nodes share; the first one to ask makes it.
+    """Return the secret in a folder that all nodes share; the first node to ask makes it.
 
     Raises:
         LaunchError: the file cannot be made or read, or holds no secret.

@@ -1,4 +1,4 @@
-"""Ends what runs have left: `bash launchers/cleanup.sh [--dry-run] [FOLDER ...]`.
+"""End the processes that runs have left: `bash launchers/cleanup.sh [--dry-run] [FOLDER ...]`.
 
 A launcher marks its ranks by an environment variable that names their log folder, and whatever they start inherits it.
 Only marked processes are ever signalled: none is found by its name. Standard library only, so that it needs no set-up.
@@ -20,7 +20,7 @@ LOG_VARIABLE = "EFFICIENTBENCH_LOG_FOLDER"
 """Environment variable by which a launcher marks its ranks."""
 DEFAULT_FOLDER = Path("output")
 STOP_GRACE_S = 60.0
-"""How long a run may take to save its state; its launcher gives its ranks as much."""
+"""Seconds that a run may take to save its state; its launcher gives its ranks as much."""
 KILL_WAIT_S = 10.0
 
 
@@ -33,8 +33,8 @@ def clean(folders: Sequence[Path], dry_run: bool, grace_s: float = STOP_GRACE_S)
         print(f"no process of a run below {', '.join(map(str, folders))} is left")
     if dry_run:
         return 0
-    # All ranks at once, since they save together; a rank leads a session of its own. Not its helpers, which it needs to
-    # save (that of Weights & Biases leads one, too), nor its launcher, which ends when its ranks have ended.
+    # Stop all ranks at once, since they save together; a rank leads a session of its own. Not its helpers, which it
+    # needs to save (that of Weights & Biases leads one, too), nor its launcher, which ends when its ranks have ended.
     ranks = {pid: log for pid, log in found.items() if _leads_its_session(pid) and _parent(pid) not in found}
     for number, processes, limit_s in ((signal.SIGTERM, ranks, grace_s), (signal.SIGKILL, found, KILL_WAIT_S)):
         for pid, log in processes.items():
@@ -77,7 +77,7 @@ def _log_folder(pid: int) -> Path | None:
 def _send(pid: int, log: Path, number: signal.Signals) -> None:
     """Send a signal to a process that still belongs to the run."""
     try:
-        # From here on the number cannot pass to another process.
+        # From here on the pid cannot pass to another process.
         descriptor = os.pidfd_open(pid)
     except OSError:
         return
@@ -125,7 +125,7 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="only print what would be ended")
     arguments = parser.parse_args()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Of earlier runs: a path may have bytes that the locale does not know.
+        # Paths of earlier runs may have bytes that the locale does not know.
         sys.stdout.reconfigure(errors="backslashreplace")
     # Not Path.is_dir, which raises where a folder above cannot be read.
     missing = [each for each in arguments.folders if not os.path.isdir(each) and arguments.folders != [DEFAULT_FOLDER]]

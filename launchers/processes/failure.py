@@ -24,15 +24,15 @@ Kind = Literal[
 `mistake`: the user can mend it. `stopped`: a signal asked for it. `crash`: any other error."""
 
 USER_MISTAKE = 2
-"""Exit code of a run that the user can mend."""
+"""Exit code of a run that failed by a mistake of the user."""
 STOP_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
-"""Exit code of a run that a signal stopped."""
+"""Stop signal → exit code of a run that it stopped."""
 
 SENT_WHEN = {
     signal.SIGKILL: " (the kernel does so when memory runs out)",
     signal.SIGBUS: " (a file that it had open was cut short, or shared memory is full)",
 }
-"""Signal → what its name alone does not say."""
+"""Signal → its usual cause, which its name does not say."""
 
 REPORT_VARIABLE = "EFFICIENTBENCH_FAILURE_FILE"
 """Environment variable that names the file in which a rank reports its failure."""
@@ -40,7 +40,7 @@ REPORT_VARIABLE = "EFFICIENTBENCH_FAILURE_FILE"
 
 @dataclass(frozen=True)
 class Failure:
-    """One early end."""
+    """Why a run ended early."""
 
     kind: Kind
     reason: str
@@ -73,14 +73,14 @@ class Failure:
 def ends_at_once(signals: Sequence[int]) -> bool:
     """Return whether Ctrl-C came after another stop signal, so that nothing has to be saved any more.
 
-    A further SIGTERM or SIGHUP does not count: schedulers send the one to a job and to its processes, and again at a
-    time limit; of a terminal that is closed, the kernel and the shell send the other.
+    A further SIGTERM or SIGHUP does not count: schedulers send SIGTERM to a job and to its processes, and again at a
+    time limit; when a terminal is closed, both the kernel and the shell send SIGHUP.
     """
     return signal.SIGINT in signals[1:]
 
 
 def ended_by(number: int) -> str:
-    """Return in words that a signal ended a process; most real-time signals have a number alone."""
+    """Return in words that a signal ended a process; most real-time signals have a number and no name."""
     try:
         return f"ended by {signal.Signals(number).name}{SENT_WHEN.get(signal.Signals(number), '')}"
     except ValueError:
@@ -106,7 +106,7 @@ def report_failure(failure: Failure) -> None:
 
 
 def read_failure(path: Path) -> Failure | None:
-    """Return what a rank reported or `failure.json` holds; None where no such file can be read."""
+    """Return the failure in a rank's report or in `failure.json`; None where no such file can be read."""
     try:
         return _FAILURE.validate_json(read_whole(path))
     except (OSError, ValueError):

@@ -13,11 +13,11 @@ from efficientbench.launchers.processes.heartbeat import INTERVAL_S, STARTING, B
 from efficientbench.launchers.processes.worker_process import WorkerProcess
 
 START_S = 300.0
-"""How long ranks may take to load libraries from a slow file system."""
+"""Seconds that ranks may take to load libraries from a slow file system."""
 SILENT_S = 3.0
-"""A rank without a heartbeat for so long is itself stopped."""
+"""Seconds without a heartbeat after which the rank's process itself counts as stopped."""
 EXCHANGE_S = 5.0
-"""How long the other nodes have to send their ranks' heartbeats."""
+"""Seconds that the other nodes have to send their ranks' heartbeats."""
 
 Beats = Mapping[int, Beat | None]
 """Rank → its last heartbeat; None for a rank that wrote none."""
@@ -34,7 +34,7 @@ class ProgressWatch:
     def is_stuck(self, beats: Beats) -> bool:
         """Return whether steps, phases and collectives of all ranks have stayed the same for the limit.
 
-        Ranks that load their libraries wait for nobody, and get the time that loading takes.
+        Ranks that load their libraries wait for nobody, and get START_S at least.
         """
         now = {rank: (beat.step, beat.phase, beat.collectives) if beat else None for rank, beat in beats.items()}
         if now != self._last:
@@ -44,15 +44,15 @@ class ProgressWatch:
 
 
 class HangDetector:
-    """Watches this node's ranks; once they are stuck, nodes exchange heartbeats, and node 0 names the missing rank."""
+    """Watches this node's ranks; once they hang, nodes exchange heartbeats, and node 0 names the missing rank."""
 
     def __init__(self, workers: list[WorkerProcess], link: NodeLink, limit_s: float | None) -> None:
-        """`limit_s`: how long the run may go without progress; None: for ever."""
+        """`limit_s`: seconds that the run may go without progress; None: for ever."""
         self._workers, self._link, self._limit_s = workers, link, limit_s
         self._watch = ProgressWatch(limit_s) if limit_s is not None else None
         self._looked_s = 0.0
         self._beats: dict[int, dict[int, Beat | None]] = {}
-        """Node → its ranks' heartbeats; empty until some node is stuck."""
+        """Node → its ranks' heartbeats; empty until the ranks of some node hang."""
         self._ended: dict[int, str] = {}
         self._deadline_s = 0.0
 
@@ -66,7 +66,7 @@ class HangDetector:
                 self._ended |= ended
 
     def look(self) -> Failure | None:
-        """Return the hang, once it is clear which rank is at fault."""
+        """Return the hang as a failure, once it is clear which rank is at fault; None before."""
         if self._watch is None:
             return None
         if not self._beats and time.monotonic() >= self._looked_s + INTERVAL_S:
@@ -111,14 +111,14 @@ def describe_hang(beats: Beats, absent: Mapping[int, str], limit_s: float) -> tu
     Args:
         beats: the heartbeats of every rank that can still give one.
         absent: rank → why it can give none.
-        limit_s: for how long no rank made progress.
+        limit_s: seconds for which no rank made progress.
     """
     if len(beats) == 1 and not absent:
         ((rank, beat),) = beats.items()
         return rank, f"hung: made no progress for {limit_s:g} s ({_describe(beat)}; hang_limit_s allows longer steps)"
     silent = [rank for rank, beat in beats.items() if beat is None or beat.age_s > SILENT_S]
     missing = {**absent, **{rank: _describe(beats[rank]) for rank in silent}}
-    # Those that still write heartbeats show who waits for whom.
+    # The ranks that still write heartbeats show who waits for whom.
     missing = missing or {rank: _describe(beats[rank]) for rank in _waited_for(beats)}
     hung = f"hung: no rank made progress for {limit_s:g} s"
     if not missing:

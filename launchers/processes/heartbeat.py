@@ -1,7 +1,7 @@
-"""Heartbeats of a rank: which step, phase and line it is in, for the launcher to see who waits for whom.
+"""Heartbeats of a rank: which step, phase and line it is in, so that the launcher sees which ranks wait for which.
 
-A thread of its own writes a beat beside the rank's failure report twice a second, and at once in a new phase. A rank
-whose heartbeats stop is itself stopped.
+A thread of its own writes a heartbeat beside the rank's failure report twice a second, and at once in a new phase. If
+the heartbeats stop, the rank's process itself is stopped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Beat:
     time_s: float = 0.0
     """When the rank wrote it, in seconds since the epoch, by the rank's own clock."""
     age_s: float = 0.0
-    """How old it was when the launcher read it."""
+    """Seconds from its writing to the launcher's reading."""
     process_state: str = ""
     """What the kernel reports of the process, where that explains its silence."""
 
@@ -69,7 +69,7 @@ class HeartbeatWriter:
             threading.Thread(target=self._write_beats, args=(self._path,), name="heartbeat", daemon=True).start()
 
     def at(self, step: int, phase: str) -> None:
-        """Note where this rank is. Within a phase that costs nothing: the next heartbeat carries it."""
+        """Note where this rank is. Within a phase this costs nothing: the next heartbeat carries it."""
         changed = phase != self._phase
         self._step, self._phase = step, phase
         if changed:
@@ -93,7 +93,7 @@ class HeartbeatWriter:
 
 
 def heartbeat_file(report: Path) -> Path:
-    """Return where the rank that reports its failure in `report` writes its heartbeats."""
+    """Return the heartbeat file of the rank that reports its failure in `report`."""
     return report.with_suffix(".heartbeat")
 
 

@@ -1,8 +1,8 @@
-"""Starts one process for each local rank and stays with them until the last has ended.
+"""Start one process for each local rank, and supervise them until the last has ended.
 
 The launcher imports no torch, which saves its start-up time and memory. It gives the ranks the static rendezvous that
-`torch.distributed` reads from the environment (`env://`), as torchrun would. It does not restart a failed rank: an
-interrupted measurement begins anew.
+`torch.distributed` reads from the environment (`env://`), as torchrun would. It does not restart a failed rank: all
+ranks end, and a further attempt resumes the run.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from efficientbench.launchers.processes.supervision import Limits, Supervision, 
 from efficientbench.launchers.processes.worker_process import WorkerProcess
 
 STOP_GRACE_S = 60.0
-"""How long ranks may take to save their state after a stop signal."""
+"""Seconds that ranks may take to save their state after a stop signal."""
 FAILURE_GRACE_S = 5.0
-"""How long the other ranks may go on after one has failed: they only wait for it in vain."""
+"""Seconds that the other ranks have to end after one has failed: they only wait for it in vain."""
 
 
 def launch(
@@ -43,7 +43,7 @@ def launch(
     link: NodeLink | None = None,
     hang_limit_s: float | None = None,
 ) -> int:
-    """Run a command once for each of this node's ranks and return the exit code of the whole.
+    """Run a command once for each of this node's ranks, and return the exit code of the run.
 
     Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, NNODES, MASTER_ADDR and MASTER_PORT in
     its environment. Rank 0 writes to this process's stdout and stderr, the others to `log_folder/rank_<n>.out`.
@@ -53,20 +53,20 @@ def launch(
 
     Args:
         worker_argv: the command.
-        local_ranks: how many ranks this node runs.
+        local_ranks: the number of ranks on this node.
         cluster: the nodes; None: this machine alone.
-        log_folder: where the ranks' output goes.
-        stop_grace_s: how long ranks may take to save their state.
-        on_failure: called with the reason where the exit code is not 0.
-        link: connection to the launchers of the other nodes, so that each node ends with any; None: one node.
-        hang_limit_s: ends ranks that all make no progress for so long; None: never.
+        log_folder: the folder for the ranks' output.
+        stop_grace_s: seconds that ranks may take to save their state.
+        on_failure: called with the failure where the exit code is not 0.
+        link: the link to the launchers of the other nodes, by which all nodes end together; None: one node.
+        hang_limit_s: seconds without progress of any rank after which all are killed; None: no limit.
 
     Returns:
         0 when all ranks ended well, 2 for a user's mistake that a rank reported, 130 after Ctrl-C, 143 after SIGTERM,
         129 after SIGHUP, else 1. The first rank that failed and its reason are printed to stderr.
 
     Raises:
-        LaunchError: a rank cannot be started.
+        LaunchError: a rank cannot be started, or the log folder cannot be made.
     """
     if local_ranks < 1:
         raise LaunchError(f"{local_ranks} ranks on this node: at least 1 is needed")
@@ -95,10 +95,10 @@ def launch(
 
 
 def rank_environment(cluster: Cluster, local_rank: int, local_ranks: int, base: Mapping[str, str]) -> dict[str, str]:
-    """Return `base` with what `torch.distributed` and the worker read; every node runs the same number of ranks."""
+    """Return `base` with the variables of `torch.distributed` and the worker; all nodes run equally many ranks."""
     environment = {
-        # With torchrun's own store below them, a second run of one launcher would read what the first left there. The
-        # secret is the launchers' alone.
+        # In torchrun's own store a second run of one launcher would read what the first one left. The secret is the
+        # launchers' alone.
         **{name: value for name, value in base.items() if name not in ("TORCHELASTIC_USE_AGENT_STORE", SECRET_NAME)},
         "RANK": str(cluster.node_rank * local_ranks + local_rank),
         "WORLD_SIZE": str(cluster.nodes * local_ranks),
@@ -136,8 +136,8 @@ def _start(
 def received_signals() -> Iterator[list[int]]:
     """Collect the stop signals that this process receives, in order.
 
-    Signals that this process was started to ignore stay ignored, such as SIGHUP under nohup. Where they come from a
-    terminal that was closed, nobody reads the output from then on.
+    Signals that this process was started to ignore stay ignored, such as SIGHUP under nohup. Output to a terminal or
+    a pipe that has been closed is dropped.
     """
     outlive_readers(pipes=True)
     received: list[int] = []

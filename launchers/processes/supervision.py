@@ -1,4 +1,4 @@
-"""Stays with the ranks of a node until the last has ended, and finds out why they ended."""
+"""Supervise the ranks of a node until the last has ended, and find out why they ended."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from efficientbench.launchers.processes.worker_process import WorkerProcess, mem
 
 POLL_S = 0.05
 SETTLE_S = 1.0
-"""How long nodes wait for each other's report of the same failure."""
+"""Seconds that nodes wait for each other's report of the same failure."""
 STACK_S = 0.5
-"""How long ranks that hang have to write down where they are."""
+"""Seconds that ranks that hang have to log their stacks."""
 
 FINE_AFTER_A_STOP = {0, *STOP_EXIT_CODES.values(), *(-number for number in STOP_EXIT_CODES)}
 """Exit codes of ranks that ended as a stop signal asked them to."""
@@ -27,14 +27,14 @@ FINE_AFTER_A_STOP = {0, *STOP_EXIT_CODES.values(), *(-number for number in STOP_
 
 @dataclass(frozen=True)
 class Limits:
-    """How long things may take, in seconds."""
+    """Time limits of a run, in seconds."""
 
     stop_grace_s: float
-    """Until ranks that were asked to stop have saved and ended."""
+    """Limit from a stop signal until all ranks have saved and ended."""
     failure_grace_s: float
-    """Until the other ranks end, once one has failed."""
+    """Limit from the failure of a rank until the others have ended."""
     hang_s: float | None
-    """How long all ranks of a node may go without progress; None: for ever."""
+    """Limit for all ranks of a node together without progress; None: no limit."""
 
 
 class Supervision:
@@ -43,14 +43,14 @@ class Supervision:
     def __init__(
         self, workers: list[WorkerProcess], signals: Sequence[int], limits: Limits, link: NodeLink, log_folder: Path
     ) -> None:
-        """Watch ranks that run already.
+        """Supervise ranks that have been started.
 
         Args:
             workers: the ranks of this node.
-            signals: the stop signals that this process has received, filled as they come.
-            limits: how long things may take.
-            link: connection to the launchers of the other nodes.
-            log_folder: where the ranks' logs are.
+            signals: the stop signals that this process has received, appended as they arrive.
+            limits: the time limits.
+            link: the link to the launchers of the other nodes.
+            log_folder: the folder of the ranks' logs.
         """
         self._workers, self._signals = workers, signals
         self._limits, self._link, self._log_folder = limits, link, log_folder
@@ -62,13 +62,13 @@ class Supervision:
         """The cause, once it is settled."""
         self._remote_failures: list[Failure] = []
         self._sent: Failure | None = None
-        """What this node has reported to the others of its own ranks."""
+        """The failure of this node's ranks that it has sent to the other nodes."""
         self._settled_s: float | None = None
         self._killed: list[WorkerProcess] = []
         self._hang = HangDetector(workers, link, limits.hang_s)
 
     def run(self) -> Failure | None:
-        """Return once no rank runs: None where all have done their work, else why they have not."""
+        """Wait until no rank runs; return None where all have done their work, else the failure."""
         while True:
             ended = all(worker.exit_code() is not None for worker in self._workers)
             self._read_messages()
@@ -88,7 +88,7 @@ class Supervision:
         return self._conclusion()
 
     def _is_overdue(self) -> bool:
-        """Return whether the ranks' time is over, or the user presses Ctrl-C again."""
+        """Return whether the ranks' time is over, or the user has pressed Ctrl-C again."""
         return ends_at_once(self._signals) or (self._deadline_s is not None and time.monotonic() > self._deadline_s)
 
     def _read_messages(self) -> None:
@@ -121,12 +121,12 @@ class Supervision:
         if self._signals:
             self._stop_all(self._signals[0])
             return
-        # Not of those that were asked to end for another's failure.
+        # Without the ranks that were asked to end for another's failure.
         others = [worker for worker in self._workers if worker.report() is None and not worker.asked_to_end]
         codes = {worker.exit_code() for worker in others}
         for number, code in STOP_EXIT_CODES.items():
             if code in codes and self._failure is None:
-                # Some process of the run was asked, and all its ranks have agreed to stop after the same step.
+                # Some process of the run got a stop signal, and all ranks have agreed to stop after the same step.
                 self._stop_all(number)
                 return
 
@@ -170,13 +170,13 @@ class Supervision:
         return self._settled_s is not None and self._failure is None
 
     def _local_failures(self) -> list[Failure]:
-        """Return why ranks of this node have failed, and report the first failure to the other nodes."""
+        """Return why ranks of this node have failed, and send the first failure to the other nodes."""
         fine = FINE_AFTER_A_STOP if self._stop is not None else {0}
         ended = [worker for worker in self._workers if worker.exit_code() not in (None, *fine)]
         ended = [worker for worker in ended if not worker.killed and not worker.obeyed()]
         if not ended:
             return []
-        # A rank may report its error and be slower to end than those who lost it.
+        # A rank may report its error and be slower to end than the ranks that lost it.
         reported = [worker for worker in self._workers if worker.report() is not None and worker not in ended]
         ran_out = self._memory_ran_out()
         failures = [worker.failure(self._link.node, ran_out) for worker in ended + reported]
@@ -228,7 +228,7 @@ class Supervision:
 
 
 def end_all(workers: Sequence[WorkerProcess]) -> None:
-    """Kill these ranks and all that they have started, and wait for their end."""
+    """Kill these ranks and all processes that they have started, and wait for their end."""
     for worker in workers:
         worker.kill()
     for worker in workers:
@@ -237,7 +237,7 @@ def end_all(workers: Sequence[WorkerProcess]) -> None:
 
 def print_stderr(message: str) -> None:
     """Print a line to stderr, without control characters: a reason may come from another node."""
-    # On a terminal rank 0's live display may stand in the line.
+    # On a terminal rank 0's live display may occupy the line.
     erase_line = "\r\x1b[2K" if sys.stderr.isatty() else ""
     printable = "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in message)
     print(f"{erase_line}{printable}", file=sys.stderr, flush=True)

@@ -82,7 +82,7 @@ class WorkerProcess:
         """Return the exit code, minus the signal's number where a signal ended it; None while the rank runs."""
         if self._process.returncode is None and self._process.poll() is not None:
             self._ended_s = time.time()
-            # Whatever the rank itself had started ends with it.
+            # Kill whatever the rank itself has started.
             self._kill_group()
         return self._process.returncode
 
@@ -125,7 +125,7 @@ class WorkerProcess:
     def failure(self, node: int, memory_ran_out: bool) -> Failure:
         """Return why the rank ended: its own report, else the signal, else its exit status and last output.
 
-        `memory_ran_out`: whether the kernel has killed a process for want of memory since the ranks were started.
+        `memory_ran_out`: whether the kernel has killed a process for lack of memory since the ranks were started.
         """
         report = self.report()
         if report is not None:
@@ -153,7 +153,7 @@ class WorkerProcess:
                 size = output.seek(0, os.SEEK_END)
                 output.seek(max(self._output_start, size - TAIL_BYTES))
                 lines = output.read().decode("utf-8", errors="replace").split("\n")
-        except OSError:  # somebody has cleaned up: the reason goes without the rank's last line
+        except OSError:  # somebody has removed the file: the reason comes without the rank's last line
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
@@ -163,7 +163,7 @@ class WorkerProcess:
 
 
 def memory_kills(root: Path = _ROOT) -> int | None:
-    """Return how many processes of this one's cgroup the kernel has killed for memory; None where it does not count.
+    """Return how many processes of this process's cgroup the kernel has killed for lack of memory; None: not counted.
 
     That is the cgroup's `oom_kill` counter (Linux, cgroup v1 and v2), which the ranks share.
     """

@@ -1,4 +1,4 @@
-"""Check one variant on a tiny model: what it computes in this process, then what runs of it do."""
+"""Check one variant on a tiny model: its computations in this process, then runs of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ EXAMPLES = {path.name.removesuffix(SUFFIX): path for path in Path(attention.__pa
 
 
 def write_variant(name: str, like: str, folder: Path) -> Path:
-    """Write NAME.py into a folder and return its path. Raises ConfigError: the name is no module's, or is taken."""
+    """Write NAME.py into a folder and return its path.
+
+    Raises ConfigError: there is no example `like`, no module can have this name, or the file cannot be written.
+    """
     if like not in EXAMPLES:
         raise ConfigError(f"--like: there is no example like {like[:80]!r}; there are {', '.join(sorted(EXAMPLES))}")
     if not name.isidentifier() or keyword.iskeyword(name):
@@ -53,18 +56,18 @@ TINY = (
     "training.validation_tokens=256",
     *("measurement.warmup_steps=0", "measurement.min_steps=1", "measurement.enabled=false", "device=cpu"),
 )
-"""Shapes that take milliseconds a step, and that two ranks can share."""
+"""Overrides for a model whose step takes milliseconds, and which two ranks can share."""
 
 
 def check_variant(kind: str, overrides: Sequence[str] = ()) -> int:
-    """Check a variant, print what was found and what its declaration leaves out; return 0 if nothing failed, else 1.
+    """Check a variant, print the results and what its declarations lack; return 0 if nothing failed, else 1.
 
     Args:
-        kind: of attention or positional encoding, as `model.attention.kind` takes it.
-        overrides: further `key=value`, like its own shapes.
+        kind: the attention or positional encoding, as `model.attention.kind` or `model.position.kind` names it.
+        overrides: further overrides as `key=value`, like the variant's own shapes.
 
     Raises:
-        ConfigError: there is no such variant, or no tiny model of it.
+        ConfigError: there is no such variant, or it cannot be built at the tiny shapes.
     """
     section = section_of(kind)
     with tempfile.TemporaryDirectory(prefix="check-variant-") as folder:
@@ -97,7 +100,7 @@ def _tiny(section: Section, kind: str, overrides: Sequence[str]) -> RunConfig:
 
 
 def undeclared(config: RunConfig) -> Iterator[str]:
-    """Yield what the declarations leave out: capabilities, and figures without a formula."""
+    """Yield what the declarations lack: capabilities, and formulas of figures."""
     model, attention, position = config.model, attention_of(config.model), position_of(config.model)
     capabilities = {
         "tensor parallelism (parallel.tp)": attention.tensor_parallel is not None,

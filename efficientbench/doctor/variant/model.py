@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
 
 
-# Counts the FLOPs of every matrix product and attention kernel that torch dispatches.
+# FlopCounter counts the FLOPs of every matrix product and attention kernel that torch dispatches.
 #
 # torch's own counter knows neither products that add in place, nor the CPU's attention, nor grouped products, and
-# counts nothing for what it does not know. This one fails there.
+# counts 0 for an operation that it does not know. This one raises an error.
 
 
 PRODUCT = re.compile(r"mm|matmul|attention|conv|einsum|linear")
-"""Names of operations that may multiply matrices. (`dot` is of vectors: the masked sum of the losses.)"""
+"""Names of operations that may multiply matrices. (`dot` multiplies vectors: the masked sum of the losses.)"""
 aten = torch.ops.aten
 
 
@@ -87,7 +87,7 @@ class UncountedError(Exception):
 
 
 class FlopCounter(TorchDispatchMode):
-    """Within it, `total` grows by the FLOPs of every product.
+    """Adds the FLOPs of every product in its `with` block to `total`.
 
     Raises:
         UncountedError: an operation may be a product, and no formula is known for it.
@@ -110,11 +110,12 @@ class FlopCounter(TorchDispatchMode):
 
 
 ROUNDING = 1e-5
-"""Largest difference of logits, relative to the largest, that the order of sums explains."""
+"""Largest difference of logits, relative to the largest logit, that the order of sums explains."""
 BATCH = 2
 PROMPTS = 5, 3
-"""Tokens of the two rows that are decoded, and below how many tokens follow them."""
+"""Prompt lengths of the two rows that are decoded, in tokens."""
 DECODED = 20
+"""Tokens that are decoded behind the prompts."""
 
 
 def model_checks(config: RunConfig) -> Iterator[Check]:
@@ -192,7 +193,7 @@ def _causality(model: GPT, tokens: torch.Tensor, whole: torch.Tensor) -> Check:
 
 
 def _lengths(model: GPT, tokens: torch.Tensor, whole: torch.Tensor) -> Check:
-    """Compare the logits of shorter sequences, of odd lengths too, with those of the whole one."""
+    """Compare the logits of shorter sequences, odd lengths among them, with those of the full sequence."""
     lengths = [length for length in (1, 7, 33) if length < whole.shape[1]]
     for length in lengths:
         try:
@@ -205,7 +206,7 @@ def _lengths(model: GPT, tokens: torch.Tensor, whole: torch.Tensor) -> Check:
 
 
 def _decoding(model: GPT, config: RunConfig, tokens: torch.Tensor, whole: torch.Tensor) -> Check:
-    """Continue rows of different lengths token by token, and compare their logits with those of whole sequences."""
+    """Decode rows of different lengths token by token, and compare their logits with those of full sequences."""
     import torch
 
     from efficientbench.model.cache import Cache
@@ -218,7 +219,7 @@ def _decoding(model: GPT, config: RunConfig, tokens: torch.Tensor, whole: torch.
         cache = Cache(model, BATCH, room)
         with torch.no_grad(), cache.bound():
             cache.counts.copy_(lengths)
-            # The shorter row is filled up with tokens that do not count.
+            # The shorter row is padded with tokens that do not count.
             logits = model(tokens[:, : max(PROMPTS)], only=lengths - 1)[:, 0]
             for _ in range(DECODED):
                 worst = max(worst, _distance(logits, whole[rows, cache.lengths + cache.counts - 1]))
@@ -242,7 +243,7 @@ def _parameters(model: GPT, config: RunConfig) -> Check:
 
 
 def _flops(model: GPT, config: RunConfig, tokens: torch.Tensor) -> Check:
-    """Count the products of a forward pass: a formula above them would claim work that is not done."""
+    """Count the FLOPs of a forward pass: a formula that gives more would claim work that is not done."""
     if reason := missing(lambda: flops_per_token(config.model, config.training.seq_len)):
         return Check("FLOPs", True, f"n/a by formula: {reason}")
     try:
@@ -257,7 +258,7 @@ def _flops(model: GPT, config: RunConfig, tokens: torch.Tensor) -> Check:
 
 
 def _trains(config: RunConfig, device: torch.device, tokens: torch.Tensor) -> Iterator[Check]:
-    """Yield whether all parameters get finite gradients, and whether a second model gets the same ones."""
+    """Check that all parameters get finite gradients other than 0, and that a second model gets the same ones."""
     import torch
 
     from efficientbench.model.initial_weights import global_parameters

@@ -1,4 +1,4 @@
-"""Checks of a variant by real runs: layouts, recomputation, and a run that resumes."""
+"""Check a variant by real runs: layouts, recomputation, and a run that resumes."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ LAYOUTS = {
     "selective recomputation": ("training.recompute=selective",),
 }
 TOGETHER = (("pipeline", "interleaved pipeline"), ("data parallel", "full recomputation"))
-"""Layouts that one run shows. Where it is refused or wrong, each has its own."""
+"""Layouts that one run checks together. Where it is refused or wrong, each layout gets a run of its own."""
 
 
 def run_checks(words: Sequence[str], folder: Path) -> Iterator[Check]:
     """Run the model on one rank, then in every layout that it can have, and compare the losses of all steps.
 
     Args:
-        words: overrides of dense_1.5B's smoke run.
-        folder: where the runs write.
+        words: the overrides of dense_1.5B's smoke run.
+        folder: the folder that the runs write to.
     """
     shared = (*words, f"output={folder}", f"data.cache={folder / 'data'}", f"checkpoint.interval={SAVED_AFTER}")
     single = (*shared, "label=single", "parallel.dp=1")
@@ -61,7 +61,7 @@ def run_checks(words: Sequence[str], folder: Path) -> Iterator[Check]:
 
 
 def _layout(names: Sequence[str], shared: Sequence[str], wanted: list[float]) -> Check:
-    """Run the model in layouts of LAYOUTS, all at once."""
+    """Run the model once in these layouts of LAYOUTS together."""
     label = "_and_".join(names).replace(" ", "_")
     overrides = (*shared, f"label={label}", *dict.fromkeys(word for name in names for word in LAYOUTS[name]))
     try:
@@ -73,7 +73,7 @@ def _layout(names: Sequence[str], shared: Sequence[str], wanted: list[float]) ->
 
 
 def _resumption(overrides: Sequence[str], wanted: list[float]) -> Check:
-    """Take the record and the last checkpoint away from the completed run, and run it again."""
+    """Remove the record and the last checkpoint of the completed run, and run it again: it must resume."""
     folder = OutputFolder.of(resolve("dense_1.5B", smoke=True, overrides=overrides))
     folder.record.unlink()
     shutil.rmtree(checkpoint_folder(folder.path, len(wanted)))
@@ -92,7 +92,7 @@ def _same(name: str, found: list[float] | str, wanted: list[float], good: str) -
 
 
 def _losses(overrides: Sequence[str]) -> list[float] | str:
-    """Run, and return the loss of every step; the last line of what the run printed where it failed."""
+    """Run, and return the loss of every step, or the last line that a failed run printed."""
     command = module_command("efficientbench.cli", "run", "dense_1.5B", "--smoke", *overrides)
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
     if done.returncode != 0:

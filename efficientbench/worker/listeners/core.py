@@ -1,4 +1,4 @@
-"""CORE of the model as it is trained, on a part of each task's rows, every so many steps."""
+"""Score the model by CORE during training, every `evaluation.core_every` steps, on a part of each task's rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class CoreDuringTraining(Scores):
-    """Scores CORE."""
+    """Scores the model by CORE."""
 
     def __init__(self, job: Job, data: str, heartbeat: HeartbeatWriter, measure: Measure, device: Device) -> None:
-        """Read the bundle; `data` is its folder, or one that holds it as `core/`, and all else as of `Scores`.
+        """Read the bundle. `data`: its folder, or one that has it as `core/`; all other arguments: see `Scores`.
 
         Raises:
             ConfigError, DataError: as `Scores` and `read_bundle`.
@@ -50,7 +50,7 @@ class CoreDuringTraining(Scores):
         return Core(model, self.tokenizer, self.bundle, self.longest, self.limit, BATCH_TOKENS)
 
     def shown(self, summary: Summary) -> str:
-        """Return CORE, or each task's accuracy where not all are there."""
+        """Return the line to print: CORE, or the figures of the tasks where some are missing."""
         core = summary.figures["core"]
         if core is not None:
             return f"CORE {core:.4f}"

@@ -1,4 +1,4 @@
-"""The model that is trained, between two of its steps, to compute something else with it."""
+"""Compute with the model between two of its training steps."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def evaluating(trainer: Trainer) -> Iterator[GPT]:
     with torch.compiler.set_stance("force_eager") if fused else contextlib.nullcontext():
         yield stage.module
     stage.train()
-    # What the routers counted here is no step's.
+    # What the routers counted here belongs to no step.
     stage.module.take_routing()

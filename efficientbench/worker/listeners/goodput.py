@@ -1,4 +1,4 @@
-"""Sort the wall time of a run by what it went to, over all attempts of the run."""
+"""Count the wall time of a run by what it was spent on, over all attempts of the run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from efficientbench.training.trainer import Trainer
 
 STEPS = 1000
-"""The usual time of a step is the median of so many, the newest ones."""
+"""The usual step time is the median over this many of the newest steps."""
 
 _BEGINS: dict[type[Event], str] = {
     StepStarted: "productive_s",
@@ -44,7 +44,7 @@ _ENDS = (StepEnded, RecheckEnded, ValidationEnded, CheckpointEnded)
 
 
 class Goodput:
-    """One rank's wall time by the parts of `TimeSpent`: at any moment it counts for one of them.
+    """Counts one rank's wall time: each moment belongs to one part of `TimeSpent`.
 
     Two listeners belong to it: `begins` before all others, and `ends` right behind the one that measures.
     """
@@ -63,11 +63,11 @@ class Goodput:
 
         Args:
             begin_s: when this attempt began, on `clock`.
-            device: of this rank, in whose queue the waits for data are stamped.
-            measure: before `ends` in the order of listeners, for the steps' times.
+            device: this rank's device, in whose queue the waits for data are stamped.
+            measure: knows the step times; comes before `ends` in the order of listeners.
             warmup_steps: first steps of each attempt, which compile and fill caches.
-            manifest: of the checkpoint that the run resumes from; None: it starts at step 1.
-            lost_s: what the earlier attempt worked after that checkpoint.
+            manifest: the manifest of the checkpoint to resume from; None: the run starts at step 1.
+            lost_s: how long the previous attempt worked after that checkpoint.
             clock: a monotonic clock in seconds.
         """
         self._device, self._measure, self._clock = device, measure, clock
@@ -75,7 +75,7 @@ class Goodput:
         self._first_steps = max(1, warmup_steps)
         kept = None if manifest is None else manifest.progress.get("goodput")
         self.is_known = manifest is None or kept is not None
-        """Whether earlier attempts have left their times."""
+        """Whether the times of earlier attempts are known."""
         self._seconds = dict.fromkeys(TimeSpent.__dataclass_fields__, 0.0) | (kept or {})
         self._seconds["restarts_s"] += lost_s
         self._part = "start_s" if manifest is None else "restarts_s"
@@ -84,7 +84,7 @@ class Goodput:
         """Times of this attempt's first steps, without their waits for data."""
         self._later: deque[float] = deque(maxlen=STEPS)
         self._waits: list[tuple[Any, Any]] = []
-        """Stamps before and after each micro-batch of the current step was there."""
+        """Stamps before and after the wait for each micro-batch of the current step."""
 
     def attach(self, trainer: Trainer) -> None:
         """Stamp the waits for training batches."""
@@ -93,14 +93,14 @@ class Goodput:
     def begins(self, event: Event) -> None:
         """Note what begins; call it before all other listeners."""
         if isinstance(event, StepStarted):
-            # A recheck before it has read batches, too.
+            # A recheck before this step has read batches, too.
             self._waits.clear()
         part = _BEGINS.get(type(event))
         if part is not None:
             self._at(part)
 
     def ends(self, event: Event) -> None:
-        """Note what has ended; call it right behind `measure`: what others do then is no part of it."""
+        """Note what has ended; call it right behind `measure`, before other listeners spend time of their own."""
         if isinstance(event, StepEnded):
             # The device has done all its work: `measure` has waited for it.
             waited_s = sum(self._device.between_s(before, after) for before, after in self._waits)
@@ -123,11 +123,11 @@ class Goodput:
         return called
 
     def spent(self) -> TimeSpent | None:
-        """Return where the time until now went; None where earlier attempts have not left theirs."""
+        """Return the time until now by its parts; None where the times of earlier attempts are not known."""
         return TimeSpent(**self._until_now()) if self.is_known else None
 
     def progress(self) -> dict[str, Any]:
-        """Return what a later attempt of the run needs of this one, as plain data for the checkpoint."""
+        """Return the state that the next attempt resumes from, as plain data for the checkpoint."""
         return {"goodput": self._until_now()} if self.is_known else {}
 
     def _at(self, part: str) -> None:
@@ -136,7 +136,7 @@ class Goodput:
         self._part, self._since_s = part, now_s
 
     def _until_now(self) -> dict[str, float]:
-        """Return the seconds by part, in which the first steps' own time is apart from the usual time of a step."""
+        """Return the seconds of each part; what first steps took beyond the usual step time is a part of its own."""
         self._at(self._part)
         usual_s = statistics.median(self._later or self._first or [0.0])
         excess_s = sum(max(0.0, time_s - usual_s) for time_s in self._first)
@@ -146,7 +146,7 @@ class Goodput:
         return seconds
 
     def _stamped(self, batches: Callable[[int], Iterator[Batch]]) -> Callable[[int], Iterator[Batch]]:
-        # In the device's queue: a batch that is late counts as far as the device had nothing else to do.
+        # Stamps lie in the device's queue: a late batch counts only as far as the device had nothing else to do.
         def stamped(step: int) -> Iterator[Batch]:
             read = iter(batches(step))
             while True:
@@ -161,9 +161,9 @@ class Goodput:
 
 
 def time_lost(steps: Path, manifest: Manifest | None) -> float:
-    """Return how long the attempt before worked after the checkpoint that is resumed, s; 0 where none is.
+    """Return how many seconds the previous attempt worked after the checkpoint to resume from; 0 without one.
 
-    `steps` is its log of steps, not yet cut. Of several attempts that have saved nothing it knows the last one.
+    `steps`: the log of steps, not yet cut. Of several attempts that saved no checkpoint it has the last one.
     """
     elapsed_s = None if manifest is None else last_elapsed_s(steps)
     return 0.0 if manifest is None or elapsed_s is None else max(0.0, elapsed_s - manifest.progress["elapsed_s"])

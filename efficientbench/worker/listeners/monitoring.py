@@ -19,7 +19,7 @@ from efficientbench.training.events import (
 
 
 class Measure:
-    """Calls the monitor as steps begin and end, and keeps all else out of its window."""
+    """Calls the monitor as steps begin and end, and pauses it during rechecks, validations and checkpoints."""
 
     def __init__(self, monitor: EfficiencyMonitor, counts_tokens: bool) -> None:
         """`counts_tokens`: whether this rank counts the tokens of all ranks, as exactly one rank must."""
@@ -49,7 +49,7 @@ PHASES: dict[type[Event], str] = {
     CheckpointEnded: "after a checkpoint",
     TrainingEnded: "after training",
 }
-"""What a rank does after each event; one that is stuck there is reported with these words."""
+"""Event → what a rank does after it; the report of a rank that hangs there has these words."""
 
 
 class Heartbeat:

@@ -19,7 +19,7 @@ class Profiler:
     """Starts torch.profiler before the first traced step, and writes the trace after the last one."""
 
     def __init__(self, first: int, last: int, path: Path) -> None:
-        """`first`, `last`: the steps to trace, counted from 1; `path`: of the trace, `.json.gz`."""
+        """`first`, `last`: the first and last step to trace, counted from 1; `path`: the trace's file, `.json.gz`."""
         self.first, self.last, self.path = first, last, path
         self._profiler: Any = None
         self._step: Any = None

@@ -46,10 +46,10 @@ class ProgressDisplay:
         """Prepare the bar, which starts with the first step.
 
         Args:
-            training: of the run.
-            steps: of the whole run.
-            measure: of this rank, for step times and memory.
-            flops_per_token: of training, for the MFU; None where no formula gives them.
+            training: the run's training configuration.
+            steps: steps of the run, over all attempts.
+            measure: knows this rank's step times and memory.
+            flops_per_token: FLOPs that training a token takes, for the MFU; None where no formula gives them.
             peak_flops: FLOP/s of all devices together; None where it is not known.
             steps_before: steps that earlier attempts of the run have trained.
         """
@@ -114,7 +114,7 @@ class ProgressDisplay:
     def _print(self, line: str, always: bool) -> None:
         if always or time.monotonic() - self._printed_s >= PRINT_INTERVAL_S:
             self._printed_s = time.monotonic()
-            # A terminal wraps lines between words; a file gets each on one line.
+            # A terminal wraps messages between words; a file gets each message on one line.
             self.console.print(line, highlight=False, soft_wrap=not self.console.is_terminal)
 
     def _times(self, step: int) -> list[str]:

@@ -44,15 +44,15 @@ TRAIN_LOSS_STEPS = 10
 
 
 class Recorder:
-    """Writes rank 0's files as training goes on."""
+    """Writes rank 0's files during training."""
 
     def __init__(
         self, config: RunConfig, folder: OutputFolder, measure: Measure, manifest: Manifest | None = None
     ) -> None:
-        """`manifest`: of the checkpoint that the run resumes from; lines of later steps are cut off."""
+        """`manifest`: the manifest of the checkpoint to resume from; lines of later steps are cut off."""
         self.measure = measure
         self.lost: list[str] = []
-        """What was damaged in the files of earlier attempts, and cut off."""
+        """Damaged parts of earlier attempts' files, which were cut off."""
         self._written: set[int] = set()
         """Steps after which an earlier attempt has validated."""
         self.warmup_steps = config.measurement.warmup_steps + (manifest.step if manifest is not None else 0)
@@ -80,7 +80,7 @@ class Recorder:
         self._begin_s = time.monotonic()
         self._step_number = 0
         self.tokens = 0
-        """Trained on since the start of the run."""
+        """Tokens trained on since the start of the run."""
         self._measured_tokens = self._measured_supervised = 0
         self.rechecks = Rechecks(0, 0, [])
         self.resumed: list[int] = []
@@ -102,7 +102,7 @@ class Recorder:
             self.stopped = event.stopped
 
     def progress(self) -> dict[str, Any]:
-        """Return what a later attempt of the run needs of this one, as plain data for the checkpoint."""
+        """Return the state that the next attempt resumes from, as plain data for the checkpoint."""
         return {
             "tokens": self.tokens,
             "elapsed_s": time.monotonic() - self._begin_s,
@@ -168,7 +168,7 @@ class Recorder:
         )
 
     def write_curve(self, curve: Sequence[QualityPoint]) -> None:
-        """Write what training had cost at each validation; all ranks' measurements are needed for it."""
+        """Write the quality curve: what training had cost at each validation, which takes all ranks' measurements."""
         for point in curve:
             self.steps.write("quality", asdict(point))
 
@@ -229,7 +229,7 @@ class Recorder:
         self.sinks.by_tokens(self.tokens, "train_loss", event.loss)
 
     def _routing(self, event: StepEnded) -> dict[str, Any]:
-        """Keep and return what the routers of a mixture of experts did; {} for a model without experts."""
+        """Count and return what the routers of a mixture of experts did; {} for a model without experts."""
         routing = event.routing
         if routing is None:
             return {}
@@ -273,7 +273,7 @@ class Recorder:
         size = event.utf8_bytes
         values = {
             "loss": event.loss,
-            # A run that has diverged has none: it would overflow.
+            # A diverged run has no perplexity: it would overflow.
             "perplexity": perplexity(event.loss) if event.loss < LARGEST_LOSS else None,
             "bits_per_byte": bits_per_byte(event.loss, event.tokens, size) if size else None,
         }

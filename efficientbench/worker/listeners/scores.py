@@ -1,4 +1,4 @@
-"""Score the model by a task as it is trained, every so many steps."""
+"""Score the model by a task during training, at a fixed interval of steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from efficientbench.training.trainer import Trainer
 
 TRAINING = Path(FOLDER, "training")
-"""In a run's folder."""
+"""Folder of the training's scores, below the run's folder."""
 
 
 class Scores(ABC):
@@ -36,18 +36,18 @@ class Scores(ABC):
     def __init__(
         self, job: Job, what: str, every: int, heartbeat: HeartbeatWriter, measure: Measure, device: Device
     ) -> None:
-        """Take what it scores by.
+        """Load the tokenizer.
 
         Args:
-            job: the run.
-            what: is evaluated, for people.
+            job: the run's job.
+            what: the name of what is evaluated, for people.
             every: steps between evaluations.
             heartbeat: reports each batch, which may come long after the last step.
-            measure: before it in the order of listeners; its window stands still meanwhile.
-            device: of this rank.
+            measure: measures the training steps, before this listener; paused during an evaluation.
+            device: the device type that the ranks train on.
 
         Raises:
-            ConfigError: the model cannot go on from a cache.
+            ConfigError: the model cannot decode from a cache.
         """
         cache_bytes(job.config.model, 1, job.config.training.dtype)
         self.job, self.what, self.every = job, what, every
@@ -57,7 +57,7 @@ class Scores(ABC):
         self.trainer: Trainer | None = None
         """Set before training begins."""
         self.recorder: Recorder | None = None
-        """Rank 0's."""
+        """The recorder on rank 0; None on the other ranks."""
 
     @abstractmethod
     def task(self, model: GPT, step: int) -> Task:
@@ -65,7 +65,7 @@ class Scores(ABC):
 
     @abstractmethod
     def shown(self, summary: Summary) -> str:
-        """Return what is printed of an evaluation."""
+        """Return the line to print after an evaluation."""
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepEnded) and event.step % self.every == 0 and self.trainer is not None:
@@ -84,7 +84,7 @@ class Scores(ABC):
                 results += batch
                 self.heartbeat.at(step, f"evaluating {self.what}, {len(results):,} of {len(own):,} items")
         if self.allocator is not None:
-            # What the allocator keeps of the batches is no memory of the training's.
+            # Memory that the allocator keeps from the batches must not count as training's.
             self.allocator.empty_cache()
         found = {result.item: result for of_rank in gather(results, list[ItemResult]) for result in of_rank}
         if self.recorder is not None:
@@ -105,5 +105,5 @@ class Scores(ABC):
 
 
 def all_scores(folder: Path) -> dict[str, list[TrainingScore]]:
-    """Return the record's fields of what a run was scored by, in its training and by `evaluate`."""
+    """Return the record's fields for the scores of a run, of its training and of `evaluate`."""
     return {"training_scores": read_scores(folder / TRAINING), "evaluations": read_scores(folder / FOLDER)}

@@ -15,12 +15,12 @@ class Sinks:
     """All sinks of one run."""
 
     def __init__(self, config: RunConfig, folder: OutputFolder, resumed_after: int) -> None:
-        """Open them.
+        """Open the sinks.
 
         Args:
-            config: of the run; `config.wandb` asks for Weights & Biases.
-            folder: of the run.
-            resumed_after: step after which this attempt goes on; 0 for the first one.
+            config: the run's configuration; `config.wandb` asks for Weights & Biases.
+            folder: the run's folder.
+            resumed_after: the step after which this attempt resumes; 0 for the first one.
 
         Raises:
             MetricsError: a sink cannot be opened.
@@ -32,25 +32,25 @@ class Sinks:
             self._wandb = WandbLog(config.wandb, folder.path, config.name, settings)
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Write values by name at a step; None is left out."""
+        """Write values by name at a step; skip None."""
         self._tensorboard.scalars(step, values)
         if self._wandb is not None:
             self._wandb.scalars("step", step, values)
 
     def by_tokens(self, tokens: int, name: str, value: float) -> None:
-        """Write a value on the axis of the tokens that were trained on."""
+        """Write a value by the number of tokens trained on so far."""
         values = {f"by_tokens/{name}": value}
         self._tensorboard.scalars(tokens, values)
         if self._wandb is not None:
             self._wandb.scalars("tokens", tokens, values)
 
     def figures(self, record: RunRecord) -> None:
-        """Give the figures of the record to the sink that has a table of runs."""
+        """Send the figures of the record to Weights & Biases, which has a table of runs."""
         if self._wandb is not None:
             self._wandb.figures({name: getattr(record, name) for name in FIGURES})
 
     def close(self) -> None:
-        """Close all."""
+        """Close the sinks."""
         self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.close()

@@ -1,4 +1,4 @@
-"""Sample what a step of reinforcement learning learns from before the step begins, and measure that apart from it."""
+"""Sample the rollouts before each RL step, and meter sampling apart from the update."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Totals:
     first: list[float] = field(default_factory=list)
     """Mean rewards of the first REWARD_STEPS steps."""
     last: list[float] = field(default_factory=list)
-    """Of the last ones."""
+    """Mean rewards of the last REWARD_STEPS steps."""
 
     def add(self, questions: int, found: StepRollouts) -> None:
-        """Count a step."""
+        """Count the rollouts of a step."""
         self.questions += questions
         self.without_signal += found.without_signal
         self.first = [*self.first, found.mean_reward][:REWARD_STEPS]
@@ -60,7 +60,7 @@ class Totals:
 
 
 class Rollouts:
-    """A listener of every rank, before all others: a step begins for them when its answers are there."""
+    """A listener of every rank, before those that measure a step: they see it begin once its answers are sampled."""
 
     def __init__(
         self,
@@ -73,15 +73,15 @@ class Rollouts:
         """Read the questions.
 
         Args:
-            job: the run.
-            heartbeat: reports the answers that have ended, which may take long.
-            measure: of the steps; its window stands still meanwhile.
-            monitor: of the sampling.
-            manifest: of the checkpoint that the run resumes from; None: it starts at step 1.
+            job: the run's job.
+            heartbeat: reports how many answers have ended, since sampling may take long.
+            measure: measures the training steps; paused while sampling.
+            monitor: measures the sampling.
+            manifest: the manifest of the checkpoint to resume from; None: the run starts at step 1.
 
         Raises:
-            ConfigError, DataError: as `Questions` and `Sampler`, the model cannot go on from a cache, or the run has
-                learned from other questions or rewards.
+            ConfigError, DataError: as `Questions` and `Sampler`; or the model cannot decode from a cache, or the run
+                has learned from other questions or rewards.
         """
         cache_bytes(job.config.model, 1, job.config.training.dtype)
         folder = load_corpora(job)[0].tokenizer_folder
@@ -103,7 +103,7 @@ class Rollouts:
         self.trainer: Trainer | None = None
         """Set before training begins."""
         self.recorder: Recorder | None = None
-        """Rank 0's."""
+        """The recorder on rank 0; None on the other ranks."""
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepStarted) and self.trainer is not None:
@@ -123,7 +123,7 @@ class Rollouts:
         time_s = self.monitor.end_step(found.tokens if self.measure.counts_tokens else 0)
         self.monitor.pause()
         if self.allocator is not None:
-            # What the allocator keeps of the cache is no memory of the updates.
+            # Memory that the allocator keeps from the cache must not count as the update's.
             self.allocator.empty_cache()
         trainer.batches.rollouts = found.rollouts
         self.totals.add(self.questions.per_step, found)
@@ -150,11 +150,11 @@ class Rollouts:
         )
 
     def progress(self) -> dict[str, Any]:
-        """Return what a later attempt of the run needs of this one, as plain data for the checkpoint."""
+        """Return the state that the next attempt resumes from, as plain data for the checkpoint."""
         return {"reinforcement": {**asdict(self.totals), "files_sha256": self.files_sha256}}
 
     def recorded(self, updates: Sequence[RankMeasurement]) -> Reinforcement:
-        """Return what the record has of it; all ranks must call this together.
+        """Return the record's part on rollouts; all ranks must call this together.
 
         `updates`: every rank's measurement of the steps.
         """

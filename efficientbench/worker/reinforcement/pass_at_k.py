@@ -1,4 +1,4 @@
-"""pass@k on the test questions of reinforcement learning, every so many steps."""
+"""Score pass@k on the test questions of reinforcement learning, every `rl.test_every` steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PassAtK(Scores):
-    """Answers the test questions several times, as `evaluate --samples` does, and by the same numbers in each test."""
+    """Answers the test questions several times, as `evaluate --samples` does; each test draws the same numbers."""
 
     def __init__(self, job: Job, heartbeat: HeartbeatWriter, measure: Measure, device: Device) -> None:
         """Open the questions; the arguments are those of `Scores`.
@@ -52,5 +52,5 @@ class PassAtK(Scores):
         return Generative(name.replace(":", "."), run, self.options, questions)
 
     def shown(self, summary: Summary) -> str:
-        """Return the share of right answers, and pass@k."""
+        """Return the line to print: the share of right answers, and pass@k."""
         return ", ".join(f"{name} {value:.4f}" for name, value in summary.figures.items() if value is not None)

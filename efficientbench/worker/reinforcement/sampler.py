@@ -1,4 +1,4 @@
-"""Sample answers to a step's questions on the ranks that train, and reward them: what reinforcement learning learns."""
+"""Sample answers to a step's questions on the training ranks, and reward them."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ class Answer:
     """One answer to one question."""
 
     turn: int
-    """Of the question, as `Questions.of_step` counts them."""
+    """The question's turn, as `Questions.of_step` counts turns."""
     sample: int
     """Number of the answer among those to its question."""
     tokens: list[int]
-    """Of the answer alone."""
+    """The tokens of the answer, without the prompt's."""
     sampled: list[bool]
-    """Of each token, whether the model chose it, and not the calculator."""
+    """For each token, whether the model chose it, and not the calculator."""
     reward: float
 
 
 @dataclass(frozen=True)
 class StepRollouts:
-    """What one step learns from."""
+    """The rollouts that one step learns from."""
 
     rollouts: list[Rollout]
-    """By question and sample, of all replicas."""
+    """The rollouts of all replicas, in the order of questions and samples."""
     mean_reward: float
     without_signal: int
     """Questions whose answers all have the same reward."""
     tokens: int
-    """Of all answers."""
+    """Tokens of all answers."""
 
 
 class Sampler:
-    """Answers the questions of a step. An answer depends on weights, seed, question and its number alone."""
+    """Answers the questions of a step. An answer depends on weights, seed, question, turn and sample alone."""
 
     def __init__(self, config: RunConfig, tokenizer: TextTokenizer, questions: Questions) -> None:
         """Find the reward.
 
         Raises:
-            ConfigError: there is none of that name.
+            ConfigError: there is no reward of that name.
         """
         self.rl, self.tokenizer, self.questions = config.rl, tokenizer, questions
         named, task = config.rl.reward, questions.examples.task
         self.reward = find_reward(named) if named is not None else reward_of_task(task)
         self.reward_name = named if named is not None else f"of {config.rl.task}"
-        """For messages."""
+        """The reward's name in messages."""
         self.sampling = Sampling(config.rl.temperature, config.rl.top_k or None, seed=config.training.seed)
         renderer = questions.renderer
         self.calculator = find_calculator(renderer, tokenizer.decode)
@@ -77,9 +77,9 @@ class Sampler:
         Replicas divide the questions. Tensor-parallel ranks answer theirs together, and the first of them rewards.
 
         Args:
-            model: this rank's part.
-            step: counts from 1.
-            progress: called with what this rank has done.
+            model: this rank's part of the model.
+            step: the step, counted from 1.
+            progress: called with a phrase on how far this rank is.
 
         Raises:
             GenerationError: the model computed NaN or infinity.
