@@ -1,4 +1,4 @@
-"""Declares the Ascend driver's C library DCMI by its documentation: where it lies, its structures, how to call it."""
+"""Declares the Ascend driver's C library DCMI from its documentation: its paths, its structures, how to call it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def call(dcmi: Any, function: str, *arguments: Any) -> None:
     try:
         code = getattr(dcmi, function)(*arguments)
     except AttributeError:
-        # The library of an Ascend 950 has functions of other names alone.
+        # An Ascend 950's library has functions of other names only.
         reason = f"this driver's libdcmi.so has no {function}: its NPUs are of an unknown generation"
         raise MetricsError(reason) from None
     if code != 0:
