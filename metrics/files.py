@@ -41,7 +41,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text in UTF-8 as `whole_file` does; surrogates, which stand for a path's other bytes, become escapes.
+    """Write a text in UTF-8 as `whole_file` does; surrogates, which stand for undecodable bytes, become escapes.
 
     Raises:
         MetricsError: the file cannot be written; the message has its name and the reason.

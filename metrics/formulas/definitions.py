@@ -30,7 +30,7 @@ The edition rises when a figure changes its meaning. Figures of different ids ar
 """
 
 HOLE_INTERVALS = 5
-"""A gap between samples of more than this many intervals is a hole: nobody knows the signal in it."""
+"""A gap between samples of more than this many intervals is a hole: the signal in it is unknown."""
 
 
 def window_length_s(windows: Windows) -> float:

@@ -92,7 +92,7 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
 
 
 def _device_conditions(ranks: Sequence[RankMeasurement]) -> tuple[DeviceConditions, ...]:
-    """Return each accelerator's conditions; a rank that reads several is the first of the ranks that use them."""
+    """Return each accelerator's conditions; a rank that reads several is the first of the ranks that use these."""
     found: dict[str, DeviceConditions] = {}
     for rank in ranks:
         known = [device.conditions for device in rank.devices if device.conditions is not None]

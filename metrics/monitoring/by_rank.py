@@ -1,4 +1,4 @@
-"""Each rank's own part of a measurement: its steps, and the accelerator that it computes on."""
+"""Computes each rank's own figures: its step time, and those of the accelerator that it computes on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rank_uses(ranks: Sequence[RankMeasurement], accelerators: Sequence[DeviceMea
 def _places(ranks: Sequence[RankMeasurement], uuids: set[str]) -> dict[str, int]:
     """Return the uuid of each accelerator → the rank that computes on it.
 
-    A rank that reads several accelerators of a node is the first of the ranks that use them.
+    A rank that reads several accelerators of a node is the first of the ranks that compute on them.
     """
     places: dict[str, int] = {}
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""Holds what was measured by one rank (`RankMeasurement`) and by the whole run (`RunMeasurement`), and describes it.
+"""Holds the measurements of one rank (`RankMeasurement`) and of the run (`RunMeasurement`), and describes a run's.
 
 Plain dataclasses of numbers and strings, which cross process boundaries by any means.
 """

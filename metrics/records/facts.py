@@ -64,7 +64,7 @@ class Quality:
     tokens_per_expert: tuple[tuple[int, ...], ...] = ()
     """Tokens of each expert in the measured window, [layers][experts]; empty for a model without experts."""
     validation_documents: tuple[float, ...] = ()
-    """Mean loss of a token of each validation document."""
+    """Mean loss per token of each validation document."""
     validation_text: str | None = None
     """SHA-256 of the tokens predicted in the validation text."""
     supervised_tokens: int | None = None
@@ -130,7 +130,7 @@ class Measured:
     tuned: Tuning | None = None
     """What a fine-tuning trained; None: the run is no fine-tuning."""
     spent: TimeSpent | None = None
-    """Where the wall time went; None: nobody said."""
+    """Where the wall time went; None: not known."""
 
     def measured(self, name: str) -> Any:
         """Return a field of the measurement of all ranks."""

@@ -114,7 +114,7 @@ def write_own_record(
 
     `run` is what `ranks` processes measured together.
 
-    Raises MetricsError: it cannot be written.
+    Raises MetricsError: the folder or the record cannot be written.
     """
     path = folder / RECORD_NAME
     try:

@@ -33,7 +33,7 @@ class TimeSpent:
     checkpoints_s: float
     """Time in which training waited for a checkpoint."""
     restarts_s: float
-    """Set-up of later attempts, and the previous attempt's work after the checkpoint from which each resumed."""
+    """Set-up of later attempts, and earlier attempts' work after the checkpoint from which the next one resumed."""
     rest_s: float
     """Time between steps: logs, reports, clean-up."""
 

@@ -145,7 +145,7 @@ def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRate
 
 
 def _official(device_name: str) -> tuple[dict[str, Any] | None, str]:
-    """Return a driver's device's row if a datasheet or the user settles its rates, else why not; '' without a row."""
+    """Return the row of a driver's device name if a datasheet or the user settles it, else why not; '' without a row."""
     row = _matching("devices", device_name)
     if row is None:
         undetermined = _matching("undetermined", device_name)
@@ -165,7 +165,7 @@ def _links(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row(name: str) -> dict[str, Any]:
-    """Return the row of a device's name, as the driver or a user writes it. Raises MetricsError: none, or several."""
+    """Return the row of a device's name, as the driver or a user writes it. Raises MetricsError: no row, or several."""
     row = _matching("devices", name) or _named(name)
     if row is not None:
         return row
@@ -186,9 +186,9 @@ def _chip(words: Sequence[str]) -> str:
 
 
 def _named(name: str) -> dict[str, Any] | None:
-    """Return the row with this name, in any case, or the only one that its words stand for.
+    """Return the row with this name, in any case, or the only row that its words can mean.
 
-    Raises MetricsError: they stand for several rows.
+    Raises MetricsError: the words can mean several rows.
     """
     words, rows = _words(name), _rows("devices")
     found = [row for row in rows if _words(row["name"]) == words]
@@ -201,7 +201,7 @@ def _named(name: str) -> dict[str, Any] | None:
 def _stand_for(words: Sequence[str], row: Sequence[str]) -> bool:
     """Return whether all words are a row's, and suffice to distinguish it from cards that the table lacks.
 
-    The words must name the row's chip. If the chip is a mere number, no word behind it may be missing: an RTX 6000 is
+    The words must name the row's chip. If the chip is a mere number, no word after it may be missing: an RTX 6000 is
     no RTX 6000 Ada.
     """
     chip = _chip(row)

@@ -33,7 +33,7 @@ FIND_INTERVAL_S = 10.0
 """Time between searches for new processes of the run while others seem to use its cores."""
 
 OTHER_USE_SHARE = 0.1
-"""Other processes that take this fraction of the cores are a disturbance; the kernel's own work stays below."""
+"""Others that take this fraction of the cores are a disturbance; the kernel's own work stays below."""
 
 OTHER_PROCESSES = "other processes ran on the run's cores"
 HYPERVISOR = "the hypervisor gave the run's cores to others"

@@ -91,7 +91,7 @@ def _entries(listed: str) -> list[str]:
     kind = next((prefix for prefix in ("GPU-", "MIG-") if listed.startswith(prefix)), None)
     for entry in listed.split(","):
         if kind is None:
-            # CUDA reads numbers as strtoul does: blanks before, anything behind; text without a number is negative.
+            # CUDA reads numbers as strtoul does: blanks before, anything after; text without a number is negative.
             number = re.match(r"\s*\+?(\d+)", entry)
             entry = str(int(number[1])) if number else ""
         elif not entry.startswith(kind):

@@ -166,7 +166,7 @@ def generation_of(run: Path) -> GenerationRecord | None:
 
 
 def load_generations(folder: Path) -> tuple[list[GenerationRecord], list[str]]:
-    """Read all records of generation below a folder; skip records that a later one replaced.
+    """Read all records of generation below a folder; skip those of replaced and traced runs.
 
     Returns:
         The records by run and start, and a message for each file that cannot be read as one.

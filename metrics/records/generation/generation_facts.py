@@ -67,7 +67,7 @@ class RowMeasured:
     needed_bytes: float | None
     """Bytes that a decoding step has to read; None, as the next: `unknown` says why."""
     read_bytes: float | None
-    """Bytes that a decoding step reads: the needed ones, and the positions behind the last token that it reads too."""
+    """Bytes that a decoding step reads: the needed ones, and the positions after the last token that it reads too."""
     unknown: str
     peak_bytes_s: float | None
     """The device's memory bandwidth; None: the source says why."""

@@ -76,7 +76,7 @@ def cut_steps(path: Path, step: int) -> str | None:
     """Cut the file off after step `step`, or before its first damaged line, for a run that resumes there.
 
     Returns:
-        What was lost to the damage, for people; None where nothing was, as without a file.
+        A message on what the damage lost; None if nothing was lost, or without a file.
 
     Raises:
         MetricsError: the file cannot be read or written.

@@ -73,7 +73,7 @@ def load(path: str | None = None) -> Any:
     """Return the library at `path`, by default the driver's own, initialized.
 
     Raises:
-        MetricsError: the library cannot be loaded, or no driver answers behind it.
+        MetricsError: the library cannot be loaded, or its driver does not answer.
     """
     problem = "not found"
     for candidate in [path] if path else LIBRARIES:
