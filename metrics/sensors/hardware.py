@@ -145,7 +145,7 @@ def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRate
 
 
 def _official(device_name: str) -> tuple[dict[str, Any] | None, str]:
-    """Return the row of a driver's device name if a datasheet or the user settles it, else why not; '' without a row."""
+    """Return the row of a driver's name if a datasheet or the user settles it, else why not; '' if there is none."""
     row = _matching("devices", device_name)
     if row is None:
         undetermined = _matching("undetermined", device_name)
