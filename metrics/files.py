@@ -1,4 +1,4 @@
-"""Writes files that are never seen half written."""
+"""Writes files atomically: no reader sees a half-written file."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from efficientbench.basics.errors import MetricsError
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file beside `path` for writing, and rename it to `path` at the end; folders are made as needed.
+    """Open a temporary file beside `path` for writing, and rename it to `path` at the end; make missing folders.
 
-    Whatever happens meanwhile, `path` is the old file or the new one, whole.
+    At any moment `path` is either the old file or the complete new one.
 
     Raises:
         MetricsError: the file cannot be written; the message has its name and the reason.
     """
-    # The name must not have path's in it: TensorBoard reads every file that has "tfevents" in its name.
+    # The temporary name must not contain path's: TensorBoard reads every file that has "tfevents" in its name.
     beside = path.with_name(f".partial-{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # What a killed process has left, or a link that leads elsewhere.
+        # Remove what a killed process left there, or a link to another file.
         beside.unlink(missing_ok=True)
         with beside.open("xb") as file:
             yield file
-            # Before the rename: else a power cut may leave the new name with the content not yet on the disk.
+            # Sync before the rename: a power cut could leave the new name without its content on the disk.
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
@@ -41,11 +41,11 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text as `whole_file` does, in UTF-8; what Python puts for other bytes of a path becomes an escape.
+    """Write a text in UTF-8 as `whole_file` does; surrogates, which stand for undecodable bytes, become escapes.
 
     Raises:
         MetricsError: the file cannot be written; the message has its name and the reason.
     """
     with whole_file(path) as file:
-        # In JSON, the escape is read as what it was.
+        # JSON reads the escape back as the surrogate.
         file.write(text.encode(errors="backslashreplace"))

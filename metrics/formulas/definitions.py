@@ -30,7 +30,7 @@ The edition rises when a figure changes its meaning. Figures of different ids ar
 """
 
 HOLE_INTERVALS = 5
-"""A gap of more than so many intervals between samples is a hole: what happened in it is not known."""
+"""A gap between samples of more than this many intervals is a hole: the signal in it is unknown."""
 
 
 def window_length_s(windows: Windows) -> float:
@@ -93,10 +93,9 @@ def gaps_s(times_s: Sequence[float], windows: Windows) -> list[float]:
 
 
 def longest_interval_s(times_s: Sequence[float]) -> float:
-    """Return the longest gap between samples that is no hole, s: five intervals, by their time stamps.
+    """Return the longest gap between samples that is no hole, s: HOLE_INTERVALS times the 90th percentile of the gaps.
 
-    Nine of ten gaps are at most one interval, so that it follows a sensor that has slowed down. Up to ten gaps show no
-    interval, and no hole.
+    The percentile follows a sensor that has slowed down. Of up to ten gaps it is the largest, so that none is a hole.
     """
     gaps = sorted(right - left for left, right in pairwise(times_s))
     return HOLE_INTERVALS * gaps[min(int(0.9 * len(gaps)), len(gaps) - 1)] if gaps else 0.0
@@ -111,7 +110,7 @@ def time_average(times_s: Sequence[float], values: Sequence[float], windows: Win
 def average_memory_utilization(times_s: Sequence[float], used_bytes: Sequence[float], windows: Windows) -> float | None:
     """Return AMU = (1/T) ∫ memory_used(t) dt of one device, GB (10^9 bytes).
 
-    Memory is the driver's figure, which contains the idle baseline. Source: EfficientLLM, equation 1.
+    Memory is as the sensor counts it, idle baseline included. Source: EfficientLLM, equation 1.
     """
     mean_bytes = time_average(times_s, used_bytes, windows)
     return None if mean_bytes is None else mean_bytes / BYTES_PER_GB
@@ -142,7 +141,7 @@ def average_latency(step_times_s: Sequence[float]) -> float:
 def token_throughput(tokens: float, parameters: float, time_s: float) -> float:
     """Return TT = Σ (tokens_i / P) / Σ time_i, tokens / parameter / s.
 
-    Tokens and time are those of the same steps. Source: EfficientLLM, equation 4.
+    Tokens and time come from the same steps. Source: EfficientLLM, equation 4.
     """
     return tokens / _positive("parameters", parameters) / _positive("time_s", time_s)
 
@@ -163,12 +162,12 @@ def energy_per_token(energy_j: float, tokens: float) -> float:
 def flops_utilization(flops: float, time_s: float, devices: int, peak_flops: float) -> float:
     """Return FLOPs / (time · D · dense peak FLOP/s of one device in that dtype), a ratio.
 
-    FLOPs and time are those of the same steps, as in `token_throughput`.
+    FLOPs and time come from the same steps, as in `token_throughput`.
 
-    It is the MFU of model FLOPs: forward plus twice as much backward, matmuls only, no recomputation. Causal attention
-    counts half as in Megatron, or the full square as in PaLM (arXiv 2204.02311, appendix B), each under its own name.
-    It is the HFU of all FLOPs that devices compute: also those of recomputation, of scores that the backward pass
-    computes again, and of padding.
+    Of model FLOPs it is the MFU: forward plus twice as much backward, matmuls only, no recomputation. Causal attention
+    counts half as in Megatron, or the full square as in PaLM (arXiv 2204.02311, appendix B), under two names. Of all
+    FLOPs that devices compute it is the HFU: recomputation, scores that the backward pass recomputes, and padding
+    count too.
     """
     available = _positive("time_s", time_s) * _positive("devices", devices) * _positive("peak_flops", peak_flops)
     return flops / available
@@ -192,9 +191,9 @@ def bits_per_byte(mean_token_loss: float, tokens: int, utf8_bytes: int) -> float
 
 
 def load_imbalance(tokens_per_expert: Sequence[Sequence[int]]) -> tuple[float, ...]:
-    """Return for each layer the tokens of its busiest expert over the mean of its experts: 1 if all get as many.
+    """Return each layer's load imbalance, the tokens of its busiest expert over its experts' mean: 1 if balanced.
 
-    Under expert parallelism all ranks wait for the busiest. `tokens_per_expert` is [layers][experts].
+    Under expert parallelism all ranks wait for the busiest expert. `tokens_per_expert` is [layers][experts].
     """
     for layer in tokens_per_expert:
         _positive("tokens of a layer's experts", sum(layer))
@@ -202,17 +201,17 @@ def load_imbalance(tokens_per_expert: Sequence[Sequence[int]]) -> tuple[float, .
 
 
 LEAST_TOKENS_PER_PARAMETER = 1.0
-"""With fewer, a model has hardly left its initial weights; compute-optimal are about 20 (arXiv 2203.15556)."""
+"""Below this, a model has hardly left its initial weights; about 20 are compute-optimal (arXiv 2203.15556)."""
 MOST_EPOCHS = 4.0
-"""Up to here repeated text teaches nearly as much as new text does (arXiv 2305.16264)."""
+"""Up to this many epochs, repeated text teaches nearly as much as new text (arXiv 2305.16264)."""
 
 
 def text_read(tokens: int, sources: Sequence[tuple[float, int]]) -> tuple[int, float]:
-    """Return how many different tokens a training read, and how often it read the source that it repeated most.
+    """Return how many different tokens a run read, and the epochs over its most repeated source.
 
     Args:
-        tokens: trained on.
-        sources: of the text: each one's share of the samples, and its training tokens.
+        tokens: number of tokens trained on.
+        sources: each source's share of the samples, and its training tokens.
     """
     read = [(tokens * share, _positive("a source's tokens", size)) for share, size in sources]
     return round(math.fsum(min(part, size) for part, size in read)), max(part / size for part, size in read)
@@ -226,8 +225,8 @@ def speed_only_reason(
 ) -> str | None:
     """Return why a run's losses say nothing about its architecture; None where they may be compared.
 
-    A loss above the entropy of the tokens' frequencies, in nats, is that of a model which has not even learned these.
-    A figure that is None decides nothing.
+    A model whose loss is above the entropy of the tokens' frequencies, in nats, has not even learned the frequencies.
+    A figure that is None is not checked.
     """
     if tokens_per_parameter is not None and tokens_per_parameter < LEAST_TOKENS_PER_PARAMETER:
         return f"{tokens_per_parameter:.2g} tokens per parameter are fewer than {LEAST_TOKENS_PER_PARAMETER:g}"

@@ -1,4 +1,4 @@
-"""The use of a device: by whom, how long ranks waited, under which conditions; of a measurement and a record."""
+"""Holds how devices were used: timelines, disturbances, ranks' waits, conditions; for measurements and records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Timeline:
     power_w_max: list[float | None]
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a bucket of no length, and for lists of different lengths."""
+        """Raise ValueError if the bucket's length is not above 0, or the lists have different lengths."""
         lists = [value for value in vars(self).values() if isinstance(value, list)]
         if not self.bucket_s > 0 or len(set(map(len, lists))) > 1:
             raise ValueError("a timeline needs a bucket_s above 0, and lists of one length")
@@ -81,7 +81,7 @@ class RankUse:
 CLOCKS_SET = "clocks that a user has set"
 HARDWARE = "the hardware"
 HEAT = ("heat (driver)", "heat (hardware)")
-"""Some of what slows a device; others have no name here."""
+"""Causes of a lowered clock that code refers to; sensors report further ones as texts."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Compares a figure of two sides by its ratio, and decides whether the difference exceeds the noise between runs.
 
-The noise is that of runs which differ in nothing but their seed: it comes from at least MIN_REPEATS runs on each side
-(Welch, 1947), or from other runs of one model, an A/A floor. A run's own spread does not contain it, so that without
-either there is no verdict. All variances are of logarithms, so that a ratio and its inverse are equally far from 1.
+The noise is the spread of runs that differ in their seed alone. Its estimate comes from at least MIN_REPEATS runs on
+each side (Welch, 1947), or from runs of identical models, an A/A floor. The spread within a run does not contain it:
+without an estimate there is no verdict. All variances are of logarithms, so that a ratio and its inverse are equally
+far from 1.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from efficientbench.metrics.formulas.definitions import standard_deviation
 from efficientbench.metrics.formulas.student import t_p_value, t_quantile_95
 
 MIN_REPEATS = 3
-"""Fewer runs of a side, or of a model in an A/A floor, do not show their noise."""
+"""Fewest runs of a side, or of a model in an A/A floor, that show the noise between runs."""
 SIGNIFICANCE = 0.05
-"""The chance of any claim in a comparison whose sides are alike."""
+"""The chance that a comparison of identical models makes any claim."""
 
 NO_DIFFERENCE = "no difference measurable"
 NO_INTERVAL = "one run: use --repeat"
@@ -29,14 +30,14 @@ _MOST_LOGARITHM = 700.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """A variance of few values."""
+    """A variance estimated from few values."""
 
     variance: float
     degrees: float
-    """Its degrees of freedom, 1 or more."""
+    """Degrees of freedom of the estimate, 1 or more."""
 
     def __add__(self, other: Estimate) -> Estimate:
-        """Return the variance of the sum of independent parts, its degrees of freedom by Satterthwaite (1946)."""
+        """Return the variance of the sum of independent parts, with degrees of freedom by Satterthwaite (1946)."""
         variance = self.variance + other.variance
         if variance == 0:
             return Estimate(0.0, self.degrees + other.degrees)
@@ -60,14 +61,14 @@ class Side:
     """A figure of the runs on one side of a comparison."""
 
     mean: float
-    """Of the figure's logarithms."""
+    """Mean of the figure's logarithms."""
     variance: float | None
-    """Between the runs, of the figure's logarithms; None for a single run."""
+    """Variance of the figure's logarithms between the runs; None for a single run."""
     runs: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Side:
-        """Return the side of these runs' figures, all above 0."""
+        """Return the side whose runs have these values of the figure, all above 0."""
         logs = [math.log(value) for value in values]
         deviation = standard_deviation(logs)
         return cls(math.fsum(logs) / len(logs), None if deviation is None else deviation**2, len(logs))
@@ -87,18 +88,18 @@ class Ratio:
     second: float
     ratio: float
     low: float | None
-    """Lower end of the ratio's own 95 % confidence interval; None if nothing gives one."""
+    """Lower end of the ratio's own 95 % confidence interval; None without an estimate of the noise."""
     high: float | None
     basis: str
-    """Origin of the interval."""
+    """What the interval is estimated from, in words."""
     runs: tuple[int, int]
-    """Of each side."""
+    """Number of runs of each side."""
     noise_floor: float | None
-    """The ratio, above 1, below which 95 % of comparisons of identical models stay, each with as many runs; None if
-    too few of them ran."""
+    """The ratio, above 1, below which 95 % of comparisons of identical models with as many runs stay; None if too few
+    identical models ran."""
     p_value: float | None
-    """Chance of so large a difference between identical models; None if too few runs show their noise. `corrected`
-    raises it for the other figures that are compared."""
+    """Chance of so large a difference between identical models; None if too few runs show the noise. `corrected`
+    raises it for the number of figures compared."""
 
     @property
     def measurable(self) -> bool | None:
@@ -120,7 +121,7 @@ def make_ratio(
 ) -> Ratio:
     """Return the ratio of geometric means, with its interval and its p value.
 
-    Where both the repeats and the floor show the noise, the one that allows the larger difference decides.
+    Where both the repeats and the floor estimate the noise, the estimate with the larger p value decides.
 
     Args:
         metric: name of the figure.
@@ -128,7 +129,7 @@ def make_ratio(
         second: the other side.
         floor: variance of the logarithm of one run's figure, between runs of identical models; None if too few ran.
         text: variance of the ratio's logarithm that comes from the choice of the text; None if not known. Added to the
-            runs' own, it is the test min F′ of Clark (1973), which is sure of other seeds and of other text.
+            variance between runs, it makes the test min F′ of Clark (1973), which holds for other seeds and other text.
     """
     difference = second.mean - first.mean
     runs = first.runs, second.runs
@@ -162,20 +163,20 @@ def make_ratio(
 
 
 def _exp(logarithm: float) -> float:
-    """Return the exponential, within what a float holds: a record of another tool may have any figure."""
+    """Return the exponential, clipped to what a float holds: another tool's record may have any figure."""
     return math.exp(min(max(logarithm, -_MOST_LOGARITHM), _MOST_LOGARITHM))
 
 
 def corrected(ratios: Sequence[Ratio], same: Mapping[str, str]) -> list[Ratio]:
     """Return the ratios of one comparison with their p values corrected for their number, by `holm`.
 
-    With this correction, two sides that are alike get no claim at all in 95 % of comparisons. It holds for figures that
-    depend on each other, as time, power and energy do. Benjamini and Hochberg's (1995) bounds only the share of false
-    claims among all claims, and needs figures that are independent or rise together.
+    With this correction, 95 % of comparisons of identical models make no claim at all. It holds for figures that depend
+    on each other, as time, power and energy do. Benjamini and Hochberg's (1995) bounds only the share of false claims
+    among all claims, and needs figures that are independent or rise together.
 
     Args:
-        ratios: all that one page shows; those without a verdict are no comparisons.
-        same: figure → the figure of which it is a form, like tokens/s of the step time, with the same noise.
+        ratios: all ratios that one page shows; a ratio without a verdict does not count.
+        same: figure → the figure that it restates with the same noise, as tokens/s restates the step time.
     """
     p_values = {ratio.metric: ratio.p_value for ratio in ratios if ratio.p_value is not None}
     adjusted = holm(p_values, same)
@@ -183,17 +184,17 @@ def corrected(ratios: Sequence[Ratio], same: Mapping[str, str]) -> list[Ratio]:
 
 
 def holm(p_values: Mapping[str, float], same: Mapping[str, str]) -> dict[str, float]:
-    """Return the p values adjusted for their number: the smallest m-fold, the next (m - 1)-fold, never falling.
+    """Return the p values adjusted for their number: the smallest m-fold, the next (m - 1)-fold, never decreasing.
 
-    Source: Holm (1979). Forms of one figure have one noise, and an interval that holds one of them holds all: together
-    they count once, until all of them are claimed. `same` as of `corrected`.
+    Source: Holm (1979). Figures that restate one another share their noise, and an interval that holds for one holds
+    for all: such a family counts once, until all of its figures are claimed. `same`: as for `corrected`.
     """
     families: dict[str, list[str]] = {}
     for name in p_values:
         families.setdefault(same.get(name, name), []).append(name)
     largest = sorted((max(p_values[name] for name in names), names) for names in families.values())
     adjusted: dict[str, float] = {}
-    # After s families are claimed whole, at the level that takes, the others are compared with m - s.
+    # Once all figures of s families are claimed, at the level that this takes, the others count as m - s.
     levels = [0.0]
     for place, (most, names) in enumerate(largest):
         for name in names:

@@ -1,10 +1,10 @@
 """Measures the noise of a run's steps: confidence intervals that allow for autocorrelation, and drift.
 
-Neighbouring steps are alike (clocks, temperature, other processes), so that the interval of independent values is too
-narrow. How far that reaches is the block length of Politis & White (2004) as corrected by Patton, Politis & White
-(2009). The variance of a mean is that of the cosine waves in the steps that are longer than such blocks, and Student's
-t has as many degrees of freedom as there are waves (Lazarus, Lewis, Stock & Watson, "HAR Inference: Recommendations for
-Practice", 2018).
+Neighbouring steps are correlated (clocks, temperature, other processes), so that an interval for independent values is
+too narrow. The block length of Politis & White (2004), as corrected by Patton, Politis & White (2009), says how far the
+correlation reaches. The variance of a mean comes from the steps' cosine waves that are longer than such blocks, and
+Student's t has as many degrees of freedom as there are waves (Lazarus, Lewis, Stock & Watson, "HAR Inference:
+Recommendations for Practice", 2018).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas.student import Z_95, t_quantile_95
 
 LEAST_STEPS = 30
-"""Fewer steps do not show how alike neighbours are: there is no interval."""
+"""Fewer steps do not show how far the correlation reaches: there is no interval."""
 LEAST_BLOCKS = 8
-"""Fewer blocks in which steps are alike do not show how much they differ: there is no interval."""
+"""Fewer blocks of correlated steps do not show how much blocks differ: there is no interval."""
 WAVE_BLOCKS = 5
-"""Waves of so many blocks or longer make the variance: shorter ones are weaker where neighbours are alike."""
+"""Waves of this many blocks or longer give the variance: correlation weakens shorter ones."""
 SURE_STEPS = 400
-"""An interval of fewer steps is only the least that it may be: changes as slow as the run do not show in it.
+"""An interval from fewer steps is a lower bound of the true one: it does not show changes as slow as the run.
 
-Simulated steps whose neighbours are alike for 60 steps, or of which one in fifty is slow, need so many for intervals
-that hold the truth in 90 % of the runs (tests/benchmarks/interval_coverage.py).
+Simulated steps that are correlated over 60 steps, or of which one in fifty is slow, need this many for intervals that
+hold the truth in 90 % of the runs (tests/benchmarks/interval_coverage.py).
 """
 
 DRIFT_SIGNIFICANCE = 0.01
 """A flagged drift is at most this likely by chance."""
 DRIFT_SIZE = 0.01
-"""A flagged drift makes a step longer, or shorter, by at least this part."""
+"""A flagged drift makes a step longer, or shorter, by at least this fraction."""
 DRIFT_BLOCKS = 8
 """Fewer blocks cannot show a drift at that significance."""
 
@@ -47,7 +47,7 @@ class StepTimeNoise:
     mean: tuple[float, float]
     median: tuple[float, float]
     block_steps: int
-    """For so many steps neighbours are alike; steps further apart are taken as independent."""
+    """Number of steps over which neighbours are correlated; steps further apart count as independent."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Drift:
     """The trend of step times over the window."""
 
     ratio: float
-    """Time of a step at the window's end over that at its beginning: 1.05 is 5 % slower at the end."""
+    """Step time at the window's end over step time at its beginning: 1.05 is 5 % slower at the end."""
     low: float
     """Lower end of the ratio's 95 % confidence interval."""
     high: float
@@ -127,10 +127,10 @@ def block_length(values: np.ndarray) -> int:
 def drift(step_times_s: Sequence[float]) -> Drift:
     """Return the trend of step times over the window: Theil and Sen's slope with Kendall's test of its significance.
 
-    Both use the medians of blocks of steps, which outliers do not move. The blocks are as long as the bootstrap's of
-    the same steps without their trend, so that their medians are nearly independent, as Kendall's test needs them. The
-    slope is one of the times' logarithms, so that end over beginning is a ratio above 0 however steep the trend is;
-    its interval is Sen's, from the slopes of all pairs. Sources: Sen (1968), Mann (1945).
+    Both use the medians of blocks of steps, which outliers do not move. The block length is the bootstrap's for the
+    same steps without their trend, so that the medians are nearly independent, as Kendall's test requires. The slope is
+    that of the times' logarithms, so that end over beginning is a ratio above 0 however steep the trend is. Its
+    interval is Sen's, from the slopes of all pairs. Sources: Sen (1968), Mann (1945).
 
     Raises:
         MetricsError: too few blocks to show a drift.
@@ -147,7 +147,7 @@ def drift(step_times_s: Sequence[float]) -> Drift:
             "were measured"
         )
     trend = _theil_sen(medians)
-    # The trend over the blocks' middles, continued to both ends of the window.
+    # The trend spans the blocks' middles: extrapolate it to both ends of the window.
     whole = medians.size / (medians.size - 1)
     ratio, low, high = (math.exp(whole * rise) for rise in (trend.rise, trend.low, trend.high))
     return Drift(ratio, low, high, _kendall_p_value(medians, trend.score))
@@ -166,7 +166,7 @@ class _Trend(NamedTuple):
     """Lower end of the rise's 95 % confidence interval."""
     high: float
     score: float
-    """Kendall's."""
+    """Kendall's score: rising pairs less falling pairs."""
 
 
 def _theil_sen(values: np.ndarray) -> _Trend:
@@ -194,7 +194,7 @@ def _insignificant_lags(n: int) -> int:
 
 
 def _reach(correlations: np.ndarray, n: int) -> int:
-    """Return the lag that a row of insignificant ones follows; else the last significant lag."""
+    """Return the lag before the first row of insignificant lags, at least 1; else the last significant lag."""
     row = _insignificant_lags(n)
     significant = np.abs(correlations[1:]) >= 2 * math.sqrt(math.log10(n) / n)
     for lag in range(significant.size - row + 1):

@@ -23,18 +23,18 @@ def mean_confidence_interval(values: Sequence[float]) -> tuple[float, float] | N
 
 
 def half_interval_95(standard_error: float | None, values: int | None) -> float | None:
-    """Return half of a mean's 95 % interval, by Student's t; None where the error or its number of values is not known.
+    """Return half of a mean's 95 % Student-t interval; None if an argument is None, or for fewer than two values.
 
     Args:
-        standard_error: of the mean.
-        values: how many independent values it is the spread of: of 4, 1.96 standard errors would cover 85 %, not 95 %.
+        standard_error: the mean's standard error.
+        values: number of independent values behind it: with 4, 1.96 standard errors would cover 85 %, not 95 %.
     """
     if standard_error is None or values is None or values < 2:
         return None
     return t_quantile_95(values - 1) * standard_error
 
 
-# A report asks for the same few thousands of times.
+# A report asks for the same few quantiles thousands of times.
 @functools.cache
 def t_quantile_95(degrees_of_freedom: float) -> float:
     """Return the two-sided 95 % quantile of Student's t, for 1 degree of freedom or more."""
@@ -48,10 +48,10 @@ def t_quantile_95(degrees_of_freedom: float) -> float:
 
 
 def t_p_value(t: float, degrees_of_freedom: float) -> float:
-    """Return the two-sided p value of Student's t: the chance of one at least as far from 0.
+    """Return the two-sided p value of Student's t: the chance of a t at least as far from 0.
 
     It is the incomplete beta function I_x(n / 2, 1 / 2) at x = n / (n + t²), for n degrees of freedom (Abramowitz and
-    Stegun, 26.7.1), which need not be whole.
+    Stegun, 26.7.1). n need not be an integer.
     """
     n = degrees_of_freedom
     x = n / (n + t * t)

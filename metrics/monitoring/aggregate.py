@@ -92,7 +92,7 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
 
 
 def _device_conditions(ranks: Sequence[RankMeasurement]) -> tuple[DeviceConditions, ...]:
-    """Return those of each accelerator: the rank that reads several of a node is the first of those that use them."""
+    """Return each accelerator's conditions; a rank that reads several is the first of the ranks that use these."""
     found: dict[str, DeviceConditions] = {}
     for rank in ranks:
         known = [device.conditions for device in rank.devices if device.conditions is not None]
@@ -102,7 +102,7 @@ def _device_conditions(ranks: Sequence[RankMeasurement]) -> tuple[DeviceConditio
 
 
 def _machine_conditions(ranks: Sequence[RankMeasurement]) -> tuple[MachineConditions, ...]:
-    """Return the different ones, each with all ranks that have it."""
+    """Return each distinct set of a machine's conditions, with all ranks that have it."""
     found: dict[str, MachineConditions] = {}
     for rank in ranks:
         if rank.machine is not None:
@@ -112,7 +112,7 @@ def _machine_conditions(ranks: Sequence[RankMeasurement]) -> tuple[MachineCondit
 
 
 def _waits(rank: RankMeasurement) -> RankWaits | None:
-    """Return the means over a rank's measured steps; None where not each of them has its waits."""
+    """Return a rank's mean waits over its measured steps; None unless every step has its waits."""
     waited = [step.waited_s for step in rank.steps if step.waited_s is not None]
     if not waited or len(waited) < len(rank.steps):
         return None
@@ -129,7 +129,7 @@ def _joined(kinds: Sequence[str]) -> str:
 
 
 _OverDevices = Mapping[str, tuple[str, Callable[[Sequence[Any]], Any]]]
-"""The run's figure → the field of each device that it is of, and how it follows from theirs."""
+"""The run's figure → the devices' field that it comes from, and the function that combines their values."""
 _OF_DEVICES: _OverDevices = {
     "memory_kind": ("info.memory_kind", _joined),
     "memory_idle_gb": ("memory_idle_gb", _mean),
@@ -155,7 +155,7 @@ _OF_METERS: _OverDevices = {
 
 
 def _meter(scope: Scope | None, ranks: Sequence[RankMeasurement]) -> tuple[Scope | None, str]:
-    """Return whose energy counts, the accelerators' or that of the host's meter, and the reason if there is none."""
+    """Return the energy's scope, the accelerators' or that of the host's meter, and the reason if there is none."""
     if scope != "host":
         return scope, _NO_SENSOR
     meters = [(rank, sensor) for rank in ranks for sensor in rank.sensors if sensor.scope in _METERS]
@@ -180,7 +180,7 @@ def _require_same_steps(ranks: Sequence[RankMeasurement]) -> None:
 
 
 def _once_each(devices: Iterable[DeviceMeasurement]) -> list[DeviceMeasurement]:
-    """Return one measurement for each uuid: the one with the fewest gaps, then the most samples."""
+    """Return one measurement for each uuid: the one with the fewest missing figures, then the most samples."""
     best: dict[str, DeviceMeasurement] = {}
     for device in devices:
         other = best.setdefault(device.info.uuid, device)
@@ -204,7 +204,7 @@ def _readings(
     meters: Sequence[DeviceMeasurement],
     worst: Callable[[list[Any]], Any],
 ) -> dict[str, Any]:
-    """Return the worst device's number or interval of readings, by quantity; power is the meters'."""
+    """Return the worst device's number or interval of readings, by quantity; power's comes from the meters."""
     found = {}
     for quantity, read_by in (("memory", devices), ("utilization", devices), ("power", meters)):
         values = [getattr(device, kind)[quantity] for device in read_by if quantity in getattr(device, kind)]
@@ -240,7 +240,7 @@ class _Figures:
                 self.unavailable[name] = reason
 
     def _why(self, device: DeviceMeasurement, field: str) -> str:
-        """Return why a device lacks a field, with its uuid where there are several."""
+        """Return why a device lacks a field, with the device's uuid if there are several devices."""
         read = "amu_gb" if field == "amu_fraction" else field
         unsaid = NOT_READ if field == "power_idle_w" else "a device's memory capacity is not known"
         reason = device.unavailable.get(read, unsaid)
@@ -248,7 +248,7 @@ class _Figures:
 
     @staticmethod
     def _why_incomplete(ranks: Sequence[RankMeasurement], scope: Scope | None) -> str | None:
-        """Return the failure of a sensor that found no device: a sum would lack its devices without a trace."""
+        """Return the failure of a sensor that found no device: a sum would silently lack its devices."""
         for rank in ranks:
             if any(device.scope == scope for device in rank.devices):
                 continue

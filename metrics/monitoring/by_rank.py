@@ -1,4 +1,4 @@
-"""Each rank's own part of a measurement: its steps, and the accelerator that it computes on."""
+"""Computes each rank's own figures: its step time, and those of the accelerator that it computes on."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, Ran
 
 
 def rank_uses(ranks: Sequence[RankMeasurement], accelerators: Sequence[DeviceMeasurement]) -> tuple[RankUse, ...]:
-    """Return each rank's part; nothing for a single rank, which is the whole, or where no step was measured.
+    """Return each rank's step time and use of its accelerator; empty for a single rank, or if no step was measured.
 
     Args:
-        ranks: that measured the same steps.
-        accelerators: of all ranks, each once; none where the ranks share a host, whose figures are no rank's.
+        ranks: measurements of the same steps, one for each rank.
+        accelerators: the ranks' accelerators, each once; empty where ranks share a host, whose figures are no rank's.
     """
     if len(ranks) < 2 or not ranks[0].steps:
         return ()
@@ -27,7 +27,7 @@ def rank_uses(ranks: Sequence[RankMeasurement], accelerators: Sequence[DeviceMea
 def _places(ranks: Sequence[RankMeasurement], uuids: set[str]) -> dict[str, int]:
     """Return the uuid of each accelerator → the rank that computes on it.
 
-    A rank that reads several of a node is the first of those that use them.
+    A rank that reads several accelerators of a node is the first of the ranks that compute on them.
     """
     places: dict[str, int] = {}
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""Collects the conditions of a sensor's accelerators: their settings once, and how they fare every few seconds."""
+"""Reads each accelerator's limits once, and its temperature, clock and throttling every few seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from efficientbench.metrics.sensors.base import DeviceState, Sensor
 
 
 class Conditions:
-    """The conditions of one sensor's devices."""
+    """Collects the conditions of one sensor's devices."""
 
     def __init__(self, sensor: Sensor) -> None:
         self._sensor = sensor
@@ -19,16 +19,16 @@ class Conditions:
         self._states: dict[str, list[tuple[float, DeviceState]]] = {}
 
     def begin(self) -> None:
-        """Read the settings; call it once the sensor is open."""
+        """Read the devices' settings; call it once the sensor is open."""
         self._settings = self._sensor.settings()
 
     def look(self, now_s: float) -> None:
-        """Read how the devices fare."""
+        """Read the devices' states at time `now_s`."""
         for uuid, state in self._sensor.states().items():
             self._states.setdefault(uuid, []).append((now_s, state))
 
     def of(self, uuid: str, windows: Windows) -> DeviceConditions | None:
-        """Return those of a device over the windows, of a rank yet to be named; None where nothing is known."""
+        """Return a device's conditions over the measured windows; the caller sets `rank`. None without settings."""
         if uuid not in self._settings:
             return None
         inside = [

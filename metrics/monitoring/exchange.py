@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 def gather(value: T, kind: Any) -> list[T]:
-    """Return `value` of every rank, in the order of ranks, on every rank; all ranks must call this together.
+    """Return every rank's `value`, in rank order, on every rank; all ranks must call this together.
 
     Args:
-        value: of this rank: plain data, paths, dataclasses of them.
-        kind: its type, such as `int | None`, by which the other ranks' values are checked and built.
+        value: this rank's value: plain data, paths, or dataclasses of them.
+        kind: the value's type, such as `int | None`, by which the ranks' values are checked and built.
     """
     adapter = TypeAdapter(kind)
     text = json.dumps(adapter.dump_python(value, mode="json")).encode()
@@ -29,7 +29,7 @@ def gather(value: T, kind: Any) -> list[T]:
 
 
 def _gather_equal(values: torch.Tensor) -> torch.Tensor:
-    """Gather [n] of each rank, of equal n, into [ranks, n] on the host."""
+    """Gather every rank's values [n], n equal on all ranks, into [ranks, n] on the host."""
     gathered = values.new_empty(dist.get_world_size() * values.numel())
     dist.all_gather_into_tensor(gathered, values)
     return gathered.view(-1, values.numel()).cpu()

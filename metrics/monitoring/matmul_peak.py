@@ -1,4 +1,4 @@
-"""The rate of matrix products that a device reaches on the spot, for devices whose peak no table has."""
+"""Measures the rate of matrix products that a device reaches, for devices whose peak is in no table."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SMALLEST, LARGEST = 512, 8192
-"""Rows and columns of the first matrices that are tried, and of the last: devices reach their rate at other sizes."""
+"""Rows and columns of the smallest and largest matrices tried: devices reach their best rate at different sizes."""
 LONG_ENOUGH_S = 0.005
-"""A product that takes so long fills the device: larger ones are not tried."""
+"""A product that takes this long fills the device: larger matrices are not tried."""
 FEWEST_PRODUCTS, LEAST_S = 3, 0.05
-"""Products and seconds that each size gets."""
+"""Least number of products, and least time for them, at each size."""
 
 
 def measured_matmul_flops(device: torch.device, dtype: str) -> float:
     """Return the FLOP/s of the fastest of many square products [n, n] · [n, n] on one device.
 
-    It is a rate that was reached, below a datasheet's peak. The random state of the program stays as it is.
+    The rate is an achieved one, below a datasheet's peak. The program's random state does not change.
     """
     size, reached = SMALLEST, 0.0
     while True:
@@ -35,8 +35,8 @@ def measured_matmul_flops(device: torch.device, dtype: str) -> float:
 
 
 def _fastest_s(size: int, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the time of the fastest product of this size, after one of each kind that is not timed."""
-    # Drawn by the CPU, some rows many times over: a device's own generator would change the run's random numbers.
+    """Return the time of the fastest product of this size, s, after one untimed product of each kind."""
+    # Drawn on the CPU, with repeated rows: a device's own generator would change the run's random numbers.
     rows = torch.randn(64, size, generator=torch.Generator().manual_seed(0))
     factor = rows.repeat(size // 64, 1).to(device=device, dtype=dtype)
     synchronize = torch.get_device_module(device.type).synchronize
@@ -55,7 +55,7 @@ def _fastest_s(size: int, device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _products(factor: torch.Tensor) -> list[Callable[[], object]]:
-    """Return torch's product, and oneDNN's in float32, for which torch may take a slower library."""
+    """Return torch's product and, in float32 on a CPU, oneDNN's: torch may use a slower library there."""
     found: list[Callable[[], object]] = [partial(torch.mm, factor, factor, out=torch.empty_like(factor))]
     if (factor.device.type, factor.dtype) == ("cpu", torch.float32) and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         found.append(partial(torch.ops.mkldnn._linear_pointwise, factor, factor, None, "none", [], ""))

@@ -1,4 +1,4 @@
-"""Holds what was measured by one rank (`RankMeasurement`) and by the whole run (`RunMeasurement`), and describes it.
+"""Holds the measurements of one rank (`RankMeasurement`) and of the run (`RunMeasurement`), and describes a run's.
 
 Plain dataclasses of numbers and strings, which cross process boundaries by any means.
 """
@@ -25,15 +25,15 @@ class StepTime:
     """One measured optimizer step on one rank."""
 
     number: int
-    """Counted from 1 since the monitor's start, with warm-up steps, so that ranks can be matched."""
+    """Number of the step in the training, from 1, warm-up steps included; by it the ranks' steps are matched."""
     time_s: float
     """Wall time from one device synchronize to the next."""
     tokens: int
     """Tokens that this rank alone counts."""
     begin_s: float = 0.0
-    """On this rank's monotonic clock."""
+    """When the step began, on this rank's monotonic clock."""
     waited_s: tuple[float, float | None] | None = None
-    """The two parts of a RankWaits in this step; None where the loop does not say."""
+    """This step's `communication_s` and `pipeline_s` of RankWaits; None where the loop does not measure them."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class DeviceMeasurement:
     info: DeviceInfo
     scope: Scope
     memory_idle_gb: float | None
-    """The first reading, at the monitor's start."""
+    """Memory used at the monitor's start, the first reading."""
     amu_gb: float | None
     pcu: float | None
     aec_w: float | None
@@ -65,9 +65,9 @@ class DeviceMeasurement:
     timeline: Timeline | None = None
     disturbances: tuple[Disturbance, ...] = ()
     conditions: DeviceConditions | None = None
-    """Of an accelerator; None of other devices."""
+    """Conditions of an accelerator; None for other devices."""
     power_idle_w: float | None = None
-    """Before there was work for it; None: not measured."""
+    """Mean power before the device had work; None: not measured."""
 
     @property
     def amu_fraction(self) -> float | None:
@@ -103,7 +103,7 @@ class RankMeasurement:
     devices: tuple[DeviceMeasurement, ...]
     sensors: tuple[SensorState, ...]
     machine: MachineConditions | None = None
-    """At the start; None: not asked."""
+    """The machine's conditions at the monitor's start; None: not read."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ class RunMeasurement:
 
     window_s: float
     step_times_s: tuple[float, ...]
-    """The largest over the ranks, step by step."""
+    """Time of each measured step, the largest over the ranks."""
     step_numbers: tuple[int, ...]
-    """Numbers of the same steps, counted from 1 since the start."""
+    """Numbers of the same steps in the training, from 1."""
     tokens: int
     device_scope: Scope | None
     """The kind of device of the figures below: 'gpu', 'npu' or 'host'."""
@@ -134,7 +134,7 @@ class RunMeasurement:
     energy_j: float | None
     energy_source: str | None
     peak_memory_device_bytes: int | None
-    """Of the device that used most, as are the allocator's two."""
+    """Peak of the device that used most, as are the allocator's two peaks."""
     peak_memory_allocated_bytes: int | None
     peak_memory_reserved_bytes: int | None
     memory_allocated_mean_gb: float | None
@@ -154,21 +154,21 @@ class RunMeasurement:
     windows: tuple[tuple[float, float], ...] = ()
     """The measured intervals (begin, end), s from the opening of the first."""
     timelines: tuple[Timeline, ...] = ()
-    """Each physical device over the whole run, without torch's allocators, of which there is one for each rank."""
+    """Timeline of each physical device; torch's allocators, one for each rank, have none here."""
     disturbances: tuple[Disturbance, ...] = ()
     """The times in which others used a device, in order."""
     sensors: tuple[SensorState, ...] = ()
     """What each sensor of each rank measured."""
     waits: tuple[RankWaits, ...] = ()
-    """Of every rank; empty: `unavailable` has the reason."""
+    """Every rank's waits; empty: `unavailable` has the reason."""
     rank_uses: tuple[RankUse, ...] = ()
-    """Of every rank; empty for a single rank, and where no step was measured."""
+    """Every rank's use of its accelerator; empty for a single rank, and where no step was measured."""
     power_idle_w: float | None = None
-    """Of all devices together, before there was work for them."""
+    """Mean power of all devices together before they had work."""
     device_conditions: tuple[DeviceConditions, ...] = ()
-    """Of each accelerator, by the rank that computes on it."""
+    """Conditions of each accelerator, in the order of the ranks that compute on them."""
     machine_conditions: tuple[MachineConditions, ...] = ()
-    """Of the ranks' machines; ranks with the same ones share an entry."""
+    """Conditions of the ranks' machines; ranks with the same conditions share an entry."""
 
 
 def describe(run: RunMeasurement) -> str:

@@ -42,18 +42,18 @@ class EfficiencyMonitor:
         sensors: what to sample, in threads. By default `local_sensors()` at the call of `start`: this process's
             accelerator, else the host.
         synchronize: waits until the device has done all its work; called around each step, so that a step's time
-            is that of its work and not of its launch. By default torch's for the accelerator; none on a CPU.
+            covers its work and not its launch alone. By default torch's for the accelerator; none on a CPU.
         barrier: waits for all ranks; called at the edges of the window only. None for a single rank.
         warmup_steps: the first steps, which run but are not measured. The monitor counts them, so that a loop needs no
             counter of its own.
         sample_interval_s: the interval between samples, stretched where sampling would cost more than 0.4 % of a core.
         rank: this process's rank, for the record.
         clock: a monotonic clock in seconds.
-        steps_before: steps of the same training before this monitor's first, which number its own.
-        waited: returns the seconds that the device has waited for other ranks since the last call, within the rank's
-            pipeline stage and for other stages (None: there is one); called where the device has done all its work.
-            None: not measured.
-        idle_s: how long `start` waits to measure the idle power, where a sensor reads power; 0: it is not measured.
+        steps_before: number of steps of the same training before this monitor's first; its numbering continues theirs.
+        waited: returns the seconds that the device has waited for other ranks since the last call: within the rank's
+            pipeline stage, and for other stages (None for a single stage). The monitor calls it when the device has
+            done all its work. None: not measured.
+        idle_s: seconds that `start` waits to measure idle power, if a sensor reads power; 0: it is not measured.
     """
 
     def __init__(
@@ -127,18 +127,18 @@ class EfficiencyMonitor:
         """End the training step.
 
         Args:
-            tokens: trained on in this step, and counted by no other rank. Merging sums over ranks: among ranks that
+            tokens: tokens trained on in this step that no other rank counts. Merging sums over ranks: among ranks that
                 share a batch (tensor, pipeline or context parallel) one passes the number and the others 0.
 
         Returns:
             The step's synchronized wall time on this rank, s.
 
-        Raises MetricsError: no step was begun, or `tokens` is no whole number.
+        Raises MetricsError: no step was begun, or `tokens` is no integer.
         """
         if self._step_begin_s is None:
             raise MetricsError("end_step was called without begin_step")
         try:
-            # NumPy's and torch's whole numbers too, which no record holds.
+            # This converts NumPy's and torch's integers, which no record can hold.
             tokens = operator.index(tokens)
         except TypeError:
             raise MetricsError(f"end_step: tokens: a whole number is needed, it is: {tokens!r:.60}") from None
@@ -164,7 +164,7 @@ class EfficiencyMonitor:
         self.end_step(tokens)
 
     def drop_step(self) -> None:
-        """Leave out a step that was begun and will have no end; the window ends where it began."""
+        """Drop a step that was begun and will not end; the window closes where the step began."""
         if self._step_begin_s is not None:
             self._close_window(self._step_begin_s)
             self._step_begin_s = None
@@ -275,7 +275,7 @@ class EfficiencyMonitor:
         self._window_begin_s = self._clock()
 
     def _close_window(self, end_s: float | None = None) -> None:
-        """Close it, as of an earlier time where one is given."""
+        """Close the window at `end_s`; None: now."""
         if self._window_begin_s is None:
             return
         self._wait_for_device()

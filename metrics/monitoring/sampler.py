@@ -16,22 +16,22 @@ from efficientbench.metrics.monitoring.series import DeviceSeries, Interval
 from efficientbench.metrics.sensors.base import QUANTITIES, Counters, DeviceInfo, Peaks, Sample, Sensor
 
 READINGS = 10
-"""Within the time that a monitor waits for them."""
+"""Readings of idle power, after the first, in the time that a monitor waits for them."""
 NOT_READ = "nobody waited before the run to read it"
 """Why there is no idle power where a monitor was not asked to wait, or no sensor reads power."""
 
 
 class PowerReading(NamedTuple):
-    """One device at one moment. None: its sensor does not read it."""
+    """Energy and power of one device at one moment. None: its sensor does not read the quantity."""
 
     time_s: float
     energy_j: float | None
-    """Of a counter that only grows."""
+    """Reading of the energy counter, which only grows."""
     power_w: float | None
 
 
 def read_power(sensor: Sensor, now_s: float) -> dict[str, PowerReading]:
-    """Return power and energy of each device of an open sensor; nothing where it reads neither."""
+    """Return power and energy of each device of an open sensor, by uuid; empty if the sensor reads neither."""
     if {"power_w", "energy_j"} <= set(sensor.unavailable):
         return {}
     counters, samples = sensor.counters(), sensor.sample(now_s)
@@ -40,7 +40,7 @@ def read_power(sensor: Sensor, now_s: float) -> dict[str, PowerReading]:
 
 
 def idle_power_w(readings: Sequence[Mapping[str, PowerReading]]) -> dict[str, float]:
-    """Return each device's mean power, W: by its counter where that has grown, else of its readings of power."""
+    """Return each device's mean power, W: from its counter where that has grown, else from its readings of power."""
     found = {}
     for uuid in {uuid: None for each in readings for uuid in each}:
         own = [each[uuid] for each in readings if uuid in each]
@@ -54,13 +54,13 @@ def idle_power_w(readings: Sequence[Mapping[str, PowerReading]]) -> dict[str, fl
 
 
 MAXIMUM_SHARE_OF_A_CORE = 0.004
-"""The threads of all sensors together may take this much of one core: a reading of 0.1 s costs 25 s of rest."""
+"""The threads of all sensors together may take this much of one core: after a reading of 0.1 s they rest for 25 s."""
 
 OTHER_USE_INTERVAL_S = 3.0
-"""Time between searches for other processes on the device, and between looks at how it fares."""
+"""Time between searches for other processes on the device, and between readings of its state."""
 
 COUNTER_INTERVAL_S = 1.0
-"""Time between readings of the counters inside a measured interval: one that wraps around takes minutes to do so."""
+"""Time between readings of the counters inside a measured interval: a counter takes minutes to wrap around."""
 
 NEWEST_WEIGHT = 0.05
 """Weight of the newest round in the mean cost of a round.
@@ -69,10 +69,10 @@ Small, so that one expensive round, such as a search for other processes, stretc
 """
 
 BATCH = 64
-"""Samples of so many rounds are stored together: one by one, with cold caches, costs several times as much."""
+"""Samples of this many rounds are stored together: storing every round, with cold caches, costs several times more."""
 
 PATIENCE_S = 10.0
-"""A sensor that has not answered by then has failed: a driver may hang, but the training must not."""
+"""A sensor that does not answer within this time has failed: a driver may hang, but the training must not."""
 
 OPENING_PATIENCE_S = 60.0
 """The patience for opening a sensor: a driver without persistence mode starts all of its devices first."""
@@ -80,7 +80,7 @@ OPENING_PATIENCE_S = 60.0
 Result = TypeVar("Result")
 
 _UNREAD: tuple[dict[str, Counters], float] = ({}, 0.0)
-"""The counters of a sensor that could not be read, and the time of that."""
+"""Counters and their time, for a sensor that could not be read."""
 
 
 class SensorSampler:
@@ -107,7 +107,7 @@ class SensorSampler:
         self._samples = 0
         self._conditions = Conditions(sensor)
         self.idle_w: dict[str, float] = {}
-        """Mean power of each device before there was work for it; empty where it was not measured."""
+        """Device's uuid → its idle power, W; empty if idle power was not measured."""
         self._closed = False
 
     def open(self) -> None:
@@ -142,7 +142,7 @@ class SensorSampler:
             series.intervals.append(Interval(begin, end, read_s - begin_s, peaks.get(uuid, Peaks())))
 
     def read_power(self) -> dict[str, PowerReading]:
-        """Return power and energy of each device now; nothing of a sensor that reads neither."""
+        """Return power and energy of each device now, by uuid; empty if the sensor reads neither."""
         return self._guarded(lambda: read_power(self.sensor, self._clock()), {})
 
     def fail_to_answer(self, patience_s: float) -> None:
@@ -174,7 +174,7 @@ class SensorSampler:
         )
 
     def measure(self, windows: Windows) -> list[DeviceMeasurement]:
-        """Return each device's measurement over the windows; called after `close`."""
+        """Return each device's measurement over the windows; call it after `close`."""
         self._store()
         found = {uuid: s.measure(windows, self.sensor.unavailable, self.failure) for uuid, s in self._series.items()}
         return [
@@ -254,14 +254,14 @@ class SamplingThread:
     """Samples its sensors together, in rounds, until stopped.
 
     Args:
-        samplers: of sensors that are open at the call of `start`.
-        interval_s: time between rounds; longer if a round costs much.
+        samplers: the sensors' samplers, open when `start` is called.
+        interval_s: time between rounds; stretched if a round costs much.
         share_of_a_core: the mean share of one core that the thread may take.
     """
 
     def __init__(self, samplers: Sequence[SensorSampler], interval_s: float, share_of_a_core: float) -> None:
         self.interval_s = self._asked_interval_s = interval_s
-        """The interval in use."""
+        """The interval in use, s."""
         self._share_of_a_core = share_of_a_core
         self._samplers = samplers
         self._reading: tuple[SensorSampler, float] | None = None
@@ -276,7 +276,7 @@ class SamplingThread:
         self._thread.start()
 
     def give_up_hanging(self) -> None:
-        """Fail a sensor that has not answered for `PATIENCE_S`, and continue with the others in a new thread."""
+        """Fail a sensor that has not answered for `PATIENCE_S`, and sample the others in a new thread."""
         reading = self._reading
         if reading is None or time.monotonic() - reading[1] < PATIENCE_S:
             return
@@ -296,7 +296,7 @@ class SamplingThread:
 
     def _run(self) -> None:
         thread = threading.current_thread()
-        # The time of the whole thread, not of its readings alone: to wake up costs as much as to read.
+        # Count the thread's total time, not its readings' alone: waking up costs as much as reading.
         spent_s = mean_cost_s = 0.0
         while working := [sampler for sampler in self._samplers if sampler.failure is None]:
             if self._ended.acquire(timeout=self._until_next_s()):
@@ -310,7 +310,7 @@ class SamplingThread:
                     return
             self._reading = None
             before_s, spent_s = spent_s, time.thread_time()
-            if before_s:  # the first round is left out: it costs more than all others
+            if before_s:  # skip the first round, which costs more than any other
                 cost_s = spent_s - before_s
                 mean_cost_s = mean_cost_s + NEWEST_WEIGHT * (cost_s - mean_cost_s) if mean_cost_s else cost_s
             self.interval_s = max(self._asked_interval_s, mean_cost_s / self._share_of_a_core)
@@ -318,7 +318,7 @@ class SamplingThread:
     def _until_next_s(self) -> float:
         """Return the time to the next multiple of the interval: threads that wake together share warm caches."""
         now_s = time.monotonic()
-        # From the nearest multiple, not the last: a thread that woke a moment early must not wake twice for the same.
+        # From the nearest multiple, not the last: a thread that woke a moment early must not wake twice for one.
         due_s = (round(self._round_begin_s / self.interval_s) + 1) * self.interval_s
         return due_s - now_s if due_s > now_s else self.interval_s - now_s % self.interval_s
 

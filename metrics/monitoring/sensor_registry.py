@@ -1,6 +1,6 @@
 """Chooses the sensors that read a device, and opens one to see what it can read.
 
-A sensor for devices of another type has its line in `SENSORS`: a run, `doctor` and a loop of your own choose by it.
+A sensor for devices of another type gets a line in `SENSORS`, from which runs, `doctor` and users' own loops choose.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SENSORS: dict[str, Callable[[Indices, Pids], list[Sensor]]] = {
     "npu": lambda indices, pids: [DcmiSensor(indices, pids=pids)],
     "cpu": lambda indices, pids: [HostSensor(pids), RaplSensor()],
 }
-"""Device type by torch's name → the sensors that read its devices; those of a CPU are the host and its energy."""
+"""Device type by torch's name → the sensors that read its devices; for a CPU, the host's and its energy's."""
 
 
 def device_sensors(device_type: str, indices: Indices = None, pids: Pids = None) -> list[Sensor]:
@@ -49,7 +49,7 @@ def local_sensors(pids: Pids = None) -> list[Sensor]:
 
 
 def local_synchronize() -> Callable[[], object]:
-    """Return a function that waits until the accelerator has done all its work; without one it does nothing."""
+    """Return a function that waits until the accelerator has done all its work, or returns at once if there is none."""
     torch = _torch_with_accelerator()
     return nothing if torch is None else torch.accelerator.synchronize
 

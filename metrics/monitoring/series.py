@@ -22,10 +22,10 @@ from efficientbench.metrics.monitoring.timeline import make_timeline
 from efficientbench.metrics.sensors.base import ALLOCATOR_PEAKS, Counters, DeviceInfo, OtherUse, Peaks, Sample, Scope
 
 MINIMUM_COVERAGE = 0.95
-"""Share of the window that samples must cover, without a hole, for their mean to stand for all of it."""
+"""Share of the window that samples must cover, holes excluded, for their mean to represent the window."""
 
 LEAST_POWER_READINGS = 20
-"""Power swings within a step, and is low at the window's edges: fewer readings do not stand for the window."""
+"""Power swings within a step, and is low at the window's edges: fewer readings do not represent the window."""
 
 LARGEST_DISAGREEMENT = 1.2
 """Ratio of the energies by counter and by integrated power above which one of them is wrong."""
@@ -42,7 +42,7 @@ class Signal:
 
     def add(self, time_s: float, value: float | None) -> None:
         if value is not None:
-            # The value first: if it is no number, this raises, and both arrays keep one length.
+            # Append the value first: if it is no number, this raises, and both arrays keep one length.
             self.values.append(value)
             self.times_s.append(time_s)
 
@@ -50,7 +50,7 @@ class Signal:
         return sum(bisect_right(self.times_s, end) - bisect_left(self.times_s, begin) for begin, end in windows)
 
     def largest_in(self, windows: Windows) -> float | None:
-        """Return the largest value inside the windows, or of the samples that bracket them."""
+        """Return the largest value inside the windows and of the samples that bracket them; None without samples."""
         inside: list[float] = []
         for begin, end in windows:
             first = max(bisect_right(self.times_s, begin) - 1, 0)
@@ -58,7 +58,7 @@ class Signal:
         return max(inside, default=None)
 
     def too_sparse_in(self, windows: Windows) -> str | None:
-        """Return why the samples cannot stand for the windows, or None if they can.
+        """Return why the samples cannot represent the windows, or None if they can.
 
         Holes, and time before the first or after the last sample, may make up a twentieth of the windows.
         """
@@ -78,7 +78,7 @@ class Interval:
     begin: Counters
     end: Counters
     apart_s: float
-    """Time between both readings, s: more than the interval if one had to wait for a sample under way."""
+    """Time between both readings, s: more than the interval if a reading had to wait for a sample in progress."""
     peaks: Peaks
 
 
@@ -93,7 +93,7 @@ class DeviceSeries:
         self._utilization = Signal()
         self._power = Signal()
         self.intervals: list[Interval] = []
-        """The measured intervals; append one for each."""
+        """The registers of each measured interval; the sampler appends them."""
         self._watched = {"energy_j": Signal(), "busy_s": Signal()}
         self._other_use: list[tuple[float, float, OtherUse]] = []
         self._origin_s: float | None = None
@@ -108,12 +108,12 @@ class DeviceSeries:
         self._power.add(sample.time_s, sample.power_w)
 
     def watch(self, time_s: float, counters: Counters) -> None:
-        """Record counters read inside a measured interval, or outside of any, for a register that wraps around."""
+        """Record counters read at any time, to detect a register that wraps around inside a measured interval."""
         for name, signal in self._watched.items():
             signal.add(time_s, getattr(counters, name))
 
     def add_other_use(self, begin_s: float, end_s: float, use: OtherUse) -> None:
-        """Record that others used the device in that time; the same use without a gap extends the last entry."""
+        """Record that others used the device from `begin_s` to `end_s`; the same use without a gap extends an entry."""
         if self._other_use:
             before_s, until_s, last = self._other_use[-1]
             if until_s == begin_s and last.description == use.description:
@@ -126,7 +126,7 @@ class DeviceSeries:
         """Return the device's figures over the windows.
 
         Args:
-            windows: the measured intervals, with one of `intervals` for each.
+            windows: the measured intervals, one for each entry of `intervals`.
             unavailable: the sensor's own reasons, by field of Sample, Counters or Peaks.
             failure: why the sensor stopped early, if it did.
         """
@@ -154,7 +154,7 @@ class DeviceSeries:
         peaks = self._peaks(windows, amu_gb is not None)
         for figure, peak in peaks.items():
             if peak is None:
-                # Without a register of its own the peak is that of the samples, and is missing for the mean's reason.
+                # Without a register, the peak comes from the samples, and is missing for the same reason as the mean.
                 of_samples = reasons.get("amu_gb") if figure == "peak_memory_device_bytes" else None
                 reasons[figure] = of_samples or reason_for(figure, NO_STEP)
         signals = {"memory": self._memory, "utilization": self._utilization, "power": self._power}
@@ -181,12 +181,12 @@ class DeviceSeries:
         )
 
     def _energy_by_window(self, windows: Windows, energy_j: float | None, source: str) -> tuple[float, ...]:
-        """Return the energy of each window, J; their sum is that of all windows."""
+        """Return the energy of each window, J, which sum to `energy_j`; empty without energy."""
         if not energy_j:
             return ()
         parts = self._growths("energy_j", windows) if source == "counter" else None
         if parts is None:
-            # A window so short that no sample covers it counts with the mean power.
+            # A window too short for any sample to cover gets the mean power.
             mean_w = energy_j / window_length_s(windows)
             means = [definitions.time_average(self._power.times_s, self._power.values, [window]) for window in windows]
             parts = [
@@ -230,14 +230,14 @@ class DeviceSeries:
         return self._averaged(self._utilization, definitions.peak_compute_utilization, windows)
 
     def _energy(self, windows: Windows) -> tuple[float | None, str, str]:
-        """Return (energy in J, its source, the reason if None): the counter's growth, else power integrated."""
+        """Return (energy in J, its source, the reason if None): the counter's growth, else integrated power."""
         grown_j, window_s = self._growth("energy_j", windows), window_length_s(windows)
         if grown_j:
             return grown_j, "counter", ""
         power_w, why = self._mean_power(windows)
         if power_w:
             return power_w * window_s, "integrated power", ""
-        # No device uses 0 J: a meter that shows it does not measure.
+        # No device uses 0 J: a meter that shows 0 J does not measure.
         still = power_w == 0 or (grown_j == 0 and window_s > 0)
         return None, "", "the meter stood still over the whole window" if still else why
 
@@ -250,7 +250,7 @@ class DeviceSeries:
         return power_w, why
 
     def _energy_doubt(self, windows: Windows, counted_j: float | None) -> str | None:
-        """Return how far the counter is from the polled power, where one of them must be wrong."""
+        """Return how far the counter is from the polled power if one of them must be wrong, else None."""
         power_w, _ = self._mean_power(windows)
         if not power_w or not counted_j:
             return None

@@ -20,13 +20,13 @@ def make_timeline(
     """Reduce samples to at most `MAXIMUM_POINTS` buckets.
 
     Args:
-        device: its uuid.
-        device_name: its name.
-        scope: of the device's sensor.
-        memory_bytes: samples of memory used; may be empty, as may the others.
+        device: the device's uuid.
+        device_name: the device's name.
+        scope: the scope of the device's sensor.
+        memory_bytes: samples of memory used; may be empty, as may the other samples.
         utilization: samples of the busy fraction.
         power_w: samples of the power.
-        origin_s: the moment that counts as zero, on the samples' clock.
+        origin_s: the time that counts as zero, on the samples' clock.
     """
     traces = (memory_bytes, utilization, power_w)
     sampled = [times_s for times_s, _ in traces if times_s]
@@ -60,7 +60,7 @@ _MEAN, _MAX = 0, 1
 
 
 def _buckets(trace: Trace, begin_s: float, bucket_s: float) -> dict[int, tuple[float, float]]:
-    """Return number of a bucket → (mean, largest) of its values."""
+    """Return number of a bucket → (mean, largest) of the bucket's values."""
     gathered: dict[int, tuple[float, int, float]] = {}
     for time_s, value in zip(*trace, strict=True):
         number = min(int((time_s - begin_s) / bucket_s), MAXIMUM_POINTS - 1)

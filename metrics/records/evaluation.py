@@ -13,7 +13,7 @@ from efficientbench.basics.foreign import parse_json, plain_texts, read_whole
 from efficientbench.metrics.files import write_whole
 
 EVALUATION_FORMAT = 2
-"""1 had no checksum."""
+"""Edition of the summary's format; 1 had no checksum."""
 
 
 def write_evaluation(content: Mapping[str, Any], path: Path) -> None:
@@ -23,10 +23,10 @@ def write_evaluation(content: Mapping[str, Any], path: Path) -> None:
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
-    """Read a summary, with texts that a terminal may show.
+    """Read a summary; its texts are safe to print on a terminal.
 
     Raises:
-        MetricsError: it cannot be read, is no JSON object, or its checksum is not that of its content.
+        MetricsError: the file cannot be read, is no JSON object, or fails its checksum.
     """
     try:
         content = parse_json(read_whole(path))

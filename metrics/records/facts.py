@@ -17,7 +17,7 @@ from efficientbench.metrics.records.outliers import disturbed_steps, find_outlie
 from efficientbench.metrics.records.record_parts import NOT_TIMED, Outlier, TimeSpent
 
 NOT_SAID = "the training loop did not say what it read"
-"""Why what follows from a run's `Reading` is absent."""
+"""Why the figures that need a run's `Reading` are absent."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class RunFacts:
     """Facts of a run that are known before it starts."""
 
     parameters: int | None
-    """None, as the figures below, where no formula gives it."""
+    """P; None, as the figures below, where the model's declarations have no formula for it."""
     parameters_active: int | None
     devices: int
     """D: accelerators, or hosts where the host is the device."""
@@ -36,13 +36,13 @@ class RunFacts:
     flops_per_token_hardware: float | None
     """`flops_per_token` with recomputation, scores computed again in the backward pass, and padding added."""
     peak_flops: float | None
-    """Of one device for the run's dtype, dense, FLOP/s."""
+    """Dense peak of one device in the run's dtype, FLOP/s; None if it is not known."""
     peak_flops_source: str
     """The datasheet or 'configuration'; where the peak is None, the reason."""
     not_counted: str = "the model's declarations have no formula for what it needs"
     """Why parameters or FLOPs are None."""
     measured_peak_flops: float | None = None
-    """Of matrix products of one device before the run, FLOP/s; None where it was not measured."""
+    """Rate of matrix products that one device reached before the run, FLOP/s; None where it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Quality:
     validation_loss_se: float | None = None
     """Standard error of `validation_loss`."""
     validation_loss_se_values: int | None = None
-    """Number of documents over which it is the spread."""
+    """Number of documents over which `validation_loss_se` is the spread."""
     validation_tokens: int | None = None
     """Tokens predicted in the validation text."""
     validation_bytes: int | None = None
@@ -62,9 +62,9 @@ class Quality:
     auxiliary_loss: float | None = None
     """Load-balancing loss of a mixture of experts, without its factor."""
     tokens_per_expert: tuple[tuple[int, ...], ...] = ()
-    """[layers][experts] of the measured window; empty for a model without experts."""
+    """Tokens of each expert in the measured window, [layers][experts]; empty for a model without experts."""
     validation_documents: tuple[float, ...] = ()
-    """Mean loss of a token of each validation document."""
+    """Mean loss per token of each validation document."""
     validation_text: str | None = None
     """SHA-256 of the tokens predicted in the validation text."""
     supervised_tokens: int | None = None
@@ -78,7 +78,7 @@ class Reading:
     """What a run has read of its text since its start."""
 
     tokens: int
-    """Trained on, warm-up and earlier attempts included."""
+    """Tokens trained on, warm-up and earlier attempts included."""
     sources: tuple[tuple[float, int], ...]
     """Each source's share of the samples, and its training tokens."""
     unigram_entropy: float
@@ -87,20 +87,20 @@ class Reading:
 
 @dataclass(frozen=True)
 class Validation:
-    """A validation as it was made, before its cost is known."""
+    """A validation, before the cost of the training before it is known."""
 
     step: int
     """The number of training steps before it."""
     tokens: int
-    """Trained on since the start, warm-up included."""
+    """Tokens trained on since the start, warm-up included."""
     measured_tokens: int
-    """Those of `tokens` that were trained on in measured steps."""
+    """The part of `tokens` that measured steps trained on."""
     loss: float
-    """Mean over tokens, nats."""
+    """Mean loss over tokens, nats."""
     loss_se: float | None
     """Standard error of the loss."""
     windows: int
-    """Number of measured intervals that were over."""
+    """Number of measured intervals that had ended."""
     loss_se_values: int | None = None
     """Number of documents over which `loss_se` is the spread."""
 
@@ -113,7 +113,7 @@ class Tuning:
     samples: int
     """Examples of the measured steps."""
     padded_tokens: int
-    """Tokens of the same steps with those that fill short examples up to the longest of their micro-batch."""
+    """Tokens of the same steps, with the padding of short examples to the longest of their micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ class Measured:
     interruptions: Mapping[int, str]
     """Number of a step → event between it and the step before, such as an evaluation."""
     reading: Reading | None
-    """None: the training loop did not say what it read."""
+    """What the run has read; None: the training loop did not say."""
     tuned: Tuning | None = None
-    """None: the run is no fine-tuning."""
+    """What a fine-tuning trained; None: the run is no fine-tuning."""
     spent: TimeSpent | None = None
-    """None: nobody said where the wall time went."""
+    """Where the wall time went; None: not known."""
 
     def measured(self, name: str) -> Any:
         """Return a field of the measurement of all ranks."""
@@ -146,7 +146,7 @@ class Measured:
         return values
 
     def learned(self, name: str, reason: str, like: str = "") -> Any:
-        """Return a field of `quality`, or raise its reason there, else that of field `like`, else `reason`."""
+        """Return a field of `quality`; raise its reason if it is absent, else the reason of `like`, else `reason`."""
         value, reasons = getattr(self.quality, name), self.quality.reasons
         if value is None or value == ():
             raise MetricsError(reasons.get(name, reasons.get(like, reason)))
@@ -154,7 +154,7 @@ class Measured:
 
     @property
     def supervised_tokens(self) -> int:
-        """Tokens of the measured steps whose loss was learned."""
+        """Return the number of tokens of the measured steps whose loss was trained on."""
         found: int = self.learned("supervised_tokens", "the training loop did not say which tokens it learns")
         return found
 
@@ -167,7 +167,7 @@ class Measured:
 
     @property
     def step_times_s(self) -> tuple[float, ...]:
-        """Return the times of the measured steps, of which there is at least one."""
+        """Return the times of the measured steps, at least one."""
         if not self.run.step_times_s:
             raise MetricsError(NO_STEP)
         return self.run.step_times_s
@@ -205,7 +205,7 @@ class Measured:
         return max(self.run.sample_intervals_s.values())
 
     def throughput(self, shares: float) -> float:
-        """Return tokens per share and second, over the steps' own time: the harness works between them."""
+        """Return tokens / `shares` / s over the steps' own time, without the harness's work between steps."""
         return definitions.token_throughput(self.run.tokens, shares, math.fsum(self.step_times_s))
 
     @property
@@ -224,7 +224,7 @@ class Measured:
         return self.facts.measured_peak_flops
 
     def utilization(self, flops_per_token: float, peak: float | None = None) -> float:
-        """Return the FLOPs of the steps over what the devices could do at `peak`, by default theirs, in that time."""
+        """Return the steps' FLOPs over what the devices could compute in that time at `peak`, by default their own."""
         peak, time_s = peak or self.peak_flops, math.fsum(self.step_times_s)
         return definitions.flops_utilization(flops_per_token * self.run.tokens, time_s, self.facts.devices, peak)
 

@@ -19,11 +19,11 @@ LARGEST = 1e300
 
 
 MOST_NAME_BYTES = 255
-"""Of a name in UTF-8, as file systems have it."""
+"""Largest size of a name in UTF-8, the limit of file systems."""
 
 
 def short_name(name: str) -> str:
-    """Return a name, of which those of files are made. Raises ValueError: it is too long for that."""
+    """Return a name from which names of files are made. Raises ValueError: it is too long for a file's name."""
     if (size_bytes := len(name.encode(errors="replace"))) > MOST_NAME_BYTES:
         raise ValueError(
             f"a name has at most {MOST_NAME_BYTES} bytes in UTF-8, as that of a file; this has {size_bytes:,}"
@@ -32,7 +32,7 @@ def short_name(name: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(short_name)]
-"""Of a run, its variant or its size."""
+"""Name of a run, its variant or its size."""
 
 
 def count(value: float) -> str:
@@ -74,40 +74,40 @@ class Headline:
     """How the table of results shows a figure."""
 
     place: int
-    """Of its column, from the left."""
+    """Position of the figure's column, from the left."""
     title: str
     text: Callable[[float], str]
-    """Returns a cell."""
+    """Returns a cell's text from the value."""
     plot: str = ""
-    """Title of its bars in report.html; empty where it has none."""
+    """Title of the figure's bars in report.html; empty where it has none."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What is to be known of one figure, beside its name and type, which are those of its field in the record."""
+    """The row of one figure, without its name and type, which are those of its field in the record."""
 
     unit: str
-    """Empty for a text, a count or a ratio."""
+    """The figure's unit; empty for a text, a count or a ratio."""
     meaning: str
     formula: Callable[[Any], Any] | None = None
-    """Computes it from `records.facts.Measured`, and raises MetricsError with the reason where it cannot be. None: the
-    run's configuration, or the measurement of all ranks, has it under the same name."""
+    """Computes the figure from `records.facts.Measured`; raises MetricsError with the reason where it cannot. None: the
+    run's configuration, or the measurement of all ranks, has the figure under the same name."""
     source: str = ""
-    """The publication that defines it."""
+    """The publication that defines the figure."""
     known_as: str = ""
     """The same figure in nanotron's benchmark CSV, llm-foundry's benchmark table or Megatron's log."""
     better: Better | None = None
-    """None: no value is better than another."""
+    """Which values are better; None: no value is better than another."""
     headline: Headline | None = None
-    """None: the table of results leaves it out."""
+    """The figure's column in the table of results; None: it has none."""
     compared: str = ""
-    """Its title, with the unit, where two runs are compared; empty: it is not compared."""
+    """The figure's title, with the unit, in comparisons of runs; empty: it is not compared."""
     over_repeats: Callable[[list[Any]], Any] | None = average
-    """Returns the value of several repeats; None: each has its own."""
+    """Combines the values of several repeats; None: each repeat has its own."""
 
     @property
     def place(self) -> float:
-        """Return its place among other figures: those of the table of results stand first, as they do there."""
+        """Return the figure's position among figures: those of the table of results come first, in its order."""
         return self.headline.place if self.headline else math.inf
 
     @property

@@ -1,4 +1,4 @@
-"""The monitor of a loop of one's own: it measures, and saves a record of the loop."""
+"""Measures a user's own loop, and saves a record of it."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
     ) -> Path | None:
         """Write `record.json` into a folder, which `efficientbench report` and `compare` read; return its path.
 
-        In a program of torch.distributed every rank calls it, and the first one writes; the others get None.
+        In a program of torch.distributed every rank calls it; rank 0 writes, and the others get None.
 
         Args:
-            folder: of this run alone; its name is the run's.
+            folder: the folder of this run alone; its name is the run's.
             seq_len: tokens of a sequence.
             micro_batch_size: sequences of one forward and backward pass on one rank.
             model: a torch module, for parameters, dtype and its own count of FLOPs; None: the record lacks them.
-            flops_per_token: of forward and backward, for MFU; None: as the model counts.
-            dtype: of the matrix products: 'bf16', 'fp16' or 'fp32'; None: that of the model's parameters.
+            flops_per_token: FLOPs of one token, forward and backward, for MFU; None: the model's own count.
+            dtype: the dtype of the matrix products, 'bf16', 'fp16' or 'fp32'; None: that of the model's parameters.
             peak_flops: dense FLOP/s of one device, where the table of devices lacks it.
-            seed: distinguishes repeats.
+            seed: the run's seed, which distinguishes repeats.
 
         Raises:
             MetricsError: no step was measured, the dtype is not known, or the record cannot be written.
         """
-        # Here, since measuring loads none of what records need.
+        # Imported here, since measuring needs none of what records need.
         from efficientbench.metrics.monitoring.aggregate import merge
         from efficientbench.metrics.records.own_loop import (
             OwnLoop,

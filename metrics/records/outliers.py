@@ -1,4 +1,4 @@
-"""Steps that took much longer than the others, and what is known to have been going on."""
+"""Finds steps that took much longer than the others, and what is known to have caused it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from efficientbench.metrics.records.record_parts import Outlier
 DEVIATIONS = 6.0
 """Robust standard deviations by which an outlier is above the median; by chance, one step in a billion is."""
 LEAST_EXCESS = 0.1
-"""Part of the median by which an outlier is above it; less does no harm."""
+"""Fraction of the median by which an outlier is above it; a smaller excess does no harm."""
 
 _SIGMA_PER_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""

@@ -1,4 +1,4 @@
-"""Records of loops of one's own, which reports, `compare` and CSV read like those of this project's runs."""
+"""Writes records of users' own loops, which reports, `compare` and CSV read as they read this project's runs."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from efficientbench.metrics.records.summarize import measured_parts, summarize
 from efficientbench.metrics.sensors.hardware import peak_flops
 
 PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "accelerate", "lightning")
-"""Packages whose versions a record keeps."""
+"""Packages whose versions a record holds."""
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 NOT_COUNTED = "the loop gave neither flops_per_token nor a model that counts them"
 
 
 @dataclass(frozen=True)
 class OwnLoop:
-    """What a loop runs, as its record needs it."""
+    """What a user's own loop runs, as its record needs it."""
 
     run: str
     seq_len: int
-    """Tokens of a sequence; of unequal ones their mean."""
+    """Tokens of a sequence; the mean if lengths differ."""
     micro_batch_size: int
     """Sequences of one forward and backward pass on one rank."""
     global_batch_size: int
     """Sequences of an optimizer step, over all ranks."""
     dtype: str
-    """Of the matrix products: bf16, fp16 or fp32."""
+    """Dtype of the matrix products: bf16, fp16 or fp32."""
     seed: int
     parameters: int | None
     flops_per_token: float | None
-    """Forward and backward."""
+    """FLOPs of one token, forward and backward; None: nobody counted them."""
     flops_source: str
-    """Who has counted them."""
+    """Who counted the FLOPs, or why nobody did."""
     peak_flops: float | None
     """Dense FLOP/s of one device; None: the table of devices has it, or there is no MFU."""
     measured_peak_flops: float | None = None
-    """Of matrix products on the device, where no table has its peak; None: not measured."""
+    """Rate of matrix products that the device reached, FLOP/s, where no table has its peak; None: not measured."""
 
 
 def counted_flops(model: Any, given: float | None) -> tuple[float | None, str]:
-    """Return the FLOPs of a token, forward and backward, and who has counted them.
+    """Return the FLOPs of a token, forward and backward, and who counted them; or None and why nobody did.
 
-    A model counts its own by a method `estimate_flops`, as that of nanochat does, or by the convention of transformers:
-    six for each parameter outside embeddings.
+    Without `given`, a model counts its own in a method `estimate_flops`, as nanochat's does, or by transformers'
+    convention: six for each parameter outside embeddings.
     """
     if given is not None:
         return given, "flops_per_token"
@@ -67,9 +67,9 @@ def counted_flops(model: Any, given: float | None) -> tuple[float | None, str]:
 
 
 def dtype_of(model: Any, given: str | None) -> str:
-    """Return the dtype of matrix products: as given, else that of the model's parameters.
+    """Return the dtype of the matrix products: `given`, else the dtype of the model's parameters.
 
-    Raises MetricsError: neither says, or it is none of DTYPES.
+    Raises MetricsError: neither is known, or it is none of DTYPES.
     """
     parameter = None if model is None else next(iter(model.parameters()))
     found = given if given is not None else DTYPES.get(str(getattr(parameter, "dtype", None)))
@@ -84,9 +84,10 @@ def parameters_of(model: Any) -> int | None:
 
 
 def peak_on_the_spot(model: Any, dtype: str, measured: Sequence[RankMeasurement], given: float | None) -> float | None:
-    """Return the rate of matrix products on a model's device where its peak is not known, FLOP/s.
+    """Measure the rate of matrix products on a model's device whose peak is not known, FLOP/s.
 
-    None where it is known or given, without a model, and with several ranks, which would have to measure together.
+    Return None if the peak is known or given, without a model, and for several ranks, which would have to measure
+    together.
     """
     names = merge(measured).device_names
     if model is None or given is not None or len(measured) > 1 or not names or peak_flops(names[0], dtype)[0]:
@@ -97,7 +98,7 @@ def peak_on_the_spot(model: Any, dtype: str, measured: Sequence[RankMeasurement]
 
 
 def of_all_ranks(mine: RankMeasurement) -> tuple[list[RankMeasurement], bool]:
-    """Return what every rank measured, and whether this one writes; in a distributed program all ranks call it."""
+    """Return all ranks' measurements, and whether this rank writes the record; all ranks must call this together."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return [mine], True
@@ -109,11 +110,11 @@ def of_all_ranks(mine: RankMeasurement) -> tuple[list[RankMeasurement], bool]:
 def write_own_record(
     folder: Path, loop: OwnLoop, run: RunMeasurement, ranks: int, started_at: datetime, duration_s: float
 ) -> Path:
-    """Write a loop's record into a folder, which is made, and return its path; a record that was there is replaced.
+    """Write a loop's record into a folder, made if missing, and return its path; replace an existing record.
 
     `run` is what `ranks` processes measured together.
 
-    Raises MetricsError: it cannot be written.
+    Raises MetricsError: the folder or the record cannot be written.
     """
     path = folder / RECORD_NAME
     try:
@@ -125,7 +126,7 @@ def write_own_record(
 
 
 def _record(loop: OwnLoop, run: RunMeasurement, ranks: int, started_at: datetime, duration_s: float) -> RunRecord:
-    # A host is one device, however many ranks compute on it. Where a sensor found none, each rank has its own.
+    # A host is one device, however many ranks compute on it. If a sensor found no device, assume one for each rank.
     least = 1 if run.device_scope == "host" or "memory_kind" not in run.unavailable else ranks
     devices, name = max(least, len(run.device_names)), run.device_names[0] if run.device_names else "unknown"
     peak, source = (loop.peak_flops, "peak_flops of the loop") if loop.peak_flops else peak_flops(name, loop.dtype)

@@ -39,14 +39,14 @@ from efficientbench.metrics.records.record_parts import (
 )
 
 SCHEMA_VERSION: Literal[3] = 3
-"""Rises when a field changes its meaning or goes; a further figure leaves it as it is."""
+"""Rises when a field changes its meaning or is removed; a new figure does not raise it."""
 RECORD_NAME = "record.json"
 SKIPPED_FOLDERS = ("previous", "profile")
-"""Folders beside a run's record: the attempts that it replaced, and a run that was slowed by being traced."""
+"""Folders beside a run's record that readers skip: replaced attempts, and a run that tracing slowed."""
 MOST_OUTLIERS = 100
-"""The largest number of steps that a record lists; a run with more has other troubles than single steps."""
+"""The largest number of outliers that a record lists; a run with more has other troubles than single steps."""
 NOT_RECORDED = "the record does not hold it"
-"""Why a figure is absent that the writer of the record did not know of."""
+"""Why a figure is absent that the record's writer did not know."""
 
 OF_FORMULAS = ("parameters", "parameters_active", "flops_per_token")
 """Facts that are None where the model's formulas are not known."""
@@ -54,7 +54,7 @@ _Finite = Annotated[float, Field(le=LARGEST)]
 
 
 def iso_time(text: str) -> str:
-    """Return the time in a form that Python 3.10 reads too, which knows no Z."""
+    """Return an ISO 8601 time in a form that Python 3.10 reads too, which knows no Z. Raises ValueError: it is none."""
     time = f"{text[:-1]}+00:00" if text.endswith("Z") else text
     try:
         datetime.fromisoformat(time)
@@ -175,7 +175,7 @@ class RunRecord(Metrics, Identity):
     @property
     def speed_only_reason(self) -> str | None:
         """Return why the run's losses say nothing about its architecture; None where they may be compared."""
-        # A run that began with the weights of another one has what that learned, of however many tokens.
+        # A run that began with another run's weights has what that run learned, from however many tokens.
         own = None if self.section("init").get("run") else self.tokens_per_parameter
         return speed_only_reason(own, self.epochs, self.validation_loss, self.unigram_entropy)
 
@@ -187,12 +187,12 @@ class RunRecord(Metrics, Identity):
     @model_validator(mode="before")
     @classmethod
     def _texts_are_plain(cls, content: Any) -> Any:
-        """Take from every text what a terminal would obey: reports print them."""
+        """Remove from every text what a terminal would obey: reports print the texts."""
         return plain_texts(content)
 
     @model_validator(mode="after")
     def _figures_can_be_reported(self) -> RunRecord:
-        """Refuse a figure that would overflow, or is null without a reason; one that is missing was not recorded."""
+        """Refuse a figure that would overflow, or is null without a reason; a missing figure was not recorded."""
         figures = {name: getattr(self, name) for name in (*Metrics.model_fields, *OF_FORMULAS)}
         large = [name for name, value in figures.items() if isinstance(value, int | float) and abs(value) > LARGEST]
         if large:
@@ -210,11 +210,11 @@ FIGURES: dict[str, Figure] = {
     for name, field in RunRecord.model_fields.items()
     if isinstance(field.json_schema_extra, Figure)
 }
-"""A record's scalar → its row, in the order of every table."""
+"""Name of a record's scalar → its row, in the order of every table."""
 
 
 def write_record(record: RunRecord, path: Path) -> None:
-    """Write the record as JSON. Raises MetricsError, and leaves a record that was there, where it cannot be written."""
+    """Write the record as JSON. Raises MetricsError, and keeps an existing record, if it cannot be written."""
     content = with_checksum(record.model_dump(mode="json"))
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     write_whole(path, text + "\n")
@@ -224,7 +224,7 @@ def read_record(path: Path) -> RunRecord:
     """Read a record.
 
     Raises:
-        MetricsError: no such file, no JSON, not a record, or one with another checksum; the message names the file and
+        MetricsError: the file is missing, no JSON, no record, or fails its checksum; the message names the file and
             every wrong key.
     """
     try:
@@ -245,10 +245,10 @@ def readable(error: ValidationError, known: Iterable[str], schema: int, what: st
     """Return all errors of a validation in one line, by key.
 
     Args:
-        error: of the validation.
+        error: the validation's error.
         known: the record's keys.
         schema: the schema version that this program reads.
-        what: the file should be, with its article.
+        what: what the file should be, with its article.
     """
     found = {".".join(map(str, item["loc"])): item for item in error.errors()}
     version, first = found.get("schema_version"), error.errors()[0]
@@ -267,8 +267,8 @@ def readable(error: ValidationError, known: Iterable[str], schema: int, what: st
 def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
     """Read all records below a folder.
 
-    Records that a later one replaced (below a folder `previous`) and those of traced runs (`profile`) are left out,
-    unless that folder itself is given.
+    Skip records that a later one replaced (below a folder `previous`) and records of traced runs (below `profile`),
+    unless `folder` is that folder itself.
 
     Returns:
         The records by run and start, and a message for each file that cannot be read as one.
@@ -293,7 +293,7 @@ def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
 
 
 def current_files(folder: Path, name: str) -> list[Path]:
-    """Return the files of that name below a folder, in order, without those below one of SKIPPED_FOLDERS."""
+    """Return the files named `name` below a folder, sorted; skip files below one of SKIPPED_FOLDERS."""
     return [
         path for path in sorted(folder.rglob(name)) if not set(SKIPPED_FOLDERS) & set(path.relative_to(folder).parts)
     ]

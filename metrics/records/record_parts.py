@@ -1,4 +1,4 @@
-"""The parts of a run's record that are more than one figure."""
+"""Defines the parts of a run's record that hold more than one figure."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from efficientbench.metrics.formulas.student import half_interval_95
 from efficientbench.metrics.records.figure import Few, Positive
 
 NOT_TIMED = "neither the training loop nor a checkpoint that it resumed from says where the wall time went"
-"""Why the parts are absent."""
+"""Why the parts of the wall time are absent."""
 
 
 @dataclass(frozen=True)
 class TimeSpent:
-    """The wall time of all attempts of a run by what it went to, s: each moment counts for one part."""
+    """The parts of the wall time of all attempts of a run, s: each moment counts for one part."""
 
     start_s: float
     """Set-up of the first attempt, up to its first step."""
     first_steps_s: float
-    """What each attempt's first steps took beyond the median of later ones."""
+    """Time that each attempt's first steps took beyond the median of later ones."""
     productive_s: float
-    """All else of the steps, and the answers that reinforcement learning samples before them."""
+    """The rest of the steps' time, and the sampling of reinforcement learning's rollouts before them."""
     data_wait_s: float
-    """In which the device had nothing to do but to wait for the next micro-batch."""
+    """Time in which the device had nothing to do but to wait for the next micro-batch."""
     evaluation_s: float
     """Validations, evaluations and rechecks."""
     checkpoints_s: float
-    """In which training stood still for a checkpoint."""
+    """Time in which training waited for a checkpoint."""
     restarts_s: float
-    """Set-up of later attempts, and what the one before worked after the checkpoint that they resume from."""
+    """Set-up of later attempts, and earlier attempts' work after the checkpoint from which the next one resumed."""
     rest_s: float
-    """Between steps: logs, reports, clean-up."""
+    """Time between steps: logs, reports, clean-up."""
 
     @property
     def wall_s(self) -> float:
@@ -44,7 +44,7 @@ class TimeSpent:
 
     @property
     def goodput(self) -> float:
-        """Return the productive share."""
+        """Return the productive share of the wall time."""
         return self.productive_s / self.wall_s
 
 
@@ -138,7 +138,7 @@ class QualityPoint:
 
     @property
     def loss_margin(self) -> float:
-        """Half of the loss's 95 % interval, Student's, nats; 0 where its spread is not known."""
+        """Half of the loss's 95 % Student-t interval, nats; 0 where its spread is not known."""
         return half_interval_95(self.loss_se, self.loss_se_values) or 0.0
 
 
@@ -195,7 +195,7 @@ class PhaseCost:
 
     @classmethod
     def of_repeats(cls, costs: Sequence[PhaseCost | None]) -> PhaseCost | None:
-        """Return the mean over repeats; it, or its energy, is None where a repeat lacks that."""
+        """Return the mean cost over repeats; None if a repeat has no cost, and without energy if a repeat has none."""
         known = [cost for cost in costs if cost is not None]
         if len(known) < len(costs):
             return None

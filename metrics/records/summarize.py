@@ -18,13 +18,13 @@ from efficientbench.metrics.records.record import FIGURES, MOST_OUTLIERS
 from efficientbench.metrics.records.record_parts import Outlier, QualityPoint, TimeSpent, Window
 
 MAXIMUM_DISTURBANCES = 500
-"""A record keeps this many disturbances, the longest ones."""
+"""The largest number of disturbances that a record lists: the longest ones."""
 
 
 def measured_parts(run: RunMeasurement, outliers: Sequence[Outlier]) -> dict[str, Any]:
     """Return samples, timelines, windows, disturbances, waits, conditions and step times, by the record's field names.
 
-    `outliers`: of the steps; the MOST_OUTLIERS slowest are kept, in the order of the run.
+    Of `outliers`, the MOST_OUTLIERS slowest steps are listed, in the order of the run.
     """
     slowest = sorted(outliers, key=lambda outlier: -outlier.step_time_s)[:MOST_OUTLIERS]
     return {
@@ -54,7 +54,7 @@ class Summary:
 
 
 def nothing_measured(reason: str) -> Summary:
-    """Return the summary of a run that failed before it could measure: every figure absent for that reason."""
+    """Return the summary of a run that failed before it could measure: every figure is absent for `reason`."""
     names = Metrics.model_fields
     return Summary({"tokens": 0, "steps_measured": 0, **dict.fromkeys(names)}, dict.fromkeys(names, reason))
 
@@ -84,7 +84,7 @@ def summarize(
 def quality_curve(run: RunMeasurement, validations: Sequence[Validation]) -> list[QualityPoint]:
     """Return each validation with the measured time and energy of the training before it.
 
-    Time and energy are those of measured steps alone: evaluation, checkpoints and set-up are left out.
+    Time and energy cover measured steps alone, without evaluation, checkpoints and set-up.
     """
     points = []
     for validation in validations:

@@ -36,18 +36,18 @@ from efficientbench.metrics.sensors.host import host_uuid
 class EfficiencyCallback(TrainerCallback):
     """Times optimizer steps and samples sensors; evaluation and checkpoints lie outside the window.
 
-    Each rank of a distributed run has one; their measurements are merged at the end of training. To what the Trainer
-    logs it adds `efficiency/tokens_per_s` and `efficiency/step_time_s` since the last log; `attach` makes its loggers
-    write them too.
+    Each rank of a distributed run has a callback; their measurements are merged at the end of training. The callback
+    adds `efficiency/tokens_per_s` and `efficiency/step_time_s` since the last log to the Trainer's logs; `attach` makes
+    the Trainer's loggers write them too.
 
     Args:
-        tokens_per_step: trained on in one optimizer step by all ranks together. By default the Trainer's own count,
-            which needs `include_num_input_tokens_seen` in its arguments.
+        tokens_per_step: tokens that all ranks together train on in one optimizer step. By default the Trainer's own
+            count, which needs `include_num_input_tokens_seen` in its arguments.
         warmup_steps: the first steps, which run but are not measured.
-        sensors: by default `local_sensors`: the process's accelerator, else the host.
-        output: folder of this run alone, where training ends with a `record.json` for `efficientbench report` and
-            `compare`; its name is the run's. None: no record.
-        flops_per_token: of forward and backward, for the record's MFU; None: as the model counts.
+        sensors: what to sample; by default `local_sensors`: the process's accelerator, else the host.
+        output: the folder of this run alone, which gets a `record.json` for `efficientbench report` and `compare` when
+            training ends; its name is the run's. None: no record.
+        flops_per_token: FLOPs of one token, forward and backward, for the record's MFU; None: the model's own count.
         peak_flops: dense FLOP/s of one device, where the table of devices lacks it.
     """
 
@@ -79,12 +79,12 @@ class EfficiencyCallback(TrainerCallback):
         return describe(self.run)
 
     def attach(self, trainer: Any) -> None:
-        """Enter a Trainer before its loggers, so that TensorBoard and others write what this one adds to the logs.
+        """Add the callback to a Trainer before its loggers, so that TensorBoard and others write what it adds to logs.
 
-        Use it instead of the Trainer's `callbacks`, which come after the loggers.
+        Use it instead of the Trainer's argument `callbacks`, whose entries come after the loggers.
         """
         callbacks = trainer.callback_handler.callbacks
-        # That one decides on evaluation and checkpoints, which `on_step_end` has to know.
+        # DefaultFlowCallback decides on evaluation and checkpoints, which `on_step_end` has to know.
         flow = next(place for place, each in enumerate(callbacks) if isinstance(each, DefaultFlowCallback))
         callbacks.insert(flow + 1, self)
 
@@ -96,7 +96,7 @@ class EfficiencyCallback(TrainerCallback):
             )
         places = _gathered((host_uuid(), os.getpid()), tuple[str, int])
         pids = [pid for host, pid in places if host == host_uuid()]
-        # Of a training that was stopped and restarts, as `auto_find_batch_size` does with a smaller batch.
+        # A training may stop and restart: `auto_find_batch_size` does so with a smaller batch.
         self._monitor.close()
         self._monitor = EfficiencyMonitor(
             local_sensors(pids) if self._sensors is None else self._sensors,
@@ -130,7 +130,7 @@ class EfficiencyCallback(TrainerCallback):
         self._since_log = []
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # The data of a stream may run out within a step's micro-batches, and the step begins again.
+        # A stream's data may run out within a step's micro-batches, and the step begins again.
         self._monitor.drop_step()
         self._tokens_seen = state.num_input_tokens_seen
         self._pause_for_others(control)
@@ -138,7 +138,7 @@ class EfficiencyCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         measured = _gathered(self._monitor.finish(), RankMeasurement)
         run = merge(measured)
-        # A Trainer calls back only then, so that the first reading is not that of an idle device.
+        # A Trainer first calls back with its model built, so that the first reading is not an idle device's.
         unavailable = {"memory_idle_gb": "the monitor starts after the model was built"} | run.unavailable
         self.run = replace(run, memory_idle_gb=None, unavailable=unavailable)
         if self._output is not None and state.is_world_process_zero and self.run.step_times_s:
@@ -147,7 +147,7 @@ class EfficiencyCallback(TrainerCallback):
             write_own_record(self._output, loop, self.run, len(measured), self._started_at, duration_s)
 
     def _loop(self, args: Any, model: Any, measured: Sequence[RankMeasurement]) -> OwnLoop:
-        """Return what the Trainer ran. Sequences may be of any lengths: the record has their mean."""
+        """Return what the Trainer ran. Sequences may differ in length: the record has their mean."""
         assert self._output is not None
         assert self.run is not None
         run, dtype = self.run, dtype_of(model, "bf16" if args.bf16 else "fp16" if args.fp16 else None)
@@ -168,7 +168,7 @@ class EfficiencyCallback(TrainerCallback):
         )
 
     def _pause_for_others(self, control: Any) -> None:
-        # The Trainer calls on_evaluate and on_save only afterwards, but decides before.
+        # The Trainer calls on_evaluate and on_save only after that work, but decides on it before.
         if control.should_evaluate or control.should_save:
             self._monitor.pause()
 
@@ -178,5 +178,5 @@ def _is_distributed() -> bool:
 
 
 def _gathered(mine: Any, kind: Any) -> list[Any]:
-    """Return the values of all ranks, in order."""
+    """Return the values of all ranks, in rank order."""
     return gather(mine, kind) if _is_distributed() else [mine]

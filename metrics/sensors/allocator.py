@@ -19,14 +19,14 @@ class DeviceMemory(Protocol):
 
 
 class AllocatorSensor(Sensor):
-    """Allocated and reserved bytes of this process on one device; peaks are exact, of the measured window alone.
+    """Allocated and reserved bytes of this process on one device; peaks are exact and cover the measured window alone.
 
-    They leave out other processes, the driver's context and libraries' own buffers, which device-wide sensors see.
+    They miss other processes, the driver's context and libraries' own buffers, which device-wide sensors see.
 
     Args:
         memory: the device module; an argument, so that this package names no device and imports no torch.
-        device: its index as torch counts it.
-        device_name: for the record.
+        device: the device's index as torch counts it.
+        device_name: the device's name for the record.
     """
 
     name = "allocator"

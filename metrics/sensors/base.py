@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 from efficientbench.metrics.formulas.device_use import DeviceSettings
 
 Scope = Literal["gpu", "npu", "host", "allocator", "cpu-package", "cpu-package+dram", "node"]
-"""What a sensor's figures are of.
+"""What a sensor reads.
 
-An accelerator, the host as one device, one process's own allocator, or (the last three) what a meter of the host's
-energy counts.
+An accelerator, the host as one device, one process's own allocator, or (the last three) the part of the host whose
+energy a meter counts.
 """
 
 
@@ -22,14 +22,14 @@ class DeviceInfo:
     """One physical device."""
 
     uuid: str
-    """The same in every process that asks."""
+    """The device's identifier, the same in every process."""
     name: str
     memory_capacity_bytes: int | None
     memory_kind: str
     """How memory is counted: 'driver' (the whole device), 'pss' or 'rss' (the run's processes), 'allocated' (torch's
     allocator), 'none' (not at all)."""
     processes: tuple[int, ...] = ()
-    """The processes that the readings are of; empty if they are of the whole device."""
+    """Ids of the processes that the readings cover; empty if they cover the whole device."""
 
 
 class Sample(NamedTuple):
@@ -38,7 +38,7 @@ class Sample(NamedTuple):
     # A tuple takes a third of a frozen dataclass's time to make, and one is made at every reading.
 
     time_s: float
-    """On the monotonic clock of the monitor."""
+    """Time of the reading on the monitor's monotonic clock."""
     device: str
     """The device's uuid."""
     memory_used_bytes: float | None = None
@@ -80,17 +80,17 @@ class OtherUse:
     """Use of a device by something that does not belong to the run."""
 
     description: str
-    """The same text for as long as the same thing uses the device."""
+    """What uses the device; the text stays the same as long as the user does."""
     share: float | None = None
-    """The part of the device that it takes, 0 to 1; None if unknown."""
+    """The fraction of the device that it takes, 0 to 1; None if unknown."""
 
 
 class DeviceState(NamedTuple):
-    """How a device fares at one moment."""
+    """Temperature and clock of a device at one moment."""
 
     temperature_c: float
     clock_mhz: float
-    """Of the cores that compute."""
+    """Clock of the compute cores."""
     slowed_by: tuple[str, ...]
     """What keeps the clock down."""
 
@@ -111,7 +111,7 @@ class Sensor(ABC):
     is_slow = True
     """Whether a reading may take longer than a few milliseconds; slow sensors get a sampling thread of their own."""
     counters_are_watched = True
-    """Whether `counters` is also read every second, to see a register wrap around; not where that costs much."""
+    """Whether `counters` is also read every second, to detect a register that wraps around; False if it costs much."""
     unavailable: dict[str, str]
     """Field of Sample, Counters or Peaks → why this sensor never fills it; complete once `open` has returned."""
 
@@ -120,12 +120,12 @@ class Sensor(ABC):
         """Find the devices.
 
         Raises:
-            MetricsError: there is none; the message has the reason and what would help.
+            MetricsError: there is no device; the message has the reason and what would help.
         """
 
     @abstractmethod
     def devices(self) -> list[DeviceInfo]:
-        """Return the devices found by `open`, in a fixed order."""
+        """Return the devices that `open` found, in a fixed order."""
 
     @abstractmethod
     def sample(self, time_s: float) -> list[Sample]:
@@ -144,15 +144,15 @@ class Sensor(ABC):
         return {}
 
     def other_use(self) -> dict[str, OtherUse]:
-        """Return by device uuid what else has used a device since the last call; called every few seconds."""
+        """Return use by others since the last call, by device uuid; called every few seconds."""
         return {}
 
     def settings(self) -> dict[str, DeviceSettings]:
-        """Return by device uuid what limits its speed and power; called once, after `open`."""
+        """Return the limits of speed and power by device uuid; called once, after `open`."""
         return {}
 
     def states(self) -> dict[str, DeviceState]:
-        """Return by device uuid how it fares, where that is known; called every few seconds."""
+        """Return the states by device uuid, where they are known; called every few seconds."""
         return {}
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Looks up the rates of devices in `hardware.yaml`, and before it in the file of own rows that `OWN_ROWS` names."""
+"""Looks up the rates of devices: first in the user's own rows, which OWN_ROWS names, then in `hardware.yaml`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN_ROWS = "EFFICIENTBENCH_DEVICES"
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 _MAKERS = frozenset({"nvidia", "geforce", "tesla"})
-"""Words of the drivers' names that distinguish no device from another."""
+"""Words of drivers' device names that do not distinguish devices."""
 _REMEDY = "give the device's dense peak in the configuration"
 
 
@@ -39,16 +39,16 @@ class OwnRow(BaseModel):
     memory_bandwidth_gb_s: PositiveFloat
     memory_gb: PositiveFloat | None = None
     backend: str | None = None
-    """Library of collectives, one of those in `hardware.yaml`; None: that of its first links."""
+    """Library of collectives, one that `hardware.yaml` names; None: the first that it names."""
     in_node_gb_s: PositiveFloat
     between_nodes_gb_s: PositiveFloat | None = None
     source: str | None = None
-    """None: the file."""
+    """Where the rates come from; None: the path of the user's file."""
 
 
 @dataclass(frozen=True)
 class KnownDevice:
-    """What a row says of a device whatever its dtype."""
+    """The facts of a device's row that do not depend on a dtype."""
 
     name: str
     backend: str
@@ -59,20 +59,20 @@ class KnownDevice:
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """The most that one device can do: dense peaks, and what its links carry in one direction."""
+    """Peak rates of one device: dense compute, memory, and links in one direction."""
 
     name: str
     backend: str
     """The library of collectives that uses its links."""
     peak_flops: float
-    """FLOP/s in the dtype that was asked for."""
+    """Dense FLOP/s in the requested dtype."""
     memory_bytes_s: float
     memory_bytes: float | None
     """Capacity; None if the name does not settle it."""
     in_node_bytes_s: float
-    """To the other devices of its node."""
+    """Bandwidth of its links to the other devices of its node, bytes/s."""
     between_nodes_bytes_s: float | None
-    """Its share of the node's network; None if no reference system settles it."""
+    """Its share of the node's network bandwidth, bytes/s; None if no reference system settles it."""
     sources: tuple[str, ...]
 
 
@@ -80,8 +80,8 @@ def peak_flops(device_name: str, dtype: str) -> tuple[float | None, str]:
     """Return the dense peak of one device, FLOP/s.
 
     Args:
-        device_name: as the driver reports it, such as 'NVIDIA A100-SXM4-80GB'.
-        dtype: of the matrix products: 'bf16', 'fp16', 'tf32', 'fp32', or torch's own names.
+        device_name: the device's name as the driver reports it, such as 'NVIDIA A100-SXM4-80GB'.
+        dtype: the dtype of the matrix products: 'bf16', 'fp16', 'tf32', 'fp32', or torch's own names.
 
     Returns:
         (peak in FLOP/s, the datasheet it comes from), or (None, why it is unknown).
@@ -98,7 +98,7 @@ def peak_flops(device_name: str, dtype: str) -> tuple[float | None, str]:
 def memory_bandwidth(device_name: str) -> tuple[float | None, str]:
     """Return the peak bandwidth of one device's memory, bytes a second, and its datasheet; or None and why.
 
-    `device_name` is as the driver reports it.
+    `device_name` is the device's name as the driver reports it.
     """
     row, reason = _official(device_name)
     if row is None:
@@ -107,7 +107,7 @@ def memory_bandwidth(device_name: str) -> tuple[float | None, str]:
 
 
 def known_device(name: str) -> KnownDevice:
-    """Return what the table says of a device, by its name as of `device_rates`.
+    """Return what the table says of a device, by a name that `device_rates` takes.
 
     Raises MetricsError: the table has no such device, or several.
     """
@@ -119,9 +119,9 @@ def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRate
     """Return the row of a device by its name in the table or as the driver reports it.
 
     Args:
-        name: such as 'H100 SXM', in any case, 'h200_sxm', words that name the chip of one row alone, or 'NVIDIA
-            H100 80GB HBM3'.
-        dtype: of the matrix products, as for `peak_flops`.
+        name: a name in any case, such as 'H100 SXM' or 'h200_sxm', words that name the chip of one row alone, or the
+            driver's name, such as 'NVIDIA H100 80GB HBM3'.
+        dtype: the dtype of the matrix products, as for `peak_flops`.
         peak: dense FLOP/s to use instead of the table's.
 
     Raises:
@@ -145,7 +145,7 @@ def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRate
 
 
 def _official(device_name: str) -> tuple[dict[str, Any] | None, str]:
-    """Return the row of a driver's name if a datasheet or the user settles it, else why not; '' for no row at all."""
+    """Return the row of a driver's name if a datasheet or the user settles it, else why not; '' if there is none."""
     row = _matching("devices", device_name)
     if row is None:
         undetermined = _matching("undetermined", device_name)
@@ -165,7 +165,7 @@ def _links(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row(name: str) -> dict[str, Any]:
-    """Return the row of a device's name, as the driver or a user writes it. Raises MetricsError: none, or several."""
+    """Return the row of a device's name, as the driver or a user writes it. Raises MetricsError: no row, or several."""
     row = _matching("devices", name) or _named(name)
     if row is not None:
         return row
@@ -186,9 +186,9 @@ def _chip(words: Sequence[str]) -> str:
 
 
 def _named(name: str) -> dict[str, Any] | None:
-    """Return the row with this name, in any case, or the only one that its words stand for.
+    """Return the row with this name, in any case, or the only row that its words can mean.
 
-    Raises MetricsError: they stand for several rows.
+    Raises MetricsError: the words can mean several rows.
     """
     words, rows = _words(name), _rows("devices")
     found = [row for row in rows if _words(row["name"]) == words]
@@ -199,9 +199,10 @@ def _named(name: str) -> dict[str, Any] | None:
 
 
 def _stand_for(words: Sequence[str], row: Sequence[str]) -> bool:
-    """Return whether words are a row's, and enough to distinguish it from cards that the table lacks.
+    """Return whether all words are a row's, and suffice to distinguish it from cards that the table lacks.
 
-    Its chip must be named. After a mere number no word may be left out: an RTX 6000 is no RTX 6000 Ada.
+    The words must name the row's chip. If the chip is a mere number, no word after it may be missing: an RTX 6000 is
+    no RTX 6000 Ada.
     """
     chip = _chip(row)
     further = row[row.index(chip) + 1 :] if chip.isdigit() else []
@@ -211,8 +212,8 @@ def _stand_for(words: Sequence[str], row: Sequence[str]) -> bool:
 def _near(name: str) -> str | None:
     """Return the name of the row that a mistyped one may mean; None rather than another card's.
 
-    The chip is the same, and every word is like one of the row's. A name that has all words of a row and more is that
-    of another card, as RTX 4090 Laptop is.
+    The row has the same chip, and a word like each word of `name`. A name that has all words of a row and more names
+    another card, such as RTX 4090 Laptop.
     """
     words, names = _words(name), [row["name"] for row in _rows("devices")]
     alike = [
@@ -227,7 +228,7 @@ def _near(name: str) -> str | None:
 
 
 def _matching(part: str, device_name: str) -> dict[str, Any] | None:
-    """Return the row of a part of the table whose pattern is the driver's name of a device."""
+    """Return the row, in a part of the table, whose pattern matches the driver's name of a device."""
     name = device_name.strip().removeprefix("NVIDIA ")
     return next((row for row in _rows(part) if re.fullmatch(row["match"], name)), None)
 
@@ -253,7 +254,7 @@ def _table() -> dict[str, list[dict[str, Any]]]:
 
 @lru_cache(maxsize=1)
 def _own_table(path: str) -> dict[str, list[dict[str, Any]]]:
-    """Read a file of own rows as parts of the table. Raises MetricsError: it cannot be read, or a row is wrong."""
+    """Read a user's rows as parts of the table. Raises MetricsError: the file cannot be read, or a row is wrong."""
     try:
         content = yaml.safe_load(read_text(Path(path)))
         rows = [OwnRow.model_validate(row) for row in (content if isinstance(content, list) else [content])]

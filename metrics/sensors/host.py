@@ -33,7 +33,7 @@ FIND_INTERVAL_S = 10.0
 """Time between searches for new processes of the run while others seem to use its cores."""
 
 OTHER_USE_SHARE = 0.1
-"""Others that take this much of the cores are a disturbance; the kernel's own work stays below."""
+"""Others that take this fraction of the cores are a disturbance; the kernel's own work stays below."""
 
 OTHER_PROCESSES = "other processes ran on the run's cores"
 HYPERVISOR = "the hypervisor gave the run's cores to others"
@@ -42,15 +42,15 @@ HYPERVISOR = "the hypervisor gave the run's cores to others"
 class HostSensor(Sensor):
     """Memory = Σ PSS of the run's processes against the container's limit; utilization = CPU time / (cores × time).
 
-    PSS (proportional set size) divides a page shared by n processes among them, so that the sum counts it once. It
-    is read as often as its cost allows, and follows the resident size in between. A kernel without PSS leaves the
-    resident sizes: then `memory_kind` is 'rss', and a page shared by n processes counts n times. The peak is the sum
-    of each process's high-water mark (VmHWM) less what it shares; to restart it also resets `getrusage`'s maxrss.
+    PSS (proportional set size) divides a page shared by n processes among them, so that the sum counts it once. The
+    sensor reads PSS as often as its cost allows, and follows the resident size in between. Without PSS in the kernel it
+    sums resident sizes: `memory_kind` is 'rss', and a page shared by n processes counts n times. The peak is the sum of
+    the processes' high-water marks (VmHWM) less what they share; restarting it also resets `getrusage`'s maxrss.
 
     Args:
-        pids: every process of the run on this host, one for each rank; this process by default. Their children (data
-            workers) are found and counted too. One rank of a host is enough to hold this sensor. Where several do,
-            merging keeps one, so that each needs all the ids.
+        pids: the processes of the run's ranks on this host; this process by default. Their children (data workers)
+            count too. One rank of a host needs this sensor. If several have it, merging keeps one reading, so that
+            each sensor needs all ids.
     """
 
     name = "host"
@@ -101,7 +101,7 @@ class HostSensor(Sensor):
     def sample(self, time_s: float) -> list[Sample]:
         """Return memory now, and utilization since the last sample (None at the first).
 
-        Processor time of children that have ended is left out.
+        Utilization does not count the processor time of children that have ended.
         """
         if self._next_pss_s is None or time_s >= self._next_pss_s:
             if self._next_pss_s is not None:  # at the first sample, `open` has just read it
@@ -141,7 +141,7 @@ class HostSensor(Sensor):
         self._processes, self._last_s = [], None
 
     def _find_processes(self) -> None:
-        """Find the run's present processes; keep those known already, with their open files."""
+        """Find the run's current processes; keep known processes with their open files."""
         known = {process.process: process for process in self._processes}
         found: dict[psutil.Process, RunProcess] = {}
         for pid in self._roots:
@@ -159,9 +159,9 @@ class HostSensor(Sensor):
         self._processes = list(found.values())
 
     def other_use(self) -> dict[str, OtherUse]:
-        """Return what others took of the cores that the run may use: the rest of the cores' busy time in /proc/stat."""
+        """Return what others took of the run's cores: the cores' busy time in /proc/stat less the run's own."""
         every = psutil.cpu_times(percpu=True)
-        if not self._cpus or self._cpus[-1] >= len(every):  # offline cores are left out, which shifts the others
+        if not self._cpus or self._cpus[-1] >= len(every):  # the list skips offline cores, which shifts the others
             return {}
         times = [every[cpu] for cpu in self._cpus]
         all_s = sum(t.user + t.nice + t.system + t.irq + t.softirq + t.steal + t.idle + t.iowait for t in times)
@@ -207,13 +207,13 @@ class HostSensor(Sensor):
 
 
 def host_uuid() -> str:
-    """Return a text that is the same in all processes of one container or machine, and differs on any other."""
+    """Return an identifier that all processes of one container or machine share, and no process elsewhere has."""
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     return f"HOST-{socket.gethostname()}-{boot_id.read_text().strip() if boot_id.exists() else 'unknown-boot'}"
 
 
 def machine_uuid() -> str:
-    """Return a text that is the same in all processes and containers of one machine: for devices that they share."""
+    """Return an identifier that all processes and containers of one machine share, for devices that they share."""
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     return boot_id.read_text().strip() if boot_id.exists() else host_uuid()
 

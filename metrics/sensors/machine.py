@@ -12,7 +12,7 @@ from efficientbench.metrics.formulas.device_use import MachineConditions
 from efficientbench.metrics.sensors.host import processor_name
 
 _IMAGE_NAMES = ("APPTAINER_NAME", "SINGULARITY_NAME")
-"""Variables in which these name the file of the image."""
+"""Environment variables in which Apptainer and Singularity name the image's file."""
 
 
 def machine_conditions(
@@ -21,9 +21,9 @@ def machine_conditions(
     """Return what the machine gives to this process.
 
     Args:
-        rank: of this process.
+        rank: this process's rank.
         root: the root of the file system.
-        environment: where a container's kind and image are looked up.
+        environment: the variables that name a container's kind and image.
     """
     processors = root / "sys/devices/system/cpu"
     governors = _values(processors, "cpu[0-9]*/cpufreq/scaling_governor")
@@ -45,7 +45,7 @@ def machine_conditions(
 
 
 def _boost(processors: Path) -> bool | None:
-    """Return whether cores may exceed their nominal clock, as acpi-cpufreq or Intel's driver says it."""
+    """Return whether cores may exceed their nominal clock, by acpi-cpufreq or intel_pstate; None if neither says so."""
     allowed, forbidden = _read(processors / "cpufreq/boost"), _read(processors / "intel_pstate/no_turbo")
     if allowed:
         return allowed == "1"
@@ -53,7 +53,7 @@ def _boost(processors: Path) -> bool | None:
 
 
 def _is_virtual(root: Path) -> bool | None:
-    """Return whether the processor says that a hypervisor is below it; only x86 says so."""
+    """Return whether the processor runs under a hypervisor; None except on x86, which alone reports it."""
     flags = re.search(r"^flags\s*:(.*)$", _read(root / "proc/cpuinfo"), re.MULTILINE)
     return None if flags is None else "hypervisor" in flags[1].split()
 
@@ -72,7 +72,7 @@ def _container(root: Path, environment: Mapping[str, str]) -> str | None:
 
 
 def _image(root: Path, environment: Mapping[str, str]) -> str | None:
-    """Return the image's name, without registry, folders and digest, which may show whose it is."""
+    """Return the image's name without registry, folders and digest, which may identify its owner."""
     named = next((environment[name] for name in _IMAGE_NAMES if environment.get(name)), "")
     if not named:
         found = re.search(r'^image="(.+)"$', _read(root / "run/.containerenv"), re.MULTILINE)
@@ -81,13 +81,13 @@ def _image(root: Path, environment: Mapping[str, str]) -> str | None:
 
 
 def _fabric(root: Path) -> list[str]:
-    """Return kind and rate of each port of InfiniBand or RoCE, such as 'InfiniBand 400 Gb/sec (4X NDR)'."""
+    """Return kind and rate of each InfiniBand or RoCE port, such as 'InfiniBand 400 Gb/sec (4X NDR)'."""
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     return [f"{_read(port / 'link_layer')} {_read(port / 'rate')}" for port in ports if _read(port / "rate")]
 
 
 def _ethernet(root: Path) -> list[str]:
-    """Return the rate of each adapter of Ethernet that is up; virtual ones do not report theirs, or report -1."""
+    """Return the rate of each Ethernet adapter that is up; virtual adapters report none, or -1."""
     found = []
     for adapter in sorted((root / "sys/class/net").glob("*")):
         speed = _read(adapter / "speed")
@@ -101,7 +101,7 @@ def _values(folder: Path, pattern: str) -> list[str]:
 
 
 def _read(path: Path) -> str:
-    # An adapter that is down answers with an error.
+    # Reading the speed of an adapter that is down fails.
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -29,9 +29,9 @@ Value = TypeVar("Value")
 _SM, _MEMORY = 1, 2
 """Kinds of clocks (nvmlClockType_t)."""
 _MOST_LINKS = 18
-"""Of NVLink (NVML_NVLINK_MAX_LINKS)."""
+"""Largest number of a GPU's NVLinks (NVML_NVLINK_MAX_LINKS)."""
 _ON_CHIP = 0
-"""The sensor of temperature (nvmlTemperatureSensors_t)."""
+"""The temperature sensor on the chip (nvmlTemperatureSensors_t)."""
 _REASONS = {
     0x02: CLOCKS_SET,
     0x04: "the power limit",
@@ -41,11 +41,11 @@ _REASONS = {
     0x40: HEAT[1],
     0x80: "the power supply",
 }
-"""Bit of NVML's clocks event reasons (nvml.h) → what it means. Idleness and displays slow no training."""
+"""Bit of NVML's clocks event reasons (nvml.h) → its meaning, but for idleness and displays, which slow no training."""
 
 
 def read_settings(nvml: Any, handle: Any) -> DeviceSettings:
-    """Return what limits a GPU's speed and power; what its driver does not report, as of a MIG slice, is None."""
+    """Return what limits a GPU's speed and power; a value that the driver does not report, as for a slice, is None."""
 
     def asked(query: Callable[[], Value]) -> Value | None:
         try:
@@ -58,7 +58,7 @@ def read_settings(nvml: Any, handle: Any) -> DeviceSettings:
     links = [asked(partial(nvml.nvmlDeviceGetNvLinkState, handle, link)) for link in range(_MOST_LINKS)]
     up = [state for state in links if state is not None]
     lanes = asked(lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle))
-    # The greatest one: the link of an idle GPU falls back to a lower generation.
+    # The maximum: the link of an idle GPU falls back to a lower generation.
     generation = asked(lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
     return DeviceSettings(
         power_limit_w=None if limit_mw is None else limit_mw / 1e3,
@@ -74,7 +74,7 @@ def read_settings(nvml: Any, handle: Any) -> DeviceSettings:
 
 
 def read_state(nvml: Any, handle: Any) -> DeviceState | None:
-    """Return temperature, clock and what keeps it down; None where the driver does not report all of them."""
+    """Return temperature, clock and what keeps the clock down; None where the driver does not report all of them."""
     try:
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         return DeviceState(
@@ -104,14 +104,15 @@ class NvmlSensor(Sensor):
 
     Memory is the driver's figure for the whole device, with the driver's reservation and other processes. Utilization
     is the share of the driver's last sampling period (1/6 to 1 s) in which a kernel ran. The energy counter (Volta and
-    newer) counts since the driver was loaded; its difference is preferred over polled power. That is a mean over the
-    last second on GPUs after GA100 (nvmlDeviceGetPowerUsage in NVIDIA's documentation), and lags in short windows.
+    newer) counts since the driver was loaded; its difference is preferred over polled power. Polled power is a mean
+    over the last second on GPUs after GA100 (nvmlDeviceGetPowerUsage in NVIDIA's documentation), and lags in short
+    windows.
 
     Args:
         uuids: the devices by UUID, the surest way: `torch.cuda.get_device_properties(i).uuid` as text.
         indices: without `uuids`, positions of the devices among those that CUDA_VISIBLE_DEVICES leaves visible, as
             torch counts them; all visible ones by default.
-        environment: where CUDA_VISIBLE_DEVICES is looked up.
+        environment: the variables, of which CUDA_VISIBLE_DEVICES is read.
         nvml: the module to call; `pynvml` by default.
         pids: the run's processes on this machine, this one by default; any other on a device is a disturbance.
     """

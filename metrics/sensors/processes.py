@@ -19,7 +19,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class RunProcess:
-    """Reads memory and processor time of one process; all are 0 once it has ended, which is no error.
+    """Reads memory and processor time of one process; a process that has ended is no error, and reads as 0.
 
     Args:
         process: the process.
@@ -48,10 +48,10 @@ class RunProcess:
     def read(self) -> tuple[float, float]:
         """Return memory in bytes, and processor seconds since the last call (0 at the first).
 
-        Memory is PSS as estimated from the resident size and from what was shared at the last `update_shared`; before
-        the first, the resident size itself. Processor time leaves out children that have ended.
+        Memory is PSS, estimated from the resident size and from what was shared at the last `update_shared`; before
+        the first update, it is the resident size. Processor time is the process's own, without its children's.
         """
-        # Kept cheap, because a training step waits for each microsecond of it: no PSS, which walks all page tables.
+        # Cheap, since a training step waits for every microsecond of it: no PSS, which walks all page tables.
         anonymous_bytes, mapped_bytes = self._resident_bytes()
         last_s = self._last_busy_s
         try:
@@ -72,7 +72,7 @@ class RunProcess:
         self._others_bytes, self._own_part = 0, 1.0
         if "Pss" in pss and mapped_bytes:
             # Anonymous pages are shared after a fork until one side writes; mapped ones (libraries) stay shared. The
-            # first are therefore corrected by an amount, which cannot grow, and the second by a factor.
+            # former are therefore corrected by an amount, which cannot grow, and the latter by a factor.
             own_anonymous_bytes = pss.get("Pss_Anon", anonymous_bytes)
             self._others_bytes = anonymous_bytes - own_anonymous_bytes
             self._own_part = max(pss["Pss"] - own_anonymous_bytes, 0) / mapped_bytes
@@ -100,11 +100,11 @@ class RunProcess:
         return True
 
     def peak_bytes(self) -> int:
-        """Return the high-water mark less what other processes share of it."""
+        """Return the high-water mark of memory less what other processes share of it, bytes."""
         try:
             status = _sizes(self._folder / "status")
             used_bytes = _sizes(self._folder / "smaps_rollup").get("Pss", 0) if self._has_pss else status["VmRSS"]
-            # The kernel records the peak of the resident size alone: what is shared now is taken as shared then.
+            # The kernel records the peak of the resident size alone: memory shared now counts as shared then.
             return status["VmHWM"] - status["VmRSS"] + used_bytes
         except (*_ENDED, KeyError):  # a process that is ending has no memory lines
             return 0
@@ -140,8 +140,8 @@ def other_processes(listed: Collection[int], own: Collection[int]) -> OtherUse |
         own: ids of the run's processes on this host.
 
     Returns:
-        None also if none of the listed belongs to the run. Then the run has no context on the device yet, or the
-        driver reports ids of the host while this is a container, and nobody can know whose they are.
+        The other processes; None if there are none, or if no listed process belongs to the run. In the latter case the
+        run has no context on the device yet, or the driver reports the host's ids in a container: owners are unknown.
     """
     others = sorted(pid for pid in listed if not _belongs_to(pid, own))
     if not others or len(others) == len(listed):

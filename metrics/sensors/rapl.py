@@ -30,13 +30,13 @@ _MICRO = 1e-6
 
 @dataclass
 class Zone:
-    """One counter, which grows for ever although its register wraps around."""
+    """One energy counter, which keeps growing although its register wraps around."""
 
     name: str
     energy: int
     """The counter's open file descriptor: opening the file for each reading costs more than reading it."""
     range_uj: int
-    """The register restarts from 0 at this value, µJ."""
+    """The value at which the register wraps around to 0, µJ."""
     last_uj: int
     total_uj: int = 0
 
@@ -76,7 +76,7 @@ class RaplSensor(Sensor):
         """Choose the zones.
 
         Raises:
-            MetricsError: there is none, or it may not be read; the message says what would help.
+            MetricsError: there is no zone, or one may not be read; the message says what would help.
         """
         found = sorted(self._root.glob("intel-rapl:*"))
         names = {folder: (folder / "name").read_text().strip() for folder in found if (folder / "name").exists()}
@@ -95,7 +95,7 @@ class RaplSensor(Sensor):
                 f"no RAPL zone in {self._root}: a virtual machine or container hides them, or the kernel module "
                 "intel_rapl_msr is not loaded"
             )
-        for folder in chosen:  # one by one, so that `close` closes those opened before one that cannot be
+        for folder in chosen:  # one by one, so that after a failure `close` closes the zones opened before
             self._zones.append(_zone(folder, names[folder]))
 
     def devices(self) -> list[DeviceInfo]:

@@ -1,7 +1,7 @@
 """Records a sensor's readings as a trace, and plays a trace as a sensor on any other machine.
 
-A trace is a JSONL file. A line with `device` as an object introduces a device; the others are readings of one device at
-one `time_s` (any monotonic clock): fields of Sample or Counters, null or left out if not measured.
+A trace is a JSONL file. A line with `device` as an object introduces a device; each other line is a reading of one
+device at one `time_s` (any monotonic clock): fields of Sample or Counters, null or missing if not measured.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Recorded:
     def at(self, quantity: str, time_s: float) -> float | None:
         """Return the value at a time, interpolated between the readings around it.
 
-        None outside of the readings, and in a hole between those of a sampled quantity.
+        None before the first reading, after the last, and in a hole of a sampled quantity.
         """
         times_s, values = self.times_s[quantity], self.values[quantity]
         after = bisect_left(times_s, time_s)
@@ -75,7 +75,7 @@ def read_trace(path: Path) -> list[Recorded]:
     """Return the devices of a trace in its order.
 
     Raises:
-        MetricsError: it cannot be read, or a line is no reading of a known device; the message has the line.
+        MetricsError: the trace cannot be read, or a line is no reading of a known device; the message has its number.
     """
     devices: dict[str, Recorded] = {}
     try:
@@ -106,16 +106,16 @@ def _read_line(entry: dict[str, Any], devices: dict[str, Recorded]) -> None:
             times_s = recorded.times_s[name]
             if times_s and time_s < times_s[-1]:
                 raise ValueError(f"{name} at {time_s} s comes after {times_s[-1]} s")
-            if not times_s or time_s > times_s[-1]:  # a counter may be read twice at once: for a window and beside it
+            if not times_s or time_s > times_s[-1]:  # a counter may be read twice at one time, as at a window's edge
                 times_s.append(time_s)
                 recorded.values[name].append(float(entry[name]))
 
 
 class ReplaySensor(Sensor):
-    """Plays a trace from its beginning as time passes; a device that has no more readings drops out.
+    """Plays a trace from its beginning as time passes; a device without further readings drops out.
 
     Args:
-        path: the trace.
+        path: the trace's file.
         clock: the monitor's clock.
     """
 
@@ -172,7 +172,7 @@ class RecordingSensor(Sensor):
 
     Args:
         sensor: the sensor to record.
-        path: the trace; an old one is overwritten.
+        path: the trace's file; an existing file is overwritten.
         clock: the monitor's clock.
     """
 

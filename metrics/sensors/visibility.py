@@ -3,8 +3,8 @@
 Written from NVIDIA's description of the variable (CUDA Programming Guide, environment variables; MIG User Guide,
 "Device Enumeration") and from how torch reads it (`torch.cuda._parse_visible_devices`): indices, UUIDs or unique
 beginnings of UUIDs, MIG UUIDs, and the older MIG-GPU-<uuid>/<instance>/<compute instance>. The first entry decides the
-kind of the list. An entry that fits no device ends the list; one that names a device again leaves none visible. A
-process sees one MIG slice at most, and beside it no whole GPU.
+kind of the list. An entry that matches no device ends the list; a device named twice leaves none visible. A process
+sees one MIG slice at most, and then no whole GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def visible_handles(nvml: Any, environment: Mapping[str, str]) -> list[Handle]:
         environment: usually `os.environ`.
 
     Raises:
-        MetricsError: indices are ambiguous, since CUDA would sort unlike GPUs by speed and NVML sorts them by bus.
+        MetricsError: indices are ambiguous, since CUDA would sort GPUs of different models by speed, and NVML by bus.
     """
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     listed = environment.get("CUDA_VISIBLE_DEVICES")
@@ -86,12 +86,12 @@ def mig_slices(nvml: Any, handle: Handle) -> list[Handle]:
 
 
 def _entries(listed: str) -> list[str]:
-    """Return the list's entries up to the first of another kind than its first; none if one comes twice."""
+    """Return the entries up to the first that differs in kind from the list's first; none if an entry comes twice."""
     found = []
     kind = next((prefix for prefix in ("GPU-", "MIG-") if listed.startswith(prefix)), None)
     for entry in listed.split(","):
         if kind is None:
-            # CUDA reads numbers as strtoul does: blanks before, anything behind; text without a number is negative.
+            # CUDA reads numbers as strtoul does: blanks before, anything after; text without a number is negative.
             number = re.match(r"\s*\+?(\d+)", entry)
             entry = str(int(number[1])) if number else ""
         elif not entry.startswith(kind):

@@ -1,4 +1,4 @@
-"""Reads and writes `GenerationRecord`, what using a model cost on one device, as one JSON file beside the run's record.
+"""Reads and writes `GenerationRecord`, the cost of generating on one device, as a JSON file beside the run's record.
 
 A row is a combination of prompt, batch and new tokens; its prefill and its decoding are measured apart.
 """
@@ -23,11 +23,11 @@ from efficientbench.metrics.records.record import current_files, iso_time, reada
 
 GENERATION_NAME = "generation.json"
 GENERATION_SCHEMA: Literal[1] = 1
-"""Rises when a field changes its meaning or goes; a further figure leaves it as it is."""
+"""Rises when a field changes its meaning or is removed; a new figure does not raise it."""
 GENERATION_FORMULAS = "efficientbench-generation/1"
 """The edition of the figures' meanings; rows of different editions are not compared."""
 ENGINE = "efficientbench: one static batch, all prompts at once"
-"""Whose figures these are: a server with continuous batching, as vLLM or SGLang, has others."""
+"""The engine that was measured: a server with continuous batching, as vLLM or SGLang, has other figures."""
 
 
 class GenerationRow(RowFigures):
@@ -43,7 +43,7 @@ class GenerationRow(RowFigures):
 
     @model_validator(mode="after")
     def _is_measured_or_failed(self) -> GenerationRow:
-        """Refuse a row that is neither, and a figure that is None without a reason."""
+        """Refuse a row that is neither measured nor failed, and a figure that is None without a reason."""
         measured = (self.prefill is not None, self.decode is not None)
         if measured != (self.failure is None,) * 2:
             raise ValueError("a row has either a failure, or a prefill and a decode")
@@ -57,7 +57,7 @@ class GenerationRow(RowFigures):
 
     @property
     def phases(self) -> dict[str, Phase]:
-        """Return what was measured, by name; nothing of a failure."""
+        """Return the measured phases by name; empty for a failure."""
         named = (("prefill", self.prefill), ("decode", self.decode))
         return {name: phase for name, phase in named if phase is not None}
 
@@ -69,7 +69,7 @@ class GenerationRow(RowFigures):
         return getattr(self, name)
 
     def why(self, name: str) -> str | None:
-        """Return why such a figure is None."""
+        """Return why a figure of `GENERATION_FIGURES` is None."""
         if self.failure is not None:
             return self.failure
         for prefix, phase in (("prefill_", self.prefill), ("decode_", self.decode)):
@@ -130,7 +130,7 @@ GENERATION_FIGURES: dict[str, Figure] = {
 
 
 def write_generation(record: GenerationRecord, path: Path) -> None:
-    """Write the record as JSON. Raises MetricsError, and leaves a record that was there, where it cannot be written."""
+    """Write the record as JSON. Raises MetricsError, and keeps an existing record, if it cannot be written."""
     content = with_checksum(record.model_dump(mode="json"))
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     write_whole(path, text + "\n")
@@ -140,7 +140,7 @@ def read_generation(path: Path) -> GenerationRecord:
     """Read a record.
 
     Raises:
-        MetricsError: no such file, no JSON, not a record, or one with another checksum; the message names the file and
+        MetricsError: the file is missing, no JSON, no record, or fails its checksum; the message names the file and
             every wrong key.
     """
     try:
@@ -158,7 +158,7 @@ def read_generation(path: Path) -> GenerationRecord:
 
 
 def generation_of(run: Path) -> GenerationRecord | None:
-    """Return what was measured of generating with a run's model; None where nothing was, or cannot be read."""
+    """Return the record of generation in a run's folder; None if there is none, or it cannot be read."""
     if (run / GENERATION_NAME).is_file():
         with contextlib.suppress(MetricsError):
             return read_generation(run / GENERATION_NAME)
@@ -166,7 +166,7 @@ def generation_of(run: Path) -> GenerationRecord | None:
 
 
 def load_generations(folder: Path) -> tuple[list[GenerationRecord], list[str]]:
-    """Read all records of generation below a folder, but those that later ones replaced.
+    """Read all records of generation below a folder; skip those of replaced and traced runs.
 
     Returns:
         The records by run and start, and a message for each file that cannot be read as one.

@@ -26,7 +26,7 @@ class PhaseMeasured:
     times_s: Sequence[Sequence[float]]
     """Times of the steps of each repeat."""
     tokens: int
-    """Of a step: those of all prompts, or a new one of each row."""
+    """Tokens of a step: those of all prompts, or a new one of each row."""
 
     @property
     def steps_s(self) -> list[float]:
@@ -37,7 +37,7 @@ class PhaseMeasured:
     def interval(self) -> tuple[float, float]:
         """Return the mean's 95 % interval by Student's t over the repeats' means.
 
-        Steps of one repeat are alike, and later ones read more: only repeats are independent.
+        Steps of one repeat are correlated, and later steps read more: only repeats are independent.
         """
         found = mean_confidence_interval([average(repeat) for repeat in self.times_s])
         if found is None:
@@ -57,32 +57,32 @@ class RowMeasured:
     run: RunMeasurement
     """The window of decoding."""
     first_token_s: Sequence[float]
-    """Of each repeat."""
+    """Time to first token of each repeat."""
     cache_bytes: int
-    """Of a sequence with all its tokens, as held in memory."""
+    """Cache in memory for one sequence with all its tokens."""
     tokens: int
-    """Of such a sequence."""
+    """Number of tokens of such a sequence, prompt and new ones."""
     step_s: float
     """Mean time of a decoding step."""
     needed_bytes: float | None
-    """That a decoding step has to read; None, as the next: `unknown` says why."""
+    """Bytes that a decoding step has to read; None, as the next: `unknown` says why."""
     read_bytes: float | None
-    """That a decoding step reads, with what lies behind the last token up to the length for which it is computed."""
+    """Bytes that a decoding step reads: the needed ones, and the positions after the last token that it reads too."""
     unknown: str
     peak_bytes_s: float | None
     """The device's memory bandwidth; None: the source says why."""
     peak_source: str
     experts_touched: float | None
-    """Mean over layers and decoding steps; None: the model has no experts."""
+    """Experts of a layer that a decoding step uses, mean over layers and steps; None: the model has no experts."""
 
     def bytes(self, found: float | None) -> float:
-        """Return the bytes, or raise MetricsError with the reason."""
+        """Return `found`, a number of bytes; raise MetricsError with the reason if it is None."""
         if found is None:
             raise MetricsError(self.unknown)
         return found
 
     def bandwidth(self, found: float | None) -> float:
-        """Return these bytes over the time and the peak bandwidth."""
+        """Return `found` bytes over a decoding step's time and the device's peak bandwidth."""
         moved = self.bytes(found)
         if self.peak_bytes_s is None:
             raise MetricsError(self.peak_source)

@@ -1,8 +1,8 @@
 """The table of figures of generation: each field is a row, from which every record, report and page follows.
 
 A formula's `m` is `PhaseMeasured` or `RowMeasured` of records/generation_facts.py. Time to first token and time per
-output token are those of one static batch in this project's own engine, where all prompts arrive at once: no figures of
-a server that schedules requests.
+output token are those of one static batch in this project's own engine, where all prompts arrive at once, and not those
+of a server that schedules requests.
 """
 
 from __future__ import annotations

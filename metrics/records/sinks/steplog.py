@@ -15,11 +15,11 @@ from efficientbench.basics.files import no_link
 from efficientbench.basics.foreign import parse_json, read_whole
 
 MOST_BYTES = 1 << 34
-"""Of the lines of one run: some 50 million steps."""
+"""Largest size of one run's lines: some 50 million steps."""
 
 
 class StepLog:
-    """Appends lines; each is in the file when `write` returns, so that a killed run loses at most the last one.
+    """Appends lines; a line is in the file when `write` returns, so that a killed run loses at most the last one.
 
     A torn last line, which a killed run may leave, is cut off when the file is opened again.
 
@@ -40,9 +40,9 @@ class StepLog:
         """Append one line.
 
         Args:
-            kind: 'step', 'evaluation', 'rollouts' or 'sample', kept under the key `kind`.
+            kind: 'step', 'evaluation', 'rollouts' or 'sample', written under the key `kind`.
             values: names with units, such as step, loss, learning_rate, grad_norm, step_time_s, tokens. A number
-                that is not finite is written as null, its name and text kept under `not_finite`.
+                that is not finite is written as null, with its name and text under `not_finite`.
         """
         numbers = {name: value for name, value in values.items() if isinstance(value, float)}
         not_finite = {name: str(number) for name, number in numbers.items() if not math.isfinite(number)}
@@ -61,7 +61,7 @@ class StepLog:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Return all lines of the file, in order; a torn last line is left out.
+    """Return all lines of the file, in order; skip a torn last line.
 
     Raises:
         MetricsError: no such file, or a damaged line that is not the last; the message gives its number.
@@ -73,10 +73,10 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def cut_steps(path: Path, step: int) -> str | None:
-    """Cut the file off behind step `step`, or before its first damaged line, for a run that resumes there.
+    """Cut the file off after step `step`, or before its first damaged line, for a run that resumes there.
 
     Returns:
-        What was lost to the damage, for people; None where nothing was, as without a file.
+        A message on what the damage lost; None if nothing was lost, or without a file.
 
     Raises:
         MetricsError: the file cannot be read or written.
@@ -87,7 +87,7 @@ def cut_steps(path: Path, step: int) -> str | None:
     kept_bytes, last_step = 0, 0
     for line, values in lines:
         if values["kind"] == "quality" or values.get("step", 0) > step:
-            damage = None  # it lies behind what stays
+            damage = None  # it lies after the lines that stay
             break
         kept_bytes += len(line) + 1
         last_step = values.get("step", last_step)
@@ -99,7 +99,7 @@ def cut_steps(path: Path, step: int) -> str | None:
 
 
 def last_elapsed_s(path: Path) -> float | None:
-    """Return the elapsed time at the last whole line, s; None where no line has one.
+    """Return the last elapsed time that an intact line has, s; None where no line has one.
 
     Raises MetricsError: the file cannot be read.
     """
@@ -109,7 +109,7 @@ def last_elapsed_s(path: Path) -> float | None:
 
 
 def _whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], str | None]:
-    """Return each line with its values, up to the first damaged one, and what is wrong with that; None for none."""
+    """Return each intact line with its values, up to the first damaged one, and its damage; None without damage."""
     try:
         lines = read_whole(path, MOST_BYTES).split(b"\n")
     except OSError as error:
@@ -128,7 +128,7 @@ def _whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], str | 
 
 
 def _cut_torn_line(path: Path) -> None:
-    # Only a file that holds something is read: /dev/full never ends.
+    # Read no empty file: /dev/full never ends.
     content = read_whole(path, MOST_BYTES) if path.stat().st_size else b""
     end = content.rfind(b"\n") + 1
     if end < len(content):

@@ -17,22 +17,22 @@ from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.files import whole_file
 
 FRAME_BYTES = 16
-"""Around each event of a file: its length, and the checksums of both."""
+"""Bytes around each event of a file: its length, and the checksums of length and event."""
 
 
 def cut_scalars(folder: Path, step: int, tokens: int) -> list[str]:
-    """Cut a folder's event files off behind step `step`, for a run that resumes there.
+    """Cut a folder's event files off after step `step`, for a run that resumes there.
 
-    Each file is written anew beside its place, with its times, and renamed: after a kill in between, the same call cuts
-    the rest. What follows a damaged event is dropped, as a torn end that a killed run may leave.
+    Each file is written beside the old one, with its events' times, and renamed: after a kill, the same call cuts the
+    rest. Everything after a damaged event is dropped, and so is the torn end that a killed run may leave.
 
     Args:
         folder: the folder of one run.
         step: the last step that stays.
-        tokens: tokens trained on until then, the last place that stays on the axis of tokens.
+        tokens: tokens trained on by then, the last value that stays on the axis of tokens.
 
     Returns:
-        For each file of which scalars up to `step` were dropped, what was lost, for people.
+        For each file that lost scalars up to `step`, a message on the loss.
 
     Raises:
         MetricsError: tensorboard is not installed, or the folder cannot be written.
@@ -80,7 +80,7 @@ class TensorBoardLog:
             raise MetricsError(f"{folder}: cannot be written ({error.strerror})") from None
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Write values by name at a step; None is left out."""
+        """Write values by name at a step; skip a value of None."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 

@@ -1,7 +1,7 @@
 """Sends a run's settings, scalars and figures to Weights & Biases, by its own package.
 
 That package starts a process of its own, which sends. It reads no sensor here, captures no output and looks at no code.
-Its environment variables hold: WANDB_MODE=offline keeps everything in the run's folder, and `wandb sync` sends it
+Its environment variables apply: WANDB_MODE=offline keeps everything in the run's folder, and `wandb sync` sends it
 later.
 """
 
@@ -17,14 +17,14 @@ from pydantic import ValidationError
 from efficientbench.basics.errors import MetricsError
 
 FINISH_LIMIT_S = 60.0
-"""Time that the last scalars have to arrive; what has not stays in the folder, for `wandb sync`."""
+"""Time for the last scalars to arrive; those that do not stay in the folder, for `wandb sync`."""
 BY_TOKENS = ("by_tokens/train_loss", "by_tokens/validation_loss")
-"""Scalars over the tokens that were trained on; all others are over steps."""
+"""Scalars over the tokens trained on; all others are over steps."""
 MISSING = "wandb: Weights & Biases is not installed: pip install 'efficientbench[wandb]'"
 
 
 def check_wandb(project: str | None) -> None:
-    """Raise MetricsError where a project of Weights & Biases is to get a run, and its package is not installed."""
+    """Raise MetricsError if a project of Weights & Biases is to get a run, and the package wandb is not installed."""
     if project is None:
         return
     found = find_spec("wandb")
@@ -36,20 +36,20 @@ def check_wandb(project: str | None) -> None:
 class WandbLog:
     """One attempt of a run as a run of Weights & Biases; attempts and repeats of a run share its name as their group.
 
-    Once the training has begun no trouble with Weights & Biases ends it: the rest is left out, with a warning.
+    Once the training has begun, no failure of Weights & Biases ends it: a warning says that nothing more is sent.
 
     Raises:
         MetricsError: wandb is not installed, or Weights & Biases takes no run of this user.
     """
 
     def __init__(self, project: str, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
-        """Begin.
+        """Start the run of Weights & Biases.
 
         Args:
-            project: of Weights & Biases.
-            folder: of the run; `wandb/` in it keeps what is sent.
-            name: of the run.
-            settings: its configuration.
+            project: the project of Weights & Biases.
+            folder: the run's folder; `wandb/` in it holds what is sent.
+            name: the run's name.
+            settings: the run's configuration.
         """
         try:
             import wandb
@@ -84,7 +84,7 @@ class WandbLog:
                 f"wandb: a setting is wrong, from an environment variable WANDB_… or wandb's own file: {wrong}"
             ) from None
         self._run: Any = run
-        """None once sending has failed."""
+        """The run of Weights & Biases; None once sending has failed."""
         self._complete = False
         for axis in ("step", "tokens"):
             run.define_metric(axis, hidden=True)
@@ -96,12 +96,12 @@ class WandbLog:
             print(f"Weights & Biases: {where}", flush=True)
 
     def scalars(self, axis: str, place: int, values: Mapping[str, float | None]) -> None:
-        """Send values by name at a place on the axis `step` or `tokens`; None is left out."""
+        """Send values by name at a place on the axis `step` or `tokens`; skip a value of None."""
         given = {name: value for name, value in values.items() if value is not None}
         self._send(lambda run: run.log({axis: place, **given}))
 
     def figures(self, values: Mapping[str, Any]) -> None:
-        """Send the figures of a run that has its record, for the table of runs; None is left out."""
+        """Send the figures of a recorded run, for the table of runs; skip a figure of None."""
         given = {name: value for name, value in values.items() if value is not None}
         self._send(lambda run: run.summary.update(given))
         self._complete = True
@@ -117,7 +117,7 @@ class WandbLog:
         try:
             what(self._run)
         except Exception as error:
-            # Its process may have been killed, or its disk be full.
+            # The process of wandb may have been killed, or its disk may be full.
             print(
                 f"warning: Weights & Biases gets no more of this run: {str(error) or type(error).__name__}", flush=True
             )

@@ -19,24 +19,24 @@ class Chip:
 
     card: int
     chip: int
-    """Position in its card: most cards have one chip, those of an A3 two."""
+    """Position on its card: most cards have one chip, an A3's have two."""
     logic_id: int
-    """As applications count them."""
+    """The chip's number as applications count chips."""
 
 
 def choose_chips(
     chips: Sequence[Chip], indices: Sequence[int] | None, environment: Mapping[str, str] = os.environ
 ) -> list[Chip]:
-    """Return the chips that ASCEND_RT_VISIBLE_DEVICES leaves visible, and of them those at `indices`.
+    """Return the chips at `indices` among those that ASCEND_RT_VISIBLE_DEVICES leaves visible; None: all of them.
 
-    The variable holds logical ids, separated by commas alone. The first character that is neither ends the list, and
-    so does an id that no chip has (CANN, environment variables, "ASCEND_RT_VISIBLE_DEVICES").
+    The variable holds logical ids, separated by commas alone. Any other character ends the list, and so does an id that
+    no chip has (CANN, environment variables, "ASCEND_RT_VISIBLE_DEVICES").
 
     Raises:
-        MetricsError: no chip is visible, or there is no such index.
+        MetricsError: no chip is visible, or no visible chip has one of the indices.
     """
     # In a container that was given one die of an A3's card, the driver lists the other die too, with the logical id 0
-    # that it never set (github.com/hicann/driver, dcmi_init_for_server.c). Of equal ids the first is the real one.
+    # that it never set (github.com/hicann/driver, dcmi_init_for_server.c). Of equal ids the first is the right one.
     by_id = {chip.logic_id: chip for chip in reversed(chips)}
     listed = environment.get("ASCEND_RT_VISIBLE_DEVICES")
     visible = [by_id[logic_id] for logic_id in sorted(by_id)]
@@ -55,15 +55,15 @@ def choose_chips(
 
 
 def chip_power_w(card_power_w: float | None, chips: Sequence[Chip], measured: Sequence[Chip]) -> float | None:
-    """Return one chip's part of its card's power, W: an equal one, so that the chips' sum is the card's reading.
+    """Return one chip's share of its card's power, W: all shares are equal, so that their sum is the card's reading.
 
     Args:
-        card_power_w: of the whole card; None if it has no reading.
+        card_power_w: the card's power; None if it has no reading.
         chips: all chips of the card.
         measured: the chips that a sensor reads.
 
     Raises:
-        MetricsError: not all chips of the card are measured, so that their part of the power is unknown.
+        MetricsError: not all chips of the card are measured, so that their share of the power is unknown.
     """
     missing = [chip for chip in chips if chip not in measured]
     if missing:

@@ -42,7 +42,7 @@ from efficientbench.metrics.sensors.base import (
 from efficientbench.metrics.sensors.host import machine_uuid
 from efficientbench.metrics.sensors.processes import other_processes
 
-# What limits an NPU's speed, and how it fares, as DCMI reports them; never run on an NPU.
+# Settings and state of an NPU as DCMI reports them; never run on an NPU.
 #
 # Signatures and numbers: Huawei, "DCMI API Reference" (dcmi_get_device_frequency in MHz, dcmi_get_device_temperature
 # in °C, dcmi_get_device_ecc_info). The library reports no cause of a lowered clock and no power limit.
@@ -53,11 +53,11 @@ _CORE_CLOCK, _RATED_CORE_CLOCK = 7, 9
 _ON_CHIP_MEMORY = 2
 """Kind of memory (dcmi_device_type)."""
 _HOTTEST_C = 200
-"""Above lie the driver's codes for a temperature that is not known."""
+"""Highest temperature; larger values are the driver's codes for an unknown one."""
 
 
 def read_settings(dcmi: Any, chip: Chip) -> DeviceSettings | None:
-    """Return what limits a chip; None where the driver reports nothing of it."""
+    """Return a chip's rated clock and error correction; None where the driver reports neither."""
     try:
         clock_mhz: float | None = _clock_mhz(dcmi, chip, _RATED_CORE_CLOCK)
     except MetricsError:
@@ -94,7 +94,7 @@ _AI_CORE = 2
 _COMPUTE_DIE = 1
 _BYTES_PER_MB = 1 << 20
 _TWO_DIES = re.compile(r"Ascend910(_93\w*)?")
-"""Name of an A3's chips."""
+"""Pattern of the names of an A3's chips."""
 _NO_POWER = (0x7FFD, 0x7FFF)
 """The microcontroller's codes for a power that is invalid or could not be read."""
 _MAXIMUM_POWER_W = 5000.0
@@ -104,21 +104,20 @@ _MAXIMUM_POWER_W = 5000.0
 class DcmiSensor(Sensor):
     """Memory, AI core utilization and power of Ascend NPUs; energy is integrated power, for lack of a counter.
 
-    Where a card has one power reading for several NPUs (A3, 310P), each gets an equal part of it, and none gets any
-    unless all of them are measured. The utilization query takes about 36 ms on a 910B, so that eight chips are read
-    about three times a second at the most; the record has the interval achieved. While a profiler runs, the driver
-    reports 0.
+    Where a card has one power reading for several NPUs (A3, 310P), each gets an equal share of it, and none has a power
+    unless all of them are measured. The utilization query takes about 36 ms on a 910B, so that eight chips are read at
+    most about three times a second; the record has the interval achieved. While a profiler runs, the driver reports 0.
 
     Args:
         indices: positions of the devices among the visible ones, as torch counts them; all by default.
-        environment: where ASCEND_RT_VISIBLE_DEVICES is looked up.
+        environment: the variables, of which ASCEND_RT_VISIBLE_DEVICES is read.
         library: path of libdcmi.so; the driver's own by default.
         pids: the run's processes on this machine, this one by default; any other on a device is a disturbance.
     """
 
     name = "dcmi"
     scope: Scope = "npu"
-    # No energy here: there is no counter whose absence would be worth a line.
+    # Without energy, whose absence is worth no line: no NPU has a counter.
     figures = {**MEMORY_AND_UTILIZATION, "power_w": "power (AEC, J/token)"}
 
     def __init__(
@@ -288,7 +287,7 @@ class DcmiSensor(Sensor):
         return (name if name.startswith(kind) else kind + name) or "Ascend NPU"
 
     def _uuid(self, chip: Chip) -> str:
-        """Return the die's serial number; without one, the chip's place in this machine."""
+        """Return an identifier from the die's serial number; without one, from the chip's position in this machine."""
         try:
             numbers = self._fill("dcmi_get_device_die_v2", chip, DieId(), _COMPUTE_DIE).soc_die
         except MetricsError:

@@ -1,4 +1,4 @@
-"""Declares the Ascend driver's C library DCMI by its documentation: where it lies, its structures, how to call it."""
+"""Declares the Ascend driver's C library DCMI from its documentation: its paths, its structures, how to call it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def load(path: str | None = None) -> Any:
     """Return the library at `path`, by default the driver's own, initialized.
 
     Raises:
-        MetricsError: the library cannot be loaded, or no driver answers behind it.
+        MetricsError: the library cannot be loaded, or its driver does not answer.
     """
     problem = "not found"
     for candidate in [path] if path else LIBRARIES:
@@ -101,7 +101,7 @@ def call(dcmi: Any, function: str, *arguments: Any) -> None:
     try:
         code = getattr(dcmi, function)(*arguments)
     except AttributeError:
-        # The library of an Ascend 950 has functions of other names alone.
+        # An Ascend 950's library has functions of other names only.
         reason = f"this driver's libdcmi.so has no {function}: its NPUs are of an unknown generation"
         raise MetricsError(reason) from None
     if code != 0:
