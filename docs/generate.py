@@ -243,7 +243,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
 
 
 def _keys(root: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield part, key and JSON schema of every key; a key of one kind of attention or position has the kind in brackets."""
+    """Yield part, key and JSON schema of every key; in brackets, the kind of attention or position that a key needs."""
 
     def walk(schema: dict[str, Any], prefix: str, kind: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
         for name, value in schema["properties"].items():

@@ -81,7 +81,7 @@ class Overtaking:
     """Where the costs of two lives meet."""
 
     tokens: float | None
-    """Served tokens from which the other model costs less; None if one always costs less, or both always the same."""
+    """Served tokens from which the other model costs less; None if one always costs less, or both cost the same."""
     low: float | None
     """Lower end of the tokens' 95 % interval; None, like `high`, if that is not known or `tokens` is None."""
     high: float | None

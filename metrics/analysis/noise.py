@@ -16,7 +16,7 @@ from efficientbench.metrics.records.record import RunRecord
 class IdenticalRuns:
     """The rows of a report by model and conditions, to look up runs of identical models, which show the noise.
 
-    `identical_runs` answers for one pair. A report asks for thousands of pairs, so this class sorts the rows once.
+    `identical_runs` answers for one pair. A report asks for thousands of pairs, so this class groups the rows once.
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:

@@ -199,7 +199,7 @@ def _accuracy(name: str, rights: Sequence[tuple[bool, bool]], unpaired: int) -> 
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Return the exact two-sided p value of McNemar's test: each run alone is right equally often."""
+    """Return the exact two-sided p value of McNemar's test that either run alone is right equally often."""
     count, fewer = only_first + only_second, min(only_first, only_second)
     term = total = 1
     for number in range(fewer):

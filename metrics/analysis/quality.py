@@ -22,14 +22,14 @@ class Cost:
     tokens: float
     time_s: float
     energy_j: float | None
-    """None where the run's energy was not measured."""
+    """Energy, J; None where the run's energy was not measured."""
 
 
 def cost_to_loss(record: RunRecord, target_loss: float, end: int = 0) -> Cost:
     """Return the tokens, time and energy until the validation loss first fell to the target.
 
-    Between two validations the loss is interpolated linearly in the logarithm of the tokens, as a power law nearly is
-    linear there. Time and energy are interpolated linearly in the tokens, since each token costs the same.
+    Between two validations the loss is interpolated linearly in the logarithm of the tokens, which nearly fits a power
+    law. Time and energy are interpolated linearly in the tokens, since each token costs the same.
 
     Args:
         record: the run's record.

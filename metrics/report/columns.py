@@ -47,7 +47,7 @@ DERIVED = {
         lambda record: _times(record.al_s, 1e3), needs="al_s"),
     "samples_per_s": Derived(Figure("sequences/s", "tokens_per_s / seq_len", better="higher",
         known_as="llm-foundry Throughput (S/s)"),
-        # The examples of a fine-tuning are of many lengths.
+        # The examples of a fine-tuning have different lengths.
         lambda record: record.examples_per_s or _times(record.tokens_per_s, 1 / record.seq_len), needs="tokens_per_s"),
     "model_tflops_per_device": Derived(Figure("TFLOP/s", "flops_per_token · tokens_per_s_per_device",
         known_as="nanotron model_tflops_per_gpu; Megatron TFLOP/s/GPU", better="higher"),

@@ -58,7 +58,7 @@ def write_hparams(records: Sequence[RunRecord], folder: Path, generated: Sequenc
 def _free(name: str, taken: set[str]) -> str:
     """Return a folder name for a run that is not in `taken`, and add it there."""
     plain = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name).lstrip(".") or "run"
-    # This leaves room for a number, within a file system's limit.
+    # Leave room for a number, within a file system's limit.
     plain = plain.encode()[:240].decode(errors="ignore")
     free, count = plain, 1
     while free in taken:

@@ -1,4 +1,4 @@
-"""Plots that show one run: its devices over time, and the load of its experts."""
+"""Plots of single runs: a run's devices over time, and the load of its experts."""
 
 from __future__ import annotations
 

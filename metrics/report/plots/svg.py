@@ -62,7 +62,7 @@ class Figure:
     title: str
     plot: Markup
     note: str = ""
-    """Printed below the plot; the plot may be empty, where the note says why."""
+    """Text below the plot; the plot may be empty, and the note then says why."""
 
 
 @dataclass(frozen=True)

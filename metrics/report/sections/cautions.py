@@ -33,7 +33,7 @@ class Caution:
     runs: tuple[str, ...]
     """Names of the runs that it concerns; empty where the sentences name them."""
     sentences: tuple[str, ...]
-    """The details."""
+    """Sentences with the details."""
 
 
 def _without_signal(records: Sequence[RunRecord]) -> list[str]:

@@ -17,7 +17,7 @@ HIDDEN = ("passkey", "needle")
 BY_POSITION = "position_loss"
 
 Tokens = Annotated[int, Field(ge=1, le=1 << 53)]
-"""A number of tokens or items that a float holds."""
+"""A number of tokens or items that a float holds exactly."""
 
 
 class Cell(BaseModel):

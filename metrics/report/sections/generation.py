@@ -191,7 +191,7 @@ def relative_interval(row: GenerationRow) -> float | None:
 
 
 def generation_notes(generated: Sequence[Generated]) -> tuple[str, ...]:
-    """Return the notes: the engine, how each run decoded, what is in doubt, what failed, and the reason for each n/a."""
+    """Return the notes: the engine, how each run decoded, doubts, failures, and the reason for each n/a."""
     if not generated:
         return ()
     notes = [f"Engine: {engine}. No figures of vLLM's, SGLang's or another server's." for engine in _engines(generated)]

@@ -102,7 +102,7 @@ NOTES = (
 
 
 def rank_table(records: Sequence[RunRecord]) -> Table | None:
-    """Return the ranks of each run of several, the one that worked longest first; None where no run records them."""
+    """Return the ranks of each run of several ranks, the one that worked longest first; None where no run has them."""
     rows = [
         (name, *cells)
         for name, record in zip(unique_names(records), records, strict=True)
