@@ -31,7 +31,7 @@ SAME = {
     "energy_j_per_step": "energy_j_per_token",
     "bits_per_byte": "validation_loss",
 }
-"""Figure → the figure that it is a form of: with the same noise, as both differ by constants of a run alone."""
+"""Figure → the figure that it is a form of, with the same noise: constants of a run (parameters, FLOPs) relate both."""
 
 
 @dataclass(frozen=True)
