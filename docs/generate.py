@@ -41,7 +41,7 @@ SCHEMAS: dict[Path, type[BaseModel]] = {
 }
 BLOCK = re.compile(r"(<!-- generated: ([^>]+?) -->)(.*?)(<!-- end -->)", re.DOTALL)
 CHINESE = yaml.safe_load((ROOT / "docs" / "chinese.yaml").read_text(encoding="utf-8"))
-"""The Chinese of what the blocks hold in English: by cells of tables, by phrases of other lines, by patterns."""
+"""Chinese translations of the blocks' English: of table cells, of phrases in other lines, and by patterns."""
 OPTIMIZATION = frozenset(
     f"training.{key}"
     for key in (
@@ -50,9 +50,9 @@ OPTIMIZATION = frozenset(
         *("weight_decay", "beta1", "beta2", "epsilon", "gradient_clip"),
     )
 )
-"""Keys of `training` that have a page of their own, as if they were a part called `optimization`."""
+"""Keys of `training` that have a page of their own, as if `optimization` were a part of the configuration."""
 TYPES = {"integer": "integer", "number": "number", "boolean": "true, false", "string": "text", "array": "list"}
-"""What a reader calls the types of JSON schema."""
+"""Type in a JSON schema → the reader's word for it."""
 
 
 class NotMeasuredError(Exception):
@@ -65,7 +65,7 @@ def pages() -> list[Path]:
 
 
 def filled(page: Path) -> str:
-    """Return the text of `page` with every block made anew."""
+    """Return the text of `page` with every block filled again."""
     in_chinese = "zh" in page.relative_to(ROOT).parts or page.name.endswith(".zh-CN.md")
 
     def fill(match: re.Match[str]) -> str:
@@ -83,12 +83,12 @@ def filled(page: Path) -> str:
 
 
 def keys(*parts: str) -> str:
-    """Return a table of the configuration's keys in `parts`; `run` stands for the keys that are in no part."""
+    """Return a table of the configuration's keys in `parts`; `run` means the keys that are in no part."""
     return _key_table(RunConfig.model_json_schema(), parts)
 
 
 def tuning_keys(*parts: str) -> str:
-    """Return a table of the keys of fine-tunings in `parts`."""
+    """Return a table of a fine-tuning's keys in `parts`."""
     return _key_table(FinetuneConfig.model_json_schema(), parts)
 
 
@@ -103,7 +103,7 @@ def _key_table(root: dict[str, Any], parts: Sequence[str]) -> str:
 
 
 def parameters() -> str:
-    """Return a table of every run's size and cost in training."""
+    """Return a table of the parameters of every run of the matrix, and of its training FLOPs per token."""
     rows = []
     for run in load_matrix().runs:
         config = resolve(run.name)
@@ -122,7 +122,7 @@ def planned(name: str, figure: str) -> str:
 
 
 def caches() -> str:
-    """Return a table of the memory that decoding keeps for a sequence, of each attention in its middle size."""
+    """Return a table of the bytes that decoding caches for a sequence, for each attention variant at 1.5B."""
     rows = []
     for run in (run for run in load_matrix().runs if run.suite == "attention_variants" and run.size == "1.5B"):
         model = resolve(run.name).model
@@ -148,7 +148,7 @@ FINETUNING = (
     "energy_j_per_sample",
     "padding_share",
 )
-"""Columns that fine-tunings alone fill, on the page of these."""
+"""Columns that only fine-tunings fill; they stand on the page about fine-tuning."""
 PARTS = {
     "run": tuple(Identity.model_fields),
     "finetuning": FINETUNING,
@@ -156,11 +156,11 @@ PARTS = {
     "wall": ("wall_s", "goodput", *WALL_TIME),
     "idle": ("power_idle_w", "energy_net_j", "energy_net_j_per_token"),
 }
-"""Columns on pages of their own."""
+"""Part → its columns, which stand on pages of their own."""
 
 
 def columns(part: str = "") -> str:
-    """Return a table of the columns of `report.csv`; `part`: those on a page of their own, or all others."""
+    """Return a table of the columns of `report.csv`: those of `part`, or those of no part if it is empty."""
     rows = [
         [f"`{name}`", column.unit, column.description, column.better or "", column.known_as]
         for name, column in COLUMNS.items()
@@ -170,7 +170,7 @@ def columns(part: str = "") -> str:
 
 
 def generation_columns() -> str:
-    """Return a table of what generation's record holds of a row, and of each of its phases."""
+    """Return a table of the figures of a row in a generation record, and of each phase of the row."""
     rows = [
         [f"`{mark}{name}`", row.unit, row.description, row.better or "", row.known_as]
         for mark, table in (("", RowFigures), ("…_", Phase))
@@ -243,7 +243,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
 
 
 def _keys(root: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield part, key and JSON schema of every key; a key of one kind of attention or position has it in brackets."""
+    """Yield part, key and JSON schema of every key; in brackets, the kind of attention or position that a key needs."""
 
     def walk(schema: dict[str, Any], prefix: str, kind: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
         for name, value in schema["properties"].items():
@@ -285,9 +285,9 @@ def _plain(value: object) -> str:
 
 
 def _measured(name: str) -> dict[str, Any]:
-    """Return the file's content, with numbers as they are written there: 0.930 keeps its last digit.
+    """Return the content of docs/measured/`name`.json, with its numbers as written: 0.930 keeps its last digit.
 
-    Raises NotMeasuredError: its script has written none.
+    Raises NotMeasuredError if the script has not written the file.
     """
     path, script = MEASURED / f"{name}.json", f"tests/benchmarks/{name}.py"
     if not path.exists() and (ROOT / script).exists():

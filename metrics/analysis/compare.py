@@ -1,8 +1,8 @@
-"""Two runs, or groups of repeats, side by side: the ratio of each figure with its interval and a verdict.
+"""Compare two runs, or two groups of repeats: the ratio of each figure, with its interval and a verdict.
 
-A verdict rests on the noise between runs: of at least three repeats on each side, or of at least three runs of one
-model under the same conditions beside them, an A/A floor. Without either, the figures stand without a verdict, since a
-run's own spread does not contain that noise. `ratio` has the tests.
+A verdict needs the noise between runs. At least three repeats on each side show it, or an A/A floor does: at least
+three runs of one model under the same conditions, neighbours included. Without either there is no verdict, since a
+run's own spread does not contain that noise. `formulas.ratio` has the tests.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from efficientbench.metrics.formulas.ratio import Estimate, Ratio, Side, correct
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 
 QUALITY = ("validation_loss", "bits_per_byte")
-"""Figures that runs which are speed only are not compared by."""
+"""Figures that are not compared if a run is speed only."""
 METRICS = tuple(sorted((name for name, row in FIGURES.items() if row.compared), key=lambda name: FIGURES[name].place))
-"""Figures that are compared, by their names in the record."""
+"""The figures that are compared, by their names in the record, in the order of reports."""
 
 SAME = {
     **dict.fromkeys(("tokens_per_s", "tt_tokens_per_param_s", "mfu"), "al_s"),
     "energy_j_per_step": "energy_j_per_token",
     "bits_per_byte": "validation_loss",
 }
-"""Figure → the figure of which it is a form, with the same noise: factors of one run's parameters, FLOPs, tokens."""
+"""Figure → the figure that it is a form of, with the same noise: constants of a run (parameters, FLOPs) relate both."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +41,26 @@ class Comparison:
     first: Group
     second: Group
     identical: bool
-    """Whether both are the same model: an A/A test, whose differences are all noise."""
+    """Whether both groups are of the same model: an A/A test, whose differences are all noise."""
     despite: tuple[Difference, ...]
-    """Conditions that differ, which the caller allowed."""
+    """Conditions that differ, as the caller allowed."""
     model_changes: dict[str, tuple[object, object]]
-    """Keys of the model's configuration that differ → both values: the choice that is compared."""
+    """Keys of the model's configuration that differ → both values: the choice under comparison."""
     other_changes: dict[str, tuple[object, object]]
     """Further keys that differ, which no condition covers → both values."""
     ratios: tuple[Ratio, ...]
     unavailable: dict[str, str]
-    """Figure that could not be compared → why."""
+    """Figure that could not be compared → the reason."""
     target_loss: float | None
-    """Validation loss of the cost to a quality, nats; None where `unavailable['cost']` has the reason."""
+    """Validation loss up to which costs are counted, nats; None where `unavailable['cost']` has the reason."""
     costs: tuple[Ratio, ...]
-    """Ratios of tokens, time and energy to the target loss."""
+    """Ratios of the tokens, time and energy that reach the target loss."""
     rollouts: tuple[Ratio, ...]
-    """Ratios of what sampling answers took, beside which all other figures are of updates; empty where a run learned
-    otherwise than by rewards."""
+    """Ratios of the rollouts' figures; all other figures are of the updates. Empty unless all runs learned from
+    rewards."""
     speed_only: str | None
-    """Why speed alone is compared: a run's losses say nothing about its architecture, or they differ by no more than
-    noise. Else None."""
+    """Why speed alone is compared: a run's losses say nothing about its architecture, or the losses differ by no more
+    than noise. None if the losses are compared too."""
 
 
 def compare(
@@ -76,11 +76,12 @@ def compare(
         first: the runs that ratios are relative to.
         second: the runs compared with them; ratios are second over first.
         despite: names of conditions that may differ.
-        target_loss: of the cost to a quality, nats; None: the lowest that all runs surely got to.
-        neighbours: further groups, among which runs of identical models make an A/A floor.
+        target_loss: the validation loss up to which costs are counted, nats; None for the lowest that all runs surely
+            reached.
+        neighbours: further groups of runs; those of identical models make an A/A floor.
 
     Raises:
-        MetricsError: the runs differ in conditions that are not in `despite`, or `despite` names one that is none.
+        MetricsError: the runs differ in conditions that are not in `despite`, or `despite` has an unknown name.
     """
     found = _differences(first, second, despite)
     alike = identical_runs(first, second, neighbours)
@@ -116,7 +117,7 @@ def compare(
 def _differences(first: Group, second: Group, despite: Collection[str]) -> list[Difference]:
     """Return the conditions in which the groups differ.
 
-    Raises MetricsError: one of them is not in `despite`, or `despite` names one that is none.
+    Raises MetricsError if one of them is not in `despite`, or if `despite` has an unknown name.
     """
     known = (*CONDITIONS, KERNELS)
     unknown = [name for name in despite if name not in known]
@@ -138,7 +139,7 @@ _COVERED = (
     *("training.seq_len", "training.micro_batch_size", "training.global_batch_size", "training.global_batch_tokens"),
     *("training.tokens", "training.steps", "training.epochs", "training.recompute", "training.optimizer"),
 )
-"""Keys of the configuration that a condition covers, or that do not change the training."""
+"""Keys of the configuration that a condition or the model covers, or that do not change the training."""
 
 
 def why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
@@ -151,7 +152,7 @@ def why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
 
 
 def ratio_of(metric: str, first: Group, second: Group, floor: Estimate | None = None) -> Ratio:
-    """Return the ratio of one figure, second over first, not corrected for others; `floor` as of `make_ratio`."""
+    """Return the uncorrected ratio of one figure, second over first; `floor` is that of `make_ratio`."""
     text = text_noise(first.records, second.records) if SAME.get(metric, metric) == "validation_loss" else None
     return make_ratio(metric, Side.of(first.values(metric)), Side.of(second.values(metric)), floor, text)
 
@@ -175,7 +176,7 @@ def _costs(
     alike: Sequence[Sequence[RunRecord]],
     unavailable: dict[str, str],
 ) -> tuple[float | None, list[Ratio]]:
-    """Return the target loss and the ratios of tokens, time and energy to it; add reasons for gaps to `unavailable`."""
+    """Return the target loss and the ratios of the costs to reach it; add the reason for each gap to `unavailable`."""
     target = target_loss
     try:
         if target is None:
@@ -204,7 +205,7 @@ COSTS: dict[str, Callable[[Cost], float | None]] = {
 
 
 def _cost(record: RunRecord, target: float, read: Callable[[Cost], float | None]) -> float | None:
-    """Return a cost of a run; None where it did not get to the target."""
+    """Return one cost of a run; None where the run's cost to the target loss is not known."""
     try:
         return read(cost_to_loss(record, target))
     except MetricsError:

@@ -23,7 +23,7 @@ class Difference:
         return f"{self.condition}: {self.one} against {self.other}"
 
 
-# Sections of a model's configuration that choose the kernel of a part: where these differ, the kernel may.
+# Part → sections of the model's configuration that choose its kernel: where the sections differ, the kernels may.
 _CHOSEN_BY = {"attention": ("model.attention.", "model.position.")}
 _CHOOSING = tuple(prefix for prefixes in _CHOSEN_BY.values() for prefix in prefixes)
 
@@ -34,14 +34,14 @@ def _device(record: RunRecord) -> str:
 
 def _tokens(record: RunRecord) -> str:
     if record.finetuning:
-        # The order that a seed draws decides how long the examples of the same number of steps are.
+        # Examples are counted, since the seed's order of examples decides how many tokens the same steps have.
         return (
             f"{record.steps_measured * record.global_batch_size:,} examples in {record.steps_measured:,} measured steps"
         )
     if record.reinforcement is not None:
-        # How many of them are an answer's, the model itself decides.
+        # No share of supervised tokens: the model itself decides how many tokens its answers have.
         return f"{record.tokens:,} of questions, answers and padding in {record.steps_measured:,} measured steps"
-    # A whole percent, since seeds pack conversations in other orders.
+    # Rounded to a percent, since each seed packs conversations in another order.
     learned = record.supervised_tokens
     share = "" if learned in (None, record.tokens) else f", {learned / record.tokens:.0%} of them supervised,"
     return f"{record.tokens:,}{share} in {record.steps_measured:,} measured steps"
@@ -57,7 +57,7 @@ def _data(record: RunRecord) -> str:
 
 
 def _questions(record: RunRecord) -> str:
-    """Return the rows that a run learned from by its rewards; empty where it learned from text."""
+    """Return the text on the questions that a run learned from by rewards; empty where it learned from text."""
     if record.reinforcement is None:
         return ""
     files = " + ".join(digest[:12] for digest in record.reinforcement.files_sha256)
@@ -77,12 +77,12 @@ def _layout(record: RunRecord) -> str:
 
 
 def _overlaps(record: RunRecord) -> bool:
-    """Return whether replicas sent while they computed; records of before this was possible do not name it."""
+    """Return whether replicas communicated while they computed; False for records that are older than the key."""
     return record.cp * record.dp > 1 and record.section("parallel").get("overlap") is True
 
 
 def _optimizer(record: RunRecord) -> str:
-    # Records of before there was a choice do not name it.
+    # Records from before there was a choice do not name the optimizer.
     return str(record.section("training").get("optimizer", "adamw"))
 
 
@@ -92,12 +92,12 @@ def _init(record: RunRecord) -> str:
     init = record.section("init")
     if init.get("run") is None:
         return "random weights"
-    # Not where they lay: a folder may be moved.
+    # The weights' folder is no part of the text, since it may be moved.
     return f"weights of step {init.get('step')} ({str(init.get('sha256'))[:12]})"
 
 
 def _limits(record: RunRecord) -> str:
-    """Return what limits the devices' speed and power, each different device once."""
+    """Return the limits on the devices' speed and power, each different text once; a host's without such devices."""
     found = [_device_limits(each) for each in record.device_conditions] or [
         _machine_limits(each) for each in record.machine_conditions
     ]
@@ -111,7 +111,7 @@ def _device_limits(conditions: DeviceConditions) -> str:
     texts = [f"{name} {value:g} {unit}" for name, (value, unit) in parts.items() if value is not None]
     texts += [] if own.ecc is None else [f"ECC {'on' if own.ecc else 'off'}"]
     texts += [] if own.nvlinks is None else [f"{own.nvlinks} NVLinks"]
-    # A driver reports clocks that a user has set only by what they do.
+    # A driver reports that a user has set clocks only as a cause of slowing.
     texts += [CLOCKS_SET] if conditions.slowed_by.get(CLOCKS_SET, 0) >= 0.5 else []
     return ", ".join(texts)
 
@@ -138,7 +138,7 @@ def _software(record: RunRecord) -> str:
 _COMPUTING = ("torch", "torch-npu", "megatron-core")
 """Packages whose versions decide how fast a run is."""
 _TUNING = ("transformers", "trl", "peft", "accelerate", "deepspeed")
-"""Those that do so of fine-tunings as well."""
+"""Further packages whose versions decide how fast a fine-tuning is."""
 NOT_RECORDED = "not recorded"
 
 
@@ -157,23 +157,23 @@ CONDITIONS: dict[str, Callable[[RunRecord], str]] = {
     "energy_scope": lambda record: record.energy_scope or "not measured",
     "formulas": lambda record: record.formula_id,
 }
-"""Name of a condition → its text in a record. The kernels are one more condition, which needs both records."""
+"""Name of a condition → what reads its text from a record. Kernels are one more condition, which needs both records."""
 
 KERNELS = "kernels"
 
 
 def differences(one: RunRecord, other: RunRecord) -> list[Difference]:
-    """Return the conditions in which two runs differ: everything but the model."""
+    """Return the conditions in which two runs differ; the model is no condition."""
     found = [Difference(name, read(one), read(other)) for name, read in CONDITIONS.items() if read(one) != read(other)]
     return [*found, *_kernel_differences(one, other)]
 
 
 def _kernel_differences(one: RunRecord, other: RunRecord) -> list[Difference]:
-    """Return the parts that the same kernel should serve in both runs and does not.
+    """Return the parts that should use the same kernel in both runs and do not.
 
     A model brings the kernels of its own parts: a comparison of MLA with NSA compares their attention kernels too. So a
-    part that only one of them has is no difference, nor is another kernel where the configuration that chooses it
-    differs. A part that has fallen back on a slower kernel in one run alone always is a difference.
+    part that only one model has is no difference, nor is another kernel where the configuration that chooses it
+    differs. A part that fell back on a slower kernel in only one run is always a difference.
     """
     changed = changed_keys(one, other)
     chosen_as = [_kind_of_kernels(record) for record in (one, other)]
@@ -190,7 +190,7 @@ def _kernel_differences(one: RunRecord, other: RunRecord) -> list[Difference]:
 
 
 def _kind_of_kernels(record: RunRecord) -> str:
-    # By one name a library has kernels of both kinds.
+    # A library may have a deterministic and a faster kernel of the same name.
     return "deterministic ones" if record.section("training").get("deterministic") is True else "the fastest ones"
 
 
@@ -199,14 +199,14 @@ def _kernel(name: str | None, why: str | None) -> str:
 
 
 def comparison_key(record: RunRecord) -> str:
-    """Return the same text for runs that have no differences, and the same differences to all others."""
+    """Return a text that is equal for two runs only if they do not differ, and differ alike from any other run."""
     chosen = {key: value for key, value in flat(record.config).items() if key.startswith(_CHOOSING)}
     texts = [read(record) for read in CONDITIONS.values()]
     return repr((texts, _kind_of_kernels(record), record.kernels, record.fallback_kernels, chosen))
 
 
 def changed_keys(one: RunRecord, other: RunRecord) -> dict[str, tuple[Any, Any]]:
-    """Return key of the configuration → its two values, where these differ."""
+    """Return the configuration's keys whose values differ → both values."""
     first, second = dotted(one.config), dotted(other.config)
     keys = dict.fromkeys([*first, *second])
     return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
@@ -220,7 +220,7 @@ _SHARED = (
 
 
 def group(record: RunRecord, energy: bool = False) -> str:
-    """Return the same text for runs whose figures can be compared; with `energy`, whose energies can be too."""
+    """Return a text that is the same for runs whose figures can be compared; with `energy`, their energies too."""
     names = (*_SHARED, "energy_scope") if energy else _SHARED
     return repr((record.smoke, _grid(record), [CONDITIONS[name](record) for name in names]))
 

@@ -1,4 +1,4 @@
-"""Cost of a life: what training a model and serving it takes, and from how many served tokens one overtakes another.
+"""The cost of a life: training a model and serving it, and from how many served tokens one model overtakes another.
 
 A served token is a new token of a static batch in the engine that the records of generation name. It carries its share
 of the prompt: a request of P prompt tokens and n new ones takes one prefill and n - 1 decoding steps.
@@ -29,24 +29,24 @@ from efficientbench.metrics.records.record import RunRecord
 
 @dataclass(frozen=True)
 class Amount:
-    """A cost, and the noise that is known of it."""
+    """A cost, with its noise where that is known."""
 
     value: float
     noise: Estimate | None = None
-    """Its variance; None: not known."""
+    """The cost's variance; None if not known."""
 
     def __add__(self, other: Amount) -> Amount:
         noise = None if self.noise is None or other.noise is None else self.noise + other.noise
         return Amount(self.value + other.value, noise)
 
     def times(self, factor: float) -> Amount:
-        """Return so many times the cost."""
+        """Return the cost times a factor."""
         noise = self.noise and Estimate(self.noise.variance * factor**2, self.noise.degrees)
         return Amount(self.value * factor, noise)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval by Student's t; None: not known."""
+        """The 95 % interval by Student's t; None if the noise is not known."""
         if self.noise is None:
             return None
         return self.value - self.noise.margin, self.value + self.noise.margin
@@ -61,18 +61,18 @@ class Amount:
 
 @dataclass(frozen=True)
 class Life:
-    """What one model takes, in one unit."""
+    """The costs of one model, in one unit."""
 
     training: Amount
     token: Amount
-    """Of one served token."""
+    """Cost of one served token."""
 
     def times(self, factor: float) -> Life:
-        """Return the life in a unit of which it takes so many times as many."""
+        """Return the costs in another unit, `factor` of which make one of this unit."""
         return Life(self.training.times(factor), self.token.times(factor))
 
     def after(self, served_tokens: float) -> Amount:
-        """Return the cost of the training and of so many served tokens."""
+        """Return the cost of training and of that many served tokens."""
         return self.training + self.token.times(served_tokens)
 
 
@@ -81,20 +81,20 @@ class Overtaking:
     """Where the costs of two lives meet."""
 
     tokens: float | None
-    """Served tokens from which the other model costs less; None: the same costs less, or they cost the same, always."""
+    """Served tokens from which the other model costs less; None if one always costs less, or both cost the same."""
     low: float | None
-    """Lower end of their 95 % interval; None, as `high`: it is not known, or `tokens` is None."""
+    """Lower end of the tokens' 95 % interval; None, like `high`, if that is not known or `tokens` is None."""
     high: float | None
-    """Infinite where the difference in serving is within its noise."""
+    """Upper end; infinite where the difference in serving is within its noise."""
     before: int | None
-    """Which model costs less with fewer served tokens: 0 or 1; None: both cost the same."""
+    """The model, 0 or 1, that costs less with fewer served tokens; None if both cost the same."""
 
 
 def overtaking(first: Life, second: Life) -> Overtaking:
-    """Return from how many served tokens the model that costs more to train costs less.
+    """Return from how many served tokens the model that costs more to train costs less in all.
 
-    The number is the quotient of two differences, training's over a served token's. Its interval is Fieller's (1954),
-    of all quotients that both differences allow: it has no upper end where serving may cost the same.
+    The number is the difference in training over the difference in one served token. Its interval is Fieller's (1954):
+    all quotients that the noise of both differences allows. It has no upper end where serving may cost the same.
     """
     dearer = _difference(second.training, first.training)
     saved = _difference(first.token, second.token)
@@ -106,7 +106,7 @@ def overtaking(first: Life, second: Life) -> Overtaking:
     tokens = dearer.value / saved.value
     if dearer.noise is None or saved.noise is None:
         return Overtaking(tokens, None, None, before)
-    # Each with its own degrees of freedom: the margins stand for t · standard error.
+    # Fieller's t · standard error is the margin here, since each difference has its own degrees of freedom.
     a, b = dearer.value**2 - dearer.noise.margin**2, saved.value**2 - saved.noise.margin**2
     middle = dearer.value * saved.value
     root = math.sqrt(max(middle**2 - a * b, 0.0))
@@ -122,7 +122,7 @@ def _difference(one: Amount, other: Amount) -> Amount:
 
 Unit = Literal["J", "device hours"]
 MANY = 10_000
-"""Degrees of freedom of an interval of an unknown number of values: its quantile is about the normal one."""
+"""Degrees of freedom for an interval over an unknown number of values: Student's quantile is about the normal one."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,13 @@ class Lives:
     combination: Combination
     costs: dict[Unit, tuple[Life, Life]]
     missing: dict[Unit, str]
-    """Unit of the costs that are not known → why."""
+    """Unit in which the costs are not known → the reason."""
 
 
 def compare_lives(sides: Sequence[Generating], despite: Collection[str] = ()) -> list[Lives]:
-    """Return the costs of two models at every combination that was measured of both.
+    """Return the costs of two models at every combination measured for both.
 
-    Raises MetricsError: they cannot be compared, as of `common_combinations`, which has the arguments.
+    Arguments and errors are those of `common_combinations`.
     """
     return [_lives(sides, combination) for combination in common_combinations(sides, despite)]
 
@@ -167,7 +167,7 @@ def _lives(sides: Sequence[Generating], combination: Combination) -> Lives:
 
 
 def _energy(group: Group, made: Sequence[GenerationRecord], combination: Combination) -> Life:
-    """Return the joules of a life."""
+    """Return the costs of one model in joules."""
     rows = _rows(made, combination)
     doubts = [each.energy_doubt for each in group.records]
     doubts += [phase.energy_doubt for row in rows for phase in row.phases.values()]
@@ -191,10 +191,10 @@ def _joules(row: GenerationRow) -> float:
 
 
 def _hours(group: Group, made: Sequence[GenerationRecord], combination: Combination) -> Life:
-    """Return the hours of devices of a life.
+    """Return the costs of one model in device hours.
 
-    A single run's noise is that of its steps, a single measurement's that of its requests: the noise between runs is
-    not in them.
+    The noise of a single run is that of its steps; the noise of a single measurement is that of its requests. Neither
+    contains the noise between runs.
     """
     names = dict.fromkeys((*(each.device_name for each in group.records), *(each.device_name for each in made)))
     if len(names) > 1:
@@ -219,7 +219,7 @@ def _unlike_hours(devices: Iterable[str]) -> str:
 
 
 def _request(row: GenerationRow) -> Amount:
-    """Return the seconds of a batch's request: a prefill, and the decoding steps behind it."""
+    """Return the seconds of one batch of requests: a prefill, then the decoding steps."""
     return _phase(row, "prefill") + _phase(row, "decode").times(row.max_new_tokens - 1)
 
 
@@ -232,7 +232,7 @@ def _phase(row: GenerationRow, name: str) -> Amount:
 
 
 def _rows(made: Sequence[GenerationRecord], combination: Combination) -> list[GenerationRow]:
-    """Return of each record the row of the combination."""
+    """Return each record's row of the combination. Raises MetricsError if a record lacks it, or if it failed."""
     rows = []
     for record in made:
         row = next((row for row in record.rows if combination_of(row) == combination), None)

@@ -12,18 +12,16 @@ from efficientbench.metrics.formulas.definitions import standard_deviation
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, Estimate
 from efficientbench.metrics.records.record import RunRecord
 
-# Runs of identical models in a report, which show the noise between runs: looked up by model and conditions.
-#
-# `noise.identical_runs` answers for one pair. A report asks for thousands, so that what belongs together is found
-# once.
-
 
 class IdenticalRuns:
-    """The rows of a report by their models and conditions."""
+    """The rows of a report by model and conditions, to look up runs of identical models, which show the noise.
+
+    `identical_runs` answers for one pair. A report asks for thousands of pairs, so this class groups the rows once.
+    """
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self._groups = tuple(groups)
-        """Kept, since their identities are the keys below."""
+        """The rows, held because their ids are the keys below."""
         self._models = {id(group): model_identity(group.first) for group in groups}
         self._keys = {id(group): comparison_key(group.first) for group in groups}
         self._samples = {self._keys[id(group)]: group.first for group in groups}
@@ -45,7 +43,7 @@ class IdenticalRuns:
         return tuple(differences(first.first, second.first))
 
     def beside(self, first: Group, second: Group) -> list[list[RunRecord]]:
-        """Return the same sets for two rows as `noise.identical_runs`, but for those of too few runs."""
+        """Return the sets that `identical_runs` returns for two rows, without those of too few runs."""
         compared = [id(first), id(second)]
         keys = [self._keys[each] for each in compared]
         alike = self._models[compared[0]] == self._models[compared[1]]
@@ -71,9 +69,9 @@ class IdenticalRuns:
 def identical_runs(first: Group, second: Group, neighbours: Sequence[Group]) -> list[list[RunRecord]]:
     """Return sets of runs of one model, whatever their names and seeds, under the conditions of both compared groups.
 
-    A run counts once, though links and copies lead to it again. A set that is one compared group alone is left out: its
-    repeats are that side's own noise, and not more. Where both are one model, neither is in a set, which would count
-    their difference as noise.
+    A run counts once, even if links and copies lead to it again. A set that is one compared group alone is skipped: it
+    shows no more than that side's own noise. Where both groups are of one model, neither is in a set, since a set would
+    count their difference as noise.
     """
     compared = [{_measurement(record) for record in group.records} for group in (first, second)]
     alike = model_identity(first.first) == model_identity(second.first)
@@ -88,14 +86,14 @@ def identical_runs(first: Group, second: Group, neighbours: Sequence[Group]) -> 
 
 
 def _measurement(record: RunRecord) -> tuple[object, ...]:
-    """Return what no two runs have in common, and all copies of a record have."""
+    """Return what identifies a run: the same in all copies of its record, and different for any two runs."""
     return record.run, record.seed, record.started_at
 
 
 def aa_floor(sets: Sequence[Sequence[RunRecord]], read: Callable[[RunRecord], float | None]) -> Estimate | None:
     """Return the variance of the logarithm of a figure between runs of identical models, pooled over the sets.
 
-    None where no set has MIN_REPEATS runs with that figure above 0.
+    Return None where no set has MIN_REPEATS runs with that figure above 0.
     """
     squares, degrees = 0.0, 0
     for records in sets:
@@ -107,10 +105,10 @@ def aa_floor(sets: Sequence[Sequence[RunRecord]], read: Callable[[RunRecord], fl
 
 
 def text_noise(first: Sequence[RunRecord], second: Sequence[RunRecord]) -> Estimate | None:
-    """Return the variance of the logarithm of a ratio of losses that comes from the choice of the text.
+    """Return the variance that the choice of the text gives to the logarithm of a ratio of losses.
 
-    All runs read the same sequences, so that a hard one is hard for both sides: what counts is how their difference
-    varies between sequences, taken as independent (a paired t-test). None unless all runs read the same text.
+    All runs read the same sequences, and a hard sequence is hard for both sides. So the variance is that of the sides'
+    difference over the sequences, taken as independent (a paired t test). None unless all runs read the same text.
     """
     if not mean_sequence_losses([*first, *second]):
         return None

@@ -1,8 +1,9 @@
-"""Evaluations of two runs, paired by item: the same prompts, and what each model made of them.
+"""Compare the evaluations of two runs, paired by item: both models' results on the same prompts.
 
-Two accuracies alone hide that both models see the same items. Of right and wrong the exact McNemar test asks whether
-the items that only one has right are more often the other's. Losses of documents, and scores of questions that were
-answered several times, are paired by item. A verdict is one about two checkpoints: it knows nothing of other seeds.
+Two accuracies alone hide that both models see the same items. For right and wrong answers, the exact McNemar test asks
+whether one model alone is right more often than the other alone. For losses of documents, and for scores of questions
+that were answered several times, Student's t test takes the differences by item. A verdict is about two checkpoints: it
+says nothing about other seeds.
 """
 
 from __future__ import annotations
@@ -19,37 +20,37 @@ from efficientbench.basics.foreign import parse_json, plain_texts, read_whole
 from efficientbench.metrics.formulas.student import Z_95, t_p_value, t_quantile_95
 
 FOLDER = "evaluation"
-"""Of a run's folder: `<task>.jsonl`, whose first line is a header."""
+"""Folder below a run's that holds `<task>.jsonl`, whose first line is a header."""
 LOSS, CORE, LM_EVAL = "loss", "core", "lm_eval_"
-"""Tasks by their names; those of lm-eval begin so."""
+"""Names of tasks; LM_EVAL is the prefix of lm-eval's tasks."""
 FILES = "files_sha256"
-"""A setting: the same questions may lie in other files, and are paired by their prompts."""
+"""A setting that may differ: the same questions may lie in other files, and are paired by their prompts."""
 SIGNIFICANCE = 0.05
 MOST_BYTES = 1 << 32
 MOST, MOST_TOKENS = 1e100, 1 << 53
-"""Of a sum of losses or a score, and of an item's tokens: squares of what follows from them are floats."""
+"""Limits of a sum of losses or a score, and of an item's tokens, so that no square in the tests overflows."""
 
 Item = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Paired:
-    """A figure of two runs over the items that both were given."""
+    """A figure of two runs over the items that both evaluated."""
 
     name: str
     unit: str
     items: int
     unpaired: int
-    """Items that one run alone was given, or that were given otherwise."""
+    """Number of items that only one run evaluated, or that the runs prompted differently."""
     first: float
     second: float
     difference: float
-    """Second less first."""
+    """Second minus first."""
     low: float
     high: float
-    """Of the difference, 95 %."""
+    """Upper end of the difference's 95 % interval, whose lower end is `low`."""
     p: float
-    """Of no difference; corrected for all figures together (Holm)."""
+    """P value of the difference, corrected for all figures together (Holm)."""
 
     @property
     def verdict(self) -> str:
@@ -58,17 +59,17 @@ class Paired:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """What two folders of runs hold of the same tasks."""
+    """The evaluations that two folders of runs have in common."""
 
     paired: tuple[Paired, ...]
     notes: tuple[str, ...]
-    """What is not paired, or was not evaluated alike, and why."""
+    """What is not paired, or was evaluated with other settings, and why."""
 
 
 def pair_evaluations(first: Path, second: Path) -> Evaluations:
-    """Return the figures of all tasks that both folders of runs hold the results of.
+    """Return the paired figures of all tasks whose results both folders of runs hold.
 
-    Raises MetricsError: a file of results cannot be read.
+    Raises MetricsError if a file of results cannot be read.
     """
     found: list[Paired] = []
     notes = [note for folder in (first, second) for note in _of_repeats(folder)]
@@ -97,7 +98,7 @@ def pair_evaluations(first: Path, second: Path) -> Evaluations:
 
 
 def _of_repeats(folder: Path) -> list[str]:
-    """Return a note where the runs below a folder were evaluated, and not the folder's own."""
+    """Return a note if the repeats below a folder were evaluated, but no run in the folder itself."""
     repeats = sorted(path.parent for path in folder.glob(f"seed_*/{FOLDER}") if any(path.glob("*.jsonl")))
     if not repeats or (folder / FOLDER).is_dir():
         return []
@@ -105,22 +106,22 @@ def _of_repeats(folder: Path) -> list[str]:
 
 
 def _differences(task: str, header: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return a note that names in which step or settings two evaluations of a task differ."""
+    """Return a note that names the step and the settings in which two evaluations of a task differ."""
     ours, theirs = ({"step": each.get("step"), **each["settings"]} for each in (header, other))
     shown = []
     for key in ours | theirs:
         values = [each.get(key) for each in (ours, theirs)]
         if key != FILES and values[0] != values[1]:
-            # Some are long lists.
+            # Some settings are long lists, of which the note has the name alone.
             short = all(isinstance(value, int | float | None) for value in values)
             shown.append(f"{key} {values[0]} and {values[1]}" if short else key)
     return [f"{task}: A and B were evaluated otherwise: {', '.join(shown)}"] if shown else []
 
 
 def read_items(path: Path) -> tuple[Mapping[str, Any], dict[str, Item]]:
-    """Return the header of a file of results, and its items by their names; a torn last line is left out.
+    """Return the header of a file of results, and its items by name; skip a torn last line.
 
-    Raises MetricsError: it cannot be read, or another line is damaged.
+    Raises MetricsError if the file cannot be read, or if another line is damaged.
     """
     try:
         lines = read_whole(path, MOST_BYTES).split(b"\n")[:-1]
@@ -147,7 +148,7 @@ def read_items(path: Path) -> tuple[Mapping[str, Any], dict[str, Item]]:
 
 
 def _answers(task: str, pairs: Mapping[str, tuple[Item, Item]], unpaired: int) -> list[Paired]:
-    """Return the accuracies of a task; of CORE that of each of its tasks, of lm-eval's that of each filter."""
+    """Return a task's accuracies: one for each task of CORE, one for each filter of an lm-eval task, else one."""
     parts: dict[str, list[tuple[Item, Item]]] = {}
     for name, pair in pairs.items():
         if all(isinstance(each.get("right"), bool) for each in pair):
@@ -157,7 +158,7 @@ def _answers(task: str, pairs: Mapping[str, tuple[Item, Item]], unpaired: int) -
     found: list[Paired] = []
     for part, of_part in parts.items():
         scores = [(_scores(one), _scores(other)) for one, other in of_part]
-        # Counted once, however many parts there are.
+        # Unpaired items count once, however many parts there are.
         count = 0 if found else unpaired
         if any(len(one) > 1 or len(other) > 1 for one, other in scores):
             means = [(fmean(one), fmean(other)) for one, other in scores]
@@ -168,19 +169,19 @@ def _answers(task: str, pairs: Mapping[str, tuple[Item, Item]], unpaired: int) -
 
 
 def _scores(item: Item) -> list[float]:
-    """Return the scores of a question's samples; of one without any, whether it is right."""
+    """Return the scores of a question's samples; for a question without samples, 1 if it is right, else 0."""
     return [float(score) for score in item.get("scores") or [item["right"]]]
 
 
 def _accuracy(name: str, rights: Sequence[tuple[bool, bool]], unpaired: int) -> Paired:
     """Return two accuracies and their difference, with Agresti's and Min's interval (Statistics in Medicine 24, 2005).
 
-    `rights`: of each item, whether the first and the second have it right.
+    `rights` says of each item whether the first run and whether the second run has it right.
     """
     count = len(rights)
     only_first = sum(one and not other for one, other in rights)
     only_second = sum(other and not one for one, other in rights)
-    # With half an item more in each of the four cells.
+    # Agresti and Min add half an item to each of the four cells.
     centre = (only_second - only_first) / (count + 2)
     error = math.sqrt((only_first + only_second + 1) - (only_second - only_first) ** 2 / (count + 2)) / (count + 2)
     return Paired(
@@ -198,7 +199,7 @@ def _accuracy(name: str, rights: Sequence[tuple[bool, bool]], unpaired: int) -> 
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Return the two-sided exact p-value that both kinds of items that one alone has right are equally frequent."""
+    """Return the exact two-sided p value of McNemar's test that either run alone is right equally often."""
     count, fewer = only_first + only_second, min(only_first, only_second)
     term = total = 1
     for number in range(fewer):
@@ -213,17 +214,17 @@ def _means(
     """Return two means over items and Student's test of their difference; nothing for fewer than two items.
 
     Args:
-        name: of the figure.
-        unit: of it.
-        sums: of each item, the first run's and the second's.
-        weights: what an item's sum is the sum of, as tokens.
-        unpaired: as of `Paired`.
+        name: the figure's name.
+        unit: the figure's unit.
+        sums: the first and the second run's sum for each item.
+        weights: how many values each item's sum adds up, such as its tokens.
+        unpaired: the number of items without a partner, as in `Paired`.
     """
     total, count = sum(weights), len(sums)
     if count < 2:
         return []
     difference = sum(other - one for one, other in sums) / total
-    # Of a ratio of two sums over items.
+    # The variance of a ratio of two sums over items, to first order.
     squares = sum((other - one - difference * size) ** 2 for (one, other), size in zip(sums, weights, strict=True))
     error = math.sqrt(squares * count / (count - 1)) / total
     margin = t_quantile_95(count - 1) * error
@@ -244,7 +245,7 @@ def _means(
 
 
 def _corrected(found: Sequence[Paired]) -> list[Paired]:
-    """Return the figures with Holm's p-values (Scandinavian Journal of Statistics 6, 1979)."""
+    """Return the figures with p values by Holm's correction (Scandinavian Journal of Statistics 6, 1979)."""
     largest, by_place = 0.0, {}
     for rank, place in enumerate(sorted(range(len(found)), key=lambda place: found[place].p)):
         largest = max(largest, min(1.0, (len(found) - rank) * found[place].p))

@@ -1,7 +1,7 @@
 """The cost to a quality: tokens, time and energy until the validation loss fell to a target.
 
-Time and energy are those of training steps alone: evaluation, checkpoints and set-up are left out. The warm-up steps
-train too but are not measured, since compilation and cold caches stretch them. Their tokens are charged at the measured
+Time and energy are those of training steps alone, without evaluation, checkpoints and set-up. The warm-up steps train
+too but are not measured, since compilation and cold caches stretch them. Their tokens are charged at the measured
 steps' mean rate.
 """
 
@@ -22,23 +22,24 @@ class Cost:
     tokens: float
     time_s: float
     energy_j: float | None
-    """None where the run's energy was not measured."""
+    """Energy, J; None where the run's energy was not measured."""
 
 
 def cost_to_loss(record: RunRecord, target_loss: float, end: int = 0) -> Cost:
     """Return the tokens, time and energy until the validation loss first fell to the target.
 
-    Between two validations the loss is taken as linear in the logarithm of the tokens, which a power law nearly is;
-    time and energy as linear in the tokens, of which each costs as much.
+    Between two validations the loss is interpolated linearly in the logarithm of the tokens, which nearly fits a power
+    law. Time and energy are interpolated linearly in the tokens, since each token costs the same.
 
     Args:
-        record: of the run.
-        target_loss: nats per token.
-        end: of each validation's 95 % interval that is taken for its loss: 1 the upper, -1 the lower, 0 the loss
-            itself. Both ends make an interval of the cost.
+        record: the run's record.
+        target_loss: the validation loss to reach, nats per token.
+        end: the end of each validation's 95 % interval that is taken for its loss: 1 the upper, -1 the lower, 0 the
+            loss itself. The costs at both ends are the cost's interval.
 
     Raises:
-        MetricsError: the run never validated, began below the target, or never got there.
+        MetricsError: the run is speed only, has no validation or no measured step, was below the target at its first
+            validation, or never reached the target.
     """
     points = [(point, loss + end * point.loss_margin) for point, loss in _points(record)]
     reached = next((i for i, (_, loss) in enumerate(points) if loss <= target_loss), None)
@@ -67,10 +68,10 @@ def cost_to_loss(record: RunRecord, target_loss: float, end: int = 0) -> Cost:
 
 
 def lowest_common_loss(records: Sequence[RunRecord], end: int = 0) -> float:
-    """Return the lowest validation loss that all the runs reached; `end` as of `cost_to_loss`.
+    """Return the lowest validation loss that all the runs reached; `end` is that of `cost_to_loss`.
 
     Raises:
-        MetricsError: one of them never validated.
+        MetricsError: a run has no validation, or is speed only.
     """
     return max(min(loss + end * point.loss_margin for point, loss in _points(record)) for record in records)
 
@@ -79,7 +80,7 @@ def _points(record: RunRecord) -> list[tuple[QualityPoint, float]]:
     """Return the validations whose loss is a number, each with its loss.
 
     Raises:
-        MetricsError: there is none, or the run's losses say nothing about its architecture.
+        MetricsError: the run has no such validation, or its losses say nothing about its architecture.
     """
     if record.speed_only_reason:
         raise MetricsError(f"{record.run} is speed only: {record.speed_only_reason}")
@@ -90,7 +91,7 @@ def _points(record: RunRecord) -> list[tuple[QualityPoint, float]]:
 
 
 def _spent(record: RunRecord, point: QualityPoint) -> tuple[float, float | None]:
-    """Return seconds and joules until a validation; the warm-up's tokens cost the measured ones' mean rate."""
+    """Return the seconds and joules until a validation; warm-up tokens cost the measured tokens' mean rate."""
     unmeasured = point.tokens - point.measured_tokens
     if not record.tokens or record.al_s is None:
         raise MetricsError(f"{record.run} has no measured step to measure a cost by")

@@ -1,4 +1,4 @@
-"""Runs that repeat each other: which records belong together, the spread of a figure, and one record for all."""
+"""Repeats of a run: group their records, compute the spread of a figure, and combine the records into one."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, Quality
 
 _NAMES = ("variant", "size", "label")
 _SAME = ("output", "data.cache", "cache", "wandb", "training.global_batch_tokens")
-"""Keys of folders, of a sink and of the batch in another unit: they change nothing that is measured."""
+"""Keys of folders, of W&B, and of the batch in another unit: they change nothing that is measured."""
 _SEEDS = ("training.seed", "curriculum.seed")
 _BEFORE = {"training.optimizer": "adamw", "evaluation.core_every": 0, "evaluation.core_limit": 100}
-"""What runs did that are older than these keys."""
+"""Key → what runs did before the key existed."""
 _INTERVALS = ("al_s", "al_s_p50")
 
 
@@ -54,7 +54,7 @@ class Group:
 
     @property
     def first(self) -> RunRecord:
-        """Return the record with the lowest seed, for everything in which repeats are alike."""
+        """Return the record with the lowest seed, for everything that repeats share."""
         return self.records[0]
 
     @property
@@ -62,7 +62,7 @@ class Group:
         return self.first.run
 
     def values(self, metric: str) -> list[float]:
-        """Return the figure of each run; nothing where a run lacks it."""
+        """Return the figure of each run; an empty list where a run lacks it."""
         values = [getattr(record, metric) for record in self.records]
         return [] if any(value is None for value in values) else [float(value) for value in values]
 
@@ -78,7 +78,7 @@ class Group:
 def group_repeats(records: Iterable[RunRecord]) -> list[Group]:
     """Return the records in groups of repeats, each by ascending seed; groups stay in the order of the records.
 
-    Repeats share data, devices, kernels, status and the configuration but for the seed and the places of files.
+    Repeats share data, devices, kernels, status and the configuration, except for seeds and folders.
     """
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
@@ -87,7 +87,7 @@ def group_repeats(records: Iterable[RunRecord]) -> list[Group]:
 
 
 def _one_of_each_seed(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
-    """Return one record for each seed, ascending: the latest, as a repeated seed adds no noise between seeds."""
+    """Return each seed's latest record, by ascending seed: running a seed again adds no noise between seeds."""
     latest = {record.seed: record for record in sorted(records, key=lambda record: record.started_at)}
     return tuple(latest[seed] for seed in sorted(latest))
 
@@ -96,7 +96,7 @@ def load_group(folder: Path) -> Group:
     """Return the repeats, or the single run, whose records lie below a folder.
 
     Raises:
-        MetricsError: no such folder, no record or a damaged one, or records of different runs.
+        MetricsError: the folder does not exist, holds no record or a damaged one, or holds several groups of runs.
     """
     records, damaged = load_records(folder)
     if damaged:
@@ -114,10 +114,10 @@ def load_group(folder: Path) -> Group:
 
 
 def model_identity(record: RunRecord) -> str:
-    """Return the same text for runs of one model, trained the same way, whatever their names and seeds are.
+    """Return a text that is the same for runs of one model, trained the same way, whatever their names and seeds.
 
-    One model has one configuration, and also the same parameters, FLOPs and kernels: a configuration alone does not
-    show that two runs built and computed the same.
+    Such runs share the configuration, and also parameters, FLOPs and kernels: a configuration alone does not show that
+    two runs built and computed the same.
     """
     return _identity(record, without=(*_SAME, *_SEEDS, *_NAMES))
 
@@ -125,7 +125,7 @@ def model_identity(record: RunRecord) -> str:
 def _identity(record: RunRecord, without: Sequence[str]) -> str:
     config = dotted(record.config)
     content: dict[str, Any] = {
-        # What is unset an older configuration may lack.
+        # An older configuration may lack the keys that are unset here.
         "config": {key: value for key, value in config.items() if key not in without and value is not None},
         "device": [record.device_name, record.devices],
         "layout": [record.tp, record.pp, record.dp, record.ep, record.cp, record.micro_batch_size],
@@ -134,7 +134,7 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
         "questions": None if record.reinforcement is None else record.reinforcement.files_sha256,
         "model": [record.parameters, record.parameters_active, record.flops_per_token],
         "status": record.status,
-        # Each seed of a fine-tuning draws examples of other lengths.
+        # Each seed of a fine-tuning draws examples of different lengths.
         "tokens": [None if record.finetuning else record.tokens, record.steps_measured],
         "formulas": record.formula_id,
         "energy_scope": record.energy_scope,
@@ -145,7 +145,7 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
 
 
 def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration's values by dotted key; a key that is newer than it has the value of what was done."""
+    """Return a configuration's values by dotted key; a key that it is too old to have gets what runs did then."""
     return _BEFORE | flat(config)
 
 
@@ -158,7 +158,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def load_neighbours(*folders: Path) -> list[Group]:
-    """Return the other runs that lie beside these folders, among which identical models may be.
+    """Return the runs in the folders beside these ones; some may be of identical models.
 
     Damaged records are skipped: the comparison does not need them.
     """
@@ -175,10 +175,11 @@ def load_neighbours(*folders: Path) -> list[Group]:
 
 
 def combine(group: Group) -> RunRecord:
-    """Return a record with one value of each figure over the repeats, by the figure's row: mostly the mean.
+    """Combine the repeats into one record: each figure by its `over_repeats`, mostly the mean.
 
     The intervals of `al_s` and `al_s_p50` and the loss's standard error come from the spread over the repeats. A figure
-    that one repeat lacks is absent for that repeat's reason. All other fields are the first repeat's.
+    that one repeat lacks is absent for that repeat's reason. Outliers, rechecks and disturbances are those of all
+    repeats, evaluations are dropped, and what is not combined is the first repeat's.
     """
     records = group.records
     if len(records) == 1:
@@ -229,7 +230,7 @@ def combine(group: Group) -> RunRecord:
 
 
 def _rechecks(records: Sequence[RunRecord]) -> Rechecks | None:
-    """Return those of all runs together; None where none was made."""
+    """Return the rechecks of all runs together; None where no run made any."""
     made = [record.rechecks for record in records if record.rechecks is not None]
     if not made:
         return None
@@ -238,7 +239,7 @@ def _rechecks(records: Sequence[RunRecord]) -> Rechecks | None:
 
 
 def _learned(records: Sequence[RunRecord]) -> Reinforcement | None:
-    """Return what all runs learned from by their rewards; None where they learned from text."""
+    """Combine the runs' reinforcement learning; None where they learned from text."""
     found = [record.reinforcement for record in records if record.reinforcement is not None]
     return Reinforcement.of_repeats(found) if found else None
 
@@ -253,10 +254,10 @@ def mean_sequence_losses(records: Sequence[RunRecord]) -> list[float]:
 
 
 def _mean_curve(group: Group) -> list[QualityPoint]:
-    """Return the validations that all repeats made, after the same steps.
+    """Return the validations that all repeats made after the same steps, with mean losses.
 
-    Costs are means over the repeats that ran in one go: a resumed one has measured its last attempt alone. Where all
-    were resumed, they are the first repeat's.
+    Costs are means over the repeats that were not resumed, since a resumed run measures its last attempt alone. Where
+    all were resumed, costs are the first repeat's.
     """
     by_step = [{point.step: point for point in record.quality_curve} for record in group.records]
     in_one_go = [number for number, record in enumerate(group.records) if not record.resumed_after_steps] or [0]

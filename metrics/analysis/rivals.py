@@ -1,4 +1,4 @@
-"""Rows of a report that are alternatives to each other: which is best in a figure, and which only seems to be.
+"""Find which of a report's alternative rows is best in a figure, and which rows noise does not set apart from it.
 
 The best row is chosen after the fact, so that every pair of rows and every figure counts as a comparison (Bonferroni):
 where all models are alike, a report claims no difference at all in 95 % of sets. That is stricter than `compare`, which
@@ -25,13 +25,13 @@ QUESTIONS = ("energy_j_per_token", "tokens_per_s", "amu_gb", "validation_loss")
 
 @dataclass(frozen=True)
 class Standing:
-    """How the rows stand in one figure. A row is named by its place in the set."""
+    """How a set's rows stand in one figure. Rows are named by their index in the set."""
 
     metric: str
     best: int | None
-    """The row with the best figure, whether or not by more than noise; None where no row has the figure."""
+    """The row with the best figure, by more than noise or not; None where no row has the figure."""
     worse: dict[int, Ratio] = field(default_factory=dict)
-    """Rows that are worse by more than noise → best over row."""
+    """Rows that are worse by more than noise → the ratio, best over row."""
     level: tuple[int, ...] = ()
     """Rows that differ from the best by no more than noise."""
     open: tuple[int, ...] = ()
@@ -39,29 +39,29 @@ class Standing:
     apart: dict[int, tuple[Difference, ...]] = field(default_factory=dict)
     """Rows that are not compared with the best → the conditions in which they differ from it."""
     unavailable: dict[int, str] = field(default_factory=dict)
-    """Rows without the figure → why."""
+    """Rows without the figure → the reason."""
 
 
 class Rivals:
     """A set of rows that may be compared, each a run or its repeats."""
 
     def __init__(self, groups: Sequence[Group], identical: IdenticalRuns) -> None:
-        """Take the set's rows, and all rows of the report by their models."""
+        """Take the set's rows, and the identical runs among all rows of the report."""
         self.groups = tuple(groups)
         self._identical = identical
         self._standings: dict[str, Standing] = {}
         asked = sum(any(mean_of(group, metric) for group in self.groups) for metric in QUESTIONS)
         self.comparisons = max(asked, 1) * max(len(self.groups) * (len(self.groups) - 1) // 2, 1)
-        """Pairs of rows, times the figures that any of them has."""
+        """Number of comparisons: pairs of rows, times the figures that any row has."""
 
     def differences(self, first: int, second: int) -> tuple[Difference, ...]:
-        """Return the conditions that two rows do not share: then they are not compared."""
+        """Return the conditions that two rows do not share; rows with such conditions are not compared."""
         return self._identical.differences(self.groups[first], self.groups[second])
 
     def ratio(self, metric: str, first: int, second: int) -> Ratio | None:
-        """Return the ratio of a figure, second over first, its p value corrected for all that the set compares.
+        """Return the ratio of a figure, second over first, its p value corrected for all comparisons of the set.
 
-        None where a row lacks the figure, or where their conditions differ.
+        Return None where a row lacks the figure, or where the rows' conditions differ.
         """
         one, other = self.groups[first], self.groups[second]
         if self.differences(first, second) or self.why_not(metric, first, second) is not None:
@@ -108,9 +108,9 @@ class Rivals:
 
 
 def mean_of(group: Group, metric: str) -> float | None:
-    """Return the geometric mean of a figure over the repeats, as a ratio has it.
+    """Return the geometric mean of a figure over the repeats, as ratios use it.
 
-    None where a repeat lacks it, or where it is a loss that takes no part in comparisons.
+    Return None where a repeat lacks the figure, or where the figure is a loss that is not compared.
     """
     if why_not(metric, group.records) is not None:
         return None

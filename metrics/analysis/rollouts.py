@@ -1,4 +1,4 @@
-"""Compare what reinforcement learning spends on sampling answers; all other figures are of its updates."""
+"""Compare the cost of sampling rollouts in reinforcement learning; all other figures are of the updates."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NO_ENERGY = "the energy of the answers was not measured"
 
 
 def tokens_per_s(cost: PhaseCost) -> float | None:
-    """Return how fast a phase computed its tokens; None where its clock did not move."""
+    """Return a phase's tokens per second; None where its time is 0."""
     return cost.tokens / cost.time_s if cost.time_s else None
 
 
 def energy_j_per_token(cost: PhaseCost) -> float | None:
-    """Return the energy of one of a phase's tokens; None where it was not measured, or there was none."""
+    """Return a phase's energy per token; None where the energy was not measured, or there were no tokens."""
     return cost.energy_j / cost.tokens if cost.energy_j is not None and cost.tokens else None
 
 
@@ -29,19 +29,19 @@ ROLLOUTS: dict[str, Callable[[PhaseCost], float | None]] = {
     "rollout_tokens_per_s": tokens_per_s,
     "rollout_energy_j_per_token": energy_j_per_token,
 }
-"""Figures of the answers that are compared: tokens are those of the answers alone."""
+"""The figures of rollouts that are compared; their tokens are those of the answers alone."""
 
 
 def rollout_ratios(
     first: Group, second: Group, alike: Sequence[Sequence[RunRecord]], unavailable: dict[str, str]
 ) -> list[Ratio]:
-    """Return the ratios of what sampling took, second over first; none where a run learned otherwise.
+    """Return the ratios of the rollouts' figures, second over first; none unless all runs learned from rewards.
 
     Args:
         first: the runs that ratios are relative to.
         second: the runs compared with them.
-        alike: groups of runs of identical models, which tell the noise.
-        unavailable: gets the reason for each figure without a ratio.
+        alike: sets of runs of identical models, which show the noise.
+        unavailable: receives the reason for each figure without a ratio.
     """
     records = [*first.records, *second.records]
     if any(record.reinforcement is None for record in records):
@@ -64,11 +64,11 @@ def _value(record: RunRecord, read: Callable[[PhaseCost], float | None]) -> floa
 
 
 def _reason(record: RunRecord, name: str) -> str:
-    """Return why a run lacks a figure of its answers."""
+    """Return why a run lacks a figure of its rollouts."""
     cost = None if record.reinforcement is None else record.reinforcement.rollouts
     return NOT_MEASURED if cost is None or "energy" not in name else why_no_energy(record, cost)
 
 
 def why_no_energy(record: RunRecord, cost: PhaseCost) -> str:
-    """Return why the energy of a phase is not known; older records have one reason for all."""
+    """Return why the energy of a phase is not known; older records have one reason for all phases."""
     return cost.energy_unavailable or record.unavailable.get("energy_j", NO_ENERGY)

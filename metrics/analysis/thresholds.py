@@ -1,7 +1,7 @@
 """Thresholds on the change of a figure, such as `tokens_per_s<-3%`, for programs that decide by an exit code.
 
-A threshold is judged by the figure's own 95 % interval, where the noise between runs is known: beyond it, within it, or
-undecided.
+Where the noise between runs is known, the figure's own 95 % interval decides: it lies beyond the threshold, within it,
+or on both sides of it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Threshold:
 
     metric: str
     below: bool
-    """Whether a smaller figure fails; else a larger one."""
+    """Whether the threshold fails below `percent`; else above."""
     percent: float
-    """Change at which it fails."""
+    """Change beyond which the threshold fails, in percent."""
 
     @classmethod
     def of(cls, text: str) -> Threshold:
-        """Return the threshold of a text such as `tokens_per_s<-3%`.
+        """Parse a threshold such as `tokens_per_s<-3%`.
 
-        Raises MetricsError: the text has another form, or no record has such a figure.
+        Raises MetricsError if the text has another form, no record has such a figure, or the change is impossible.
         """
         found = _FORM.fullmatch(text)
         if found is None:
@@ -69,20 +69,20 @@ State = Literal["failed", "passed", "undecided"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What two groups of runs say of a threshold."""
+    """The result of one threshold for two groups of runs."""
 
     threshold: Threshold
     state: State
-    """'failed': the interval lies wholly beyond the threshold; 'passed': wholly within it; 'undecided': neither."""
+    """'failed': the interval lies entirely beyond the threshold; 'passed': entirely within it; 'undecided': neither."""
     why: str
     ratio: Ratio | None
-    """None where the figure has none."""
+    """The figure's ratio; None where it has none."""
 
 
 def judge(
     thresholds: Sequence[Threshold], comparison: Comparison, neighbours: Sequence[Group] = ()
 ) -> tuple[Outcome, ...]:
-    """Return the outcome of each threshold; `neighbours` as of `compare`."""
+    """Return the outcome of each threshold; `neighbours` are those of `compare`."""
     ratios = {ratio.metric: ratio for ratio in (*comparison.ratios, *comparison.costs)}
     first, second = comparison.first, comparison.second
     alike = identical_runs(first, second, neighbours)
@@ -103,7 +103,7 @@ def judge(
 
 
 def _judged(threshold: Threshold, ratio: Ratio) -> tuple[State, str]:
-    """Return what a ratio says of a threshold, and the sentence that says why."""
+    """Return the state of a threshold by the figure's ratio, and the sentence that says why."""
     change = f"{ratio.ratio - 1:+.2%}"
     if ratio.measurable is None or ratio.low is None or ratio.high is None:
         return "undecided", (
@@ -112,7 +112,7 @@ def _judged(threshold: Threshold, ratio: Ratio) -> tuple[State, str]:
         )
     said = f"{change}, 95 % interval {ratio.low - 1:+.2%} to {ratio.high - 1:+.2%} ({ratio.basis})"
     limit = 1 + threshold.percent / 100
-    # How far the ends of the interval lie within the threshold, the worse one first.
+    # How far both ends of the interval lie within the threshold, the worse end first.
     ends = (ratio.low - limit, ratio.high - limit) if threshold.below else (limit - ratio.high, limit - ratio.low)
     if ends[1] < -_ROUNDING:
         return "failed", said

@@ -1,6 +1,6 @@
 """The first lines of a report: which row of each set is best in a figure, in words, and what stays open.
 
-A difference inside the noise is called none, and where nothing shows the noise there is no verdict. `analysis.rivals`
+A difference within the noise is called none, and without knowledge of the noise there is no verdict. `analysis.rivals`
 has the statistics.
 """
 
@@ -27,24 +27,24 @@ TITLES = {
     "amu_gb": "Least memory (AMU), GB",
     "validation_loss": "Lowest validation loss",
 }
-"""Figure → its question."""
+"""Figure → the title of its answer."""
 RULE = (
     f"Verdicts: at {SIGNIFICANCE:.0%} for all pairs of rows and all four figures of a line together (Bonferroni). "
     "No difference: none beyond the noise between runs."
 )
 _MOST_NAMED = 6
-"""Rows that a sentence names."""
+"""Most rows that a sentence names."""
 
 Kind = Literal["clear", "level", "open", "alone", "absent"]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the rows of a set say of one figure."""
+    """Which row of a set is best in one figure, in words."""
 
     kind: Kind
-    """clear: one row is best by more than noise. level: some do not differ. open: no verdict. alone: one row has the
-    figure. absent: none has."""
+    """clear: one row is best by more than noise. level: other rows do not differ from the best. open: no verdict.
+    alone: one row has the figure. absent: no row has it."""
     text: str
     detail: str
 
@@ -81,7 +81,7 @@ def _answer(suite: Suite, standing: Standing) -> Answer:
 
 
 def _beaten(suite: Suite, standing: Standing, best: int) -> str:
-    """Return by how much the best row is better than the nearest that is worse by more than noise."""
+    """Return by how much the best row is better than the nearest row that is worse by more than noise."""
     nearest = min(standing.worse, key=lambda place: abs(standing.worse[place].ratio - 1))
     others = [place for place in standing.worse if place != nearest]
     own = f"{suite.rows[best].name} " if standing.level or standing.open else ""
@@ -124,7 +124,7 @@ def answers_table(suites: Sequence[Suite]) -> Table:
 
 
 def print_answers(suites: Sequence[Suite], console: Console) -> None:
-    """Print the answers of each set of two rows or more."""
+    """Print the answers of each set that has two or more rows."""
     for suite in suites:
         if len(suite.rows) > 1:
             console.print(Text(suite.title, style="bold"))
@@ -166,14 +166,14 @@ def _listed(where: Iterable[str]) -> str:
 
 
 def brief(difference: Difference) -> str:
-    """Return a difference by the parts of both texts that the other lacks."""
+    """Return a difference in short: of each text, only the parts that the other text lacks."""
     one, other = (text.split(", ") for text in (difference.one, difference.other))
     only = [[part for part in mine if part not in theirs] for mine, theirs in ((one, other), (other, one))]
     return f"{difference.condition}: {', '.join(only[0]) or 'none'} against {', '.join(only[1]) or 'none'}"
 
 
 def left_out(rows: Rows) -> str:
-    """Return the sentence on rows that take no part, since their runs did not come to their end; empty without any."""
+    """Return the sentence on the rows of failed and stopped runs, which are in no set; empty without such rows."""
     names = unique_names(rows.records)
     found = [name for name, record in zip(names, rows.records, strict=True) if record.status != "completed"]
     return f"Left out: {_listed(found)}." if found else ""

@@ -43,13 +43,13 @@ class Report:
     """The records that were read, and the files that were written."""
 
     rows: Rows
-    """One for each run, and for each group of repeats."""
+    """The report's rows: one for each run, and one for each group of repeats."""
     generations: list[GenerationRecord]
     failures: list[FailedRun]
     unchecked: list[str]
-    """See `without_checksum`."""
+    """Names of the files without a checksum, from `without_checksum`."""
     warnings: list[str]
-    """A message for each file that cannot be read, and for what the report lacks."""
+    """A message for each file that cannot be read, and for each part that the report lacks."""
     written: list[Path]
 
     @property
@@ -59,13 +59,13 @@ class Report:
 
 
 def build_report(folder: Path, paper: bool = False, price_per_hour: float | None = None) -> Report:
-    """Write report.html, report.md, report.csv and TensorBoard's HParams into the folder.
+    """Write report.html, report.md, report.csv and, if TensorBoard is installed, its HParams into the folder.
 
-    With `paper` it writes paper.md too, generation.csv where generation was measured, and report_card.md where runs are
-    stages of a chat model; `price_per_hour` of a device is for its costs.
+    Write generation.csv and evaluations.csv too where there are such figures, report_card.md where runs are stages of a
+    chat model, and paper.md with `paper`. `price_per_hour` of a device is for the report card; None for no cost.
 
     Raises:
-        MetricsError: no such folder, no record below it that can be read, or a file that cannot be written.
+        MetricsError: the folder does not exist, no record below it can be read, or a file cannot be written.
     """
     records, damaged = load_records(folder)
     generations, unread_generations = load_generations(folder)
@@ -120,7 +120,7 @@ def markdown(
     generations: Sequence[GenerationRecord] = (),
     unchecked: Sequence[str] = (),
 ) -> str:
-    """Return the text of report.md: what the runs say, the table of results, and all that a reader must know."""
+    """Return the text of report.md: the answers, the table of results, the other sections and all notes."""
     records, parts = rows.records, ["# EfficientBench report"]
     if rows.suites:
         answered = answers_table(rows.suites)

@@ -1,4 +1,4 @@
-"""Writes `report.csv`, one row a run at full precision, and has the columns that follow from a record's figures.
+"""Writes `report.csv`, one row a run at full precision, and derives further columns from a record's figures.
 
 The glossary of report.html and the page docs/columns.md come from the same rows.
 """
@@ -28,7 +28,7 @@ class Derived:
     about: Figure
     formula: Callable[[RunRecord], Any]
     needs: str = ""
-    """The figure whose reason explains its absence."""
+    """The figure whose reason explains an n/a of this column."""
 
 
 # fmt: off
@@ -47,7 +47,7 @@ DERIVED = {
         lambda record: _times(record.al_s, 1e3), needs="al_s"),
     "samples_per_s": Derived(Figure("sequences/s", "tokens_per_s / seq_len", better="higher",
         known_as="llm-foundry Throughput (S/s)"),
-        # The examples of a fine-tuning are of many lengths.
+        # The examples of a fine-tuning have different lengths.
         lambda record: record.examples_per_s or _times(record.tokens_per_s, 1 / record.seq_len), needs="tokens_per_s"),
     "model_tflops_per_device": Derived(Figure("TFLOP/s", "flops_per_token · tokens_per_s_per_device",
         known_as="nanotron model_tflops_per_gpu; Megatron TFLOP/s/GPU", better="higher"),
@@ -67,7 +67,7 @@ DERIVED = {
     "speed_only": Derived(Figure("", "why the losses take no part in comparisons; empty where they do"),
         lambda record: record.speed_only_reason or ""),
 }
-"""Column → what other projects' tables have, or what explains the record's figures."""
+"""Derived columns, which other projects' tables have, or which explain the record's figures."""
 # fmt: on
 
 COLUMNS: dict[str, Figure] = {
@@ -75,7 +75,7 @@ COLUMNS: dict[str, Figure] = {
     **{name: column.about for name, column in DERIVED.items()},
     UNAVAILABLE: Figure("", "for each n/a of the row 'name: reason', joined by ' | '"),
 }
-"""Every column in its order, by its row."""
+"""Every column, in the order of the file → its description."""
 
 
 def row(record: RunRecord) -> tuple[dict[str, Any], dict[str, str]]:
@@ -95,7 +95,7 @@ def _times(*factors: float | None) -> float | None:
 
 
 def write_csv(records: Iterable[RunRecord], path: Path) -> None:
-    """Write one row a run, at full precision. Raises MetricsError where the file cannot be written."""
+    """Write one row a run, at full precision. Raises MetricsError if the file cannot be written."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -114,7 +114,7 @@ def csv_cell(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        # A spreadsheet computes a text that begins so, and a formula of others may send the table elsewhere.
+        # A spreadsheet evaluates a text that begins like a formula, and a stranger's formula may send the table away.
         return f"'{value}" if value.startswith(_FORMULA) else value
     return repr(value) if isinstance(value, float) else str(value)
 

@@ -1,4 +1,4 @@
-"""Two groups of runs compared, the spread of repeats, and the noise between identical models, as text."""
+"""The comparison of two groups of runs, the spread of repeats, and the noise between identical models, as text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNITS = {name: FIGURES[name].compared for name in METRICS} | {
 FLOOR_METRICS = ("tokens_per_s", "energy_j_per_token", "aec_w", "amu_gb", "validation_loss")
 """Figures whose noise floor is reported."""
 _MOST_NAMED = 8
-"""Models that a line on a noise floor names."""
+"""Most models that a line on a noise floor names."""
 ROLLOUTS_APART = "Answers that were sampled to learn from; the figures above are of the updates alone:"
 
 
@@ -62,7 +62,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def title(group: Group) -> str:
-    """Return the name of the runs, and how many there are."""
+    """Return the runs' name, and their number where there are several."""
     repeats = f" × {len(group.records)}" if len(group.records) > 1 else ""
     return f"{group.name}{' (smoke)' if group.first.smoke else ''}{repeats}"
 
@@ -155,11 +155,11 @@ def print_spread(group: Group, console: Console) -> None:
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """An A/A test: runs of one model under several names, under the same conditions."""
+    """An A/A test: runs of one model under several names and the same conditions."""
 
     names: tuple[str, ...]
     largest: dict[str, float]
-    """Figure → the largest mean over the smallest, less 1."""
+    """Figure → the largest mean over the smallest, minus 1."""
 
     def __str__(self) -> str:
         parts = ", ".join(f"{UNITS[metric]} {part:.2%}" for metric, part in self.largest.items())
@@ -168,7 +168,7 @@ class NoiseFloor:
 
 
 def noise_floors(records: Sequence[RunRecord]) -> list[NoiseFloor]:
-    """Return one noise floor for each model that ran under two names or more."""
+    """Return a noise floor for each model that ran under several names and the same conditions."""
     alike: list[list[Group]] = []
     of_model: dict[str, list[list[Group]]] = {}
     for group in group_repeats(record for record in records if record.status == "completed"):

@@ -1,4 +1,4 @@
-"""The table of results that the terminal, report.md and report.html share, and the notes that belong to it."""
+"""The table of results that the terminal, report.md and report.html share, and its notes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AT_LEAST_NOTE = (
 REPEATS_NOTE = "× n: the mean of n runs with consecutive seeds, ± their standard deviation; ±95%: the mean's interval."
 
 _MOST_NAMED = 3
-"""Slow steps that a sentence names."""
+"""Most slow steps and mismatches that a sentence names."""
 
 
 HEADLINE: dict[str, Headline] = {
@@ -42,7 +42,7 @@ HEADLINE: dict[str, Headline] = {
 
 
 def results_table(records: Sequence[RunRecord]) -> Table:
-    """Return the table of all reports: one row a run."""
+    """Return the table of results: one row a run."""
     named = zip(unique_names(records), records, strict=True)
     rows = [(own, *(cell(figure, record) for figure in HEADLINE)) for own, record in named]
     return Table(("run", *(column.title for column in HEADLINE.values())), rows)
@@ -71,7 +71,7 @@ def name(record: RunRecord) -> str:
 
 
 def unique_names(records: Sequence[RunRecord]) -> list[str]:
-    """Return the runs' names; names that several runs share are followed by the seed, else by a number."""
+    """Return the runs' names; runs of one name get the seed behind it, and a number where the seed is shared too."""
     plain = Counter(name(record) for record in records)
     taken: Counter[str] = Counter()
     unique = []
@@ -105,7 +105,7 @@ def relative_interval(record: RunRecord) -> float | None:
 
 
 def is_least(record: RunRecord) -> bool:
-    """Return whether the interval of a step's time, where one is known, is only the least that it may be."""
+    """Return whether a step's time may have a wider interval: few steps of a single run do not show slow changes."""
     return record.repeats == 1 and record.steps_measured < SURE_STEPS
 
 
@@ -114,10 +114,10 @@ class Absence:
     """One reason for figures that are n/a."""
 
     titles: tuple[str, ...]
-    """Columns that are n/a for it."""
+    """Titles of the columns that are n/a for this reason."""
     runs: tuple[str, ...]
     everywhere: bool
-    """Whether it holds for all runs of the report."""
+    """Whether the reason holds for all runs of the report."""
     reason: str
 
     def __str__(self) -> str:
@@ -166,11 +166,11 @@ def signs(records: Sequence[RunRecord]) -> list[str]:
 
 
 def sparse_in_name(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence for runs whose sparse attention reads no fewer keys than dense attention does."""
+    """Return a sentence for runs whose sparse attention reads more keys than dense attention does."""
     sparse: dict[tuple[float, float, int], list[str]] = {}
     for record in records:
         read, dense = record.keys_read_per_query, record.dense_keys_per_query
-        if read is not None and dense is not None and read > dense:  # dense attention reads just as many
+        if read is not None and dense is not None and read > dense:  # both are equal for dense attention
             sparse.setdefault((read, dense, record.seq_len), []).append(name(record))
     return [
         f"{', '.join(runs)}: sparse in name alone at sequence {seq_len:,}, where a query reads {read:,.0f} keys, "
@@ -193,7 +193,7 @@ def doubted(records: Sequence[RunRecord]) -> list[str]:
 
 
 def disturbed(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence on runs whose devices others used meanwhile."""
+    """Return a sentence on runs during which another process used their devices."""
     names = [name(record) for record in records if record.disturbances]
     return [f"Another process used a device of {', '.join(names)} meanwhile."] if names else []
 
@@ -206,7 +206,7 @@ def of_other_formulas(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _drift(record: RunRecord) -> str:
-    """Return the ratio with its interval; repeats, of which it is the largest, have one each."""
+    """Return the ratio with its interval; repeats have the ratio furthest from 1, and no interval."""
     ends = (record.al_s_drift_ratio_low, record.al_s_drift_ratio_high)
     interval = "" if None in ends else f" (95 %: {ends[0]:.3g} to {ends[1]:.3g})"
     return f"{record.al_s_drift_ratio:.3g}{interval}"
@@ -229,7 +229,7 @@ def slow_steps(records: Sequence[RunRecord]) -> list[str]:
 
 
 def mismatched(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence for each run in which a rank computed other bits the second time: its figures are in doubt."""
+    """Return a sentence for each run in which a recheck computed other bits: the run's figures are in doubt."""
     found = []
     for record in records:
         rechecks = record.rechecks
@@ -245,7 +245,7 @@ def mismatched(records: Sequence[RunRecord]) -> list[str]:
 
 
 def resumed(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence for each run that was resumed, since its figures are of a part of the run."""
+    """Return a sentence for each run that was resumed, since its figures cover the last attempt alone."""
     return [
         f"{record.run} was resumed after step {', '.join(map(str, record.resumed_after_steps))}: measured are the "
         "steps of its last attempt, after a warm-up of its own."
@@ -255,7 +255,7 @@ def resumed(records: Sequence[RunRecord]) -> list[str]:
 
 
 def short_of_text(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence of why losses of runs take no part in comparisons; none where all do."""
+    """Return a sentence that says which runs' losses are not compared, and why; none where all are compared."""
     runs: dict[str, list[str]] = {}
     for record in records:
         if record.speed_only_reason:
@@ -267,7 +267,7 @@ def short_of_text(records: Sequence[RunRecord]) -> list[str]:
 def speed_only(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence for each set of comparable runs of one size whose losses differ from the lowest by noise alone.
 
-    The noise is that of the repeats, at 5 % for all of a set together. Runs with too few of them have no verdict.
+    The noise is that between repeats, at 5 % for all pairs of a set together. Runs of too few repeats are skipped.
     """
     sets: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:
@@ -289,7 +289,7 @@ def speed_only(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _p_value(one: RunRecord, other: RunRecord) -> float:
-    """Return the chance of so different validation losses of identical models, by the repeats of both rows (Welch)."""
+    """Return the p value of the difference between two validation losses, by the repeats of both rows (Welch)."""
     losses = [record.validation_loss or 0.0 for record in (one, other)]
     noise = [
         Estimate((record.repeat_std["validation_loss"] / loss) ** 2 / record.repeats, record.repeats - 1)

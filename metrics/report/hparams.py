@@ -1,7 +1,7 @@
 """Writes each run's settings and figures for TensorBoard's HParams tab, which shows them in one table.
 
-The tab finds a run's metrics in the same folder as its settings, so each run gets a folder of its own here, beside
-the scalars that it wrote while it trained.
+The tab reads a run's metrics from the folder of its settings. So each run gets a folder of its own here, apart from the
+scalars that it wrote while it trained.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from efficientbench.metrics.report.sections.generation import Generated
 HPARAMS_FOLDER = "hparams"
 SETTINGS = (*Identity.model_fields, "recompute", "formula_id", "speed_only", "tokens_per_parameter")
 FIGURES_SHOWN = [name for name, row in FIGURES.items() if (row.better or row.headline) and name not in SETTINGS]
-"""Figures that distinguish runs: those of the table of results, and those with a better way."""
+"""Figures that distinguish runs: those of the table of results, and those of which lower or higher is better."""
 
 
 GENERATED = (
     *("decode_tokens_per_s", "decode_time_s", "decode_energy_j_per_token", "prefill_tokens_per_s", "ttft_s"),
     *("cache_bytes", "bandwidth_utilization"),
 )
-"""Figures of generation that are written as scalars over the tokens of the context."""
+"""Figures of generation that are written as scalars over the context length in tokens."""
 
 
 def write_hparams(records: Sequence[RunRecord], folder: Path, generated: Sequence[Generated] = ()) -> None:
     """Write one subfolder a run, replacing what an earlier report wrote there.
 
-    What was generated is beside the training of the same run, as scalars `generation/batch_<batch>/<figure>` whose
-    steps are the tokens of the context.
+    Figures of generation go beside the training of the same run, as scalars `generation/batch_<batch>/<figure>` whose
+    steps are the context length in tokens.
 
     Raises:
-        MetricsError: the folder cannot be written.
+        MetricsError: the folder cannot be written, or holds files that no report wrote.
     """
     if any(path.is_file() and ".tfevents." not in path.name for path in folder.rglob("*")):
         raise MetricsError(f"{folder}: holds files that no report wrote; move them away, since a report's go there")
@@ -56,9 +56,9 @@ def write_hparams(records: Sequence[RunRecord], folder: Path, generated: Sequenc
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """Return a folder's name that no other run has."""
+    """Return a folder name for a run that is not in `taken`, and add it there."""
     plain = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name).lstrip(".") or "run"
-    # Room for a number, within what a file system takes.
+    # Leave room for a number, within a file system's limit.
     plain = plain.encode()[:240].decode(errors="ignore")
     free, count = plain, 1
     while free in taken:
@@ -106,7 +106,7 @@ def _write_run(record: RunRecord, folder: Path) -> None:
 
 
 def _write_generated(each: Generated, folder: Path, number: int) -> None:
-    """Write a file of scalars; `number` sets it apart from that of a copied folder, which began in the same second."""
+    """Write a file of scalars; `number` distinguishes it from a copied folder's file, which has the same start time."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter

@@ -1,4 +1,4 @@
-"""Ranks whose devices their own hardware slowed, and ranks that keep the others waiting."""
+"""Ranks whose devices heat or a fault slowed, and ranks that keep the others waiting."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from efficientbench.metrics.formulas.device_use import HARDWARE, HEAT
 from efficientbench.metrics.records.record import RunRecord
 
 LEAST_SHARE = 0.05
-"""Of the readings with a cause, and of a step's time that the others wait longer than the slowest rank. The power limit
-is no such cause, as a GPU that works hard is always at it."""
+"""Least share to report: of readings with a cause of slowing, and of a step's time that the others wait longer than the
+slowest rank. The power limit is no such cause, since a GPU that works hard is always at it."""
 MOST_NAMED = 8
 
 
@@ -33,7 +33,7 @@ def slowed(records: Sequence[RunRecord]) -> list[str]:
 def straggling(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence for each run of one pipeline stage with a rank that waits far less than the others do.
 
-    Stages have unequal work, so that their waits say nothing.
+    Several pipeline stages have unequal work, so their waits say nothing.
     """
     sentences = []
     for record in records:

@@ -1,4 +1,4 @@
-"""The rows of a report by suite, size and conditions: sets in which all but the model is the same."""
+"""The rows of a report in sets of one suite, size and conditions, in which only the model differs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Row:
     """A run, or its repeats, in a set."""
 
     number: int
-    """Its place among all rows of the report."""
+    """The row's index among all rows of the report."""
     name: str
-    """As short as the set allows: its variant, where no other row has that."""
+    """The row's name, as short as the set allows: the variant, where no other row has it."""
     record: RunRecord
-    """One for all repeats."""
+    """The run's record, or the combined record of the repeats."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Suite:
 
     name: str
     size: str
-    """Empty where models of several sizes are alternatives."""
+    """The models' size; empty where models of several sizes are alternatives."""
     conditions: str
-    """What sets it apart from other sets of the same suite and size."""
+    """The conditions that distinguish the set from others of its suite and size."""
     rows: tuple[Row, ...]
     rivals: Rivals
-    """Has the rows' repeats, in the same order."""
+    """The comparisons of the rows, in the same order."""
 
     @property
     def title(self) -> str:
@@ -47,7 +47,7 @@ class Suite:
 
     @property
     def baseline(self) -> int:
-        """Return the place of the row that the others are compared with."""
+        """Return the index of the row that the others are compared with."""
         found = [place for place, row in enumerate(self.rows) if row.record.variant in BASELINES]
         return found[0] if found else 0
 
@@ -65,13 +65,13 @@ class Rows:
     """The rows of a report: one for each run, and one for each group of repeats."""
 
     records: list[RunRecord]
-    """One for each row."""
+    """One record for each row."""
     suites: list[Suite]
-    """The sets that completed rows make."""
+    """The sets of completed rows."""
 
 
 def make_rows(records: Sequence[RunRecord]) -> Rows:
-    """Return the rows of these runs, and the sets that they make."""
+    """Return the rows of these runs, and their sets."""
     groups = group_repeats(records)
     rows = [combine(each) for each in groups]
     return Rows(rows, _suites(groups, rows))
@@ -114,12 +114,12 @@ def _condition_labels(first: dict[tuple[str, str, str], RunRecord]) -> dict[tupl
         alike.setdefault(key[:2], []).append((key, shared_conditions(record)))
     labels = {}
     for sets in alike.values():
-        # The title says of every set whether it is of smoke runs.
+        # The title of a set already says whether its runs are smoke runs.
         names = [name for name in sets[0][1] if name != "scale"]
         differing = [name for name in names if len({texts[name] for _, texts in sets}) > 1]
         shared = {name: set.intersection(*(set(texts[name].split(", ")) for _, texts in sets)) for name in differing}
         for key, texts in sets:
-            # Of a long condition, as a layout, only what sets this set apart.
+            # Of a long condition, such as the layout, the label has only the parts that not all sets share.
             own = {name: [part for part in texts[name].split(", ") if part not in shared[name]] for name in differing}
             labels[key] = ", ".join(f"{name} {', '.join(parts) or texts[name]}" for name, parts in own.items())
     return labels

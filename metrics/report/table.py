@@ -1,4 +1,4 @@
-"""A table of text, and how a terminal and Markdown show it; the page has a template of its own."""
+"""A table of text, and how a terminal and Markdown show it; the HTML page has a template of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ABSENT = "n/a"
 
 
 def number(value: float | None, form: str) -> str:
-    """Return a number in a format of Python's, or 'n/a'."""
+    """Return a number in a Python format, or 'n/a' for None."""
     return ABSENT if value is None else format(value, form)
 
 
@@ -25,27 +25,27 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     text_columns: Sequence[int] = (0,)
-    """Places of the columns that hold text and stand left; the others hold figures."""
+    """Indices of the columns that hold text and are aligned left; the others hold figures."""
     title: str = ""
     notes: Sequence[str] = ()
     """Sentences below the table."""
 
 
 def print_table(table: Table, console: Console, gap: int = 2) -> None:
-    """Print the table, `gap` spaces between its columns; a cell that is too wide goes on in the next line."""
+    """Print the table, with `gap` spaces between its columns; wrap a cell that is too wide."""
     printed = rich_table.Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for place, heading in enumerate(table.header):
         printed.add_column(heading, justify="left" if place in table.text_columns else "right", overflow="fold")
     for row in table.rows:
-        # `Text`: what stands in brackets in a name is no markup.
+        # `Text`, so that brackets in a name are not read as markup.
         printed.add_row(*map(Text, row))
     console.print(printed)
 
 
 def print_wide_table(table: Table, console: Console) -> None:
-    """Print the table in as many parts as the console's width asks for.
+    """Print the table in as many parts as the console's width needs.
 
-    Columns that do not fit follow in further parts, each of which begins with the columns of text in one.
+    Columns that do not fit follow in further parts. Each part begins with the text columns, joined into one.
     """
     named = len(table.text_columns)
     heading, names = " ".join(table.header[:named]), [" ".join(row[:named]) for row in table.rows]
@@ -66,7 +66,7 @@ def _lines(texts: Sequence[str]) -> Text:
 
 
 def _parts(columns: dict[str, list[str]], name_width: int, width: int) -> list[list[str]]:
-    """Return the columns in groups, each of which fits the width beside the rows' names."""
+    """Return the titles of the columns in groups that fit the width beside the rows' names."""
     gap = 2
     parts: list[list[str]] = [[]]
     used = name_width
@@ -91,7 +91,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def escape(content: str) -> str:
-    """Return the text in one line, without its meaning to Markdown or HTML."""
+    """Return the text in one line, escaped for Markdown and HTML."""
     flat = " ".join(content.split())
     flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\|`*\[\]])", r"\\\1", flat)

@@ -1,7 +1,7 @@
-"""Generation of two models side by side: the ratio of each figure at every combination that was measured of both.
+"""Compare the generation of two models: the ratio of each figure at every combination measured for both.
 
-Requests of one measurement do not contain the noise between measurements: a verdict takes repeats of both, as of
-training.
+The requests of one measurement do not contain the noise between measurements. So a verdict needs repeats of both
+models, as it does for training.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ COMPARED = (
     *("ttft_s_p50", "prefill_tokens_per_s", "decode_time_s"),
     *("prefill_energy_j_per_token", "decode_energy_j_per_token"),
 )
-"""Figures that are compared, by their names in GENERATION_FIGURES."""
+"""The figures that are compared, by their names in GENERATION_FIGURES."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Both models at one combination of prompt, batch and new tokens."""
+    """The comparison of both models at one combination of prompt, batch and new tokens."""
 
     combination: Combination
     ratios: tuple[Ratio, ...]
-    """Second model over first."""
+    """The figures' ratios, second model over first."""
     cache_bytes: tuple[int | None, int | None]
-    """Of a sequence, counted: without noise."""
+    """Size of one sequence's cache for both models; counted, so without noise."""
     missing: dict[str, str]
-    """Figure that has no ratio → why."""
+    """Figure without a ratio → the reason."""
 
 
 def compare_generation(sides: Sequence[Generating], despite: Collection[str] = ()) -> list[Compared]:
-    """Return the ratios at every combination that was measured of both models, their p values corrected together.
+    """Return the ratios at every combination measured for both models, with p values corrected for all of them.
 
-    Raises MetricsError: they cannot be compared, as of `common_combinations`, which has the arguments.
+    Arguments and errors are those of `common_combinations`.
     """
     found = [_compared(sides, combination) for combination in common_combinations(sides, despite)]
     p_values = {

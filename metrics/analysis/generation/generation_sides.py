@@ -1,4 +1,4 @@
-"""Two models whose generation may be compared: the conditions that they share, and what was measured of both."""
+"""The two models of a comparison of generation: the conditions that they must share, and their common combinations."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from efficientbench.metrics.records.generation.generation import (
 )
 
 Combination = tuple[int, int, int]
-"""Tokens of a prompt, batch, new tokens of each sequence."""
+"""Prompt tokens, batch size, new tokens of each sequence."""
 Generating = tuple[Group, Sequence[GenerationRecord]]
-"""Of one model the repeats of its training, and its records of generation."""
+"""One model: the repeats of its training, and its records of generation."""
 
 GENERATION_CONDITIONS: dict[str, Callable[[GenerationRecord], str]] = {
     "device": lambda record: f"{record.devices} × {record.device_name}",
     "dtype": lambda record: record.dtype,
     "engine": lambda record: record.engine,
     "steps": lambda record: record.steps,
-    # They decide which experts get tokens, and which blocks NSA reads.
+    # The weights decide which experts get tokens, and which blocks NSA reads.
     "weights": lambda record: "random" if record.weights == "random" else "a checkpoint's",
     "formulas": lambda record: record.formula_id,
 }
 OF_GENERATION = ("engine", "steps", "weights")
-"""Conditions that training has not."""
+"""Conditions that generation has and training does not."""
 
 
 def load_generated(folder: Path, needed: bool = True) -> list[GenerationRecord]:
     """Return the records of generation below the folder of a run or of its repeats.
 
-    Raises MetricsError: one is damaged, or there is none though it is needed.
+    Raises MetricsError if a record is damaged, or if there is none and `needed` is true.
     """
     records, damaged = load_generations(folder)
     if damaged:
@@ -48,15 +48,15 @@ def load_generated(folder: Path, needed: bool = True) -> list[GenerationRecord]:
 
 
 def common_combinations(sides: Sequence[Generating], despite: Collection[str] = ()) -> list[Combination]:
-    """Return the combinations of prompt, batch and new tokens that were measured of both models.
+    """Return the combinations of prompt, batch and new tokens that were measured for both models.
 
     Args:
-        sides: both models.
-        despite: conditions that may differ: device, dtype, engine, steps, weights, formulas.
+        sides: the two models, each with its training and its generation.
+        despite: names of conditions that may differ: device, dtype, engine, steps, weights, formulas.
 
     Raises:
-        MetricsError: they were measured under different conditions, generation was measured of another model than was
-            trained, or no combination of both.
+        MetricsError: the conditions differ beyond `despite`, the measured model is not the trained one, or the models
+            have no combination in common.
     """
     generations = [made for _, made in sides]
     for name, read in GENERATION_CONDITIONS.items():
@@ -81,12 +81,12 @@ def common_combinations(sides: Sequence[Generating], despite: Collection[str] = 
 
 
 def measured_rows(made: Sequence[GenerationRecord]) -> list[GenerationRow]:
-    """Return the rows of all records that have not failed."""
+    """Return the rows of all records, without failed ones."""
     return [row for record in made for row in record.rows if row.failure is None]
 
 
 def combination_of(row: GenerationRow) -> Combination:
-    """Return what distinguishes a row from the others of its record."""
+    """Return a row's combination, which distinguishes it from the other rows of its record."""
     return row.prompt_tokens, row.batch, row.max_new_tokens
 
 

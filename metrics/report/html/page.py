@@ -1,4 +1,4 @@
-"""Puts `report.html` together: the figures and tables of the runs, in the template `page.html`."""
+"""Builds `report.html`: the figures and tables of the runs, in the template `page.html`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from efficientbench.metrics.report.table import ABSENT, Table, number
 Plotted = TypeVar("Plotted")
 
 MOST_NAMED = 24
-"""Runs that one line names; a pointer on it shows all."""
+"""Most runs that one line names; its tooltip names all."""
 
 
 def page(
@@ -57,7 +57,7 @@ def page(
     card: Table | None = None,
     unchecked: Sequence[str] = (),
 ) -> str:
-    """Return the whole page on these rows."""
+    """Return the text of report.html."""
     content = _content(rows, generations)
     if unchecked:
         content["cautions"].append(Caution(TITLE, tuple(unchecked), (WHY,)))
@@ -85,7 +85,7 @@ def page(
 
 
 def _content(rows: Rows, generations: Sequence[GenerationRecord]) -> dict[str, Any]:
-    """Return what follows from the rows, by the template's names."""
+    """Return the template's variables that follow from the rows and the generations."""
     records, runs = rows.records, numbered(rows.records)
     generated = beside(generations, records)
     reasons = absences(records)
@@ -139,7 +139,7 @@ def _glossary(file: str, columns: Mapping[str, Column]) -> Table:
 
 
 def _plots(draw: Callable[[Sequence[Plotted]], list[Figure]], runs: Sequence[Plotted]) -> dict[str, Any]:
-    """Return the figures of the first MOST_RUNS runs, and the number of all; empty where nothing is drawn."""
+    """Return the figures of the first MOST_RUNS runs, and the number of all runs; empty where nothing is drawn."""
     figures = draw(runs[:MOST_RUNS])
     return {"figures": figures, "runs": len(runs)} if figures else {}
 
@@ -173,7 +173,7 @@ def _meaning(figure: str) -> str:
 
 
 def _cell(figure: str, run: Run, reasons: Sequence[Absence]) -> dict[str, Any]:
-    """Return a figure's text and the number that its column is sorted by; for an n/a the number of its reason, too."""
+    """Return a figure's text and its column's sort key; for an n/a, the reason and the reason's number."""
     value = getattr(run.record, figure)
     if value is None:
         reason = run.record.unavailable[figure]
@@ -184,7 +184,7 @@ def _cell(figure: str, run: Run, reasons: Sequence[Absence]) -> dict[str, Any]:
 
 
 def _settings(runs: Sequence[Run]) -> Table:
-    """Return what was run: model, budget, layout."""
+    """Return the table of the runs' settings: model, budget, layout."""
     header = (
         *("run", "status", "parameters", "active", "dtype", "sequence", "micro batch", "global batch", "layout"),
         *("steps", "tokens", "tokens/param", "unique tokens", "epochs", "keys/query", "seed", "duration"),

@@ -16,20 +16,20 @@ _SIGNS = {
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"},
     **{"±": r"$\pm$", "×": r"$\times$", "≥": r"$\geq$", "–": "--", "−": "$-$"},
 }
-"""What stands in a record's text → what LaTeX prints as that."""
+"""Character of a record's text → the LaTeX that prints it."""
 _ARROWS = {"lower": r"$\downarrow$", "higher": r"$\uparrow$", None: ""}
 
 
 def latex_tables(suites: Sequence[Suite]) -> str:
-    """Return a table for each set, which needs the package booktabs.
+    """Return a table for each set; the tables need the package booktabs.
 
-    Bold are the best figure and those that differ from it by no more than noise, where any row is worse by more.
+    Bold marks the best figure, and those that differ from it by no more than noise, if any row is worse by more.
     """
     return "\n".join(["% Needs \\usepackage{booktabs}.", *map(_table, suites)])
 
 
 def latex(content: str) -> str:
-    """Return the text in one line, as LaTeX prints it."""
+    """Return the text in one line, escaped for LaTeX."""
     return re.sub(r"[^\w\s]|_", lambda found: _SIGNS.get(found[0], found[0]), " ".join(content.split()))
 
 
@@ -56,7 +56,7 @@ def _table(suite: Suite) -> str:
 
 
 def _best(suite: Suite, metric: str) -> set[int]:
-    """Return the best row and those level with it; none where no row is worse by more than noise."""
+    """Return the best row and the rows level with it; none where no row is worse by more than noise."""
     standing = suite.rivals.standing(metric)
     return {standing.best, *standing.level} if standing.worse and standing.best is not None else set()
 

@@ -1,8 +1,8 @@
 """Lays the five metrics out as in the tables of EfficientLLM (arXiv 2505.13840, tables 3 to 5).
 
 Method, parameters, the setting that the table names (micro batch size, context length, top k), PPL, AMU, AL, TT, AEC
-and GPU hours stand as they do there. PCU, which the paper leaves out of its pretraining tables, stands beside AMU.
-J/token and the ranks by both follow, since a table of mean power alone ranks a slow, idle device as thrifty.
+and GPU hours are the paper's columns. PCU, which the paper's pretraining tables lack, follows AMU. J/token and the
+ranks by J/token and by AEC follow, since a table of mean power alone ranks a slow, idle device as thrifty.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class _Layout:
     setting: str
     setting_of: Callable[[RunRecord], str]
     ranks_across_sizes: bool
-    """Whether its rows are alternatives to each other whatever their size."""
+    """Whether rows of all sizes are alternatives to each other."""
     further: Mapping[str, Callable[[RunRecord], str]] = field(default_factory=dict)
-    """Title → cell of columns after those of all tables."""
+    """Further columns of this table alone: title → what returns its cell."""
 
 
 def _top_k(record: RunRecord) -> str:
@@ -89,13 +89,13 @@ _LAYOUTS = (
 
 OTHER_RUNS = "Other runs"
 SUITES = (*(layout.title for layout in _LAYOUTS), OTHER_RUNS)
-"""Titles, in their order."""
+"""Titles of the suites, in the order of reports."""
 BASELINES = ("gqa", "rope", "full", "dense")
-"""Variants that the others of their suite are compared with, where they ran."""
+"""Baselines: the variants that the others of their suite are compared with, where they ran."""
 
 
 def suite_of(variant: str) -> tuple[str, bool, int]:
-    """Return the title of a variant's table, whether its sizes are alternatives there, and the variant's place."""
+    """Return the title of a variant's table, whether sizes are alternatives there, and the variant's index in it."""
     for layout in _LAYOUTS:
         if variant in layout.methods:
             return layout.title, layout.ranks_across_sizes, list(layout.methods).index(variant)
@@ -172,7 +172,7 @@ NO_ENERGY = "No ranking by energy: it was not measured in these runs (report.csv
 
 
 def _notes(rows: Sequence[Sequence[str]], disagreements: Sequence[str], ranked: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Return what to know of the table's two rankings."""
+    """Return the notes on the table's two rankings."""
     ties = [TIES] if any("≈" in cell for row in rows for cell in row) else []
     if all(record.repeats >= MIN_REPEATS for record in ranked):
         return *(disagreements or (AGREE,)), *ties
@@ -180,7 +180,7 @@ def _notes(rows: Sequence[Sequence[str]], disagreements: Sequence[str], ranked: 
 
 
 def print_paper(records: Sequence[RunRecord], console: Console) -> None:
-    """Print the tables, each with its two rankings' disagreements."""
+    """Print the tables, each with its notes."""
     for table in paper_tables(records):
         console.print(Text(table.title, style="bold underline"))
         print_wide_table(table, console)
@@ -203,18 +203,18 @@ def paper_markdown(records: Sequence[RunRecord]) -> str:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A run's two places among the runs it was ranked with, 1 for the least."""
+    """A run's two ranks among the runs that it was ranked with; 1 is the least."""
 
     record: RunRecord
     by_token: int
     by_power: int
     tied_by_token: bool
-    """Whether it differs from the run one place before by less than the noise of their steps."""
+    """Whether it differs from the run one rank before by no more than the noise of their step times."""
     tied_by_power: bool
 
 
 def rank(records: Sequence[RunRecord]) -> list[Ranked]:
-    """Rank the runs that have both figures, by J/token. Ranks are meaningful among comparable runs only."""
+    """Rank the runs that have both J/token and AEC, in the order of J/token. The runs must be comparable."""
     measured = [record for record in records if _per_token(record) > 0 and _power(record) > 0]
     by_token = sorted(measured, key=_per_token)
     by_power = sorted(measured, key=_power)
@@ -232,7 +232,7 @@ def rank(records: Sequence[RunRecord]) -> list[Ranked]:
 def disagreements(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence for each run that AEC ranks ahead of others whose tokens clearly cost less energy.
 
-    Clearly: by more than the noise of the steps. `NO_VERDICT` belongs to sentences on runs of too few repeats.
+    Clearly means by more than the noise of the step times. Sentences on runs of too few repeats need `NO_VERDICT` too.
     """
     ranked = [item.record for item in rank(records)]
     per_token, power, noise = (
@@ -261,12 +261,12 @@ def _clear(less: float, more: float, one: RunRecord, other: RunRecord) -> bool:
 
 
 def _noise(record: RunRecord) -> float:
-    """Return the relative noise between the repeats' step times; noise that is not known may be of any size."""
+    """Return the relative noise between the repeats' step times; infinite where too few repeats show it."""
     return _step_noise(record) if record.repeats >= MIN_REPEATS else math.inf
 
 
 def _step_noise(record: RunRecord) -> float:
-    """Return the relative noise of the step times, within the run where it is a single one."""
+    """Return the relative noise of the step times, for a single run that within the run; infinite if not known."""
     noise = relative_interval(record)
     return math.inf if noise is None else noise
 

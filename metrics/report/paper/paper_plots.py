@@ -1,4 +1,4 @@
-"""Writes the report's plots as files of their own, and the answers as a LaTeX table, for papers."""
+"""Writes the report's plots as separate files, and the answers as LaTeX tables, for papers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from efficientbench.metrics.report.suites import Rows, make_rows
 FOLDER = "plots"
 TABLES = "tables.tex"
 WRITERS: dict[str, Callable[[Markup], str]] = {"svg": svg_file, "pdf": pdf_file}
-"""Ending of a file → what makes its text of a plot."""
+"""File extension → what turns a plot into the file's text."""
 
 
 def write_plots(folder: Path, form: str) -> tuple[list[Path], list[str]]:
-    """Write the plots of a folder of runs, and the LaTeX tables, into `plots/` below it. `form` is one of WRITERS.
+    """Write the plots of a folder of runs, and the LaTeX tables, into `plots/` below it. `form` is a key of WRITERS.
 
     Returns:
-        The files, and a message for each record that cannot be read.
+        The written files, and a message for each record that cannot be read.
 
     Raises:
         MetricsError: no record below the folder can be read, no run was completed, or a file cannot be written.
@@ -50,7 +50,7 @@ def write_plots(folder: Path, form: str) -> tuple[list[Path], list[str]]:
 
 
 def _plots(rows: Rows) -> Iterator[tuple[str, Markup]]:
-    """Yield each plot under the name of its file; no name twice."""
+    """Yield each plot with its file name; no name occurs twice."""
     taken: set[str] = set()
     for title, plot in _titled(rows):
         name = file_name(title)
@@ -73,5 +73,5 @@ def _titled(rows: Rows) -> Iterator[tuple[str, Markup]]:
 
 
 def file_name(title: str) -> str:
-    """Return the title as a file's name that LaTeX takes: no dot, no space."""
+    """Return the title as a file name that LaTeX accepts: without dots and spaces."""
     return re.sub(r"[^0-9A-Za-z]+", "_", title).strip("_").lower()[:120]

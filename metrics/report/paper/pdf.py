@@ -1,7 +1,7 @@
-"""Writes a plot as a PDF file of one page, its lines and its text as such (ISO 32000-1).
+"""Writes a plot as a PDF file of one page, with vector lines and real text (ISO 32000-1).
 
-A plot has six kinds of marks, so that a library which reads any SVG would be heavier than what writes these. Text is in
-Helvetica, one of the fonts that every reader of PDF has, and is not embedded.
+A plot has only six kinds of marks, so a library that reads any SVG would be heavier than this writer. Text is in
+Helvetica, which every PDF reader has, so no font is embedded.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from markupsafe import Markup
 from efficientbench.metrics.report.paper.standalone import drawing
 
 _POINTS = 0.75
-"""Of a page, in one unit of a plot: a CSS pixel."""
+"""PDF points in one unit of a plot, a CSS pixel."""
 _ARC = 0.5523
-"""Of the radius: how far the control points of a quarter circle's Bézier curve lie."""
+"""Distance of the control points of a quarter circle's Bézier curve, as a share of the radius."""
 # fmt: off
 _WIDTHS = (
     278, 278, 355, 556, 556, 889, 667, 191, 333, 333, 389, 584, 278, 333, 278, 278, 556, 556, 556, 556, 556, 556, 556,
@@ -25,7 +25,7 @@ _WIDTHS = (
     556, 278, 556, 556, 222, 222, 500, 222, 833, 556, 556, 556, 556, 333, 500, 278, 556, 500, 722, 500, 500, 500, 334,
     260, 334, 584,
 )
-"""Of Helvetica's characters from the space on, in thousandths of the size (Adobe's font metrics)."""
+"""Widths of Helvetica's characters from the space on, in thousandths of the font size (Adobe's font metrics)."""
 # fmt: on
 _OTHER_WIDTH = 584
 
@@ -34,7 +34,7 @@ def pdf_file(plot: Markup) -> str:
     """Return the text of a PDF file, all ASCII."""
     root = drawing(plot)
     width, height = (float(root.attrib[side]) * _POINTS for side in ("width", "height"))
-    # From a page's corner below to a plot's above.
+    # Flip the vertical axis: a PDF page begins at its lower left corner, a plot at its upper left one.
     begin = f"{_POINTS} 0 0 {-_POINTS} 0 {height:g} cm"
     content = "\n".join([begin, *_commands(root)])
     font = "<< /Type /Font /Subtype /Type1 /BaseFont /{} /Encoding /WinAnsiEncoding >>"
@@ -52,7 +52,7 @@ def pdf_file(plot: Markup) -> str:
 
 
 def _assembled(objects: list[str]) -> str:
-    """Return the file of these objects, with the table of where each begins."""
+    """Return the PDF file of these objects, with the cross-reference table of their offsets."""
     file, begins = "%PDF-1.4\n", []
     for number, content in enumerate(objects, start=1):
         begins.append(len(file))
@@ -90,10 +90,10 @@ def _path(mark: Element) -> str:
 
 
 def _circle(x: float, y: float, radius: float) -> str:
-    """Return four Bézier curves, each a quarter."""
+    """Return a circle as four Bézier curves, each a quarter."""
     far, drawn = _ARC * radius, [f"{x + radius:g} {y:g} m"]
     for right, down in ((1, 0), (0, 1), (-1, 0), (0, -1)):
-        # From the end of the arm (right, down) to that of the arm a quarter further, (-down, right).
+        # The quarter goes from the end of the arm (right, down) to that of the next arm, (-down, right).
         begin, end = (x + right * radius, y + down * radius), (x - down * radius, y + right * radius)
         first = begin[0] - down * far, begin[1] + right * far
         second = end[0] + right * far, end[1] + down * far
@@ -124,7 +124,7 @@ def _text(mark: Element) -> str:
 
 
 def text_width(content: str, size: float) -> float:
-    """Return the width of a text in Helvetica of that size, in its unit."""
+    """Return the width of a text in Helvetica, in the unit of the font size."""
     places = (ord(character) - 32 for character in content)
     return size / 1000 * sum(_WIDTHS[place] if 0 <= place < len(_WIDTHS) else _OTHER_WIDTH for place in places)
 

@@ -1,6 +1,6 @@
-"""Makes a plot of the page a drawing of its own: each mark has its colours and lines, where the page has a style sheet.
+"""Makes a plot of the page a standalone drawing: each mark carries the colours and lines that the style sheet gave it.
 
-Programs that papers are made with read no variables of a style sheet, and some read none at all.
+The programs that papers are made with do not read a style sheet's variables, and some read no style sheet at all.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _STROKES = {
 }
 """Class of a mark → the colour and the width of its lines; `own` is the colour that another of its classes names."""
 _FILLED = {"on", "better", "worse"}
-"""Classes of points with the lines' colour inside; others are hollow."""
+"""Classes of points that are filled with their line's colour; others are hollow."""
 _POINTS = {"point", "verdict"}
 _OWN = {"better": "less", "worse": "more", "none": "quiet", "open": "quiet"}
 _DASHES = {"front": "4 3", "open": "3 2.5"}
 
 
 def drawing(plot: Markup) -> Element:
-    """Return the plot as a tree of SVG in which every mark has its looks, in the page's light colours."""
+    """Return the plot as an SVG tree in which every mark carries its style, in the page's light colours."""
     root = ElementTree.fromstring(plot)
     colours = _colours()
     _style(root, colours)
@@ -50,14 +50,14 @@ def svg_file(plot: Markup) -> str:
 
 
 def _colours() -> dict[str, str]:
-    """Return the page's light colours by their names."""
+    """Return the page's light colours by name."""
     sheet = Path(__file__).parents[1].joinpath("html", "page.css").read_text(encoding="utf-8")
     light = sheet.partition("}")[0]
     return dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", light))
 
 
 def _style(parent: Element, colours: dict[str, str]) -> None:
-    """Give the marks below their looks, and take from them what only a page needs."""
+    """Style the marks below `parent`, and remove what only a page needs."""
     for child in list(parent):
         classes = child.attrib.pop("class", "").split()
         if "hit" in classes or child.tag == "title":

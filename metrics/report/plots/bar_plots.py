@@ -29,7 +29,7 @@ WIDTH = 400
 ROW = 19
 TOP = 8
 _LONGEST = 24
-"""Characters of a name that fit beside a row."""
+"""Most characters of a name that fit beside a row."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class _Bar:
     high: float | None = None
     """Upper end of the 95 % confidence interval, whose lower end is `low`."""
     least: bool = False
-    """Whether the interval is only the least that it may be."""
+    """Whether the interval may be wider; see `is_least`."""
 
 
 def metric_figures(runs: Sequence[Run]) -> list[Figure]:
-    """Plot a bar for each run, with the interval where one is known."""
+    """Plot each headline figure: a bar for each run, with the interval where one is known."""
     figures = []
     for metric, shown in HEADLINE.items():
         values = [_bar(run, metric) for run in runs]
@@ -63,7 +63,7 @@ def _bar(run: Run, metric: str) -> _Bar:
     if record.al_s and record.al_s_ci_low and record.al_s_ci_high and value is not None:
         if metric == "al_s":
             low, high = record.al_s_ci_low, record.al_s_ci_high
-        elif metric == "tokens_per_s" and record.al_s_ci_low > 0:  # the tokens of a step are the same in each
+        elif metric == "tokens_per_s" and record.al_s_ci_low > 0:  # every step has the same tokens
             low, high = value * record.al_s / record.al_s_ci_high, value * record.al_s / record.al_s_ci_low
     margin = None
     if metric == "validation_loss":
@@ -77,7 +77,7 @@ def _bar(run: Run, metric: str) -> _Bar:
 
 
 def _bars(title: str, values: Sequence[_Bar], form: Callable[[float], str]) -> Markup:
-    """Plot bars from zero, the interval as a whisker, the figure beside each."""
+    """Plot bars from zero, with the interval as a whisker and the figure beside it."""
     left, right = _left([bar.run for bar in values]), WIDTH - 62
     reach = [edge for bar in values for edge in (bar.value, bar.high) if edge is not None]
     scale = Scale.over(reach or [1.0], left, right, zero=True, margin=0.0)

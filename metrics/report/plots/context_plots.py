@@ -1,4 +1,4 @@
-"""Plots of long contexts: which hidden numbers are found, by length and depth, and the loss by position."""
+"""Plots of long contexts: the share of hidden numbers that are found, by length and depth, and the loss by position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of a set's differences to its baseline: one row a variant, one column a figure, with 95 % intervals."""
+"""Plots of a set's differences from its baseline: one row a variant, one column a figure, with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from efficientbench.metrics.report.suites import Row, Suite
 WIDTH = 960
 TOP, ROW = 26, 21
 VALUE = 82
-"""Width of a difference in figures, right of its interval."""
+"""Width of a difference's text, right of its interval."""
 GAP = 14
 _LONGEST = 24
-"""Characters of a row's name."""
+"""Most characters of a row's name."""
 _LEAST = math.log(1.02)
-"""The narrowest reach of a column: 2 %."""
+"""The narrowest range of a column: 2 %."""
 _TICKS = (-0.9, -0.75, -0.5, -0.25, -0.1, -0.05, -0.02, -0.01, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 9, 99)
 
 
@@ -44,22 +44,22 @@ class _Column:
     metric: str
     left: float
     scale: Scale
-    """Of the logarithm of a ratio."""
+    """The scale of a ratio's logarithm."""
 
 
 @dataclass(frozen=True)
 class _Against:
-    """A row against the baseline."""
+    """The comparison of a row with the baseline."""
 
     row: Row
     ratios: dict[str, Ratio]
-    """Figure → row over baseline."""
+    """Figure → the ratio, row over baseline."""
     absent: dict[str, tuple[str, str]]
-    """Figure without a ratio → what the picture says of it, and why."""
+    """Figure without a ratio → the plot's text for it, and the reason."""
 
     @classmethod
     def of(cls, suite: Suite, place: int) -> _Against:
-        """Return the row in that place of the set."""
+        """Compare the row at that index of the set with the baseline."""
         ratios: dict[str, Ratio] = {}
         absent: dict[str, tuple[str, str]] = {}
         differ = "; ".join(map(brief, suite.rivals.differences(suite.baseline, place)))
@@ -75,7 +75,7 @@ class _Against:
 
 
 def difference_figures(suites: list[Suite]) -> list[Figure]:
-    """Return a picture for each set of two rows or more."""
+    """Return a plot for each set of two or more rows."""
     return [_figure(suite) for suite in suites if len(suite.rows) > 1]
 
 
@@ -111,7 +111,7 @@ def _columns(rows: list[_Against], left: float) -> list[_Column]:
 
 
 def _scale(ratios: list[Ratio], begin: float, end: float) -> Scale:
-    """Return a scale that holds 0, every difference, and as much of the intervals as does not crush them."""
+    """Return a scale that holds 0 and every difference, and of the intervals as much as leaves the differences room."""
     points = [math.log(ratio.ratio) for ratio in ratios]
     reach = max([_LEAST, *(1.6 * abs(point) for point in points)])
     ends = [math.log(end) for ratio in ratios for end in (ratio.low, ratio.high) if end]
@@ -122,7 +122,7 @@ def _scale(ratios: list[Ratio], begin: float, end: float) -> Scale:
 
 
 def _head(column: _Column, bottom: float) -> Markup:
-    """Return a column's title, its line of no difference, and the ticks at both ends."""
+    """Return a column's title, its line at no difference, and the ticks at both ends."""
     metric, scale = column.metric, column.scale
     better = FIGURES[metric].better
     title = f"{HEADLINE[metric].title} ({better} is better)"
@@ -142,7 +142,7 @@ def _outermost(ticks: list[float], side: int) -> float:
 
 
 def _baseline(suite: Suite, columns: list[_Column]) -> Markup:
-    """Return the first row: the baseline's own figures, against which the others stand."""
+    """Return the first row: the baseline's own figures, with which the other rows are compared."""
     row = suite.rows[suite.baseline]
     parts = [
         rect(0, TOP, WIDTH, ROW, "hit"),
@@ -158,7 +158,7 @@ def _baseline(suite: Suite, columns: list[_Column]) -> Markup:
 
 
 def _cell(row: _Against, column: _Column, y: float) -> Markup:
-    """Return an interval with its point, and the difference in figures; "none" where it is inside the noise."""
+    """Return an interval with its point, and the difference as text; "none" for one within the noise."""
     at = column.scale.end + 8
     ratio = row.ratios.get(column.metric)
     if ratio is None:
@@ -172,7 +172,7 @@ def _cell(row: _Against, column: _Column, y: float) -> Markup:
         for end, x, sign in ((ends[0], low, 1), (ends[1], high, -1)):
             if scale.low <= end <= scale.high:
                 parts.append(line(x, y - 4, x, y + 4, f"interval {kind}"))
-            else:  # The interval goes on beyond the column.
+            else:  # The interval ends outside the column.
                 parts.append(path([(x + 5 * sign, y - 4), (x, y), (x + 5 * sign, y + 4)], f"beyond {kind}"))
     parts.append(element("circle", cx=scale(math.log(ratio.ratio)), cy=y, r=4.0, class_=f"verdict {kind}"))
     figure = "none" if kind == "none" else _percent(ratio.ratio) + (" ?" if kind == "open" else "")
@@ -180,7 +180,7 @@ def _cell(row: _Against, column: _Column, y: float) -> Markup:
 
 
 def _kind(ratio: Ratio) -> str:
-    """Return better, worse, none (inside the noise), or open (no verdict)."""
+    """Return better, worse, none (within the noise), or open (no verdict)."""
     if ratio.measurable is None:
         return "open"
     if not ratio.measurable:
@@ -189,7 +189,7 @@ def _kind(ratio: Ratio) -> str:
 
 
 def _told(row: _Against, metric: str) -> str:
-    """Return a difference as the tooltip has it: with its interval, its verdict, or the reason for its absence."""
+    """Return a difference's text in the tooltip: with its interval and verdict, or the reason why there is none."""
     ratio = row.ratios.get(metric)
     if ratio is None:
         return "{} ({})".format(*row.absent[metric])
@@ -198,7 +198,7 @@ def _told(row: _Against, metric: str) -> str:
 
 
 def _percent(ratio: float) -> str:
-    """Return a ratio as a difference: '+1.5%', and from double on as a multiple: '×3.9'."""
+    """Return a ratio as a difference, '+1.5%', and from 2 on as a multiple, '×3.9'."""
     return f"×{ratio:.3g}" if ratio >= 2 else f"{ratio - 1:+.1%}"
 
 

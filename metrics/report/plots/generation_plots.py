@@ -1,4 +1,4 @@
-"""Plots of generation against the length of the context: decode tokens/s, and the bytes of the cache."""
+"""Plots of generation over the context length: decode tokens/s, and the size of the cache."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from efficientbench.metrics.report.plots.svg import Figure, Look, Run, key_of, l
 from efficientbench.metrics.report.sections.generation import Generated
 
 CONTEXT = "tokens of the context, prompt and new"
-"""Name of the horizontal axis."""
+"""Label of the horizontal axis."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What the plots show of one model."""
+    """One model with the rows that the plots show."""
 
     number: int
-    """By which the page lights up the run's other marks."""
+    """Number by which the page highlights the run's other marks."""
     name: str
     look: Look
     rows: Sequence[GenerationRow]
 
 
 def generation_figures(generated: Sequence[Generated], runs: Sequence[Run]) -> list[Figure]:
-    """Plot decode tokens/s of each batch, and the cache of a sequence, one line for each model.
+    """Plot decode tokens/s for each batch size, and the cache of a sequence, one line for each model.
 
     Models on another device, in another dtype, or with compiled steps have plots of their own.
     """
@@ -69,7 +69,7 @@ def _looks(generated: Sequence[Generated], runs: Sequence[Run]) -> dict[str, Loo
 def _figure(
     title: str, label: str, models: Sequence[Model], point: Callable[[GenerationRow], Point | None]
 ) -> list[Figure]:
-    """Return the plot of the models that have points, if any has; the first row of a context counts."""
+    """Return the plot of the models that have points, if any has; of several rows of a context, the first counts."""
     lines = []
     for model in models:
         points: dict[float, Point] = {}
@@ -82,7 +82,7 @@ def _figure(
 
 
 def _speed(batch: int, row: GenerationRow) -> Point | None:
-    """Return the tokens a second of rows of this batch; their interval is that of the time per output token."""
+    """Return the tokens/s of a row of this batch size; the interval is that of the time per output token."""
     if row.batch != batch:
         return None
     value, time_s = row.value("decode_tokens_per_s"), row.value("decode_time_s")

@@ -1,4 +1,4 @@
-"""A plot of lines that all lines of figures share: intervals as whiskers, a name at the end where there is room."""
+"""A plot of lines with their points' intervals as whiskers, and each line's name at its end where there is room."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WIDE = 8.0
 
 @dataclass(frozen=True)
 class Point:
-    """A figure at a place of the horizontal axis, with its 95 % interval where one is known."""
+    """A figure at a value of the horizontal axis, with its 95 % interval where one is known."""
 
     at: float
     value: float
@@ -39,17 +39,17 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """The points of one model, ascending."""
+    """The points of one model, in ascending order."""
 
     number: int
-    """By which the page lights up the run's other marks."""
+    """Number by which the page highlights the run's other marks."""
     name: str
     look: Look
     points: tuple[Point, ...]
 
 
 def plot_lines(title: str, label_x: str, label_y: str, lines: Sequence[Line]) -> Markup:
-    """Plot the lines, from zero on where the figures do not span a large factor."""
+    """Plot the lines on a vertical axis from zero, or on a logarithmic one where the figures span a large factor."""
     points = [point for each in lines for point in each.points]
     values = [value for point in points for value in (point.value, point.low, point.high) if value is not None]
     places = [point.at for point in points]

@@ -1,4 +1,4 @@
-"""Plots of the validation loss: against a figure of the run, and over the course of training."""
+"""Plots of the validation loss: against a cost of the run, and over the course of training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from efficientbench.metrics.report.plots.svg import (
 WIDTH = 400
 LEFT, RIGHT, TOP = 46, 388, 30
 _WIDE_COSTS, _WIDE_CURVES = 20.0, 8.0
-"""A cost that spans more than this factor between runs gets a logarithmic axis."""
+"""Factors, in plots of costs and of curves: a cost that spans more between runs gets a logarithmic axis."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Point:
     cost: float
     loss: float
     group: str
-    """Runs of one group can be compared: one front each."""
+    """Text that comparable runs share; each group has a front of its own."""
 
 
 def cost_figures(runs: Sequence[Run]) -> list[Figure]:
@@ -77,7 +77,7 @@ def _points(runs: Sequence[Run], metric: str) -> list[Point]:
 
 
 def _pareto(title: str, label: str, points: Sequence[Point], better: Better, form: Callable[[float], str]) -> Markup:
-    """Plot one cost. Filled marks are on their group's front, hollow ones are beaten."""
+    """Plot the loss against one cost. Filled marks are on their group's front, hollow ones are not."""
     bottom = 276
     costs = [point.cost for point in points]
     wide = min(costs) > 0 and max(costs) / min(costs) > _WIDE_COSTS
@@ -102,7 +102,7 @@ def _pareto(title: str, label: str, points: Sequence[Point], better: Better, for
 
 
 def front(points: Sequence[Point], better: Better) -> list[Point]:
-    """Return the points that no other beats in both cost and loss, from the cheapest on."""
+    """Return the points that no other point beats in both cost and loss, from the best cost on."""
     sign = 1 if better == "lower" else -1
     best: list[Point] = []
     for point in sorted(points, key=lambda point: (sign * point.cost, point.loss)):
@@ -119,7 +119,7 @@ def _stairs(best: Sequence[Point], x: Scale, y: Scale) -> list[tuple[float, floa
 
 
 def curve_figures(runs: Sequence[Run]) -> list[Figure]:
-    """Plot the validation losses of each run against its tokens, seconds and joules until then."""
+    """Plot each run's validation losses against the tokens, seconds and joules until the validation."""
     figures = []
     for field, title, label in (
         ("tokens", "Loss by tokens", "tokens trained on"),

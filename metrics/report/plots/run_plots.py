@@ -1,4 +1,4 @@
-"""Plots that each show one run: its devices over time, and the load of its experts."""
+"""Plots of single runs: a run's devices over time, and the load of its experts."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ LEFT, RIGHT = 46, 388
 PANEL = 72
 GAP = 30
 MOST_BUCKETS = 200
-"""Points of a line: more cannot be distinguished at its width."""
+"""Most points of a line: more cannot be distinguished at its width."""
 
 
 @dataclass(frozen=True)
 class _Quantity:
     title: str
     metric: str
-    """The record's figure of it, whose reason explains why it is n/a."""
+    """The record's figure of the quantity, whose reason explains an n/a."""
     mean: str
     largest: str
-    """Field of a timeline with the largest sample of each bucket, beside `mean`."""
+    """Field of a timeline with each bucket's largest sample; `mean` names the field with its mean."""
     factor: float
     of_any_scope: bool
-    """Whether a meter beside the devices may measure it."""
+    """Whether a meter beside the devices may measure the quantity."""
 
 
 _QUANTITIES = (
@@ -78,7 +78,7 @@ def _over_time(run: Run) -> Figure | None:
     parts = []
     for window in record.windows:
         parts.append(rect(x(window.begin_s), GAP, x(window.end_s) - x(window.begin_s), bottom - GAP, "window"))
-    # A record of repeats draws the first of them, and does not say which of them a disturbance befell.
+    # A record of repeats has the first repeat's samples, and does not say which repeat was disturbed.
     for other in record.disturbances if record.repeats == 1 else ():
         begin = x(other.begin_s)
         band = rect(begin, GAP, max(x(other.end_s) - begin, 1.5), bottom - GAP, "disturbance")
@@ -133,7 +133,7 @@ def _serves(line: Timeline, record: RunRecord, quantity: _Quantity) -> bool:
 
 
 def _without_gaps(moments: Sequence[_Moment]) -> list[list[_Moment]]:
-    """Split the moments where samples are missing: a line never crosses such a time."""
+    """Split the moments where samples are missing, so that no line crosses the gap."""
     steps = sorted(after.time_s - before.time_s for before, after in zip(moments, moments[1:], strict=False))
     usual = steps[len(steps) // 2] if steps else 0.0
     pieces: list[list[_Moment]] = [[moments[0]]]
@@ -152,11 +152,11 @@ def _absence(record: RunRecord, quantity: _Quantity) -> str:
 _EXPERTS_TOP = 22
 _EXPERTS_ROW = 15
 _FITS = 26
-"""Width of a cell that holds its number."""
+"""Least width of a cell that shows its number."""
 
 
 def expert_figures(runs: Sequence[Run]) -> list[Figure]:
-    """Plot the load of each mixture's experts: layers by experts, 1 where all get as many tokens."""
+    """Plot the load of each run's experts: layers by experts, 1 for an even share of the tokens."""
     return [figure for figure in map(_expert_load, runs) if figure is not None]
 
 
@@ -184,7 +184,7 @@ def _expert_load(run: Run) -> Figure | None:
 
 
 def _cell(ratio: float, x: float, y: float, width: float) -> list[Markup]:
-    # A doubled or halved share has the full colour.
+    # A share that is doubled or halved gets the full colour.
     strength = min(abs(math.log2(ratio)) if ratio > 0 else 1.0, 1.0)
     shade = f"{0.08 + 0.82 * strength:.2f}"
     content = [rect(x, y, width - 1, _EXPERTS_ROW - 1, "more" if ratio >= 1 else "less", fill_opacity=shade)]

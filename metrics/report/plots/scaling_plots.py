@@ -1,4 +1,4 @@
-"""Plots of what changes with a run's scale: its size, its sequence length, its devices. One line a variant."""
+"""Plots of figures over a run's scale: model size, sequence length or number of devices. One line a variant."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class _Scale:
-    """One way in which runs differ, and what must be the same for them to make a line."""
+    """One scale over which runs differ, and what runs of one line must share."""
 
     label: str
-    """Of the horizontal axis."""
+    """Label of the horizontal axis."""
     at: Callable[[RunRecord], float]
     may_differ: tuple[str, ...]
     """Conditions that may differ along a line."""
     further: Callable[[RunRecord], Key]
-    """What else must be the same along a line."""
+    """Returns what else must be the same along a line."""
     name: Callable[[RunRecord], str]
-    """Of a line."""
+    """Returns a line's name from one of its records."""
 
 
 _SIZES = _Scale(
@@ -40,7 +40,7 @@ _SIZES = _Scale(
 _SEQUENCES = _Scale(
     "sequence length, tokens",
     lambda record: record.seq_len,
-    # As many tokens a step are fewer sequences where these are longer.
+    # With the same tokens a step, longer sequences are fewer.
     ("sequence", "global_batch", "tokens"),
     lambda record: (record.variant, record.size, str(record.global_batch_size * record.seq_len)),
     lambda record: f"{record.variant}_{record.size}",
@@ -83,21 +83,21 @@ def scaling_figures(runs: Sequence[Run]) -> list[Figure]:
 
 
 def _figure(title: str, metric: str, scale: _Scale, runs: Sequence[Run]) -> list[Figure]:
-    """Return the plot of a figure as it is; nothing where no line has two points."""
+    """Return the plot of a figure's values; nothing where no line has two points."""
     lines = _lines(scale, runs, lambda members: _points(scale, metric, members))
     label = f"{HEADLINE[metric].title} ({FIGURES[metric].better} is better)"
     return [Figure(title, plot_lines(title, scale.label, label, lines))] if lines else []
 
 
 def _efficiency(title: str, scale: _Scale, runs: Sequence[Run]) -> list[Figure]:
-    """Return the plot of each device's tokens/s against that on the fewest devices, in percent."""
+    """Return the plot of tokens/s a device, in percent of that on the fewest devices."""
     lines = _lines(scale, runs, lambda members: _relative(_points(scale, "tokens_per_s_per_device", members)))
     note = "Of each number of devices the fastest layout; 100 % is the fewest devices' tokens/s a device."
     return [Figure(title, plot_lines(title, scale.label, "tokens/s a device, %", lines), note)] if lines else []
 
 
 def _lines(scale: _Scale, runs: Sequence[Run], points_of: Callable[[Sequence[Run]], tuple[Point, ...]]) -> list[Line]:
-    """Return a line for each set of runs that differ in the scale alone, and of which two or more have the figure."""
+    """Return a line for each set of runs that differ in the scale alone, if it has two or more points."""
     sets: dict[Key, list[Run]] = {}
     for run in runs:
         shared = shared_conditions(run.record)
@@ -112,7 +112,7 @@ def _lines(scale: _Scale, runs: Sequence[Run], points_of: Callable[[Sequence[Run
 
 
 def _points(scale: _Scale, metric: str, runs: Sequence[Run]) -> tuple[Point, ...]:
-    """Return the best figure at each place, ascending."""
+    """Return the best figure at each value of the scale, in ascending order."""
     sign = -1 if FIGURES[metric].better == "higher" else 1
     best: dict[float, Point] = {}
     for run in runs:
@@ -123,7 +123,7 @@ def _points(scale: _Scale, metric: str, runs: Sequence[Run]) -> tuple[Point, ...
 
 
 def _point(at: float, metric: str, record: RunRecord) -> Point | None:
-    """Return a figure with the 95 % interval of its repeats; None where it is absent, or a loss that says nothing."""
+    """Return a figure with the 95 % interval of its repeats; None if it is absent, or the loss of a speed-only run."""
     value = getattr(record, metric)
     if value is None or value <= 0 or at <= 0 or (metric == "validation_loss" and record.speed_only_reason):
         return None

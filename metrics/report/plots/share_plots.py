@@ -13,11 +13,11 @@ WIDTH = 960
 ROW, TOP = 24, 26
 _LONGEST = 32
 _FITS = 34
-"""Width of a piece that holds its share."""
+"""Least width of a piece that shows its share."""
 
 
 def share_figures(profiled: Sequence[Profiled]) -> list[Figure]:
-    """Return a figure for times of devices and one for times of a thread, which are not comparable."""
+    """Return a figure for device times and one for thread times, which are not comparable."""
     found = []
     for on_device, what in ((True, "the device's time"), (False, "time of the training thread's operations")):
         shown = [each for each in profiled if each.shares.on_device is on_device]
@@ -38,7 +38,7 @@ def _plot(profiled: Sequence[Profiled]) -> Markup:
     for number, each in enumerate(profiled):
         y = TOP + ROW * number
         parts.append(text(left - 8, y + 15, _cut(each.run), "label", "end"))
-        # Kernels beside each other may add up to more than the step.
+        # The times of concurrent kernels may add up to more than the step.
         whole = max(each.shares.step_time_s, sum(each.shares.seconds.values()))
         x = left
         for kind, seconds in each.shares.seconds.items():

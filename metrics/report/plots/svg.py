@@ -1,4 +1,4 @@
-"""The parts that all plots share: runs with their looks, scales, axes, marks, labels. All text is escaped here."""
+"""The parts that all plots share: looks of runs, scales, axes, marks and labels. All text is escaped here."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from efficientbench.metrics.report.headline import unique_names
 COLOURS = 7
 SHAPES = 4
 CHARACTER = 6.1
-"""Mean width of a character of a label, in the plots' units."""
+"""Mean width of a label's character, in the plots' units."""
 MOST_RUNS = 48
-"""Runs that plots with a row or a figure for each run show; the table has all of them."""
+"""Most runs in plots that have a row or a figure for each run; the table has all of them."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """How the marks of one variant look: a colour of the page's palette, and a shape, so that colour is not all."""
+    """The look of one variant's marks: a palette colour, and a shape for readers who cannot tell colours apart."""
 
     colour: int
     shape: int
 
     @classmethod
     def of(cls, order: int) -> Look:
-        """Return the look of the variant in that place."""
+        """Return the look of the variant with that index."""
         return cls(order % COLOURS, (order % COLOURS + order // COLOURS) % SHAPES)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A record with its place in the report and the look of its variant."""
+    """A record with its index in the report and the look of its variant."""
 
     number: int
     name: str
@@ -44,14 +44,14 @@ class Run:
 
 
 def numbered(records: Sequence[RunRecord]) -> list[Run]:
-    """Return the runs in their order; the same variant looks the same everywhere."""
+    """Return the runs in the records' order; a variant looks the same everywhere."""
     look = looks(record.variant for record in records)
     names = unique_names(records)
     return [Run(place, names[place], look[record.variant], record) for place, record in enumerate(records)]
 
 
 def looks(variants: Iterable[str]) -> dict[str, Look]:
-    """Return the look of each variant, by its first place."""
+    """Return the look of each variant, in the order in which the variants first occur."""
     return {variant: Look.of(order) for order, variant in enumerate(dict.fromkeys(variants))}
 
 
@@ -62,12 +62,12 @@ class Figure:
     title: str
     plot: Markup
     note: str = ""
-    """Printed below the plot; the plot may be empty, where the note says why."""
+    """Text below the plot; the plot may be empty, and the note then says why."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From a figure to a place on the page, linear or logarithmic."""
+    """A linear or logarithmic map from a figure to a coordinate of the plot."""
 
     low: float
     high: float
@@ -85,7 +85,7 @@ class Scale:
         log: bool = False,
         margin: float = 0.06,
     ) -> Scale:
-        """Return a scale that holds all values with a margin on both sides; with `zero`, linear, from zero on."""
+        """Return a scale that holds all values, with a margin on both sides; with `zero`, a linear one from zero on."""
         found = [value for value in values if not log or value > 0]
         low, high = (min(found), max(found)) if found else (0.0, 1.0)
         if log:
@@ -101,7 +101,7 @@ class Scale:
         return self.begin + min(max(part, 0.0), 1.0) * (self.end - self.begin)
 
     def ticks(self, wanted: int = 5) -> list[float]:
-        """Return round figures inside the scale."""
+        """Return round values inside the scale, about as many as wanted."""
         if self.log:
             found = [
                 step * 10.0**power
@@ -137,10 +137,10 @@ def element(name: str, *content: str, **attributes: str | float) -> Markup:
     """Return one element of SVG.
 
     Args:
-        name: of the element.
-        content: what stands inside; text that is no Markup is escaped.
-        attributes: by name, `_` for `-`, with a `_` behind names that Python reserves. Numbers are coordinates, written
-            to a tenth.
+        name: the element's name.
+        content: the element's content; text that is not Markup is escaped.
+        attributes: the attributes by name, with `_` for `-`, and `_` after a name that Python reserves. Numbers are
+            coordinates, written to a tenth.
     """
     given = Markup("").join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value if isinstance(value, str) else _tenth(value))
@@ -166,7 +166,7 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str, **more: str) -> Markup:
-    """Return a rectangle; a negative width is 0."""
+    """Return a rectangle; a negative width counts as 0."""
     return element("rect", x=x, y=y, width=max(width, 0), height=height, class_=kind, **more)
 
 
@@ -177,7 +177,7 @@ def path(points: Sequence[tuple[float, float]], kind: str, closed: bool = False)
 
 
 def mark(x: float, y: float, look: Look, kind: str, size: float = 4.5) -> Markup:
-    """Return a point: circle, square, diamond or triangle."""
+    """Return a point's mark: circle, square, diamond or triangle."""
     style = f"{kind} c{look.colour}"
     if look.shape == 0:
         return element("circle", cx=x, cy=y, r=size, class_=style)
@@ -190,17 +190,17 @@ def mark(x: float, y: float, look: Look, kind: str, size: float = 4.5) -> Markup
 
 
 def marks_of(run: Run, tooltip: str, *content: str) -> Markup:
-    """Return the marks of one run, with the text that a pointer over them shows."""
+    """Return the marks of one run, with a tooltip."""
     return marked(run.number, tooltip, *content)
 
 
 def marked(run_number: int, tooltip: str, *content: str) -> Markup:
-    """Return the marks of the run of that number, with the text that a pointer over them shows."""
+    """Return the marks of the run with that number, with a tooltip."""
     return element("g", element("title", tooltip), *content, class_="m", data_run=run_number)
 
 
 def svg(width: float, height: float, label: str, content: Iterable[str]) -> Markup:
-    """Return the whole plot; screen readers read `label`."""
+    """Return the plot's `svg` element; screen readers read `label`."""
     size = f"0 0 {_tenth(width)} {_tenth(height)}"
     return element("svg", *content, viewBox=size, role="img", aria_label=label)
 
@@ -216,7 +216,7 @@ def key_of(variant: str, look: Look) -> Markup:
 
 
 def axis_x(scale: Scale, top: float, bottom: float, label: str) -> Markup:
-    """Return grid, ticks and name of the horizontal axis."""
+    """Return the grid, ticks and label of the horizontal axis."""
     wanted = max(int(abs(scale.end - scale.begin) / 60), 2)
     parts = []
     for tick in scale.ticks(wanted):
@@ -226,7 +226,7 @@ def axis_x(scale: Scale, top: float, bottom: float, label: str) -> Markup:
 
 
 def axis_y(scale: Scale, left: float, right: float, label: str) -> Markup:
-    """Return grid, ticks and name of the vertical axis; the name stands above it."""
+    """Return the grid, ticks and label of the vertical axis; the label stands above the axis."""
     wanted = max(int(abs(scale.end - scale.begin) / 42), 2)
     parts = []
     for tick in scale.ticks(wanted):
@@ -240,17 +240,17 @@ Box = tuple[float, float, float, float]
 
 
 class Labels:
-    """Names beside marks, inside `room`, that cover neither each other nor the boxes that are `taken`."""
+    """Names beside marks, inside `room`, that overlap neither each other nor the `taken` boxes."""
 
     def __init__(self, room: Box, taken: Sequence[Box] = ()) -> None:
         self._room = room
-        # One array: with a thousand runs, each label is compared with all the marks.
+        # One array is fast: with a thousand runs, each label is compared with all the marks.
         self._taken = np.array(taken, dtype=float).reshape(-1, 4)
 
     def place(self, name: str, x: float, y: float, beside_only: bool = False) -> Markup:
-        """Return the name beside the point at (x, y); nothing where every place is taken.
+        """Return the name beside the point at (x, y); nothing where every position is taken.
 
-        The tooltip and the table have the names that are left out.
+        The tooltip and the table have the skipped names.
         """
         width, height = len(name) * CHARACTER, 11
         places = [(x + 8, y + 4), (x - 8 - width, y + 4), (x - width / 2, y - 8), (x - width / 2, y + 17)]

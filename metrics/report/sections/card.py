@@ -1,6 +1,6 @@
 """The report card: what each stage of a chat model learned, how good it is, and what it cost.
 
-Stages are runs, each of which began with the weights of the one before (`init.run`): base, mid-training, SFT, RL.
+Stages are runs, each of which began with the weights of the stage before (`init.run`): base, mid-training, SFT, RL.
 """
 
 from __future__ import annotations
@@ -24,36 +24,34 @@ from efficientbench.metrics.report.sections.environments import environments
 from efficientbench.metrics.report.sections.generation import shown_cell, titled
 from efficientbench.metrics.report.table import ABSENT, Table, escape, markdown_table
 
-# Show the use of a model on the report card: time to first token, speed and energy of answers.
-#
-# `generate --measure` has measured it, for several combinations of prompt, batch and new tokens. The card shows one
-# that all measured models have, under the same conditions, so that its rows compare.
-
-
 SHOWN = ("ttft_s_p50", "decode_tokens_per_s", "decode_energy_j_per_token")
-"""Of the figures of a combination, those in the card."""
+"""Figures of generation that the card shows."""
 
 Combination = tuple[int, int, int]
-"""Tokens of the prompt, batch, new tokens."""
+"""Prompt tokens, batch size, new tokens."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """The cells of generation in a report card."""
+    """The cells of generation in a report card: time to first token, speed and energy of answers.
+
+    `generate --measure` measures several combinations of prompt, batch and new tokens. The card shows one combination
+    that all measured models have, under the same conditions, so that its rows compare.
+    """
 
     rows: Mapping[str, GenerationRow] = field(default_factory=dict)
-    """Run → what was measured of the combination; runs without it have n/a."""
+    """Run → its row of the shown combination; runs without one have n/a."""
     notes: tuple[str, ...] = ()
-    """Which combination it is, and why cells are n/a."""
+    """Which combination is shown, and why cells are n/a."""
     header: tuple[str, ...] = ()
-    """Titles of the columns; none where nothing was measured."""
+    """Titles of the columns; empty where nothing was measured."""
 
     @classmethod
     def of(cls, generations: Mapping[str, GenerationRecord | None]) -> Served:
-        """Choose among the combinations that were measured of every model: the smallest batch, then the longest prompt.
+        """Choose a combination that all measured models have: the smallest batch, then the longest prompt.
 
         Args:
-            generations: run → what was measured of its model; None: nothing.
+            generations: run → its record of generation; None if there is none.
         """
         measured = {run: _by_combination(each) for run, each in generations.items() if each is not None}
         if not measured:
@@ -87,7 +85,7 @@ class Served:
 
 
 def _by_combination(generation: GenerationRecord) -> dict[Combination, GenerationRow]:
-    """Return the rows that were measured."""
+    """Return the rows by combination, without failed ones."""
     return {(row.prompt_tokens, row.batch, row.max_new_tokens): row for row in generation.rows if row.failure is None}
 
 
@@ -95,7 +93,7 @@ CARD_NAME = "report_card.md"
 BASE, MID, SFT, RL = STAGES = ("base", "mid", "SFT", "RL")
 _OF_OBJECTIVE = {"sft": SFT, "rl": RL}
 ALL = "all"
-"""The row of a pipeline's sums."""
+"""Name of the row with a pipeline's sums."""
 
 
 @dataclass(frozen=True)
@@ -103,30 +101,30 @@ class Stage:
     """One run of a pipeline."""
 
     run: str
-    """Its folder, relative to the reported one."""
+    """The run's folder, relative to the reported folder."""
     record: RunRecord
     generation: GenerationRecord | None
-    """What using its model costs; None: not measured."""
+    """The record of its model's generation; None if not measured."""
 
     @property
     def name(self) -> str:
-        """One of `STAGES`."""
+        """The stage's name, one of `STAGES`."""
         objective = str(self.record.section("training").get("objective"))
         return _OF_OBJECTIVE.get(objective, BASE if self.before is None else MID)
 
     @property
     def before(self) -> str | None:
-        """Folder of the run with whose weights this one began, as it was then."""
+        """Folder of the run whose weights this one began with, as recorded then."""
         found = self.record.section("init").get("run")
         return found if isinstance(found, str) else None
 
 
 Pipeline = Sequence[Stage]
-"""Stages in their order; no other run starts from the last one."""
+"""Stages in order; no other run begins with the weights of the last one."""
 
 
 def load_pipelines(folder: Path) -> list[Pipeline]:
-    """Return the pipelines of two stages or more below a folder, without records that cannot be read."""
+    """Return the pipelines of two stages or more below a folder; skip records that cannot be read."""
     stages: dict[str, Stage] = {}
     for path in current_files(folder, RECORD_NAME):
         with contextlib.suppress(MetricsError):
@@ -138,10 +136,10 @@ def load_pipelines(folder: Path) -> list[Pipeline]:
 
 
 def _before(stage: Stage, folder: Path, runs: Iterable[str]) -> str | None:
-    """Return the run with whose weights a stage began; None if it is not below the folder.
+    """Return the run whose weights a stage began with; None if it is not below the folder.
 
-    It is the one with whose folder the recorded path ends, which holds after all were moved too. A checkpoint of
-    another SHA-256 than the recorded one shows that it is another run of that name, or was trained again.
+    It is the run whose folder the recorded path ends with, so that all folders may be moved together. A checkpoint with
+    another SHA-256 than the recorded one is that of another run of this name, or of a later training.
     """
     init = stage.record.section("init")
     step, parts = init.get("step"), PurePath(stage.before or "").parts
@@ -155,7 +153,7 @@ def _before(stage: Stage, folder: Path, runs: Iterable[str]) -> str | None:
 
 
 def _may_have(manifest: Path, sha256: object) -> bool:
-    """Return whether a file has a SHA-256; of one that cannot be read, nobody knows."""
+    """Return whether a file has this SHA-256; True for a file that cannot be read, since it may have it."""
     try:
         return hashlib.sha256(read_whole(manifest)).hexdigest() == sha256
     except (OSError, ValueError):
@@ -163,7 +161,7 @@ def _may_have(manifest: Path, sha256: object) -> bool:
 
 
 def _chain(run: str, before: Mapping[str, str | None]) -> list[str]:
-    """Return a run and those before it, the first one first."""
+    """Return a run and the runs that it descends from, the earliest first."""
     chain = [run]
     while (earlier := before.get(chain[0])) is not None and earlier not in chain:
         chain.insert(0, earlier)
@@ -172,17 +170,17 @@ def _chain(run: str, before: Mapping[str, str | None]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Scores:
-    """The first figure of each task, of the runs of pipelines."""
+    """The first figure of each task for each run of the pipelines."""
 
     values: dict[str, dict[str, str]]
     """Run → task → figure."""
     tasks: list[str]
     reasons: list[str]
-    """Why figures among them are n/a."""
+    """Why scores are n/a."""
 
     @classmethod
     def of(cls, evaluations: Table, runs: Collection[str]) -> _Scores:
-        """Return those of these runs."""
+        """Return the scores of these runs."""
         values: dict[str, dict[str, str]] = {}
         absent: dict[str, None] = {}
         for run, task, figure, value, *_ in evaluations.rows:
@@ -195,12 +193,12 @@ class _Scores:
 
 
 def card_table(pipelines: Sequence[Pipeline], evaluations: Table, price_per_hour: float | None) -> Table:
-    """Return a row for each stage of each pipeline, and one for its sums.
+    """Return a row for each stage of each pipeline, and one for the pipeline's sums.
 
     Args:
-        pipelines: see `load_pipelines`.
-        evaluations: see `evaluations_table`; the first figure of each task is shown.
-        price_per_hour: of one device; None: no cost.
+        pipelines: the pipelines, from `load_pipelines`.
+        evaluations: the table of `evaluations_table`; the first figure of each task is shown.
+        price_per_hour: the price of one device hour; None for no column of costs.
     """
     stages = {stage.run: stage for pipeline in pipelines for stage in pipeline}
     scores = _Scores.of(evaluations, stages)
@@ -229,7 +227,7 @@ def _learned(record: RunRecord) -> tuple[str, str, str]:
     """Return the cells of data, tokens and loss."""
     data = ", ".join(f"{source.source} ({count(source.tokens)})" for source in record.data or ())
     if record.reinforcement is not None:
-        # Its corpora are those of the validation alone.
+        # The corpora of such a run are for validation alone.
         data = f"answers to {record.reinforcement.questions:,} questions"
     tokens = ABSENT if record.tokens_trained is None else count(record.tokens_trained)
     if record.validation_loss is None:
@@ -239,7 +237,7 @@ def _learned(record: RunRecord) -> tuple[str, str, str]:
 
 
 def _costs(records: Sequence[RunRecord], price_per_hour: float | None) -> list[str]:
-    """Return the cells of hours, device hours, kJ and, with a price, cost of runs together."""
+    """Return the cells of the runs' total hours, device hours, kJ and, with a price, cost."""
     hours = math.fsum(_wall_s(each) for each in records) / 3600
     device_hours = math.fsum(_wall_s(each) * each.devices for each in records) / 3600
     joules = [found for each in records if (found := _energy_j(each)) is not None]
@@ -249,12 +247,12 @@ def _costs(records: Sequence[RunRecord], price_per_hour: float | None) -> list[s
 
 
 def _wall_s(record: RunRecord) -> float:
-    """Return the wall time of a run's attempts; of the last one alone where that of all is not known."""
+    """Return the wall time of all attempts of a run; that of the last attempt where no more is known."""
     return record.duration_s if record.wall_s is None else record.wall_s
 
 
 def _energy_j(record: RunRecord) -> float | None:
-    """Return the energy of the measured steps, with that of the answers which reinforcement learning samples before."""
+    """Return the energy of the measured steps; for reinforcement learning, including that of the rollouts."""
     if record.reinforcement is None or record.energy_j is None:
         return record.energy_j
     rollouts = record.reinforcement.rollouts
@@ -266,7 +264,7 @@ def _cell(value: float | None) -> str:
 
 
 def _notes(pipelines: Sequence[Pipeline], scores: _Scores, price: float | None) -> tuple[str, ...]:
-    """Return how the table is to be read, and why what is n/a is."""
+    """Return how to read the table, and the reason for each n/a."""
     notes = [
         "Losses are nats per token with a 95 % interval, each over the text of its own stage: compare them within a "
         "stage.",
@@ -290,7 +288,7 @@ def _notes(pipelines: Sequence[Pipeline], scores: _Scores, price: float | None) 
 
 
 def _stage_notes(stage: Stage, scores: _Scores) -> list[str]:
-    """Return what a reader must know of a stage's row."""
+    """Return the notes on a stage's row."""
     record, notes = stage.record, []
     if record.resumed_after_steps:
         after = ", ".join(map(str, record.resumed_after_steps))
@@ -315,7 +313,7 @@ def _stage_notes(stage: Stage, scores: _Scores) -> list[str]:
 
 
 def card_markdown(table: Table, pipelines: Sequence[Pipeline]) -> str:
-    """Return the text of report_card.md: the table, and where its runs happened."""
+    """Return the text of report_card.md: the table, and the environments of its runs."""
     parts = ["# Report card", markdown_table(table), "\n".join(f"- {escape(note)}" for note in table.notes)]
     records = {stage.run: stage.record for pipeline in pipelines for stage in pipeline}
     parts.append("## Environment")

@@ -31,13 +31,13 @@ class Caution:
 
     title: str
     runs: tuple[str, ...]
-    """Whom it concerns; empty where its sentences name them."""
+    """Names of the runs that it concerns; empty where the sentences name them."""
     sentences: tuple[str, ...]
-    """The details."""
+    """Sentences with the details."""
 
 
 def _without_signal(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence for each run whose questions all taught nothing."""
+    """Return a sentence for each run that learned nothing, since the answers to each question had one reward."""
     found = [(record, record.reinforcement) for record in records if record.reinforcement is not None]
     return [
         f"{name(record)}: the answers to each of its {learned.questions:,} questions had one reward, so that every "
@@ -60,7 +60,7 @@ _OF_RUNS: dict[str, Sentences] = {
     "Too little text for a comparison of losses": short_of_text,
     "Sparse in name alone": sparse_in_name,
 }
-"""Kind → what finds its sentences, in the order of their weight."""
+"""Kind → what finds its sentences; the gravest kind is first."""
 _OF_SETS: dict[str, Sentences] = {
     "Losses differ by no more than noise": speed_only,
     "Different formulas": of_other_formulas,
@@ -68,7 +68,7 @@ _OF_SETS: dict[str, Sentences] = {
 
 
 def cautions(records: Sequence[RunRecord]) -> list[Caution]:
-    """Return the kinds that concern any of these runs."""
+    """Return the cautions that concern any of these runs."""
     names = unique_names(records)
     found = []
     for title, sentences_of in _OF_RUNS.items():

@@ -1,4 +1,4 @@
-"""Says which files of a report carry no checksum of their own, so that damage in them would not be found."""
+"""Names the files of a report that carry no checksum of their own, so that damage in them would not be found."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MOST_NAMED = 8
 def without_checksum(
     records: Sequence[RunRecord], generations: Sequence[GenerationRecord], evaluated: Sequence[Evaluated]
 ) -> list[str]:
-    """Return a name for each file without a checksum: of the run, and of what it holds if that is no training."""
+    """Return a name for each file without a checksum: the run's, followed by the content unless it is training."""
     names = [record.run for record in records if record.sha256 is None]
     names += [f"{record.run} (generation)" for record in generations if record.sha256 is None]
     return names + [f"{each.run} ({each.task})" for each in evaluated if not each.checked]
 
 
 def checksum_note(names: Sequence[str]) -> str:
-    """Return one line for people about such files, of which it names the first ones."""
+    """Return one line that names the first of these files, and says what a missing checksum means."""
     more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
     return f"{TITLE}: {', '.join(names[:_MOST_NAMED])}{more}. {WHY}"

@@ -1,4 +1,4 @@
-"""Reads what `efficientbench evaluate` wrote of long contexts: hidden numbers by length and depth, loss by position."""
+"""Reads the long-context results of `efficientbench evaluate`: hidden numbers by length and depth, loss by position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HIDDEN = ("passkey", "needle")
 BY_POSITION = "position_loss"
 
 Tokens = Annotated[int, Field(ge=1, le=1 << 53)]
-"""A number of tokens or items that a float holds."""
+"""A number of tokens or items that a float holds exactly."""
 
 
 class Cell(BaseModel):
@@ -26,7 +26,7 @@ class Cell(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False)
     length: Tokens
     depth: float = Field(ge=0, le=1)
-    """Share of the text before the number."""
+    """Share of the text before the hidden number."""
     items: Tokens
     right: int = Field(ge=0, le=1 << 53)
 
@@ -38,7 +38,7 @@ class Range(BaseModel):
     first: Tokens
     end: int = Field(ge=2, le=1 << 53)
     loss: float = Field(ge=0, le=1e6)
-    """Mean, nats per token."""
+    """Mean loss, nats per token."""
 
 
 class _Parts(BaseModel):
@@ -54,10 +54,10 @@ class _Summary(BaseModel):
 
 @dataclass(frozen=True)
 class Context:
-    """One task of one run."""
+    """The result of one long-context task of one run."""
 
     run: str
-    """Its folder, relative to the reported one."""
+    """The run's folder, relative to the reported folder."""
     task: str
     step: int
     trained_tokens: int

@@ -1,4 +1,4 @@
-"""The places and the software of the runs, once for all runs that share them."""
+"""The devices, machines and software of the runs, once for all runs that share them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _facts(record: RunRecord) -> dict[str, str]:
 
 
 def _conditions(record: RunRecord) -> dict[str, str]:
-    """Return what limits the devices, and what the machines are, each different one once."""
+    """Return the limits of the devices and the traits of the machines, each different one once."""
     machines = record.machine_conditions
     kinds = {
         "limits": [CONDITIONS["limits"](record)] if machines or record.device_conditions else [],

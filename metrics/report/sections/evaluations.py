@@ -1,4 +1,4 @@
-"""Evaluations: the figures of all runs of a folder, and two runs paired by item."""
+"""Evaluations in reports: the figures of all runs of a folder, and those of two runs paired by item."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class TaskFigure:
     """One figure of one evaluation."""
 
     run: str
-    """Its folder, relative to the reported one."""
+    """The run's folder, relative to the reported folder."""
     task: str
     name: str
     value: float | None
     reason: str
-    """Why it is None; empty where it is there."""
+    """Why the value is None; empty for a number."""
     items: int
-    """Of the task."""
+    """Number of the task's items."""
     step: int
-    """Of the checkpoint."""
+    """The checkpoint's step."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Evaluated:
     """One evaluation of one run."""
 
     run: str
-    """Its folder, relative to the reported one."""
+    """The run's folder, relative to the reported folder."""
     task: str
     figures: tuple[TaskFigure, ...]
     checked: bool
-    """Whether the file has a checksum, which then fits; those of earlier versions have none."""
+    """Whether the file has a checksum, which then was verified; files of earlier versions have none."""
 
 
 def load_evaluations(folder: Path) -> tuple[list[Evaluated], list[str]]:
@@ -85,7 +85,7 @@ def load_evaluations(folder: Path) -> tuple[list[Evaluated], list[str]]:
 
 def evaluations_table(evaluated: Sequence[Evaluated]) -> Table:
     """Return a row for each figure of each evaluation."""
-    # Most tasks of CORE are not at hand in a small bundle: CORE's own reason names them.
+    # A small bundle lacks most tasks of CORE: CORE's own reason names them.
     found = [each for task in evaluated for each in task.figures]
     shown = [each for each in found if each.value is not None or each.task != CORE or each.name == CORE]
     rows = [
@@ -99,7 +99,7 @@ def evaluations_table(evaluated: Sequence[Evaluated]) -> Table:
 def write_evaluations_csv(evaluated: Sequence[Evaluated], path: Path) -> None:
     """Write every figure of these evaluations, at full precision.
 
-    Raises MetricsError: the file cannot be written.
+    Raises MetricsError if the file cannot be written.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -110,7 +110,7 @@ def write_evaluations_csv(evaluated: Sequence[Evaluated], path: Path) -> None:
 
 
 def print_evaluations(found: Evaluations, console: Console) -> None:
-    """Print the figures of two runs over the same items; nothing where there is none."""
+    """Print the figures of two runs over the same items, and the notes; nothing where there are none."""
     if not found.paired and not found.notes:
         return
     console.print()

@@ -1,4 +1,4 @@
-"""Reads and prints the failures of runs that did not come to their end, from `failure.json` in their folders."""
+"""Reads and prints why runs failed or did not finish, from `failure.json` in their folders."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from efficientbench.metrics.report.table import ABSENT, Table, print_table
 
 FAILURE_NAME = "failure.json"
 _MOST_REASON = 600
-"""Characters of a reason in a table; the file has all of it."""
+"""Most characters of a reason in a table; the file has the full reason."""
 
 
 @dataclass(frozen=True)
 class FailedRun:
-    """Why one run ended before its time, or could not begin."""
+    """Why one run ended early, or could not start."""
 
     folder: str
-    """Relative to the reported one."""
+    """The run's folder, relative to the reported folder."""
     kind: str
-    """As out_of_memory, non_finite, time_limit, mistake, crash."""
+    """Kind of failure, such as out_of_memory, non_finite, time_limit, mistake, crash."""
     step: int | None
     reason: str
 
@@ -40,7 +40,7 @@ class FailedRun:
 def load_failures(folder: Path) -> tuple[list[FailedRun], list[str]]:
     """Return the failures below a folder, by run, and a message for each file that cannot be read as one.
 
-    Replaced attempts and traced runs are left out.
+    Replaced attempts and traced runs are skipped.
     """
     failures, damaged = [], []
     for path in current_files(folder, FAILURE_NAME):

@@ -28,7 +28,7 @@ HEADER = ("figure", "A", "B", "B/A", "95 %", "verdict")
 
 
 def print_generation_ratios(sides: Sequence[Generating], despite: Collection[str], console: Console) -> None:
-    """Print the ratio of each figure at every combination that was measured of both, or why nothing is compared."""
+    """Print the ratio of each figure at every combination measured for both models, or why nothing is compared."""
     console.print()
     try:
         compared = compare_generation(sides, despite)
@@ -81,7 +81,7 @@ def _notes(compared: Sequence[Compared]) -> list[str]:
 CSV_NAME = "generation.csv"
 TITLE = "Generation"
 OF_TRAINING = ("tokens_per_s", "energy_j_per_token", "validation_loss")
-"""Figures of the training that stand in each row, with `training_` before their names."""
+"""Figures of the training in each row; their columns' names begin with `training_`."""
 NO_TRAINING = "no training of this run is in the folder"
 
 COLUMNS: dict[str, Figure] = {
@@ -90,7 +90,7 @@ COLUMNS: dict[str, Figure] = {
     **{f"training_{name}": FIGURES[name] for name in OF_TRAINING},
     UNAVAILABLE: Figure("", "for each n/a of the row 'name: reason', joined by ' | '"),
 }
-"""Every column of generation.csv in its order."""
+"""Every column of generation.csv, in the order of the file → its description."""
 
 _SHOWN: dict[str, tuple[str, str, float]] = {
     "ttft_s_p50": ("TTFT p50, ms", ",.1f", 1e-3),
@@ -107,24 +107,24 @@ _SHOWN: dict[str, tuple[str, str, float]] = {
     "decode_pcu": ("PCU", ".1%", 1),
     "decode_aec_w": ("AEC, W", ".1f", 1),
 }
-"""Figure → its title in the table, format, and unit of the title in that of the record."""
+"""Figure → its title in the table, its format, and the title's unit as a multiple of the record's."""
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What was measured of generating with one model."""
+    """One model's record of generation, beside its training."""
 
     record: GenerationRecord
     name: str
-    """Of the run, as no other of the report has."""
+    """The run's name, unique in the report."""
     trained: int | None
-    """Place of the same run's training among the report's; None: it has none."""
+    """Index of the same run's training among the report's records; None if there is none."""
 
 
 def beside(generations: Sequence[GenerationRecord], records: Sequence[RunRecord]) -> list[Generated]:
     """Return each record of generation with the training that belongs to it.
 
-    It has the same run and the same model; of several that with the same seed, else the first.
+    The training has the same run name and model. Of several, the one with the same seed is taken, else the first.
     """
     plain = Counter(_name(each) for each in generations)
     taken: Counter[str] = Counter()
@@ -169,7 +169,7 @@ def generation_table(generated: Sequence[Generated], records: Sequence[RunRecord
 
 
 def shown_cell(name: str, row: GenerationRow) -> str:
-    """Return a figure in the unit of its title."""
+    """Return a figure's cell, in the unit of its title."""
     _, form, unit = _SHOWN[name]
     value = row.value(name)
     if name == "decode_time_s_ci_high":
@@ -179,7 +179,7 @@ def shown_cell(name: str, row: GenerationRow) -> str:
 
 
 def titled(name: str) -> tuple[str, float]:
-    """Return a figure's title in tables, and the unit of the title in that of the record."""
+    """Return a figure's title in tables, and the title's unit as a multiple of the record's."""
     title, _, unit = _SHOWN[name]
     return title, unit
 
@@ -191,7 +191,7 @@ def relative_interval(row: GenerationRow) -> float | None:
 
 
 def generation_notes(generated: Sequence[Generated]) -> tuple[str, ...]:
-    """Return whose figures these are, how each run decoded, what is in doubt, what failed, and why what is n/a is."""
+    """Return the notes: the engine, how each run decoded, doubts, failures, and the reason for each n/a."""
     if not generated:
         return ()
     notes = [f"Engine: {engine}. No figures of vLLM's, SGLang's or another server's." for engine in _engines(generated)]
@@ -218,7 +218,7 @@ def generation_notes(generated: Sequence[Generated]) -> tuple[str, ...]:
 
 
 def _doubts(generated: Sequence[Generated]) -> list[str]:
-    """Return what speaks against figures: a counter of energy, another's use of the device."""
+    """Return the reasons to doubt figures: an energy counter, or another process on a device."""
     found: list[str] = []
     disturbed: dict[str, None] = {}
     for each in generated:
@@ -237,7 +237,7 @@ def _engines(generated: Sequence[Generated]) -> list[str]:
 
 
 def _grouped(what: str, texts: dict[str, str]) -> list[str]:
-    """Return a sentence that says a text once, with its runs where there are several texts."""
+    """Return a sentence with each different text once, and with its runs where there are several texts."""
     if len(set(texts.values())) == 1:
         return [f"{what}: {next(iter(texts.values()))}."]
     runs: dict[str, list[str]] = {}
@@ -260,7 +260,7 @@ def print_generation(generated: Sequence[Generated], records: Sequence[RunRecord
 
 
 def write_generation_csv(generated: Sequence[Generated], records: Sequence[RunRecord], path: Path) -> None:
-    """Write one row for each combination, at full precision. Raises MetricsError where the file cannot be written."""
+    """Write one row for each combination, at full precision. Raises MetricsError if the file cannot be written."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()

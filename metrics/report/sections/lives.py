@@ -22,11 +22,11 @@ def print_lives(
     """Print the costs at each combination of prompt, batch and new tokens, and where they meet.
 
     Args:
-        lives: of both models.
-        engine: of the generation.
+        lives: both models' costs at each combination.
+        engine: the engine that generated.
         served_tokens: new tokens that each model serves in its life.
-        price_per_hour: of one device; None: no currency.
-        console: where it is printed.
+        price_per_hour: the price of one device hour; None for no costs in currency.
+        console: the console to print on.
     """
     console.print()
     console.print(Text(f"A life: the training and {served_tokens:,.4g} served tokens, which are new ones."))
@@ -54,7 +54,7 @@ BASIS = (
 
 
 def _priced(lives: Lives, price_per_hour: float | None) -> dict[str, tuple[Life, Life]]:
-    """Return the costs by unit, with the price of the hours where one is given."""
+    """Return the costs by unit; with a price, also the cost of the device hours in currency."""
     costs: dict[str, tuple[Life, Life]] = dict(lives.costs.items())
     if price_per_hour is not None and "device hours" in lives.costs:
         first, second = lives.costs["device hours"]

@@ -14,7 +14,7 @@ from efficientbench.metrics.report.table import ABSENT, Table
 
 
 def cost_tables(records: Sequence[RunRecord]) -> list[Table]:
-    """Return a table for each size and set of comparable runs, of those that validated and are not speed only."""
+    """Return a table for each set of comparable runs of one size that validated and are not speed only."""
     groups: dict[tuple[str, str], list[tuple[str, RunRecord]]] = {}
     for name, record in zip(unique_names(records), records, strict=True):
         if any(point.loss is not None for point in record.quality_curve) and not record.speed_only_reason:
@@ -44,7 +44,7 @@ def _table(size: str, members: Sequence[tuple[str, RunRecord]]) -> Table:
 
 
 def _shifted(record: RunRecord, target: float, end: int) -> Cost | None:
-    """Return an end of the interval; None where the run has no validation there."""
+    """Return the cost at one end of the interval; None where it is not known."""
     try:
         return cost_to_loss(record, target, end)
     except MetricsError:

@@ -1,4 +1,4 @@
-"""Optimizers beside each other: each at the learning rate of its lowest loss, with what it costs."""
+"""Optimizers side by side: each at the learning rate of its lowest loss, with its costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWN = (
 )
 """Keys in which runs of several optimizers may differ and still be of one model, text and length."""
 _RATIOS = ("energy_j_per_token", "tokens_per_s", "amu_gb")
-"""Figures beside the loss."""
+"""Figures that the table shows beside the loss."""
 _NOTE = (
     "Of each optimizer the run with the lowest validation loss among those of one model, text and length; in brackets "
     "against the first row of the model. No verdicts: `efficientbench compare A B --despite optimizer,layout` has them."
@@ -30,7 +30,7 @@ Named = tuple[str, RunRecord]
 
 
 def optimizers_table(records: Sequence[RunRecord]) -> Table | None:
-    """Return a row for each optimizer of each model that several have trained alike; None where none has been."""
+    """Return a row for each optimizer of a model that several optimizers trained alike; None without such a model."""
     sets: dict[str, dict[str, list[Named]]] = {}
     for name, record in zip(unique_names(records), records, strict=True):
         if record.status == "completed" and not record.finetuning:
@@ -44,7 +44,7 @@ def optimizers_table(records: Sequence[RunRecord]) -> Table | None:
 
 
 def _alike(record: RunRecord) -> str:
-    """Return the same text for runs in which all but the optimizer and its settings is the same."""
+    """Return a text that is the same for runs that differ only in the optimizer and its settings."""
     config = sorted((key, value) for key, value in dotted(record.config).items() if key not in _OWN)
     named = [read(record) for name, read in CONDITIONS.items() if name not in ("optimizer", "layout")]
     layout = record.tp, record.pp, record.dp, record.ep, record.cp, record.micro_batch_size
@@ -68,12 +68,12 @@ def _best(members: Sequence[Named]) -> Named:
 
 
 def _loss(record: RunRecord) -> float | None:
-    """Return the loss by which learning rates are judged; None where it says nothing of them."""
+    """Return the loss that learning rates are judged by; None where it is absent, or the run is speed only."""
     return None if record.speed_only_reason else record.validation_loss
 
 
 def _rate(record: RunRecord, tried: Sequence[RunRecord]) -> str:
-    """Return the learning rate of the matrices, and of how many it is the best; at an end of them a better may lie."""
+    """Return the matrices' learning rate, of how many it is the best, and whether it is an end of the tried range."""
     rates = [each for each in map(_matrix_rate, tried) if each is not None]
     own = _matrix_rate(record)
     if own is None:
@@ -87,12 +87,12 @@ def _rate(record: RunRecord, tried: Sequence[RunRecord]) -> str:
 
 
 def _matrix_rate(record: RunRecord) -> float | None:
-    """Return the learning rate of the layers' matrices at the peak; None where the record does not have it."""
+    """Return the peak learning rate of the layers' matrices; None where the record does not have it."""
     return next((group.learning_rate for group in record.parameter_groups if group.role == "matrices"), None)
 
 
 def _figures(record: RunRecord, first: RunRecord) -> list[str]:
-    """Return the cells of a row, against the model's first row but in that itself."""
+    """Return the cells of a row, compared with the model's first row except in that row itself."""
     cells = [_figure(record, "validation_loss")]
     if record is not first and None not in (record.validation_loss, first.validation_loss):
         cells[0] += f" ({(record.validation_loss or 0.0) - (first.validation_loss or 0.0):+.3f})"

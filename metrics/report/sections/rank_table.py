@@ -1,4 +1,4 @@
-"""Tabulate the use of each rank: which is the slowest, and which has most memory and energy."""
+"""Tabulate the parts of the wall time and the use of each rank; read and write the step shares of traced runs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PARTS = {
     "restarts_s": "restarts",
     "rest_s": "rest",
 }
-"""Figure of a part → its column."""
+"""Figure of a part of the wall time → the part's column."""
 
 
 def wall_time_table(records: Sequence[RunRecord]) -> Table | None:
-    """Return the wall time of each run that knows it, and the shares of its parts; None where none does."""
+    """Return the wall time of each run that has it, and the shares of its parts; None where no run has it."""
     rows = [
         (name, f"{record.wall_s:,.0f}", *(f"{getattr(record, part) / record.wall_s:.1%}" for part in PARTS))
         for name, record in zip(unique_names(records), records, strict=True)
@@ -43,7 +43,7 @@ def wall_time_table(records: Sequence[RunRecord]) -> Table | None:
 
 NAME = "step_shares.json"
 FOLDER = "profile"
-"""Of a run's folder: the run that was traced."""
+"""Folder below a run's that holds the traced run."""
 
 
 class StepShares(BaseModel):
@@ -52,24 +52,24 @@ class StepShares(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False)
     steps: int = Field(ge=1)
     step_time_s: PositiveFloat
-    """Mean of the traced steps, which tracing makes longer."""
+    """Mean time of the traced steps, which tracing makes longer."""
     seconds: dict[str, NonNegativeFloat]
-    """Kind of work → seconds a step."""
+    """Kind of work → its seconds in a step."""
     on_device: bool
     """Whether the times are those of an accelerator's kernels; else of the training thread's operations."""
 
 
 @dataclass(frozen=True)
 class Profiled:
-    """The shares of one run."""
+    """The step shares of one traced run."""
 
     run: str
-    """Its folder, relative to the reported one."""
+    """The run's folder, relative to the reported folder."""
     shares: StepShares
 
 
 def write_step_shares(shares: StepShares, folder: Path) -> None:
-    """Write the shares into the folder of a traced run. Raises MetricsError where the file cannot be written."""
+    """Write the shares into the folder of a traced run. Raises MetricsError if the file cannot be written."""
     write_whole(folder / NAME, shares.model_dump_json(indent=2) + "\n")
 
 
@@ -92,7 +92,7 @@ def load_step_shares(folder: Path) -> tuple[list[Profiled], list[str]]:
 
 
 MOST_RANKS = 8
-"""Rows of a run: those of its ranks that worked longest."""
+"""Most rows of a run: those of the ranks that worked longest."""
 NOTES = (
     "Step: mean by the rank's own clock. Own work: step less waits for other ranks, so that the first row of a run is "
     f"its slowest rank; at most {MOST_RANKS} rows a run. Stages of a pipeline have unequal work.",
@@ -102,7 +102,7 @@ NOTES = (
 
 
 def rank_table(records: Sequence[RunRecord]) -> Table | None:
-    """Return the ranks of each run of several, the one that worked longest first; None where no run knows them."""
+    """Return the ranks of each run of several ranks, the one that worked longest first; None where no run has them."""
     rows = [
         (name, *cells)
         for name, record in zip(unique_names(records), records, strict=True)

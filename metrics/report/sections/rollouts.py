@@ -1,4 +1,4 @@
-"""Tabulate rewards, and what sampling their answers took beside the updates."""
+"""Tabulate rewards, and the cost of sampling rollouts beside that of the updates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTES = (
 
 
 def rollouts_table(records: Sequence[RunRecord]) -> Table | None:
-    """Return a row for each run that learned by rewards; None where none did."""
+    """Return a row for each run that learned from rewards; None where no run did."""
     found = [
         (name, record, record.reinforcement)
         for name, record in zip(unique_names(records), records, strict=True)

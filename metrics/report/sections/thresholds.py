@@ -24,9 +24,9 @@ def print_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
 
 
 def write_junit(outcomes: Sequence[Outcome], comparison: Comparison, path: Path) -> None:
-    """Write JUnit's XML, with a test case for each threshold; one that the runs do not tell is a skipped case.
+    """Write JUnit's XML, with a test case for each threshold; an undecided one is a skipped case.
 
-    Raises MetricsError: the file cannot be written.
+    Raises MetricsError if the file cannot be written.
     """
     count = {state: sum(outcome.state == state for outcome in outcomes) for state in ("failed", "undecided")}
     totals = {"tests": len(outcomes), "failures": count["failed"], "errors": 0, "skipped": count["undecided"]}
@@ -46,9 +46,9 @@ def write_junit(outcomes: Sequence[Outcome], comparison: Comparison, path: Path)
 
 
 def append_summary(outcomes: Sequence[Outcome], comparison: Comparison, path: Path) -> None:
-    """Append the outcomes and the table of figures to a Markdown file, as the steps of one CI job do in turn.
+    """Append the outcomes and the table of figures to a Markdown file, which the steps of a CI job may share.
 
-    Raises MetricsError: the file cannot be written.
+    Raises MetricsError if the file cannot be written.
     """
     lines = [f"### {escape(title(comparison.second))} over {escape(title(comparison.first))}", ""]
     if outcomes:
