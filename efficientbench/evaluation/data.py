@@ -53,7 +53,7 @@ def fetch_archive(address: str, checksum: str, cache: Path, most_bytes: int = MO
 
     Raises:
         DataError: the archive cannot be fetched or unpacked, has another checksum, or holds more than `most_bytes`.
-        OSError: the disk refuses.
+        OSError: the cache cannot be read or written.
     """
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / checksum

@@ -32,7 +32,7 @@ NO_BYTES = "the run's tokenizer is not made of bytes"
 
 @dataclass(frozen=True)
 class Text:
-    """Documents to score."""
+    """The documents to score."""
 
     documents: Sequence[np.ndarray]
     """Each document's tokens, two or more; the first is not a target."""

@@ -40,8 +40,8 @@ def check_shared(config: RunConfig, parallel: ParallelConfig, devices: int, over
     """
     changes = {"recompute": "none", "micro_batch_size": 1, "global_batch_size": parallel.dp}
     training = config.training.model_copy(update=changes)
-    # Without its experts, each of which is as wide as the layer that they replace: that ranks which share an expert
-    # route the same token would count it twice in gradients alone.
+    # Without its experts, each of which is as wide as the layer that they replace: a token that all ranks of a shared
+    # expert route would count twice only in gradients.
     model = config.model.model_copy(update={"moe": None})
     shared = config.model_copy(update={"model": model, "parallel": parallel, "training": training})
     try:

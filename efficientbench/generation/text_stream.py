@@ -14,7 +14,7 @@ class TextStream:
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int]) -> None:
         """Take the tokenizer's `decode` and the tokens before the first one, whose text is not returned."""
         self.decode, self.tokens = decode, list(prompt)
-        # Tokens are decoded together with earlier tokens, which may decide their text, for example a leading blank.
+        # Tokens are decoded with those before them, which may decide their text: a blank at its beginning, for one.
         self._context, self._returned = 0, len(self.tokens)
 
     def add(self, token: int) -> str:
@@ -29,7 +29,7 @@ class TextStream:
     def _new(self, whole: bool) -> str:
         before = self.decode(self.tokens[self._context : self._returned])
         now = self.decode(self.tokens[self._context :])
-        # The text ends within a character, whose last bytes are in later tokens.
+        # The first bytes of a character, whose last ones are in tokens to come.
         if now.endswith(REPLACEMENT) and not whole:
             return ""
         self._context, self._returned = self._returned, len(self.tokens)

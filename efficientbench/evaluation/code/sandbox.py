@@ -34,7 +34,7 @@ class Limits:
     memory_bytes: int = 512 * 2**20
     """The size of the address space."""
     processor_s: int = 5
-    """Processor time, whole seconds; unlike wall time, a busy machine does not change the outcome."""
+    """Processor time, whole seconds: unlike wall time, it does not depend on how busy the machine is."""
     wall_s: float = 30.0
     """Wall time of program and tests together, for programs that wait."""
 

@@ -105,8 +105,8 @@ def effect(first: Sequence[LossCurve], second: Sequence[LossCurve]) -> Effect:
 def effects(curves: Mapping[str, Sequence[LossCurve]]) -> dict[str, Effect]:
     """Return the effects of order, mixture, difficulties and reversal for which both orders ran.
 
-    The p values are corrected for the number of effects (Holm 1979): without any true effect, at most 5 % of such
-    comparisons claim one. The intervals are not corrected.
+    The p values are corrected for the number of effects (Holm 1979): without any true effect, at most 5 % of such sets
+    of comparisons claim one. The intervals are not corrected.
 
     Args:
         curves: the runs of each order, by its name in `curriculum.order`.
