@@ -1,1 +1,1 @@
-"""Scores of a trained model: tasks, their items one by one, and what follows from them."""
+"""Evaluate a trained model: tasks, the results of their items, and their summaries."""

@@ -1,7 +1,7 @@
-"""Items that stand in a run's training text: they share 13 tokens in a row with it.
+"""Contamination: find the items that share 13 consecutive tokens with a run's training text.
 
-After GPT-3 (arXiv 2005.14165, appendix C), which counts words. Templates and shots are no part of an item's text.
-All documents of the training split are searched, also those that the run did not come to.
+After GPT-3 (arXiv 2005.14165, appendix C), which counts words. An item's text excludes templates and shots.
+The search covers all documents of the training split, also those that the run has not read.
 N = 13.
 """
 
@@ -22,27 +22,27 @@ from efficientbench.running.trained import TrainedRun
 
 TOKENS = 13
 BLOCK = 1 << 20
-"""Tokens that are searched at once."""
+"""The approximate number of tokens that are searched at once."""
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _BETWEEN = -1
-"""Stands between documents, and is no token."""
+"""Separates documents; it is not a token."""
 
 
 @runtime_checkable
 class WithTexts(Protocol):
-    """A task whose items have text of their own."""
+    """A task whose items have text that can be searched for."""
 
     def texts(self) -> Mapping[str, Sequence[int]]:
-        """Return the tokens of each item's own text, by its name."""
+        """Return the tokens of each item's own text, by the item's name."""
         ...
 
 
 def training_documents(folder: Path) -> Iterator[np.ndarray]:
-    """Yield the tokens of all documents of a run's training split, read so far or not.
+    """Yield the tokens of every document of a run's training split, whether training has read it or not.
 
     Raises:
-        ConfigError: its corpus is not there any more.
-        DataError: it is damaged.
+        ConfigError: the run's corpus no longer exists, or the run was imported.
+        DataError: the corpus is damaged.
     """
     job = TrainedRun.read(folder).job
     if missing := [path for path in job.corpora if not path.is_file()]:
@@ -59,7 +59,7 @@ def training_documents(folder: Path) -> Iterator[np.ndarray]:
 
 
 def find_contaminated(texts: Mapping[str, Sequence[int]], documents: Iterable[np.ndarray]) -> set[str]:
-    """Return the names of the texts of which N tokens in a row stand in a document; shorter ones are never found."""
+    """Return the names of the texts that share N consecutive tokens with a document; a shorter text shares none."""
     names: dict[bytes, set[str]] = {}
     for name, tokens in texts.items():
         for row in _windows(np.array(tokens, np.int64)):
@@ -73,21 +73,21 @@ def find_contaminated(texts: Mapping[str, Sequence[int]], documents: Iterable[np
         windows = _windows(block)
         hashes = _hashes(windows.T)
         places = np.minimum(np.searchsorted(hashed, hashes), len(hashed) - 1)
-        # Different tokens may have one hash.
+        # Different windows may have the same hash.
         for row in np.unique(windows[hashed[places] == hashes], axis=0):
             found |= names.get(row.tobytes(), set())
     return found
 
 
 def _windows(tokens: np.ndarray) -> np.ndarray:
-    """Return all N tokens in a row, [n, N]."""
+    """Return every window of N consecutive tokens, [n, N]."""
     if len(tokens) < TOKENS:
         return np.zeros((0, TOKENS), np.int64)
     return np.lib.stride_tricks.sliding_window_view(tokens, TOKENS)
 
 
 def _hashes(columns: np.ndarray) -> np.ndarray:
-    """Return a hash for each of n windows, whose tokens are [N, n]."""
+    """Return the hashes [n] of windows with tokens [N, n]."""
     total = np.zeros(columns.shape[1], np.uint64)
     for column in columns:
         total = total * _FACTOR + column.astype(np.uint64)
@@ -95,7 +95,7 @@ def _hashes(columns: np.ndarray) -> np.ndarray:
 
 
 def _blocks(documents: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield documents, one behind the other with a gap between them, about `BLOCK` tokens at once."""
+    """Yield the documents in blocks of about `BLOCK` tokens, each document followed by `_BETWEEN`."""
     waiting: list[np.ndarray] = []
     size = 0
     for document in documents:
@@ -109,16 +109,16 @@ def _blocks(documents: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def without_contaminated(task: Task, results: Mapping[str, ItemResult], summary: Summary, folder: Path) -> Summary:
-    """Return a task's summary with the count of items in the training text, and the figures of the others.
+    """Return a task's summary with the contaminated items, and with `_clean` figures computed without them.
 
     Args:
-        task: whose items are looked up; one whose items have no text is left as it is.
-        results: of its items.
-        summary: of all items.
-        folder: of the run.
+        task: the task; if its items have no text, its summary is returned unchanged.
+        results: the results of its items, by name.
+        summary: the summary of all items.
+        folder: the run's folder.
 
     Raises:
-        ConfigError, DataError: as `training_documents`.
+        ConfigError, DataError: see `training_documents`.
     """
     if not isinstance(task, WithTexts):
         return summary

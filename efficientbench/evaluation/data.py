@@ -1,4 +1,4 @@
-"""The items of tasks on disk: a folder, or an archive by its address and checksum, which is fetched once."""
+"""Find the data of tasks: a folder, or an archive by its address and checksum, which is fetched once."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from efficientbench.running.trained import TrainedRun
 
 BLOCK_BYTES = 1 << 20
 TIMEOUT_S = 60
-"""Without a byte from the server."""
+"""Seconds to wait for a byte from the server."""
 MOST_BYTES = 20 * 10**9
-"""Of an archive's content: many times what the tasks' items take."""
+"""The most bytes of an archive's content: many times the size of the tasks' items."""
 
 
 def find_data(given: str | None, run_folder: Path) -> Path | None:
-    """Return the folder that `--data` names; of an address, what its archive holds, kept in the run's `data.cache`.
+    """Return the folder that `--data` names, or the content of the archive at its address, in the run's `data.cache`.
 
     Raises:
-        ConfigError: an address has no checksum, or it is no folder of a run.
-        DataError: it cannot be fetched or unpacked, has another checksum, or holds too much.
+        ConfigError: the address has no checksum, or `run_folder` is not a run's.
+        DataError: the archive cannot be fetched or unpacked, has another checksum, or holds more than `MOST_BYTES`.
     """
     if given is None or "://" not in given:
         return None if given is None else Path(given)
@@ -43,17 +43,17 @@ def find_data(given: str | None, run_folder: Path) -> Path | None:
 
 
 def fetch_archive(address: str, checksum: str, cache: Path, most_bytes: int = MOST_BYTES) -> Path:
-    """Return the folder of a zip archive's content; fetch and unpack it unless that was done before.
+    """Return the folder of a zip archive's content; fetch and unpack the archive unless that was done before.
 
     Args:
-        address: of the archive.
-        checksum: SHA-256 (hex) of it.
-        cache: where it goes.
-        most_bytes: of its content.
+        address: the archive's URL.
+        checksum: the archive's SHA-256 (hex).
+        cache: the folder below which the content is stored.
+        most_bytes: the most bytes of the content.
 
     Raises:
-        DataError: it cannot be fetched or unpacked, has another checksum, or holds more.
-        OSError: the disk refuses.
+        DataError: the archive cannot be fetched or unpacked, has another checksum, or holds more than `most_bytes`.
+        OSError: the cache cannot be read or written.
     """
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / checksum
@@ -74,7 +74,7 @@ def fetch_archive(address: str, checksum: str, cache: Path, most_bytes: int = MO
 
 
 def _fetch(address: str, path: Path) -> None:
-    """Fetch a file; what a call that was ended has fetched stays beside it, and the next goes on from there."""
+    """Fetch a file, and resume from the partial file that an interrupted call has left beside it."""
     partial = beside(path, "partial")
     there = partial.stat().st_size if partial.exists() else 0
     try:
@@ -83,11 +83,11 @@ def _fetch(address: str, path: Path) -> None:
             goes_on = there > 0 and answer.status == http.HTTPStatus.PARTIAL_CONTENT
             with open(partial, "ab" if goes_on else "wb", opener=no_link) as file:
                 shutil.copyfileobj(answer, file, BLOCK_BYTES)
-        # A file has none.
+        # The answer of a `file:` address has no `length`.
         if left := getattr(answer, "length", None):
             raise ConnectionError(f"it ended {left:,} bytes before its end")
     except urllib.error.HTTPError as error:
-        # Of a file that is there as a whole nothing is left to fetch.
+        # The server refuses a range that begins at the end: the partial file is complete.
         if not there or error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise DataError(f"{address}: cannot be fetched: {error}") from None
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ValueError) as error:
@@ -99,7 +99,7 @@ def _fetch(address: str, path: Path) -> None:
 
 
 def _unpack(address: str, archive: Path, folder: Path, most_bytes: int) -> None:
-    """Unpack an archive. `zipfile` writes nothing outside the folder, no links, and no more than sizes announce."""
+    """Unpack an archive. `zipfile` writes nothing outside the folder, no links, and no more than the sizes it lists."""
     try:
         with zipfile.ZipFile(archive) as content:
             size_bytes = sum(each.file_size for each in content.infolist())
@@ -108,5 +108,5 @@ def _unpack(address: str, archive: Path, folder: Path, most_bytes: int) -> None:
             content.extractall(folder)
     except zipfile.BadZipFile:
         raise DataError(f"{address}: it is no zip archive") from None
-    except (RuntimeError, zlib.error, EOFError) as error:  # a password, or a method that is not known here
+    except (RuntimeError, zlib.error, EOFError) as error:  # a password, or a compression method that zipfile lacks
         raise DataError(f"{address}: it cannot be unpacked: {error}") from None

@@ -1,4 +1,4 @@
-"""Evaluate the model of a run by tasks, and go on where an earlier evaluation of the same was ended."""
+"""Evaluate a run's model on tasks, and resume an interrupted evaluation."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 LINE_INTERVAL_S = 30.0
-"""Between two lines in a file."""
+"""Seconds between two lines of progress where the output is not a terminal."""
 
 
 class EvaluationProgress:
-    """Of one task; the remaining time follows from the cost of the items so far."""
+    """The progress of one task; estimates the remaining time from the cost of the items so far."""
 
     def __init__(self, task: str, items: int, cost: float, console: Console) -> None:
-        """Take the task's name, and how many items are to be scored and at what cost together."""
+        """Take the task's name, the number of items to score, their total cost, and the console."""
         self.task, self.items, self.cost, self.console = task, items, cost, console
         self.done, self.done_cost = 0, 0.0
         self.begin_s = self.line_s = time.monotonic()
@@ -58,7 +58,7 @@ class EvaluationProgress:
         self.bar.stop()
 
     def add(self, items: int, cost: float) -> None:
-        """Count items that have been scored."""
+        """Count scored items and their cost, and show the progress."""
         self.done, self.done_cost = self.done + items, self.done_cost + cost
         now_s = time.monotonic()
         left_s = (now_s - self.begin_s) * (self.cost / self.done_cost - 1)
@@ -72,33 +72,33 @@ class EvaluationProgress:
 def evaluate(
     names: Sequence[str], options: Options, step: int | None, console: Console, parallel: ParallelConfig | None = None
 ) -> dict[str, Summary]:
-    """Score a run's model by tasks; write `evaluation/` in its folder, and print each summary.
+    """Score a run's model on tasks; write `evaluation/` in the run's folder, and print each summary.
 
     Args:
-        names: of the tasks.
-        options: of the command.
-        step: of the checkpoint; None: the newest that is whole.
-        console: for progress and figures.
-        parallel: the layout of the ranks that call this together, as of `opened`; None: this process alone.
+        names: the tasks' names.
+        options: the command's options.
+        step: the checkpoint's step; None: the newest intact checkpoint.
+        console: prints progress and figures.
+        parallel: the layout of the ranks that all call this, see `opened`; None: this process alone.
 
     Returns:
-        The summaries by the tasks' names; none on another rank than the first, which writes them.
+        The summaries by the tasks' names; empty on all ranks but the first, which writes them.
 
     Raises:
-        ConfigError: there is no such task, run or checkpoint, or a task's items are not at hand.
+        ConfigError: there is no such task, run or checkpoint, or a task's items are missing.
         CheckpointError: the checkpoint is damaged.
         DataError: a task's items, or the tokenizer, are damaged.
         DeviceError: this machine cannot use the run's device.
         GenerationError: the model computed NaN.
-        EvaluationError: the memory does not suffice.
-        MetricsError: a result cannot be written, or one that was kept is damaged.
+        EvaluationError: out of memory.
+        MetricsError: a result cannot be written, or an earlier result is damaged.
     """
     check_names(list(names))
     summaries = {}
     with opened(options.folder, step, parallel) as run:
         for problem in run.warnings:
             console.print(f"warning: {problem}")
-        # All of them before the first is scored, which may take hours.
+        # Make all tasks before scoring the first, which may take hours.
         tasks = [find_task(name)(run, options) for name in names]
         about = {"step": run.step, "checkpoint_sha256": identity(checkpoint_folder(options.folder, run.step))}
         for task in tasks:
@@ -117,7 +117,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def memory_errors_explained(batch_tokens: int) -> Iterator[None]:
-    """Raise an EvaluationError, which says what would help, where a device or the host has no memory for the block."""
+    """Raise an EvaluationError that suggests a smaller batch if the block runs out of memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -130,7 +130,7 @@ def memory_errors_explained(batch_tokens: int) -> Iterator[None]:
 
 
 def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, console: Console) -> Summary | None:
-    # It imports Megatron, for which the device must be ready.
+    # This imports Megatron, which needs the prepared device.
     from efficientbench.evaluation.ranks import is_first, of_first, scored
 
     items = task.items()

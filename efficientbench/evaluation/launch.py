@@ -1,4 +1,4 @@
-"""Evaluate on several ranks: processes of this machine, each with its part of the model or a copy."""
+"""Evaluate on several ranks of this machine, each with a part of the model or a copy."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from efficientbench.training.checkpoints.manifest import read_manifest
 
 @dataclass(frozen=True)
 class Asked:
-    """The words that all ranks get."""
+    """The command's arguments, which all ranks get."""
 
     names: tuple[str, ...]
-    """Of tasks."""
+    """The tasks' names."""
     options: Options
     step: int | None
-    """Of the checkpoint; None: the newest that is whole."""
+    """The checkpoint's step; None: the newest intact checkpoint."""
     tp: int = 1
     """Ranks that share a copy of the model."""
     dp: int = 1
-    """Copies, which divide the items."""
+    """Replicas of the model, which divide the items."""
     kinds: tuple[str, ...] = ()
-    """Arguments that name variants from outside this project."""
+    """Declarations of variants from outside this project, see `load_kinds`."""
 
     @property
     def parallel(self) -> ParallelConfig:
@@ -47,12 +47,12 @@ ASKED = TypeAdapter(Asked)
 
 
 def log_folder(run_folder: Path) -> Path:
-    """Return where the ranks of an evaluation write their logs."""
+    """Return the folder of the ranks' logs."""
     return run_folder / FOLDER / "log"
 
 
 def evaluate_on_ranks(asked: Asked, console: Console) -> int:
-    """Evaluate on tp × dp ranks to their end; return the exit code, as `launch` does.
+    """Evaluate on tp × dp ranks, and wait until they have ended; return the exit code of `launch`.
 
     Raises:
         ConfigError: there is no such task, run or checkpoint, or the layout cannot work.
@@ -77,6 +77,6 @@ def evaluate_on_ranks(asked: Asked, console: Console) -> int:
         None,
         log_folder(asked.options.folder),
     )
-    # A rank that is killed leaves the cursor hidden, as its progress bar had it.
+    # A killed rank leaves the cursor hidden, which its progress bar had hidden.
     console.show_cursor()
     return exit_code

@@ -1,4 +1,4 @@
-"""The task `loss`: loss and bits per byte on a text, or on the run's own validation text, document by document."""
+"""The task `loss`: loss and bits per byte of each document of a text, or of the run's validation text."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ NO_BYTES = "the run's tokenizer is not made of bytes"
 
 @dataclass(frozen=True)
 class Text:
-    """Documents to score."""
+    """The documents to score."""
 
     documents: Sequence[np.ndarray]
-    """Tokens, two or more each, the first of which is no target."""
+    """Each document's tokens, two or more; the first is not a target."""
     hashes: Sequence[str]
-    """SHA-256 (hex) of each document: of its text where that is known, else of its tokens as little-endian int64."""
+    """Each document's SHA-256 (hex): of its text if that is known, else of its tokens as little-endian int64."""
     masks: Sequence[np.ndarray] | None
-    """1 at those that are targets; None: all."""
+    """Each document's mask, 1 at targets; None: all tokens are targets."""
     source: str
     rejected: int = 0
-    """Documents that could not be read, or have no token to predict."""
+    """The number of documents that cannot be read, or have no token to predict."""
 
 
 class Loss:
-    """Cuts documents as a validation does; each sequence is computed at its own length."""
+    """Cuts documents as validation does, and computes sequences padded only to about their own length."""
 
     name = "loss"
 
@@ -54,8 +54,8 @@ class Loss:
         """Read the text.
 
         Raises:
-            ConfigError: it is not at hand, or has no document.
-            DataError: it cannot be read.
+            ConfigError: the text is missing, or has no document.
+            DataError: the text cannot be read.
         """
         self.run, self.budget = run, options.batch_tokens
         if options.text is None:
@@ -75,11 +75,11 @@ class Loss:
         self.settings: Mapping[str, Any] = {"text_sha256": self.text.fingerprint, "seq_len": self.text.seq_len}
 
     def items(self) -> Sequence[Item]:
-        """Return the documents."""
+        """Return an item for each document."""
         return [Item(f"document/{number}", len(self.source.documents[number])) for number in self.numbers]
 
     def score(self, items: Sequence[Item]) -> Iterator[list[ItemResult]]:
-        """Yield the results of documents whose sequences are computed together."""
+        """Yield the documents' results, batch after batch."""
         rows: dict[int, list[int]] = {}
         for index, row in enumerate(self.text.rows):
             rows.setdefault(row.document, []).append(index)
@@ -97,7 +97,7 @@ class Loss:
         return self.text.rows[row].targets
 
     def _compute(self, rows: Sequence[int]) -> np.ndarray:
-        """Return loss, tokens and UTF-8 bytes of sequences [n, 3]."""
+        """Return the total loss, the tokens and the UTF-8 bytes of n sequences, [n, 3]."""
         samples = [self.text[row] for row in rows]
         longest = rounded(max(map(self._targets, rows)), self.text.seq_len)
         tokens, labels, mask = (
@@ -117,7 +117,7 @@ class Loss:
         return ItemResult(f"document/{number}", self.source.hashes[number], None, None, mean, details)
 
     def summary(self, results: Mapping[str, ItemResult]) -> Summary:
-        """Return the mean loss per token, and bits per byte, of all documents."""
+        """Return the mean loss per token and the bits per byte over all documents."""
         tokens = sum(result.details["tokens"] for result in results.values())
         loss = sum(result.details["loss_sum"] for result in results.values()) / tokens
         utf8_bytes = None
@@ -135,10 +135,10 @@ class Loss:
 
 
 def own_validation(folder: Path) -> Text:
-    """Return the text that a run was validated on.
+    """Return the run's validation text.
 
     Raises:
-        ConfigError: it has none, or its corpus is not there any more.
+        ConfigError: the run was imported, or its corpus no longer exists.
         DataError: the corpus is damaged.
     """
     job = TrainedRun.read(folder).job
@@ -161,11 +161,11 @@ def own_validation(folder: Path) -> Text:
 
 
 def read_text(path: Path, run: Opened, limit: int | None) -> Text:
-    """Return the documents of a text, each with the token that ends it, as a corpus has them.
+    """Return up to `limit` documents of a text, each with its end-of-document token, as in a corpus.
 
     Raises:
-        ConfigError: it has no document of two tokens or more.
-        DataError: it cannot be read.
+        ConfigError: the text has no document with a token.
+        DataError: the text cannot be read.
     """
     documents, hashes, rejected = [], [], 0
     for part in cut_into_parts(find_inputs([path]), TEXT_KEY):
@@ -187,9 +187,9 @@ def read_text(path: Path, run: Opened, limit: int | None) -> Text:
 
 
 def joined(documents: Sequence[np.ndarray], end: int) -> np.ndarray:
-    """Return documents one behind the other, each with the token that ends it, as in a corpus.
+    """Concatenate documents, each with its end-of-document token `end`, as in a corpus.
 
-    Long documents of a validation are cut, and lack that token.
+    Validation cuts long documents, which then lack that token.
     """
     pieces: list[np.ndarray] = []
     for document in documents:
@@ -198,7 +198,7 @@ def joined(documents: Sequence[np.ndarray], end: int) -> np.ndarray:
 
 
 def _parts(numbers: Sequence[int], sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Yield numbers in parts of about `budget` together."""
+    """Yield the numbers in parts whose sizes sum to about `budget`."""
     ends = itertools.accumulate(sizes)
     for _, group in itertools.groupby(zip(numbers, ends, strict=True), lambda each: (each[1] - 1) // budget):
         yield [number for number, _ in group]

@@ -1,4 +1,4 @@
-"""Publish a task's summary: in its file, in the run's record, in TensorBoard, and in lines for people."""
+"""Publish a task's summary: write its file, the run's record and TensorBoard's scalars, and print the figures."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from efficientbench.running.output_folder import OutputFolder
 
 
 def publish(folder: Path, header: Mapping[str, Any], items: int, summary: Summary, console: Console) -> None:
-    """Write `evaluation/<task>.json`, the record and TensorBoard's scalars in a run's folder, and print the figures.
+    """Write `evaluation/<task>.json`, the run's record and TensorBoard's scalars, and print the figures.
 
     Args:
-        folder: of the run.
-        header: has `task`, `step`, and all that decides the results.
-        items: of the task.
-        summary: of these items.
-        console: for the figures.
+        folder: the run's folder.
+        header: `task`, `step`, and everything else that decides the results.
+        items: the number of the task's items.
+        summary: the summary of these items.
+        console: prints the figures.
 
     Raises:
         MetricsError: a file cannot be written.
@@ -41,7 +41,7 @@ def publish(folder: Path, header: Mapping[str, Any], items: int, summary: Summar
 
 
 def _put_into_record(folder: Path, console: Console) -> None:
-    """Put what was evaluated into a run's record; a run that has not ended, or was imported, has none."""
+    """Put the evaluations into the run's record, if there is one; an unfinished or imported run has none."""
     path = OutputFolder(folder).record
     if not path.exists():
         return
@@ -49,5 +49,5 @@ def _put_into_record(folder: Path, console: Console) -> None:
         record = read_record(path)
         write_record(record.model_copy(update={"evaluations": read_scores(folder / FOLDER)}), path)
     except MetricsError as error:
-        # As that of a version whose records this one does not read.
+        # For example a record of another version, which this version does not read.
         console.print(f"warning: the record stays without this evaluation: {error}")

@@ -1,4 +1,4 @@
-"""One rank of an evaluation: `python -m efficientbench.evaluation.rank ASKED`, started by the launcher."""
+"""One rank of an evaluation: `python -m efficientbench.evaluation.rank ASKED`; the launcher starts it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Score this rank's part, and report an error to the launcher; return the exit code."""
-    # As text, by the launcher.
+    """Score this rank's part, and report a failure to the launcher; return the exit code."""
+    # The argument is JSON, from `evaluate_on_ranks`.
     asked = ASKED.validate_json(sys.argv[1])
     folder, rank = asked.options.folder, int(os.environ["RANK"])
     log_file = log_folder(folder) / f"rank_{rank}.log"
     set_up_logging(log_file)
-    # The launcher has loaded the same for the user's command, and read the same run.
+    # Outside of `try`: the parent has already loaded the same declarations and read the same run.
     load_kinds(asked.kinds)
     job = TrainedRun.read(folder).job
     try:

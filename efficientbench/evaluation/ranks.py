@@ -1,4 +1,4 @@
-"""The items of a task on several ranks: replicas divide them, and rank 0 gets all results."""
+"""Score a task's items on several ranks: replicas divide the items, and rank 0 gets all results."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ T = TypeVar("T")
 
 
 def is_first() -> bool:
-    """Return whether this is rank 0, which alone reads and writes files."""
+    """Return whether this is rank 0; only rank 0 reads and writes result files."""
     return dist.get_rank() == 0
 
 
 def of_first(value: T, kind: Any) -> T:
-    """Return rank 0's value on every rank; all ranks must call this together. `kind`: its type, as of `gather`."""
+    """Return rank 0's value on every rank; all ranks must call this together. `kind`: its type, see `gather`."""
     return gather(value, kind)[0] if dist.get_world_size() > 1 else value
 
 
 def scored(task: Task, items: Sequence[Item]) -> Iterator[list[ItemResult]]:
-    """Yield the results of items; all ranks must call this together, for the same items.
+    """Yield the results of items; all ranks must call this together, with the same items.
 
-    Tensor-parallel ranks score theirs together. Replicas exchange what they have after each batch, so that rank 0 can
-    write it before the next is computed.
+    Tensor-parallel ranks score the same items. Replicas exchange their results after each batch, so that rank 0 can
+    write them before the next batch is computed.
     """
     replica, replicas = groups.replica()
     own = iter(task.score(items[replica::replicas]))

@@ -1,4 +1,4 @@
-"""The tasks by their names; each is imported when it is asked for."""
+"""The evaluation tasks by name; each is imported only when it is made."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ TASKS: dict[str, Make] = {
 
 
 def find_task(name: str) -> Make:
-    """Return what makes a task of a checked name: ours, or a chat task of `package.module:Class`."""
+    """Return the function that makes the task of a checked name, one of TASKS or a chat task `package.module:Class`."""
     return TASKS.get(name) or _chat(name)
 
 
 def check_names(names: list[str]) -> None:
-    """Raise ConfigError for a name that no task has, or for none at all."""
+    """Raise ConfigError for an unknown task, or if no task is named."""
     if not names:
         raise ConfigError(f"--tasks: none is named; there are {', '.join(TASKS)}")
     for name in names:
         if name in CORE_TASKS and name not in TASKS:
             raise ConfigError(f"--tasks: {name} is one of the 22 tasks of core, and is scored only there: give core")
-        # A task from outside is looked up when it is made.
+        # A task from outside is checked when it is made.
         if name not in TASKS and ":" not in name:
             near = get_close_matches(name, TASKS, 1)
             helps = f"do you mean {near[0]}? " if near else ""
@@ -86,7 +86,7 @@ def check_names(names: list[str]) -> None:
 
 
 def combined(summaries: Mapping[str, Summary]) -> dict[str, Summary]:
-    """Return what follows from several tasks together, by its name."""
+    """Return the summaries that combine several tasks, by name."""
     from efficientbench.evaluation.chat.chat_tasks import chat_core
 
     found = {"chat_core": chat_core(summaries)}

@@ -1,4 +1,4 @@
-"""The results of a task on disk: one line an item, appended, and a summary when all are there."""
+"""A task's results on disk: one appended line per item, and a summary once all items are scored."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from efficientbench.metrics.records.evaluation import read_evaluation, write_eva
 from efficientbench.metrics.records.record_parts import TrainingScore
 
 FOLDER = "evaluation"
-"""Of a run's folder: `<task>.jsonl` and `<task>.json`."""
+"""The folder of `<task>.jsonl` and `<task>.json` in a run's folder."""
 FORMAT = 1
-"""Of `<task>.jsonl`."""
+"""The format version of `<task>.jsonl`."""
 MOST_BYTES = 1 << 32
-"""Of a file of results, which is read as a whole."""
+"""The largest file of results that is read; it is read into memory."""
 _SCORE = TypeAdapter(TrainingScore)
 logger = logging.getLogger(__name__)
 
 
 class ResultFile:
-    """`<task>.jsonl`: a header that says what was evaluated, then the results of items; open while the block runs.
+    """`<task>.jsonl`: a header that says what was evaluated, then a line per item; open while the block runs.
 
-    A header that differs begins the file anew, since the items were another checkpoint's or were given otherwise. What
-    a killed evaluation has written stays, up to a line that was not written whole.
+    If the header on disk differs, the file begins anew: its results are of another checkpoint or other settings. The
+    lines of a killed evaluation are kept, up to the first damaged line.
 
     Raises:
-        ConfigError: another process is writing it.
-        MetricsError: it cannot be read or written.
+        ConfigError: another process is writing the file.
+        MetricsError: the file cannot be written, or is too large to read.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        """Take the path, and all that decides the results, as JSON."""
+        """Take the file's path, and all that decides the results as JSON values."""
         self.path = path
-        # As a file gives it back: a tuple becomes a list.
+        # As read back from a file: a tuple becomes a list.
         self.header: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **header}))
         self.results: dict[str, ItemResult] = {}
-        """By the names of items: those in the file."""
+        """The results in the file, by the items' names."""
         self.replaced: dict[str, Any] | None = None
-        """The header of earlier results, which are discarded; None where there were none."""
+        """The header of the results that were discarded; None if none were."""
 
     def __enter__(self) -> ResultFile:
         try:
@@ -76,7 +76,7 @@ class ResultFile:
         self._file.close()
 
     def append(self, results: Sequence[ItemResult]) -> None:
-        """Write results to the disk."""
+        """Append results to the file, and flush them to the disk."""
         self._write([_line(result) for result in results])
         self.results.update((result.item, result) for result in results)
 
@@ -89,7 +89,7 @@ class ResultFile:
             raise MetricsError(f"{self.path}: cannot be written ({error.strerror})") from None
 
     def _read(self) -> int:
-        """Take over the results of the same evaluation; return the bytes of the file that stay."""
+        """Read the results of the same evaluation; return how many bytes of the file to keep."""
         size_bytes = self._file.seek(0, os.SEEK_END)
         if size_bytes > MOST_BYTES:
             self._file.close()
@@ -133,12 +133,12 @@ def summary_of(task: Task, results: Mapping[str, ItemResult], kept: Path | None)
     """Return a task's summary.
 
     Args:
-        task: It makes the summary.
-        results: of all items, by their names.
-        kept: the file that an earlier call has written some of them to; None where all are new.
+        task: the task, which computes the summary.
+        results: the results of all items, by name.
+        kept: the file from which some results were read; None if all are new.
 
     Raises:
-        MetricsError: a result of that file lacks what the task needs.
+        MetricsError: a result in that file is damaged.
     """
     try:
         summary = task.summary(results)
@@ -156,16 +156,16 @@ def summary_of(task: Task, results: Mapping[str, ItemResult], kept: Path | None)
 def write_summary(path: Path, header: Mapping[str, Any], items: int, summary: Summary) -> None:
     """Write `<task>.json`.
 
-    Raises MetricsError: it cannot be written.
+    Raises MetricsError: the file cannot be written.
     """
     write_evaluation({**header, "items": items, **asdict(summary)}, path)
 
 
 def read_scores(folder: Path) -> list[TrainingScore]:
-    """Return the figures of every summary in a folder, in the order of steps; the log names files that are none."""
+    """Return the scores of every summary in a folder, in the order of steps; skip and log unreadable files."""
     found = []
     for path in sorted(folder.glob("*.json")):
-        # A file that somebody has damaged must not cost a record.
+        # A damaged summary must not cost the run its record.
         try:
             found.append(_SCORE.validate_python(read_evaluation(path)))
         except ValidationError as error:

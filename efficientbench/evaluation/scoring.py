@@ -1,8 +1,8 @@
-"""Score continuations: the loss of each of their tokens, and whether the model would have chosen it.
+"""Score continuations: the loss of each of their tokens, and the model's most likely token there.
 
-Continuations of one group begin alike, as the choices of a few-shot question do. What they share is computed once, and
-all go on from its cache. Those that differ in their last token alone, as letters do, are one row, since the model never
-reads that token. R = rows, V = vocabulary.
+The continuations of a group begin alike, as the choices of a few-shot question do. The shared beginning is computed
+once, and all continue from its cache. Continuations that differ only in their last token, as letters do, are one row,
+since the model never reads that token. R = rows, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 
 def rounded(length: int, longest: int | None) -> int:
-    """Return the number of tokens that rows are filled up to: at most an eighth more, and never beyond `longest`.
+    """Return the length that rows are padded to: at most an eighth more than `length`, and never beyond `longest`.
 
-    Few different numbers, since encodings keep what they compute for each.
+    Few different lengths, since positional encodings cache what they compute for each length.
     """
     step = max(1 << max(length.bit_length() - 4, 0), 1)
     filled = -(-length // step) * step
@@ -36,12 +36,12 @@ def rounded(length: int, longest: int | None) -> int:
 
 
 def padded_parts(ordered: Sequence[T], length: Callable[[T], int], budget: int) -> Iterator[list[T]]:
-    """Yield what lies next to each other in parts that take at most `budget` tokens with padding, or in parts of one.
+    """Yield consecutive parts that have at most `budget` tokens with padding, or a single element.
 
     Args:
-        ordered: by ascending length.
-        length: tokens of one.
-        budget: tokens of a part.
+        ordered: the elements, by ascending length.
+        length: returns the tokens of an element.
+        budget: the most tokens of a part.
     """
     part: list[T] = []
     for each in ordered:
@@ -54,60 +54,60 @@ def padded_parts(ordered: Sequence[T], length: Callable[[T], int], budget: int) 
 
 
 SHORTEST_SHARED = 16
-"""Tokens from which on a shared beginning is computed by itself: for fewer, a second pass costs more than it saves."""
+"""The fewest shared tokens that are computed separately: for fewer, a second pass costs more than it saves."""
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """A sequence whose tokens from some place on are scored."""
+    """A sequence whose tokens from `first` on are scored."""
 
     tokens: Sequence[int]
     first: int
-    """Of the scored tokens, 1 or more; none is scored where it is their number."""
+    """The index of the first scored token, 1 or more; if it is the number of tokens, none is scored."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Of n scored tokens."""
+    """The scores of n tokens."""
 
     losses: np.ndarray
-    """float64 [n], nats."""
+    """Each token's loss, float64 [n], nats."""
     greedy: np.ndarray
-    """int64 [n], the likeliest token at the place of each."""
+    """The most likely token at each position, int64 [n]."""
 
     @property
     def mean(self) -> float:
-        """Return the mean loss, NaN without any token."""
+        """Return the mean loss, nats; NaN if no token is scored."""
         return float(self.losses.mean()) if len(self.losses) else float("nan")
 
 
 Group = Sequence[Continuation]
 Row = tuple[tuple[int, ...], int]
-"""What the model reads of a continuation, all but its last token, and the first place that is scored."""
+"""The tokens of a continuation that the model reads, all but the last, and the index of the first scored token."""
 NOTHING = Scored(np.zeros(0), np.zeros(0, np.int64))
 
 
 class Scorer:
-    """Scores groups by one model, in batches of groups of about the same length."""
+    """Scores groups with one model, in batches of groups of similar length."""
 
     def __init__(self, model: GPT, longest: int | None, batch_tokens: int) -> None:
-        """Take what it computes by.
+        """Take the model and the limits.
 
         Args:
-            model: in evaluation mode.
-            longest: tokens that it has positions for; None: any number.
-            batch_tokens: of a batch with padding, of all rows; a larger group is a batch by itself.
+            model: the model, in evaluation mode.
+            longest: the model's number of positions; None: unlimited.
+            batch_tokens: the most tokens of a batch, about; a larger group is a batch by itself.
         """
         self.model, self.longest, self.batch_tokens = model, longest, batch_tokens
         self.device = next(model.parameters()).device
 
     def score(self, groups: Sequence[Group]) -> Iterator[list[tuple[int, list[Scored]]]]:
-        """Yield, batch after batch, the numbers of groups and what their continuations score.
+        """Yield, batch after batch, the numbers of groups and the scores of their continuations.
 
         Raises GenerationError: a loss is NaN or infinite.
         """
         shared = [_shared(group) for group in groups]
-        # Those that share nothing are computed in one pass, the others in two.
+        # Groups without a shared beginning are computed in one pass, the others in two.
         alone = [number for number, each in enumerate(shared) if not each]
         for numbers in (alone, [number for number, each in enumerate(shared) if each]):
             tokens = {number: sum(len(read) for read, _ in _rows(groups[number])) for number in numbers}
@@ -120,12 +120,12 @@ class Scorer:
 
     @torch.no_grad()
     def _batch(self, groups: Sequence[Group], shared: Sequence[int]) -> list[Scored]:
-        """Score the continuations of all groups, one after the other, without those that have nothing to score."""
+        """Score the continuations of all groups, in order, but for continuations without a scored token."""
         rows = [(at, row) for at, group in enumerate(groups) for row in _rows(group)]
         if not rows:
             return []
         width = max(len(read) - shared[at] for at, (read, _) in rows)
-        # Rows are filled up behind their longest beginning, for which an encoding may have no positions.
+        # Padding after the longest shared beginning may exceed the model's positions.
         if self.longest is not None and max(shared) + width > self.longest:
             shared = [0] * len(groups)
         inputs = [read[shared[at] :] for at, (read, _) in rows]
@@ -145,7 +145,7 @@ class Scorer:
         return _losses(whole_logits(self.model, logits), [places_of[at, _row(each)] for at, each in scored], wanted)
 
     def _beginnings(self, groups: Sequence[Group], shared: Sequence[int], room: int) -> Cache:
-        """Return the cache behind what each group shares, a row for each, with room for so many tokens more."""
+        """Return a cache of the groups' shared beginnings, one row per group, with room for `room` more tokens."""
         beginnings = [
             next(each for each in group if _length(each)).tokens[:count]
             for group, count in zip(groups, shared, strict=True)
@@ -159,7 +159,7 @@ class Scorer:
         return cache
 
     def _filled(self, rows: Sequence[Sequence[int]], before: int) -> torch.Tensor:
-        """Return the tokens of rows on the device, filled up to a rounded number; `before`: tokens in front of them."""
+        """Return the rows on the device, padded to a rounded length; `before`: how many tokens precede them."""
         tokens = _padded(rows)
         wide = rounded(tokens.shape[1], None if self.longest is None else self.longest - before)
         return torch.nn.functional.pad(tokens, (0, wide - tokens.shape[1])).to(self.device)
@@ -173,7 +173,7 @@ def common(sequences: Sequence[Sequence[int]]) -> int:
 
 
 def _length(continuation: Continuation) -> int:
-    """Return how many tokens the model reads of it: none where none is scored, and never the last."""
+    """Return how many tokens of a continuation the model reads: all but the last; 0 if none is scored."""
     scored = len(continuation.tokens) - continuation.first
     return len(continuation.tokens) - 1 if scored else 0
 
@@ -183,34 +183,34 @@ def _row(continuation: Continuation) -> Row:
 
 
 def _rows(group: Group) -> list[Row]:
-    """Return what the model reads for a group, each once."""
+    """Return the distinct rows that the model reads for a group."""
     return list(dict.fromkeys(_row(each) for each in group if _length(each)))
 
 
 def _shared(group: Group) -> int:
-    """Return how many tokens are to be computed once for all rows of a group."""
+    """Return how many first tokens are computed once for all rows of a group."""
     rows = _rows(group)
     if len(rows) < 2:
         return 0
-    # The token before the first scored one is left to each, since its logits are wanted.
+    # Each row computes the token before its first scored one, whose logits are wanted.
     alike = min(common([read for read, _ in rows]), *(first - 1 for _, first in rows))
     return alike if alike >= SHORTEST_SHARED else 0
 
 
 def _losses(logits: torch.Tensor, rows: Sequence[int], wanted: Sequence[Sequence[int]]) -> list[Scored]:
-    """Return what continuations score.
+    """Return the scores of continuations.
 
     Args:
-        logits: at the places that are scored, [R, n, V].
-        rows: of each continuation.
-        wanted: its scored tokens, n at most.
+        logits: the logits at the scored positions [R, n, V].
+        rows: each continuation's row.
+        wanted: each continuation's scored tokens, at most n.
 
     Raises:
         GenerationError: a loss is NaN or infinite.
     """
     right = _padded(wanted).to(logits.device)
     losses, greedy = torch.empty(right.shape, dtype=torch.float64), torch.empty(right.shape, dtype=torch.int64)
-    for at, row in enumerate(rows):  # all in float32 would take much memory
+    for at, row in enumerate(rows):  # one row at a time: all logits in float32 would take much memory
         values = logits[row].float()
         losses[at] = torch.nn.functional.cross_entropy(values, right[at], reduction="none").cpu()
         greedy[at] = values.argmax(dim=-1).cpu()
@@ -223,5 +223,5 @@ def _losses(logits: torch.Tensor, rows: Sequence[int], wanted: Sequence[Sequence
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Return rows as one tensor, filled up with 0 behind."""
+    """Return rows as one tensor, padded with 0 at the end."""
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(list(row)) for row in rows], batch_first=True)

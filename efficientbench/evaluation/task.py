@@ -1,4 +1,4 @@
-"""A task of an evaluation: items, how each is scored, and what follows from all of them."""
+"""The interface of an evaluation task: its items, their results, and its summary."""
 
 from __future__ import annotations
 
@@ -11,55 +11,55 @@ from typing import Any, Protocol
 from efficientbench.basics.errors import ConfigError
 
 BATCH_TOKENS = 8192
-"""Tokens, with those that only fill up rows, that are computed at once."""
+"""Tokens that are computed at once, padding included."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One question of a task, or one document."""
+    """One question or document of a task."""
 
     name: str
-    """Unique within the task, and the same in every call."""
+    """The item's name, unique within the task and the same in every call."""
     cost: float = 1.0
-    """How long it takes, relative to the task's other items."""
+    """The item's computing time, relative to the task's other items."""
 
 
 @dataclass(frozen=True)
 class ItemResult:
-    """What a model made of an item."""
+    """The model's result on one item."""
 
     item: str
-    """Its name."""
+    """The item's name."""
     prompt_sha256: str
-    """SHA-256 (hex) of what the model was given."""
+    """The SHA-256 (hex) of the model's prompt."""
     answer: Any
-    """As JSON; None where there is none."""
+    """The model's answer, as JSON; None if there is none."""
     right: bool | None
-    """None where an item has no right answer."""
+    """Whether the answer is right; None if the item has no right answer."""
     losses: tuple[float | None, ...] | None = None
-    """Mean loss per token of each choice, nats; None for a choice without a token of its own."""
+    """Each choice's mean loss per token, nats; None for a choice without a scored token."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else the task keeps of it, as JSON."""
+    """Further facts that the task records, as JSON."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What follows from all items of a task."""
+    """The figures of a task over all its items."""
 
     figures: Mapping[str, float | None]
-    """By their names; None where `unavailable` has the reason."""
+    """The figures by name; None for a figure whose reason is in `unavailable`."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
-    """Figure → why it is None."""
+    """Why a figure is None, by the figure's name."""
     parts: Mapping[str, Any] = field(default_factory=dict)
-    """Figures of parts of the task, and what else is to be known of it, as JSON."""
+    """Figures of the task's parts, and further facts about the task, as JSON."""
 
 
 class Task(Protocol):
-    """A task that is bound to an open model."""
+    """A task that is bound to an opened model."""
 
     name: str
     settings: Mapping[str, Any]
-    """All that decides the results, besides the checkpoint, as JSON: files by their SHA-256, the limit of items."""
+    """All that decides the results besides the checkpoint, as JSON: SHA-256 of files, the limit of items, and more."""
 
     def items(self) -> Sequence[Item]:
         """Return all items, always in the same order."""
@@ -70,40 +70,40 @@ class Task(Protocol):
         ...
 
     def summary(self, results: Mapping[str, ItemResult]) -> Summary:
-        """Return what follows from the results of all items, by their names."""
+        """Return the summary of the results of all items; `results` is by the items' names."""
         ...
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command asks of its tasks."""
+    """The command's options for its tasks."""
 
     folder: Path
-    """Of the run."""
+    """The run's folder."""
     data: Path | None = None
-    """Where tasks find their items."""
+    """The folder of the tasks' data."""
     text: Path | None = None
-    """What `loss` is computed on; None: the run's own validation text."""
+    """The text of `loss`, `position_loss` and `needle`; None: the run's validation text."""
     limit: int | None = None
-    """Items of a task, at most; a task of several parts takes so many of each."""
+    """The most items of a task, or of each part of a task with several parts."""
     allow_code: bool = False
-    """Whether programs that the model writes may be run."""
+    """Whether programs that the model wrote may run."""
     samples: int = 1
-    """Answers to each question whose answer is text."""
+    """Answers that are sampled to each question with a generated answer."""
     temperature: float = 0.0
-    """Of sampling such answers."""
+    """The sampling temperature of generated answers."""
     max_new_tokens: int = 512
-    """Of such an answer."""
+    """The most tokens of a generated answer."""
     lengths: tuple[int, ...] = ()
-    """Tokens of long contexts; none: some that follow from the training's."""
+    """Lengths of long contexts, tokens; empty: lengths derived from the training's."""
     contamination: bool = False
-    """Whether items that stand in the run's training split are counted, and left out of further figures."""
+    """Whether items in the run's training split are counted, and further figures computed without them."""
     batch_tokens: int = BATCH_TOKENS
 
     def data_folder(self, task: str) -> Path:
-        """Return the folder of a task's items: that of its name in `data`, or `data` itself.
+        """Return the folder of a task's data: the subfolder of `data` with the task's name, or `data` itself.
 
-        Raises ConfigError: the command names none, or there is no such folder.
+        Raises ConfigError: `data` is None or is not a folder.
         """
         if self.data is None:
             raise ConfigError(f"{task}: --data FOLDER is missing: where its items lie")

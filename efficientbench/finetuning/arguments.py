@@ -1,4 +1,4 @@
-"""The arguments of TRL's trainer that a configuration means."""
+"""Translate a fine-tuning's configuration into the arguments of TRL's trainer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from efficientbench.finetuning.job import TuningJob
 
 
 def sft_arguments(job: TuningJob, deepspeed: dict[str, Any] | None, device_type: str) -> SFTConfig:
-    """Return the arguments, and join the ranks; under ZeRO-3 models that are loaded from now on are partitioned."""
+    """Return the arguments, and join the ranks. Under ZeRO-3 all models loaded afterwards are partitioned."""
     config, training = job.config, job.config.training
-    # The Trainer has no argument for it.
+    # The Trainer takes TensorBoard's folder only from the environment.
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(job.output / "tensorboard")
     args = SFTConfig(
         output_dir=str(job.output / "checkpoint"),
         deepspeed=deepspeed,
-        # With it accelerate would leave DeepSpeed out.
+        # With use_cpu accelerate would not use DeepSpeed.
         use_cpu=device_type == "cpu" and deepspeed is None,
         ddp_timeout=int(training.timeout_s),
         ddp_find_unused_parameters=False,
@@ -34,13 +34,13 @@ def sft_arguments(job: TuningJob, deepspeed: dict[str, Any] | None, device_type:
         optim="adamw_torch",
         bf16=training.dtype == "bf16",
         gradient_checkpointing=training.recompute,
-        # Under ZeRO-3 a recomputed layer's weights are gathered once more only in this way.
+        # Under ZeRO-3 only reentrant recomputation gathers a layer's weights again.
         gradient_checkpointing_kwargs={"use_reentrant": config.zero.stage == 3} if training.recompute else None,
         seed=training.seed,
         eval_strategy="steps",
         eval_steps=training.validate_every_steps or job.steps,
         save_strategy="steps",
-        # Those that are too many are removed once the new one has its manifest (`checkpoints.py`).
+        # `checkpoints.py` removes old checkpoints once the new one has its manifest.
         save_steps=config.checkpoint.interval,
         logging_strategy="steps",
         logging_steps=1,
@@ -48,13 +48,13 @@ def sft_arguments(job: TuningJob, deepspeed: dict[str, Any] | None, device_type:
         report_to="tensorboard",
         disable_tqdm=True,
         include_num_input_tokens_seen="non_padding",
-        # Tokenized and cut already, in an order that is decided already.
+        # The examples are already tokenized, truncated and ordered.
         dataset_kwargs={"skip_prepare_dataset": True},
         max_length=None,
         packing=False,
         dataloader_num_workers=config.data.workers,
         dataloader_pin_memory=config.data.pin_memory,
     )
-    # The ranks join as the device is asked for.
+    # Reading `device` joins the ranks.
     _ = args.device
     return args

@@ -1,4 +1,4 @@
-"""The base model of a fine-tuning: a folder, the hub's, ModelScope's, or a tiny Qwen2 that is made on the spot."""
+"""Find the base model of a fine-tuning: in a folder, on the hub, on ModelScope, or a tiny Qwen2 made on the spot."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from efficientbench.training.checkpoints.manifest import verify_where_listed
 
 SEED = 1234
 _FILES = ("*.json", f"*{WEIGHTS}", "*.jinja", "*.txt", "*.model")
-"""Of a model: configuration, weights, chat template and tokenizer; no pickle and no code."""
+"""A model's files: configuration, weights, chat template and tokenizer; no pickle and no code."""
 
 
 def find_model(model: str, cache: Path) -> str:
-    """Return what transformers loads the model by, and make the tiny one where it is asked for.
+    """Return the folder or hub id from which transformers loads a model; make the tiny model if it is asked for.
 
     Raises:
         ConfigError: there is no such model.
-        CheckpointError: it is one that this program wrote, and a file of it is damaged.
+        CheckpointError: the model's manifest lists a file that is damaged.
     """
     if model == TINY:
         folder = cache.absolute() / "tiny_qwen2"
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Nodes that share the folder come here at once.
+        # Nodes that share the folder may arrive at the same time.
         with exclusive_lock(folder.with_suffix(".lock")):
             if not folder.is_dir():
                 make_tiny(folder)
@@ -44,7 +44,7 @@ def find_model(model: str, cache: Path) -> str:
 
     try:
         AutoConfig.from_pretrained(model)
-    except Exception as error:  # a foreign folder can fail in any way
+    except Exception as error:  # a foreign folder may raise anything
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
             f"model: {model} is neither a folder with a model nor one that the hub gives: {first}"
@@ -53,9 +53,9 @@ def find_model(model: str, cache: Path) -> str:
 
 
 def check_base(model: str) -> None:
-    """Check the files of a model's folder before transformers opens them; a name on the hub has none.
+    """Check the files of a model's folder before transformers opens them; a hub id has no files to check.
 
-    Raises ConfigError: one is a device, a pipe or too large.
+    Raises ConfigError: a file cannot be read, is a device or a pipe, or is too large.
     """
     if not Path(model).is_dir():
         return
@@ -66,7 +66,7 @@ def check_base(model: str) -> None:
 
 
 def _of_modelscope(model: str) -> Path:
-    """Return the local folder of a model on ModelScope, downloaded where it is not here yet. Raises ConfigError."""
+    """Return the local folder of a ModelScope model; download it if it is missing. Raises ConfigError."""
     try:
         folder = fetch_from_hub(model, _FILES)
     except DataError as error:
@@ -77,15 +77,15 @@ def _of_modelscope(model: str) -> Path:
 
 
 def load_tokenizer(model: str) -> Any:
-    """Return the model's tokenizer, with a chat template and a token for padding.
+    """Return the model's tokenizer, with a chat template and a padding token.
 
-    Raises ConfigError: the model has none.
+    Raises ConfigError: the model has no tokenizer.
     """
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
-    except Exception as error:  # a foreign folder can fail in any way
+    except Exception as error:  # a foreign folder may raise anything
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"model: {model} has no tokenizer: {first}") from None
     if not tokenizer.chat_template:
@@ -96,7 +96,7 @@ def load_tokenizer(model: str) -> Any:
 
 
 def make_tiny(folder: Path) -> None:
-    """Write a Qwen2 of random weights, with a tokenizer that is trained on Python's manual."""
+    """Write a Qwen2 with random weights, and a tokenizer trained on Python's manual."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM, logging
 

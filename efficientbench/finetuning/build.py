@@ -1,4 +1,4 @@
-"""Builds the model of a fine-tuning as its method trains it."""
+"""Build the model of a fine-tuning with the trained part of its method."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from efficientbench.finetuning.saved import whole_shape
 
 
 def build(config: FinetuneConfig, base: str) -> tuple[Any, dict[str, torch.Tensor] | None]:
-    """Return the model as the method trains it, and of PiSSA what its matrices begin with, on the host.
+    """Return the model ready for the method's training, and with PiSSA its initial adapter tensors on the host.
 
     Args:
-        config: the run.
-        base: what transformers loads the base model by.
+        config: the run's configuration.
+        base: the folder or hub id of the base model.
 
     Raises:
         ConfigError: `adapter` names layers that the model does not have.
     """
     computed = torch.bfloat16 if config.training.dtype == "bf16" else torch.float32
     arguments = peft_arguments(config.method, config.adapter)
-    # DeepSpeed updates float32 copies. Without it AdamW updates the weights, and bf16 would lose its small changes.
+    # DeepSpeed updates float32 copies. Without it AdamW updates the weights, and bf16 would lose small updates.
     own_weights = arguments is None and config.zero.stage == 0
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32 if own_weights else computed)
     set_seed(config.training.seed)
     if arguments is not None:
         check_targets(config.adapter.targets, _linear_layers(model))
-        # ZeRO-3 gathers tensors of one dtype together.
+        # ZeRO-3 gathers tensors together, which need the same dtype.
         adapted = get_peft_model(model, LoraConfig(**arguments), autocast_adapter_dtype=config.zero.stage == 0)
         return adapted, _on_host(adapted) if config.method == "pissa" else None
     if config.method == "freeze":
@@ -43,7 +43,7 @@ def build(config: FinetuneConfig, base: str) -> tuple[Any, dict[str, torch.Tenso
 
 
 def freeze(model: Any, layers: int) -> None:
-    """Leave only the last decoder layers to be trained, and let no gradient go below them.
+    """Train only the last decoder layers, and end the backward pass at the first of them.
 
     Raises ConfigError: the model has fewer layers.
     """
@@ -56,31 +56,31 @@ def freeze(model: Any, layers: int) -> None:
 
 
 def _cut(_: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Return a layer's arguments with hidden states that begin a graph of their own.
+    """Return a layer's arguments with detached hidden states, where a new graph begins.
 
-    With recomputation transformers lets the embedding's result ask for gradients, which would go through all frozen
-    layers. A layer that is recomputed as ZeRO-3 needs it has gradients only where its input asks for them.
+    With recomputation transformers makes the embedding's output require gradients, which would pass all frozen layers.
+    Reentrant recomputation, which ZeRO-3 needs, computes gradients only if the layer's input requires them.
     """
     hidden, *others = arguments
     return (hidden.detach().requires_grad_(), *others)
 
 
 def saved_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor that the saved files must hold."""
-    # Of a tied layer ZeRO-2 writes a copy; other files leave it out.
+    """Return the shapes of the tensors that the saved files must hold, by name."""
+    # ZeRO-2 saves a copy of a tied layer; other files lack it.
     whole = dict(model.named_parameters(remove_duplicate=False))
     tensors = get_peft_model_state_dict(model) if isinstance(model, PeftModel) else whole
     return {name: whole_shape(tensor) for name, tensor in tensors.items()}
 
 
 def _on_host(adapted: Any) -> dict[str, torch.Tensor]:
-    """Return a copy of the adapter's tensors by the names that its file will have."""
+    """Return a copy of the adapter's tensors, by their names in the adapter's file."""
     return {name: tensor.detach().cpu().clone() for name, tensor in get_peft_model_state_dict(adapted).items()}
 
 
 def _linear_layers(model: Any) -> set[str]:
-    """Return the names that an adapter's target can have."""
-    # The loss reads the output projection's weight past an adapter.
+    """Return the names of linear layers that can get an adapter."""
+    # The loss reads the output projection's weight directly, which would bypass an adapter.
     head = model.get_output_embeddings()
     found = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear) and each is not head]
     return {name.rpartition(".")[2] for name in found}

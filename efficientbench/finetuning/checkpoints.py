@@ -1,4 +1,4 @@
-"""The checkpoints of a fine-tuning: transformers and DeepSpeed write files, and pretraining's manifest lists them."""
+"""A fine-tuning's checkpoints: transformers and DeepSpeed write the files, and pretraining's manifest lists them."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from efficientbench.training.checkpoints.manifest import PARTIAL, File, fingerpr
 
 @dataclass(frozen=True)
 class _Hashed:
-    """What one rank has hashed of a checkpoint."""
+    """The files of a checkpoint that one rank has hashed."""
 
     files: dict[str, File]
     time_s: float
 
 
 class TuningCheckpoints:
-    """Makes checkpoints of what the Trainer has written. Every method is called by all ranks together."""
+    """Publishes the checkpoints that the Trainer writes. All ranks must call each method together."""
 
     def __init__(self, job: TuningJob, rank: int) -> None:
         self._job, self._rank = job, rank
         self.folder = job.output / "checkpoint"
         self.partial = self.folder / f"{PARTIAL}tuning"
-        """Where the Trainer writes; a run that ends there leaves no checkpoint."""
+        """The folder in which the Trainer writes; a run that is killed meanwhile leaves no checkpoint."""
         self.hashing_s = 0.0
-        """Time in which the slowest rank has hashed its files, of all checkpoints."""
+        """The slowest rank's hashing time, summed over all checkpoints."""
 
     def publish(self, step: int, by_deepspeed: Iterable[Path]) -> None:
-        """Make what lies below `partial` the checkpoint after `step` steps.
+        """Publish the files below `partial` as the checkpoint after `step` steps.
 
         Args:
-            step: in the name that the Trainer has given.
-            by_deepspeed: files that DeepSpeed has written on this rank.
+            step: the checkpoint's step, in the name of the Trainer's folder.
+            by_deepspeed: the files that DeepSpeed has written on this rank.
 
         Raises:
             OSError: the disk is full.
         """
         folder = self.partial / f"checkpoint-{step}"
         if not self._rank:
-            # DeepSpeed copies programs there, for people to run.
+            # DeepSpeed copies its conversion scripts into the folder.
             for program in folder.glob("*.py"):
                 program.unlink()
         own = {os.path.relpath(path, folder): path for path in (*by_deepspeed, *self._own(folder))}
@@ -67,7 +67,7 @@ class TuningCheckpoints:
         dist.barrier()
 
     def _own(self, folder: Path) -> Iterator[Path]:
-        """Yield what the Trainer has written on this rank: its random state, and on the first rank all else."""
+        """Yield the files that the Trainer has written on this rank: the random state, and on rank 0 all others."""
         for path in folder.iterdir():
             of_rank = path.stem.removeprefix("rng_state_") if path.name.startswith("rng_state_") else "0"
             if path.is_file() and of_rank == str(self._rank):

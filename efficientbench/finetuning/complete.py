@@ -1,4 +1,4 @@
-"""The folders and seeds of a fine-tuning's repeats, and which of them are trained to their end."""
+"""The folders and seeds of a fine-tuning's repeats, and whether a repeat is complete."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from efficientbench.running.resume import differences, settings
 
 
 def with_seeds(config: FinetuneConfig, index: int) -> FinetuneConfig:
-    """Return the configuration of a repeat: the seeds of new weights and of the order are higher by `index`."""
+    """Return the configuration of a repeat, with the seeds of new weights and of the order raised by `index`."""
     training = config.training.model_copy(update={"seed": config.training.seed + index})
     curriculum = config.curriculum.model_copy(update={"seed": config.curriculum.seed + index})
     return config.model_copy(update={"training": training, "curriculum": curriculum})
 
 
 def folder_of(config: FinetuneConfig) -> OutputFolder:
-    """Return the folder of a run, below that of all."""
+    """Return the folder of a run, below `output`."""
     return OutputFolder(Path(config.output).absolute() / config.name)
 
 
 def folder_of_repeat(config: FinetuneConfig) -> OutputFolder:
-    """Return the folder of one repeat of a run, below the run's."""
+    """Return the folder of a repeat, below the run's."""
     return OutputFolder(folder_of(config).path / f"seed_{config.training.seed}")
 
 
 def is_complete(folder: OutputFolder, config: FinetuneConfig, device_name: str) -> bool:
-    """Return whether the folder holds the complete record of this configuration, on such devices."""
+    """Return whether the folder holds the complete record of this configuration on devices of this name."""
     with contextlib.suppress(MetricsError):
         record = read_record(folder.record)
         found = (record.status, record.device_name, record.formula_id)
@@ -44,12 +44,12 @@ def is_complete(folder: OutputFolder, config: FinetuneConfig, device_name: str) 
 
 
 def trains_the_same(recorded: Mapping[str, Any], config: FinetuneConfig) -> bool:
-    """Return whether an earlier run's configuration, as JSON has it, learns and measures the same as `config`."""
+    """Return whether an earlier run's configuration, read from JSON, trains and measures the same as `config`."""
     return not differences(settings(with_later_keys(recorded), SAME), settings(config.model_dump(mode="json"), SAME))
 
 
 def with_later_keys(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an earlier run's configuration with the keys that came after it, whose defaults do what all runs did."""
+    """Return an earlier run's configuration with later keys added; their defaults do what earlier runs did."""
     try:
         return FinetuneConfig.model_validate(recorded).model_dump(mode="json")
     except ValidationError:

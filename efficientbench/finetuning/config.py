@@ -1,4 +1,4 @@
-"""FinetuneConfig: everything that decides what a fine-tuning computes and measures."""
+"""FinetuneConfig: the complete configuration of what a fine-tuning computes and measures."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ TINY_SHAPE: dict[str, Any] = {
     "intermediate_size": 128,
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
-    # Its initial weights leave logits of a normal model's size at this width.
+    # At this width, initial weights of this size give logits of a usual magnitude.
     "initializer_range": 0.06,
 }
 
 
 TINY = "tiny"
-"""The model that is made on the spot."""
+"""The name of the model that is made on the spot."""
 SAME = ("output", "cache", "wandb", "faults.")
-"""Keys, or beginnings of keys, of folders, of a sink and of limits: they change nothing that is learned or measured."""
+"""Keys, or prefixes of keys, of folders, a sink and limits, which change neither training nor figures."""
 
 
 class ExamplesConfig(Part):
-    """Examples to learn from; by default some from the manual that Python carries."""
+    """Examples to learn from; by default from the manual that Python ships."""
 
     path: str | None = Field(
         default=None,
@@ -98,9 +98,9 @@ _STAGES = ("0", "2", "3")
 
 
 class ZeroConfig(Part):
-    """DeepSpeed's ZeRO: what of a model's state the ranks share out among themselves."""
+    """DeepSpeed's ZeRO: which states of a model are sharded over the ranks."""
 
-    # The command line gives text.
+    # The value is text if it comes from the command line.
     stage: Annotated[Literal[0, 2, 3], BeforeValidator(lambda given: int(given) if given in _STAGES else given)] = (
         Field(
             default=3,
@@ -119,7 +119,7 @@ class ZeroConfig(Part):
 
     @model_validator(mode="after")
     def _weights_are_shared_out(self) -> ZeroConfig:
-        """Check that what takes weights apart has them."""
+        """Check that offload and hpZ of weights come with stage 3, which shards weights."""
         require(
             (
                 self.offload != "all" or self.stage == 3,
@@ -189,15 +189,16 @@ class FinetuneConfig(Part):
 
     @property
     def name(self) -> str:
-        """Name of the run and of its folder: `<method>_<size>[_smoke][__<label>]`."""
+        """The name of the run and its folder: `<method>_<size>[_smoke][__<label>]`."""
         label = f"__{self.label}" if self.label else ""
         return f"{self.method}_{self.size}{'_smoke' if self.smoke else ''}{label}"
 
     def accumulation(self, world: int) -> int:
-        """Return the micro-batches of a step on each of `world` ranks.
+        """Return each rank's micro-batches per step with `world` ranks.
 
         Raises:
-            ValueError: the global batch, or the ranks by hpZ, cannot be divided so; the message names what can be.
+            ValueError: `world` × micro-batch does not divide the global batch, or hpZ does not divide `world`; the
+                message names the nearest valid value.
         """
         hpz = self.zero.hpz
         if hpz > world == 1:
@@ -215,7 +216,7 @@ class FinetuneConfig(Part):
         return batch // at_once
 
     def warmup(self, steps: int) -> int:
-        """Return the steps in which the learning rate rises. Raises ValueError: the run has no more than these."""
+        """Return the warm-up steps of the learning rate. Raises ValueError: the run has no further steps."""
         asked = self.training.warmup_steps
         if asked is not None and asked >= steps:
             raise ValueError(f"training.warmup_steps: {asked} is not below the {steps} steps of the run")

@@ -1,4 +1,4 @@
-"""DeepSpeed's files of a checkpoint, read as plain data: by itself DeepSpeed unpickles whatever they hold."""
+"""Read DeepSpeed's files of a checkpoint as plain data, since DeepSpeed itself unpickles whatever they hold."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from efficientbench.running.failures import ran_out_of_memory
 from efficientbench.training.checkpoints.enum_members import only_members_of
 
 ALLOWED = [ZeroStageEnum, LossScaler, (only_members_of(ZeroStageEnum), "builtins.getattr")]
-"""What they may name beside tensors, numbers and texts."""
+"""The types that the files may name besides tensors, numbers and texts."""
 
 
 class PlainFiles(TorchCheckpointEngine):
-    """DeepSpeed's engine of checkpoints, which reads the manifest's files alone, and nothing but plain data."""
+    """A checkpoint engine of DeepSpeed that reads only files in the manifest, and only plain data."""
 
     def __init__(self, config: Any, folder: Path | None, files: Collection[str]) -> None:
         """Read nothing yet.
 
         Args:
-            config: DeepSpeed's.
-            folder: of the checkpoint that may be read; None: none may.
-            files: names of its manifest.
+            config: DeepSpeed's configuration of the engine.
+            folder: the checkpoint that may be read; None: no file may be read.
+            files: the files' names in the checkpoint's manifest.
         """
         super().__init__(config)
         self._folder, self._files = folder, files
         self.written: list[Path] = []
-        """Files that this rank has written since this list was emptied."""
+        """The files that this rank has written since the list was last emptied."""
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Write a file, without what only DeepSpeed's converter of checkpoints reads, by a class of its own."""
+        """Write a file, without the slice mappings, which use a class and which only DeepSpeed's converter reads."""
         optimizer = state_dict.get(OPTIMIZER_STATE_DICT)
         if optimizer is not None and PARAM_SLICE_MAPPINGS in optimizer:
             kept = {key: value for key, value in optimizer.items() if key != PARAM_SLICE_MAPPINGS}
@@ -49,9 +49,9 @@ class PlainFiles(TorchCheckpointEngine):
         self.written.append(Path(path))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Return what a file holds.
+        """Return a file's content.
 
-        Raises CheckpointError: it is no file of the checkpoint, or holds anything but plain data.
+        Raises CheckpointError: the manifest lacks the file, or the file holds anything but plain data.
         """
         if self._folder is None or os.path.relpath(path, self._folder) not in self._files:
             raise CheckpointError(f"{path}: refused, the checkpoint's manifest lacks it")
@@ -59,13 +59,13 @@ class PlainFiles(TorchCheckpointEngine):
 
 
 def read_plain(path: Path, map_location: Any = "cpu") -> Any:
-    """Return what a file of DeepSpeed holds. Raises CheckpointError: that is something else than plain data."""
+    """Return the content of a file of DeepSpeed. Raises CheckpointError: it is damaged or not plain data."""
     try:
         with torch.serialization.safe_globals(ALLOWED):
             return torch.load(path, map_location=map_location, weights_only=True)
     except (CheckpointError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{path}: refused, {str(error).partition(chr(10))[0]}") from None
-    # A pickle may hold anything in the place of anything.
+    # A damaged pickle may raise anything.
     except Exception as error:
         if ran_out_of_memory(error):
             raise
@@ -74,9 +74,9 @@ def read_plain(path: Path, map_location: Any = "cpu") -> Any:
 
 
 def use_plain_files(folder: Path | None, files: Collection[str]) -> None:
-    """Let DeepSpeed write and read checkpoints by `PlainFiles` in this process; the arguments are those of the class.
+    """Make DeepSpeed write and read checkpoints with `PlainFiles` in this process; see there for the arguments.
 
-    DeepSpeed itself has no setting for it.
+    DeepSpeed has no setting for it.
     """
     deepspeed.runtime.engine.create_checkpoint_engine = lambda config_params, **_: PlainFiles(
         config_params, folder, files

@@ -1,4 +1,4 @@
-"""The job that the ranks of a fine-tuning get, as a file."""
+"""The job of a fine-tuning, which its ranks read from a file."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class TuningJob:
     output: Path
     nodes: int
     world: int
-    """Ranks of all nodes."""
+    """The number of ranks of all nodes."""
     model: str
-    """What transformers loads the base by."""
+    """The folder or hub id of the base model."""
     examples: Path
-    """File of `write_examples`, of this node."""
+    """This node's file of `write_examples`."""
     fingerprint: str
-    """SHA-256 of examples and order: the same on all nodes, or the run stops."""
+    """The SHA-256 of examples and order; the run fails if nodes differ."""
     steps: int
     warmup: int
     curriculum: CurriculumRecord
@@ -39,20 +39,20 @@ class TuningJob:
     resume: Path | None = None
     """The checkpoint to resume from; the first node's job decides for all."""
     held_out_too_long: int = 0
-    """Held-out examples that were cut or left out because they are too long."""
+    """The number of held-out examples that were truncated or dropped as too long."""
 
     @property
     def resumed_step(self) -> int:
-        """Optimizer steps before this attempt; 0 where it begins anew."""
+        """The step from which this attempt resumes; 0 if it starts anew."""
         return 0 if self.resume is None else int(self.resume.name.rpartition("-")[2])
 
     @property
     def held_out_losses(self) -> Path:
-        """File of the held-out losses so far, which a resumed run goes on with."""
+        """The file of the held-out losses so far, which a resumed run reads."""
         return self.output / HELD_OUT_LOSSES
 
     def manifest(self, step: int, holds: str) -> Manifest:
-        """Return what describes the state after `step` steps, as yet without files; `holds`: as in `Manifest`."""
+        """Return the manifest of the state after `step` steps, still without files; `holds`: see `Manifest`."""
         return Manifest(
             step=step,
             stopped=False,
@@ -63,16 +63,16 @@ class TuningJob:
             formula=FORMULAS,
             steps_left_out=0,
             optimizer_step=step,
-            # DeepSpeed keeps its own.
+            # DeepSpeed saves its own loss scale.
             loss_scale=None,
             progress={},
         )
 
     def write(self, path: Path) -> None:
-        """Write the job as JSON. Raises MetricsError where the file cannot be written."""
+        """Write the job as JSON. Raises MetricsError: the file cannot be written."""
         write_whole(path, TypeAdapter(TuningJob).dump_json(self, indent=2).decode())
 
     @classmethod
     def read(cls, path: Path) -> TuningJob:
-        """Read what `write` wrote. Raises OSError, and ValueError for a file of another form."""
+        """Read a file of `write`. Raises OSError, and ValueError if the file is not a job."""
         return TypeAdapter(cls).validate_json(read_whole(path))

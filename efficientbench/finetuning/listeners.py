@@ -1,4 +1,4 @@
-"""The listeners of a fine-tuning: measurement, the log of its steps, and a request to stop."""
+"""The listeners of a fine-tuning: wall time, log of steps, W&B, heartbeat, and requests to stop."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from efficientbench.metrics.records.sinks.wandb_log import WandbLog
 
 
 class Spent(TrainerCallback):
-    """Sorts the wall time of a rank by the parts of `TimeSpent`: at any moment it counts for one of them.
+    """Divides a rank's wall time among the parts of `TimeSpent`, without gap or overlap.
 
-    It stands behind the callback that measures, which waits for the device at the end of each step; `StepBegins` stands
-    before it. What lies between two events belongs to the second one, such as a checkpoint to `on_save`.
+    It runs after the callback that measures, which waits for the device at the end of each step; `StepBegins` runs
+    before that callback. The time between two events counts for the second one: a checkpoint for `on_save`.
     """
 
     def __init__(
@@ -35,26 +35,26 @@ class Spent(TrainerCallback):
         """Begin with the set-up.
 
         Args:
-            begin_s: when the run began, on `clock`.
-            warmup_steps: first steps, which compile and fill caches.
-            resumed: whether earlier attempts have taken time of which nothing is known here.
+            begin_s: the run's start on `clock`.
+            warmup_steps: the number of first steps, which compile and fill caches.
+            resumed: whether earlier attempts spent time, which is not known here.
             clock: a monotonic clock in seconds.
         """
         self._clock, self._since_s, self._resumed = clock, begin_s, resumed
-        # The first step of all compiles, however many the warm-up has.
+        # The first step compiles even if there are no warm-up steps.
         self._first_steps = max(1, warmup_steps)
         self._seconds = dict.fromkeys(TimeSpent.__dataclass_fields__, 0.0)
         self._between = "start_s"
-        """What time between events counts for, unless an event says otherwise."""
+        """The part for which time between events counts by default."""
         self._step_times_s: list[float] = []
 
     def step_begins(self) -> None:
-        """Count the set-up, or later what the Trainer has waited for the step's examples, with an idle device."""
+        """Count the set-up, or from the second step on the wait for examples, during which the device idles."""
         self._count("start_s" if self._between == "start_s" else "data_wait_s")
         self._between = "rest_s"
 
     def evaluation_begins(self) -> None:
-        """Count what came before a held-out loss; the Trainer has a callback for its end alone."""
+        """Count the time before a validation; the Trainer has a callback only for its end."""
         self._count(self._between)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -70,11 +70,11 @@ class Spent(TrainerCallback):
         self._count("checkpoints_s")
 
     def saved(self) -> None:
-        """Count what came after the last step: the weights are written and read back."""
+        """Count the time after the last step, in which the weights are saved and verified."""
         self._count("checkpoints_s")
 
     def spent(self) -> TimeSpent | None:
-        """Return where the time until now went; None where there were earlier attempts."""
+        """Return the wall time so far by part; None if there were earlier attempts."""
         self._count(self._between)
         if self._resumed:
             return None
@@ -87,7 +87,7 @@ class Spent(TrainerCallback):
         return TimeSpent(**seconds)
 
     def _count(self, part: str) -> float:
-        """Count the time since the last event for a part, and return it, s."""
+        """Count the time since the last event for a part; return that time, s."""
         now_s = self._clock()
         passed_s, self._since_s = now_s - self._since_s, now_s
         self._seconds[part] += passed_s
@@ -95,7 +95,7 @@ class Spent(TrainerCallback):
 
 
 class StepBegins(TrainerCallback):
-    """Reports each step before the callback that measures synchronizes the ranks."""
+    """Reports the beginning of each step to `Spent`, before the callback that measures synchronizes the ranks."""
 
     def __init__(self, spent: Spent) -> None:
         self._spent = spent
@@ -105,18 +105,18 @@ class StepBegins(TrainerCallback):
 
 
 LINES = 20
-"""Lines that a run prints while it trains."""
+"""The approximate number of progress lines that a run prints."""
 
 
 class Journal(TrainerCallback):
-    """Writes each step and each held-out loss to `steps.jsonl`, and some to the terminal; of rank 0."""
+    """Writes each step and held-out loss to `steps.jsonl` on rank 0, and prints some of them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._log: StepLog | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # Before the first step the held-out loss was written already.
+        # The held-out loss before the first step may already have opened the log.
         self._open(state)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
@@ -150,21 +150,21 @@ class Journal(TrainerCallback):
 
 
 class DeepSpeedFile(TrainerCallback):
-    """Writes DeepSpeed's configuration as it trains: 'auto' has become a figure; of rank 0."""
+    """Writes DeepSpeed's effective configuration on rank 0, with numbers in place of 'auto'."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # The Trainer has filled it in as it made the optimizer.
+        # The Trainer replaced 'auto' when it made the optimizer.
         if state.is_world_process_zero:
-            # accelerate asks for no lines in the log by an infinite number of steps, which JSON lacks.
+            # accelerate disables DeepSpeed's log lines by an infinite number of steps, which JSON lacks.
             given = {key: value for key, value in args.hf_deepspeed_config.config.items() if key != "steps_per_print"}
             write_whole(self._path, json.dumps(given, indent=2, allow_nan=False) + "\n")
 
 
 class Stop(TrainerCallback):
-    """Ends a training after the step in which any rank was asked to stop, with a checkpoint."""
+    """Stops the training with a checkpoint after the step in which any rank was asked to stop."""
 
     def __init__(self, requested: Callable[[], bool]) -> None:
         self._requested = requested
@@ -180,7 +180,7 @@ class Stop(TrainerCallback):
 
 
 class Heartbeat(TrainerCallback):
-    """Writes step and phase into the heartbeat, by which the launcher distinguishes a hang from slow work."""
+    """Writes step and phase into the heartbeat, by which the launcher tells a hang from slow work."""
 
     def __init__(self, writer: HeartbeatWriter) -> None:
         self._writer = writer
@@ -199,7 +199,7 @@ class Heartbeat(TrainerCallback):
 
 
 class Sent(TrainerCallback):
-    """Sends each step and each held-out loss to Weights & Biases, under the names of other trainings; of rank 0."""
+    """Sends each step and held-out loss to Weights & Biases from rank 0, under the names that pretraining uses."""
 
     NAMES = {
         "loss": "train/loss",
@@ -223,11 +223,11 @@ def listeners(
     """Return the callbacks in the order in which the Trainer must call them.
 
     Args:
-        stop: set by a request to stop.
-        monitor: measures.
-        spent: counts where the wall time goes.
-        steps_file: the Journal's.
-        sink: gets what the Journal gets; None: there is none.
+        stop: stops the training on request.
+        monitor: measures the steps.
+        spent: divides the wall time.
+        steps_file: the file of the Journal.
+        sink: gets the same steps and losses as the Journal; None: no sink.
     """
-    # The monitor pauses where a checkpoint follows, and only Stop knows of the last one.
+    # `stop` first: the monitor pauses for checkpoints, and only `stop` knows of the one after a request to stop.
     return [stop, StepBegins(spent), monitor, spent, Journal(steps_file), *([] if sink is None else [Sent(sink)])]

@@ -1,4 +1,4 @@
-"""The configuration of a named fine-tuning: defaults < size < method < smoke < key=value overrides."""
+"""Resolve the configuration of a named fine-tuning: defaults < size < method < smoke < key=value overrides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from efficientbench.finetuning.config import FinetuneConfig
 
 RUNS = EXPERIMENTS / "finetuning.yaml"
 SUITE = "finetuning"
-"""Folder of the runs' scripts."""
+"""The folder of the runs' scripts."""
 
 SCRIPT = """\
 #!/usr/bin/env bash
@@ -41,31 +41,31 @@ class _Runs(Part):
 
 
 class TuningName(NamedTuple):
-    """One named fine-tuning."""
+    """The method and size of a named fine-tuning."""
 
     method: str
     size: str
 
     @property
     def name(self) -> str:
-        """Name of the run: `<method>_<size>`."""
+        """The run's name: `<method>_<size>`."""
         return f"{self.method}_{self.size}"
 
 
 def named_tunings(path: Path = RUNS) -> dict[str, TuningName]:
-    """Return every run of finetuning.yaml by its name, in the order of the file."""
+    """Return all runs of finetuning.yaml by name, in the order of the file."""
     runs: _Runs = load_yaml(path, _Runs)
     found = [TuningName(method, size) for method in runs.methods for size in runs.sizes]
     return {each.name: each for each in found}
 
 
 def tuning_scripts() -> dict[str, str]:
-    """Return path below experiments/ → text of the script of every run."""
+    """Return the text of every run's script, by its path below experiments/."""
     return {f"{SUITE}/run_{name}.sh": SCRIPT.format(name=name, suite=SUITE) for name in named_tunings()}
 
 
 def is_training(name: str) -> bool:
-    """Return whether a name is that of a run of the shipped matrices."""
+    """Return whether `name` is a run of the shipped matrix."""
     try:
         load_matrix().run(name)
     except ConfigError:
@@ -74,9 +74,9 @@ def is_training(name: str) -> bool:
 
 
 def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()) -> FinetuneConfig:
-    """Return the configuration of the fine-tuning called `name`; a later override replaces an earlier one.
+    """Return the configuration of the fine-tuning `name`; a later override replaces an earlier one.
 
-    Raises ConfigError: the message has all mistakes.
+    Raises ConfigError: the name or an override is wrong; the message lists all mistakes in overrides.
     """
     runs: _Runs = load_yaml(RUNS, _Runs)
     tunings = named_tunings()
@@ -97,7 +97,7 @@ def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()
         if not separator:
             problems.append(f"{override[:80]!r}: an override is written key=value, like training.steps=100")
         elif key not in keys:
-            # A training's key may be one of ours under the word that both have, like training.seq_len.
+            # A pretraining key like training.seq_len may have a counterpart here under the same last word.
             meant = WORDS.get(key.rpartition(".")[2])
             problems.append(f"{key[:80]}: unknown key; did you mean {meant}?" if meant else unknown_key(key, keys))
         else:
@@ -107,7 +107,7 @@ def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()
                 problems.append(f"{key}: {text[:80]!r} is not a list or a mapping as YAML writes them")
                 continue
             if key == "training.epochs":
-                # Both set the length of a run, and that of the command line counts.
+                # Both keys set the length of a run; the command line wins.
                 tree.get("training", {}).pop("steps", None)
             for part in reversed(key.split(".")):
                 value = {part: value}
@@ -125,7 +125,7 @@ def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()
 
 
 def settable_keys() -> dict[str, FieldInfo]:
-    """Return every dotted key that an override may set, with its field."""
+    """Return the field of every dotted key that an override may set."""
     return {key: field for key, field in _leaves(FinetuneConfig, "") if key not in _DECIDED}
 
 
@@ -141,7 +141,7 @@ def _leaves(part: type[Part], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
 def _value(key: str, text: str, field: FieldInfo) -> object:
     if key == "curriculum.use":
         return _USES.get(text.lower(), text)
-    # The recipe's lists come with brackets, and as words with commas.
+    # A list comes with brackets, or as words with commas.
     if key == "adapter.targets" and not text.startswith("["):
         return [name.strip() for name in text.split(",")]
     return parse(key, text, field)
@@ -180,4 +180,4 @@ WORDS = {word: key for word, key in ALIASES.items() if key in settable_keys()} |
     "data_path": "data.path",
     "output_dir": "output",
 }
-"""Words of other recipes and of trainings → our keys."""
+"""Our key for each word of other recipes and of pretraining."""

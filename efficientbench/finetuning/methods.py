@@ -1,4 +1,4 @@
-"""The methods of fine-tuning: what each trains, and the arguments that PEFT takes for it."""
+"""The methods of fine-tuning: what each trains, and its arguments for PEFT."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from efficientbench.basics.part import Fraction, Part, PositiveFloat, PositiveIn
 Method = Literal["lora", "lora_plus", "rslora", "dora", "pissa", "freeze", "full"]
 
 WITH_ADAPTER = ("lora", "lora_plus", "rslora", "dora", "pissa")
-"""Methods that leave the base model's weights as they are and train low-rank matrices beside them."""
+"""The methods that freeze the base model's weights and train low-rank matrices besides."""
 
 _OF_METHOD: dict[str, dict[str, Any]] = {
     # Scale alpha / √r instead of alpha / r (arXiv 2312.03732).
     "rslora": {"use_rslora": True},
-    # The length of each weight column is learned apart from its direction (arXiv 2402.09353).
+    # Magnitude and direction of the weights are learned separately (arXiv 2402.09353).
     "dora": {"use_dora": True},
-    # The matrices begin as the weight's largest singular vectors, which leave the base (arXiv 2404.02948).
+    # The matrices start as the weight's principal singular components, which the base loses (arXiv 2404.02948).
     "pissa": {"init_lora_weights": "pissa"},
 }
 
 
 class AdapterConfig(Part):
-    """What a method adds to the base model, or trains of it."""
+    """The adapter that a method adds to the base model, or the layers of it that the method trains."""
 
     r: PositiveInt = Field(default=64, description="rank of the low-rank matrices")
     alpha: PositiveFloat = Field(
@@ -61,7 +61,7 @@ def peft_arguments(method: Method, adapter: AdapterConfig) -> dict[str, Any] | N
 
 
 def check_targets(targets: Collection[str], known: Collection[str]) -> None:
-    """Raise ConfigError where a target is none of the decoder's linear layers, with the nearest that is."""
+    """Raise ConfigError if a target is not a linear layer of the decoder; the message names the nearest one."""
     for target in targets:
         if target not in known:
             near = nearest(target, known)
@@ -70,6 +70,6 @@ def check_targets(targets: Collection[str], known: Collection[str]) -> None:
 
 
 def check_layers(trained: int, count: int) -> None:
-    """Raise ConfigError where more layers are to be trained than the model has."""
+    """Raise ConfigError if more layers are to be trained than the model has."""
     if trained > count:
         raise ConfigError(f"adapter.freeze_layers: {trained} layers are to be trained, and the model has {count}")

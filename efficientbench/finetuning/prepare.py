@@ -1,4 +1,4 @@
-"""Prepares a fine-tuning before a device is used: examples, their order, steps."""
+"""Prepare a fine-tuning before a device is used: tokenize the examples, and decide order and steps."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ from efficientbench.finetuning.examples.rows import Row, read_rows
 from efficientbench.metrics.records.record_parts import DataSource
 
 Scored = tuple[Sequence[Row], Sequence[float] | None]
-"""Rows, and a number for each where the difficulty is computed."""
+"""Rows, and each row's score if the difficulty is computed, else None."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that is decided before the first step."""
+    """The examples, order and steps of a run."""
 
     tokenizer: Any
     train: Examples
     held_out: Examples
     held_out_levels: np.ndarray
-    """Level of each held-out example; -1: none."""
+    """Each held-out example's level, int64 [examples]; -1: none."""
     order: RunOrder
     steps: int
     warmup: int
     data: DataSource
     held_out_too_long: int
-    """Held-out examples that were cut or left out because they are too long."""
+    """The number of held-out examples that were truncated or dropped as too long."""
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of examples and order."""
+        """The SHA-256 of examples and order."""
         return fingerprint_of(self.train, self.held_out, self.order.order)
 
 
 def prepare(config: FinetuneConfig, model: str, world: int) -> Prepared:
-    """Read and tokenize the examples, hold some out, and decide the order.
+    """Read and tokenize the examples, hold some out, and decide order and steps.
 
     Args:
-        config: the run.
-        model: what transformers loads the base by.
-        world: ranks of all nodes.
+        config: the run's configuration.
+        model: the folder or hub id of the base model.
+        world: the number of ranks of all nodes.
 
     Raises:
-        ConfigError: batch, warm-up or curriculum cannot work.
-        DataError: the examples cannot be used.
+        ConfigError: batch, warm-up or curriculum do not fit the examples or ranks.
+        DataError: the examples cannot be read or used.
     """
     try:
         config.accumulation(world)
@@ -99,7 +99,7 @@ def prepare(config: FinetuneConfig, model: str, world: int) -> Prepared:
 
 
 def _split(config: FinetuneConfig) -> tuple[list[Row], list[Row]]:
-    """Return the rows to train on, and those that are held out."""
+    """Return the training rows and the held-out rows."""
     field, levels = config.curriculum.field, config.curriculum.levels
     rows = read_rows(config.data.path, field, levels)
     if config.data.validation is not None:
@@ -113,7 +113,7 @@ def _split(config: FinetuneConfig) -> tuple[list[Row], list[Row]]:
 
 
 def _numbers(config: FinetuneConfig, train: Examples, rows: Sequence[Row]) -> list[float] | None:
-    """Return each example's score; None where it is a label."""
+    """Return each example's score; None if the score is its label."""
     score = config.curriculum.score
     if score == "loss" and config.curriculum.use != "off":
         raise ConfigError(
@@ -128,7 +128,7 @@ def _numbers(config: FinetuneConfig, train: Examples, rows: Sequence[Row]) -> li
 
 
 def held_out_levels(config: CurriculumConfig, order: RunOrder, train: Scored, held_out: Scored) -> np.ndarray:
-    """Return the level of each held-out example, int64; -1: none. Numbers are cut where those of the training are."""
+    """Return the level of each held-out example, int64; -1: none. Scores are cut at the bounds of the training's."""
     (rows, numbers), (held_rows, held_numbers) = train, held_out
     if config.score == "label":
         found = [number_of(row.difficulty) for row in rows]

@@ -1,4 +1,4 @@
-"""One rank of a fine-tuning: `python -m efficientbench.finetuning.rank JOB.json`, started by the launcher."""
+"""One rank of a fine-tuning: `python -m efficientbench.finetuning.rank JOB.json`; the launcher starts it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Train the rank that the environment names, and report an error to the launcher; return the exit code."""
+    """Run the rank that the environment names, and report a failure to the launcher; return the exit code."""
     outlive_readers(pipes=True)
     job = TuningJob.read(Path(sys.argv[1]))
     rank = int(os.environ["RANK"])
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbeat: HeartbeatWriter) -> bool:
-    """Train this rank's part, save, verify, and on rank 0 write the record; return whether it was stopped early."""
+    """Train, save, verify, and on rank 0 write the record; return whether the training was stopped early."""
     device = find_device(job.config.device)
     if device.type == "cpu":
         allow_cpu_ranks()
@@ -71,13 +71,13 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
     recording = Recording(job, device)
     deepspeed = deepspeed_config(job.config, device)
     heartbeat.at(0, "meeting the other ranks")
-    # Before the model: ZeRO-3 partitions only what is loaded after it knows the arguments.
+    # Before the model: ZeRO-3 partitions only models that are loaded after the arguments exist.
     args = sft_arguments(job, deepspeed, device.type)
     heartbeat.collectives = collectives_begun
     heartbeat.at(0, "reading examples and checkpoint")
     _read_plainly(job)
     train, held_out, order, levels = read_examples(job.examples)
-    # One order for all ranks, or their batches overlap.
+    # All ranks need the same order, or their batches overlap.
     _check_world(job, fingerprint_of(train, held_out, order))
     recording.measured_peak_flops = peak_on_the_spot(job, device, args.device)
     with _built_visibly(heartbeat):
@@ -111,7 +111,7 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
 
 
 def _read_plainly(job: TuningJob) -> None:
-    """Verify the checkpoint to resume from, and let DeepSpeed read its files as plain data.
+    """Verify the checkpoint to resume from, and make DeepSpeed read its files as plain data.
 
     Raises CheckpointError: a file is damaged.
     """
@@ -123,7 +123,7 @@ def _read_plainly(job: TuningJob) -> None:
 
 @contextlib.contextmanager
 def _built_visibly(heartbeat: HeartbeatWriter) -> Iterator[None]:
-    """Report each module and weight of a model while it is built, read, and decomposed by PiSSA, which takes long."""
+    """Report progress for each module and weight while a model is built, loaded and decomposed by PiSSA."""
     from torch.nn.modules import module
 
     counted = itertools.count(1)
@@ -142,9 +142,9 @@ def _built_visibly(heartbeat: HeartbeatWriter) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sink(job: TuningJob, rank: int) -> Iterator[WandbLog | None]:
-    """Yield the sink that the configuration asks for, on rank 0, and close it, also after an error.
+    """Yield the configured sink on rank 0, else None; close the sink after the block.
 
-    Raises MetricsError: it cannot be opened.
+    Raises MetricsError: the sink cannot be opened.
     """
     config = job.config
     if config.wandb is None or rank:
@@ -156,7 +156,7 @@ def _sink(job: TuningJob, rank: int) -> Iterator[WandbLog | None]:
 
 
 def _log_quietly() -> None:
-    """Send what the libraries print to this process's log: the terminal shows the run's own lines."""
+    """Send the libraries' messages to this process's log; the terminal shows only the run's own lines."""
     import datasets
     import deepspeed.utils
     import transformers
@@ -171,9 +171,9 @@ def _log_quietly() -> None:
 
 
 def _check_world(job: TuningJob, fingerprint: str) -> None:
-    """Compare what the ranks have read of examples and order, by its SHA-256.
+    """Check the number of ranks, and that all have the same examples and order, by their SHA-256.
 
-    Raises TrainingError: a rank runs alone, two ranks differ, or the file is not what was prepared.
+    Raises TrainingError: ranks are missing, two ranks differ, or the file differs from the prepared examples.
     """
     import torch.distributed as dist
 
@@ -195,12 +195,12 @@ def _check_world(job: TuningJob, fingerprint: str) -> None:
 def _save(
     job: TuningJob, trainer: Tuner, shapes: dict[str, Any], initial: dict[str, Any] | None, rank: int
 ) -> int | None:
-    """Save on all ranks; verify and seal on rank 0, and return there how many numbers the files hold."""
+    """Save on all ranks; on rank 0 verify and seal the files, and return how many numbers they hold, else None."""
     from efficientbench.finetuning.saved import as_plain_lora, doubled, verify
 
     has_adapter = job.config.method in WITH_ADAPTER
     folder = job.output / ("adapter" if has_adapter else "model")
-    # On all ranks, or what the others hold of the weights is missing; the first one alone writes.
+    # All ranks take part, since each holds a part of the weights; only rank 0 writes.
     if rank:
         trainer.save_model(str(beside(folder, "partial")))
         return None
@@ -217,7 +217,7 @@ def _save(
 
 
 def diagnose(error: Exception, log_file: Path) -> Failure:
-    """Return the failure that an exception on a rank means. `log_file` holds its traceback."""
+    """Return the failure that an exception on a rank means. `log_file`: the log that holds its traceback."""
     if isinstance(error, USERS_MISTAKES):
         return users_mistake(error)
     if isinstance(error, NonFiniteError):

@@ -1,4 +1,4 @@
-"""The record of a fine-tuning."""
+"""Write the record of a fine-tuning."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 def devices_of(job: TuningJob, device: Device) -> int:
-    """Return the number of accelerators, or of hosts where the host is the device."""
+    """Return the number of accelerators, or of nodes if the host is the device."""
     return job.nodes if device.memory_capacity_bytes() is None else job.world
 
 
 def peak_of(job: TuningJob, device: Device) -> tuple[float | None, str]:
-    """Return the peak of one device, FLOP/s, and where it is from; or None, and why it is not known."""
+    """Return the peak FLOP/s of one device and its source, or None and why it is not known."""
     given = job.config.measurement.peak_flops
     if given is not None:
         return given, "configuration (measurement.peak_flops)"
@@ -47,9 +47,9 @@ def peak_of(job: TuningJob, device: Device) -> tuple[float | None, str]:
 
 
 def peak_on_the_spot(job: TuningJob, device: Device, torch_device: torch.device) -> float | None:
-    """Return the rate of matrix products of one device, FLOP/s; None where all ranks know the peak.
+    """Measure the rate of matrix products of one device, FLOP/s; return None if all ranks know the peak.
 
-    All ranks call it together, before the model takes their memory.
+    All ranks must call this together, before the model takes their memory.
     """
     from efficientbench.metrics.monitoring.exchange import gather
     from efficientbench.metrics.monitoring.matmul_peak import measured_matmul_flops
@@ -57,7 +57,7 @@ def peak_on_the_spot(job: TuningJob, device: Device, torch_device: torch.device)
     def of_all(value: Any, kind: type) -> list[Any]:
         return gather(value, kind) if job.world > 1 else [value]
 
-    # Together, also where only some have no peak: the ranks of a host share its cores.
+    # All ranks measure together, even if only some lack a peak, since the ranks of a host share its cores.
     if not any(of_all(peak_of(job, device)[0] is None, bool)):
         return None
     reached = measured_matmul_flops(torch_device, job.config.training.dtype)
@@ -65,20 +65,20 @@ def peak_on_the_spot(job: TuningJob, device: Device, torch_device: torch.device)
 
 
 PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "trl", "peft", "accelerate", "deepspeed")
-"""Packages whose versions a record keeps."""
+"""The packages whose versions go into the record."""
 
 
 class Recording:
-    """Takes the time of a run from its beginning, and writes its record at the end."""
+    """Times a run from its beginning, and makes its record."""
 
     def __init__(self, job: TuningJob, device: Device) -> None:
         self._job, self._device = job, device
         self._started_at, self.begin_s = datetime.now(timezone.utc), time.monotonic()
         self.measured_peak_flops: float | None = None
-        """Of one device before the run, FLOP/s; None where it was not measured."""
+        """The rate of one device, measured before the run, FLOP/s; None if it was not measured."""
 
     def failed(self, reason: str) -> RunRecord:
-        """Return the record of a run that failed: what was run, and for every figure `reason` in its place."""
+        """Return the record of a failed run: its identity, and `reason` in place of every figure."""
         summary = nothing_measured(reason)
         missing = {"parameters": reason, "parameters_active": reason, "flops_per_token": reason}
         return RunRecord(
@@ -101,23 +101,23 @@ class Recording:
         saved_numbers: int | None,
         spent: TimeSpent | None,
     ) -> None:
-        """Write the record of a run that has ended; all ranks call it, and the first one writes.
+        """Write the record of a completed or stopped run; all ranks may call this, and rank 0 writes.
 
         Args:
-            trainer: after its training.
-            run: what was measured.
-            train: examples that `order` numbers.
-            held_out: examples whose loss was measured.
-            order: of the whole run.
-            levels: of the held-out examples; -1: none.
-            saved_numbers: that the verified files hold; None: the run was stopped.
-            spent: where the wall time went; None: not known of earlier attempts.
+            trainer: the trainer, after the training.
+            run: the run's measurement.
+            train: the training examples.
+            held_out: the held-out examples.
+            order: the order of the training examples over the full run.
+            levels: the held-out examples' levels; -1: none.
+            saved_numbers: how many numbers the verified files hold; None: the run was stopped.
+            spent: the wall time by part; None: earlier attempts spent time that is not known.
         """
         if trainer.args.process_index:
             return
         job, config = self._job, self._job.config
         parameters, trained = _parameters(trainer.model)
-        # Of all examples, so that repeats, which draw others, have one cost of a token.
+        # Over all examples, so that repeats, which draw different ones, have the same FLOPs per token.
         flops = _flops(job, train, self._device)
         facts = _facts(job, self._device, parameters, flops, self.measured_peak_flops)
         read = _Read(train, order, config.training.micro_batch_size, job.steps)
@@ -136,7 +136,7 @@ class Recording:
             unavailable=summary.unavailable | missing,
             data=[job.data],
             **measured_parts(run, summary.outliers),
-            # Of earlier ones neither time nor energy was measured here.
+            # This attempt has measured neither time nor energy of validations before it resumed.
             quality_curve=quality_curve(run, [each for each in validations if each.step > job.resumed_step]),
             resumed_after_steps=[job.resumed_step] if job.resumed_step else [],
             finetuning=_finetuning(job, trainer, levels, train, read, saved_numbers),
@@ -150,30 +150,30 @@ class Recording:
 
 
 class _Read:
-    """What each step reads, which follows from the order."""
+    """The tokens that each step reads, by the order."""
 
     def __init__(self, train: Examples, order: np.ndarray, micro: int, steps: int) -> None:
         lengths = train.lengths[order].reshape(steps, -1)
-        # A micro-batch is `micro` examples in a row, filled up to its longest.
+        # A micro-batch is `micro` consecutive examples, padded to the longest one.
         longest_each = lengths.reshape(steps, -1, micro).max(2)
         self._tokens, self._padded = lengths.sum(1), longest_each.sum(1) * micro
         self._supervised = train.supervised[order].reshape(steps, -1).sum(1)
 
     def tokens(self, steps: Sequence[int]) -> int:
-        """Tokens of steps that count from 1."""
+        """Return the tokens of steps, which count from 1."""
         return int(self._tokens[np.array(steps, np.int64) - 1].sum())
 
     def padded(self, steps: Sequence[int]) -> int:
-        """Tokens of steps with the padding."""
+        """Return the tokens of steps, padding included."""
         return int(self._padded[np.array(steps, np.int64) - 1].sum())
 
     def supervised(self, steps: Sequence[int]) -> int:
-        """Tokens of steps that are learned."""
+        """Return the learned tokens of steps."""
         return int(self._supervised[np.array(steps, np.int64) - 1].sum())
 
 
 def identity(job: TuningJob, device: Device, parameters: int | None, flops: float | None) -> dict[str, Any]:
-    """Return what was run, on which devices and by which formulas, by the record's field names."""
+    """Return the run's identity, devices and formulas, by the record's field names."""
     config = job.config
     label = f"__{config.label}" if config.label else ""
     return {
@@ -199,7 +199,7 @@ def identity(job: TuningJob, device: Device, parameters: int | None, flops: floa
 
 
 def _parameters(model: Any) -> tuple[int, int]:
-    """Return the base's parameters, and those that are trained, whole also under ZeRO-3."""
+    """Return the numbers of the base's parameters and of trained parameters, unsharded."""
     from efficientbench.finetuning.saved import whole_shape
 
     sizes = [(name, math.prod(whole_shape(each)), each.requires_grad) for name, each in model.named_parameters()]
@@ -208,7 +208,7 @@ def _parameters(model: Any) -> tuple[int, int]:
 
 
 def _flops(job: TuningJob, train: Examples, device: Device) -> TuningFlops | None:
-    """Return the FLOPs of a token of the examples; None where the architecture's are not known."""
+    """Return the FLOPs per token of the examples; None if the model's shape is not known."""
     config, adapter = job.config, job.config.adapter
     try:
         shape = shape_of(job.model)
@@ -216,7 +216,7 @@ def _flops(job: TuningJob, train: Examples, device: Device) -> TuningFlops | Non
         return None
     trained = Trained(config.method, adapter.r, adapter.targets, adapter.freeze_layers)
     scored = float(train.supervised.sum() / train.lengths.sum())
-    # TRL leaves out the logits of other tokens where the loss has its Triton kernel.
+    # With its Triton kernel TRL skips the logits of tokens without a loss.
     projected = scored if device.triton else 1.0
     tokens = attended_length(train.lengths.tolist())
     return tuning_flops(shape, trained, tokens, config.training.recompute, scored, projected)
@@ -240,7 +240,7 @@ def _facts(
 
 
 def _quality(trainer: Tuner, run: RunMeasurement, held_out: Examples, read: _Read) -> tuple[Quality, list[Validation]]:
-    """Return what was learned, and each held-out loss after the first step."""
+    """Return the run's losses, and the validation after each held-out loss but the one before the first step."""
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     pauses = _ends_of_windows(trainer, run.step_numbers)
     validations = []
@@ -274,7 +274,7 @@ def _quality(trainer: Tuner, run: RunMeasurement, held_out: Examples, read: _Rea
 
 
 def _ends_of_windows(trainer: Tuner, measured: Sequence[int]) -> list[int]:
-    """Return after which steps a measured interval ended: the monitor pauses for held-out losses and checkpoints."""
+    """Return the steps that end a measured window: the monitor pauses for held-out losses and checkpoints."""
     args, last = trainer.args, trainer.state.global_step
     pauses = {step for step in range(1, last + 1) if step % args.eval_steps == 0 or step % args.save_steps == 0} | {
         last
@@ -288,14 +288,14 @@ def _ends_of_windows(trainer: Tuner, measured: Sequence[int]) -> list[int]:
 
 
 def _standard_error(pairs: np.ndarray) -> float | None:
-    """Return the standard error of the mean loss of a token; `pairs`: sum of losses and tokens of each example."""
+    """Return the standard error of the mean loss per token; `pairs`: each example's sum of losses and tokens."""
     return ratio_standard_error((pairs[:, 0] / pairs[:, 1]).tolist(), pairs[:, 1].tolist())
 
 
 def _finetuning(
     job: TuningJob, trainer: Tuner, levels: np.ndarray, train: Examples, read: _Read, saved_numbers: int | None
 ) -> dict[str, Any]:
-    """Return what only a fine-tuning's record has."""
+    """Return the part of the record that only fine-tunings have."""
     names = job.config.curriculum.levels
     curve = []
     for step, pairs in sorted(trainer.held_out_losses.items()):

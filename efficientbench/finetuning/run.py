@@ -1,4 +1,4 @@
-"""Run one fine-tuning from its examples to its record: model, examples, folder, nodes, ranks."""
+"""Run a fine-tuning from its examples to its record: model, examples, folder, nodes, ranks."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from efficientbench.training.checkpoints.manifest import find_good, read_manifes
 def run_repeats(config: FinetuneConfig, mode: str, repeats: int, fresh: bool = False) -> int:
     """Train, measure and record `config` with consecutive seeds; return the first exit code that is not 0.
 
-    A repeat has its own seed of new weights and of the order; what is held out is the same. One whose folder holds the
-    complete record of the same configuration is kept.
+    Repeats differ in the seeds of new weights and of the order; the held-out examples are the same. A repeat whose
+    folder holds the complete record of the same configuration is skipped.
 
     Raises:
-        ConfigError, DeviceError, DataError, LaunchError, MetricsError: as `finetune` does.
+        ConfigError, DeviceError, DataError, LaunchError, MetricsError: see `finetune`.
     """
     configs = [with_seeds(config, index) for index in range(repeats)]
     folders = [folder_of_repeat(each) for each in configs]
@@ -56,7 +56,7 @@ def run_repeats(config: FinetuneConfig, mode: str, repeats: int, fresh: bool = F
         if not done and (exit_code := finetune(each, mode, folder, fresh)):
             return exit_code
     if mode == "dlc" and Cluster.from_environment(os.environ).node_rank > 0:
-        # Only the first node has the records, perhaps after this process has ended.
+        # Only the first node has the records, which it may write after this process has ended.
         return 0
     for group in group_repeats(read_record(folder.record) for folder in folders):
         print_spread(group, Console())
@@ -66,16 +66,16 @@ def run_repeats(config: FinetuneConfig, mode: str, repeats: int, fresh: bool = F
 def finetune(config: FinetuneConfig, mode: str, folder: OutputFolder | None = None, fresh: bool = False) -> int:
     """Train, measure and record `config`; return the exit code.
 
-    A run that an earlier attempt did not finish resumes from its newest undamaged checkpoint.
+    Resume an unfinished earlier attempt from its newest intact checkpoint.
 
     Args:
-        config: the run.
+        config: the run's configuration.
         mode: `dsw`: this machine alone; `dlc`: the nodes that the environment variables describe.
-        folder: where the run writes; None: the folder of its name.
-        fresh: start at step 1, whatever checkpoint there is.
+        folder: the run's folder; None: the folder of its name.
+        fresh: start at step 1, even if there is a checkpoint.
 
     Raises:
-        ConfigError, DeviceError, DataError, LaunchError, MetricsError: for the user, before anything trains.
+        ConfigError, DeviceError, DataError, LaunchError, MetricsError: the run cannot start; nothing has trained.
     """
     cluster = Cluster.from_environment(os.environ) if mode == "dlc" else None
     check_interfaces(os.environ, cluster)
@@ -84,7 +84,7 @@ def finetune(config: FinetuneConfig, mode: str, folder: OutputFolder | None = No
     for name, value in device.environment(1).items():
         os.environ.setdefault(name, value)
     if device.type == "cpu":
-        # DeepSpeed would warn that it finds no accelerator, in this process as well.
+        # Else DeepSpeed would warn in this process, too, that it finds no accelerator.
         os.environ["DS_ACCELERATOR"] = "cpu"
     device.check(config.training.dtype)
     if device.type == "cpu" and config.training.dtype == "bf16" and config.zero.stage:
@@ -122,7 +122,7 @@ def prepare_job(
     link: NodeLink,
     fresh: bool,
 ) -> TuningJob:
-    """Make the folder ready, write this node's examples and job, and return the job."""
+    """Prepare the folder, write this node's examples and job, and return the job."""
     first = link.node == 0
     resume = None
     if first:
@@ -135,7 +135,7 @@ def prepare_job(
             raise folder.unwritable(error) from None
     else:
         link.wait_for("prepared", [0])
-        # The first node has decided where all begin.
+        # The first node has decided from which checkpoint all nodes resume.
         resume = TuningJob.read(folder.config).resume
     suffix = "" if first else f"_node{link.node}"
     examples = folder.path / f"examples{suffix}.npz"
@@ -165,11 +165,11 @@ def prepare_job(
 
 
 def _resumable(folder: OutputFolder, config: FinetuneConfig, prepared: Prepared, world: int) -> Path | None:
-    """Return the newest whole checkpoint of an attempt at this run that did not reach its end; None: there is none.
+    """Return the newest intact checkpoint of an unfinished attempt at this run; None if there is none.
 
-    Newer ones, which are damaged, are named and set aside.
+    Name newer, damaged checkpoints, and set them aside.
 
-    Raises ConfigError: the attempt was at another run, or on another number of ranks.
+    Raises ConfigError: the checkpoint is of another configuration or other examples, or of another number of ranks.
     """
     with contextlib.suppress(MetricsError):
         if folder.record.is_file() and read_record(folder.record).status == "completed":
@@ -215,7 +215,7 @@ def _announce(job: TuningJob, prepared: Prepared, device: Device) -> None:
 
 
 def _launch_ranks(job: TuningJob, device: Device, cluster: Cluster | None, link: NodeLink, ranks: int) -> int:
-    """Run this node's ranks to their end; return the exit code of the whole run."""
+    """Start this node's ranks, and wait until they have ended; return the exit code of the run."""
     folder, recording = OutputFolder(job.output), Recording(job, device)
 
     def write_files(failure: Failure) -> None:

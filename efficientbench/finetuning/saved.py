@@ -1,4 +1,4 @@
-"""The results of a fine-tuning: adapters or whole models, read again and checked before a run counts as complete."""
+"""The results of a fine-tuning: verify adapters or full models before a run is complete, and merge adapters."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class SavingError(RuntimeError):
-    """What was saved is not what was trained."""
+    """The saved files do not hold what was trained."""
 
 
 def whole_shape(parameter: Any) -> tuple[int, ...]:
-    """Return a parameter's shape, also where ZeRO-3 has left this rank only a part of it."""
+    """Return a parameter's full shape, also if ZeRO-3 shards it."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
@@ -44,21 +44,20 @@ def verify(
     may_miss: frozenset[str] = frozenset(),
     initial: Mapping[str, torch.Tensor] | None = None,
 ) -> int:
-    """Read all saved tensors, compare them with what was trained, and return how many numbers they hold.
+    """Read all saved tensors, check their names, shapes and values, and return how many numbers they hold.
 
     Args:
-        folder: with .safetensors files.
-        expected: name → shape of each tensor.
-        may_miss: names that the format leaves out, such as an output layer that is the embedding.
-        initial: tensors before the training, by name; one of them at least must have changed. None: matrices B began
-            at zero.
+        folder: the folder of the .safetensors files.
+        expected: the tensors' shapes by name.
+        may_miss: names that the files may lack, such as an output projection that is tied to the embedding.
+        initial: the tensors before the training, by name, at least one of which must have changed; None: a matrix B, or
+            without adapters any tensor, must not be zero.
 
     Raises:
-        SavingError: a tensor is missing, has another shape, or holds a number that is not finite; or nothing was
-            learned.
+        SavingError: a tensor is missing, unexpected, of another shape or not finite; or nothing was learned.
     """
     found, problems, moved, numbers = set(), [], False, 0
-    # B begins at zero; without an adapter any tensor shows that something was written.
+    # B starts at zero; without an adapter any non-zero tensor shows that something was written.
     watched = "lora_B" if any("lora_B" in name for name in expected) else ""
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
@@ -83,7 +82,7 @@ def verify(
 
 
 def _problem(name: str, tensor: torch.Tensor, expected: Shapes) -> str | None:
-    """Return what is wrong with a saved tensor; None: nothing."""
+    """Return what is wrong with a saved tensor, or None."""
     shape = tuple(tensor.shape)
     if name not in expected:
         return f"{name} is of no trained tensor"
@@ -95,11 +94,11 @@ def _problem(name: str, tensor: torch.Tensor, expected: Shapes) -> str | None:
 def as_plain_lora(folder: Path, initial: Mapping[str, torch.Tensor]) -> None:
     """Rewrite a PiSSA adapter as LoRA of twice the rank on the base model's own weights.
 
-    PiSSA trains W − s·B₀A₀ + s·BA. On the base's W the same is the adapter [B, −B₀] [A; A₀] with the scale s.
+    PiSSA trains W − s·B₀A₀ + s·BA. The adapter [B, −B₀] [A; A₀] with the scale s is the same on the base's W.
 
     Args:
-        folder: of the adapter, on rank 0.
-        initial: A₀ and B₀ by the names that the file has.
+        folder: the adapter's folder.
+        initial: A₀ and B₀, by their names in the file.
     """
     trained = load_file(folder / ADAPTER)
     both = {}
@@ -128,13 +127,13 @@ def doubled(shapes: Shapes) -> dict[str, tuple[int, ...]]:
 
 
 def merge(run: Path, folder: Path) -> int:
-    """Write a run's adapter and its base as one model; return how many numbers it holds.
+    """Write a run's adapter merged into its base model; return how many numbers the merged model holds.
 
-    Base and method are those of the run's record. The adapter's files are verified before anything of them is read.
+    Take base and method from the run's record. Verify the adapter's files before reading them.
 
     Raises:
-        ConfigError: the run has no adapter, its base is gone, `folder` holds something, or the merged weights are not
-            finite.
+        ConfigError: the run has no adapter, its base cannot be loaded, `folder` is not empty, or the merged weights are
+            not finite.
         CheckpointError: a file of the adapter or of the base is damaged.
         MetricsError: the run's record cannot be read.
     """
@@ -170,7 +169,7 @@ def merge(run: Path, folder: Path) -> int:
 
 
 def _recorded(run: Path) -> tuple[str, dict[str, Any]]:
-    """Return a run's base and the arguments of its adapter as it was saved, by the run's own record."""
+    """Return a run's base model and the LoraConfig arguments of its saved adapter, from the run's record."""
     record = read_record(run / "record.json")
     base = record.finetuning.get("base_model")
     try:
@@ -184,16 +183,16 @@ def _recorded(run: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _with_adapter(model: Any, adapter: Path, arguments: dict[str, Any]) -> Any:
-    """Return a model with the adapter's weights; raise ConfigError where they do not fit it.
+    """Return a model with the adapter's weights; raise ConfigError if they do not fit the model.
 
-    PEFT reads no `adapter_config.json` here, which can name modules to import.
+    PEFT must not read `adapter_config.json`, which can name modules to import.
     """
     from peft import LoraConfig, PeftModel
 
     try:
         with warnings.catch_warnings(record=True):
             return PeftModel.from_pretrained(model, adapter, config=LoraConfig(**arguments))
-    # Of layers that the model lacks and of tensors of other shapes PEFT says so in many ways.
+    # PEFT raises many types for missing layers and other shapes.
     except Exception as error:
         first = str(error).partition("\n")[0]
         raise ConfigError(f"{adapter}: does not fit its base model ({type(error).__name__}: {first})") from None

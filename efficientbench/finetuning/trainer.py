@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer with an order of examples that is decided beforehand, and held-out losses by example."""
+"""TRL's SFTTrainer with a fixed order of examples, our checkpoints, and held-out losses per example."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from efficientbench.metrics.files import whole_file
 
 
 class GivenOrder(Sampler[int]):
-    """Examples in an order that is the same on all ranks; accelerate gives each rank its part of every batch."""
+    """Yields examples in an order that is the same on all ranks; accelerate gives each rank its part of every batch."""
 
     def __init__(self, order: np.ndarray) -> None:
         self._order = order.tolist()
@@ -38,7 +38,7 @@ class GivenOrder(Sampler[int]):
 
 
 class Tuner(SFTTrainer):
-    """One training from the first step to the last: one order, one optimizer, one schedule."""
+    """Trains from the first step to the last with one order, one optimizer and one schedule."""
 
     def __init__(
         self,
@@ -54,20 +54,20 @@ class Tuner(SFTTrainer):
         checkpoints: TuningCheckpoints,
         heartbeat: HeartbeatWriter,
     ) -> None:
-        """Build it; all ranks must do so together.
+        """Build the trainer; all ranks must do so together.
 
         Args:
-            model: as the method trains it, with its adapter.
-            args: with `max_steps`, since the order is as long as these.
-            tokenizer: of the model.
-            callbacks: beside the Trainer's own.
-            train: examples that `order` numbers.
-            held_out: examples whose loss is measured.
-            order: numbers of examples, [steps · batch].
-            lora_plus_ratio: learning rate of B over that of A; None: one rate for all.
-            losses_file: where rank 0 keeps the held-out losses, for a run that resumes.
-            checkpoints: gives each its manifest and its name.
-            heartbeat: of this rank.
+            model: the model from `build`, with its adapter.
+            args: the arguments; `max_steps` must match the length of the order.
+            tokenizer: the model's tokenizer.
+            callbacks: callbacks besides the Trainer's own.
+            train: the training examples.
+            held_out: the held-out examples.
+            order: the numbers of training examples, [steps · batch].
+            lora_plus_ratio: the learning rate of B over that of A; None: one rate.
+            losses_file: the file in which rank 0 stores the held-out losses, for a resume.
+            checkpoints: publishes the checkpoints.
+            heartbeat: this rank's heartbeat.
         """
         self.optimizer: Any
         self.control: Any
@@ -75,9 +75,9 @@ class Tuner(SFTTrainer):
         self.checkpoints, self._heartbeat = checkpoints, heartbeat
         self._held_out = held_out.rows()
         self.held_out_losses: dict[int, np.ndarray] = {}
-        """Steps before it → each held-out example's sum of losses and number of tokens, float64 [examples, 2]."""
+        """Step → each held-out example's sum of losses and number of tokens after that step, float64 [examples, 2]."""
         self.before_evaluation: Callable[[], object] | None = None
-        """Called before each held-out loss is measured."""
+        """Called before each validation."""
         super().__init__(
             model,
             args=args,
@@ -86,14 +86,14 @@ class Tuner(SFTTrainer):
             processing_class=tokenizer,
             callbacks=[_LossBefore(self), *callbacks],
         )
-        # It would print every step's figures as a dictionary.
+        # PrinterCallback would print every step's figures as a dictionary.
         self.remove_callback(PrinterCallback)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> GivenOrder:
         return GivenOrder(self._order)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Return the optimizer; of LoRA+ with two learning rates."""
+        """Return the optimizer; for LoRA+ with two learning rates."""
         if self.optimizer is None and self._lora_plus_ratio is not None:
             self.optimizer = create_loraplus_optimizer(
                 self.model,
@@ -108,7 +108,7 @@ class Tuner(SFTTrainer):
         return str(self.checkpoints.partial)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint beside, then give it its manifest and its name."""
+        """Write a checkpoint into the partial folder, and publish it."""
         self._heartbeat.at(self.state.global_step, "saving a checkpoint")
         super()._save_checkpoint(model, trial)
         by_deepspeed: list[Path] = []
@@ -118,13 +118,13 @@ class Tuner(SFTTrainer):
         self.checkpoints.publish(self.state.global_step, by_deepspeed)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Write the weights, and not the pickle of arguments beside them, which nothing here reads."""
+        """Write the weights without the pickle of arguments, which nothing here reads."""
         super()._save(output_dir, state_dict)
         if output_dir is not None and self.args.should_save:
             Path(output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def load_held_out_losses(self, step: int) -> None:
-        """On rank 0 read what an earlier attempt has measured up to a step from which this one resumes; 0: nothing.
+        """On rank 0 read an earlier attempt's held-out losses up to the resumed step; with step 0 do nothing.
 
         Raises TrainingError: the file cannot be read.
         """
@@ -140,7 +140,7 @@ class Tuner(SFTTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Measure the held-out loss as a mean over tokens; all ranks must call this together."""
+        """Measure the held-out loss, the mean over tokens; all ranks must call this together."""
         self._heartbeat.at(self.state.global_step, "validation")
         if self.before_evaluation is not None:
             self.before_evaluation()
@@ -152,17 +152,17 @@ class Tuner(SFTTrainer):
                 np.savez(file, **kept)
         metrics = {f"{metric_key_prefix}_loss": float(losses[:, 0].sum() / losses[:, 1].sum())}
         self.log(dict(metrics))
-        # Else the Trainer would ask for it once more at the end of the epoch.
+        # Else the Trainer would evaluate once more at the end of the epoch.
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     @torch.no_grad()
     def _losses(self) -> np.ndarray:
-        """Return every held-out example's sum of losses and number of tokens, float64 [examples, 2]."""
+        """Return each held-out example's sum of losses and number of tokens, float64 [examples, 2]."""
         model, world, rank = self.model_wrapped, self.args.world_size, self.args.process_index
         model.eval()
         count, micro = len(self._held_out), self.args.per_device_eval_batch_size
-        # Each rank has as many, since under ZeRO-3 every forward is a collective; the surplus is dropped below.
+        # All ranks take equally many: under ZeRO-3 each forward pass is a collective. The surplus is dropped below.
         each = -(-count // world)
         mine = [self._held_out[(rank * each + place) % count] for place in range(each)]
         found = []

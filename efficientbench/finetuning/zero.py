@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration of a run, and what accelerate needs so that DeepSpeed trains on CPUs."""
+"""Make DeepSpeed's configuration of a run, and let accelerate and DeepSpeed train on CPUs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from efficientbench.finetuning.methods import WITH_ADAPTER
 
 
 def deepspeed_config(config: FinetuneConfig, device: Device) -> dict[str, Any] | None:
-    """Return DeepSpeed's JSON; None where torch's DDP trains.
+    """Return DeepSpeed's configuration; None with stage 0, which is torch's DDP.
 
-    Sizes that follow from the run are 'auto', which transformers fills in, so that each has one source. Optimizer and
-    schedule are the Trainer's: a section for them here would replace them without a word.
+    Sizes that follow from the run are 'auto', which transformers replaces, so that each has one source. Optimizer and
+    schedule are the Trainer's: a section for them here would replace them silently.
     """
     zero = config.zero
     if zero.stage == 0:
@@ -32,7 +32,7 @@ def deepspeed_config(config: FinetuneConfig, device: Device) -> dict[str, Any] |
             "stage3_prefetch_bucket_size": "auto",
             "stage3_param_persistence_threshold": threshold,
             "zero_hpz_partition_size": zero.hpz,
-            # An adapter is gathered alone.
+            # The Trainer gathers an adapter without this option.
             "stage3_gather_16bit_weights_on_model_save": config.method not in WITH_ADAPTER,
         }
     if zero.offload != "none":
@@ -52,18 +52,18 @@ def deepspeed_config(config: FinetuneConfig, device: Device) -> dict[str, Any] |
 
 
 def allow_cpu_ranks() -> None:
-    """Let DeepSpeed train on CPUs in this process, by gloo.
+    """Let DeepSpeed train on CPUs with gloo in this process.
 
-    accelerate turns DeepSpeed on only where it is not asked to use the CPU, and then finds no backend for one: it would
-    run every rank alone. On a host with accelerators it would take theirs. So its answer becomes gloo.
+    accelerate enables DeepSpeed only without `use_cpu`, and then finds no backend for CPUs: each rank would run alone,
+    or, on a host with accelerators, with their backend. So its choice is replaced by gloo.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"
-    # A GPU that is there would be taken.
+    # Else the ranks would use a GPU of the host.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import deepspeed.ops
     from accelerate.state import DistributedType, PartialState
 
-    # Else each first run compiles DeepSpeed's shared-memory collectives, for a minute; gloo serves as well.
+    # Else the first run compiles DeepSpeed's shared-memory collectives for a minute; gloo works without them.
     deepspeed.ops.__compatible_ops__ = {}
 
     def prepare_backend(

@@ -1,1 +1,1 @@
-"""Text from a trained model: the run's folder opened, prompts continued step by step, sampled on the host."""
+"""Text from a trained model: open the run's folder, continue prompts step by step, and sample on the host."""

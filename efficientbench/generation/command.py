@@ -1,4 +1,4 @@
-"""`efficientbench generate`: prompts from the command line, text on the screen as it comes."""
+"""`efficientbench generate`: continue the prompts of the command line, and print the text as it is generated."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from efficientbench.running.failures import ran_out_of_memory
 
 
 def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
-    """Return the texts to continue: `prompt`, each line of a file, or one that is empty.
+    """Return the prompts: `prompt`, the lines of a file, or one empty prompt.
 
-    Raises ConfigError: both are given, the prompt is no text, or the file cannot be read or has no line.
+    Raises ConfigError: both are set, the prompt is not UTF-8, or the file cannot be read or has no prompt.
     """
     if prompt is not None and file is not None:
         raise ConfigError("--prompt and --file: give one of them")
@@ -50,10 +50,10 @@ INTERRUPTED = 130
 def generate_text(
     folder: Path, texts: Sequence[str], sampling: Sampling, max_new_tokens: int, batch: int, step: int | None
 ) -> int:
-    """Continue texts by the model of a run's folder, print them, and return the exit code.
+    """Continue texts with a run's model, print the texts, and return the exit code.
 
     Raises:
-        ConfigError, CheckpointError, DataError, DeviceError: as `opened` and `check_lengths`.
+        ConfigError, CheckpointError, DataError, DeviceError: see `opened` and `check_lengths`.
     """
     with opened(folder, step) as run:
         for problem in run.warnings:
@@ -83,15 +83,15 @@ def generate_text(
 
 
 def tokenized(run: Opened, texts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
-    """Return the tokens of prompts. Raises ConfigError: as `check_lengths`."""
-    # An empty text begins as a document does: behind the end of another.
+    """Return the tokens of prompts. Raises ConfigError: see `check_lengths`."""
+    # An empty prompt begins as a document does: after the token that ends the previous document.
     prompts = [tokens or [run.tokenizer.eod_id] for tokens in run.tokenizer.encode_batch(list(texts))]
     check_lengths(run.config.model, prompts, max_new_tokens)
     return prompts
 
 
 class Screen:
-    """Prints each prompt with its continuation: one alone as it comes, several when they are whole."""
+    """Prints each prompt with its continuation: a single one token by token, several as each is complete."""
 
     def __init__(
         self,
@@ -106,12 +106,12 @@ class Screen:
         self.parts: list[list[str]] = [[] for _ in texts]
         self.ended = [False] * len(texts)
         self.printed = 0
-        """How many of several were printed, in their order."""
+        """How many of several continuations were printed, in the order of the prompts."""
         if self.alone:
             self._write(texts[0])
 
     def show(self, emitted: Sequence[Emitted]) -> None:
-        """Take the tokens of one step."""
+        """Add the tokens of one step, and print what can be printed."""
         for each in emitted:
             number = each.row.prompt
             text = self.streams[number].add(each.token)
@@ -125,7 +125,7 @@ class Screen:
             self.printed += 1
 
     def close(self) -> None:
-        """Print what there is of the continuations that have not ended."""
+        """Print the unfinished continuations as far as they were generated."""
         if self.alone:
             self._write(self.streams[0].rest() + "\n")
             return

@@ -1,4 +1,4 @@
-"""Continue prompts by a model, batch after batch."""
+"""Continue prompts with a model, batch after batch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Row:
     """One continuation of one prompt."""
 
     prompt: int
-    """Number of the prompt."""
+    """The prompt's number."""
     sample: int = 0
-    """Number of the continuation among those of its prompt."""
+    """The continuation's number among its prompt's continuations."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Emitted:
 
     row: Row
     step: int
-    """Number of the token among the new ones of its row, from 0."""
+    """The token's number among its row's new tokens, from 0."""
     token: int
     last: bool
-    """Whether the row ends with it: it is a stop token, or as many as wanted are there."""
+    """Whether it ends the row: it is a stop token, or the row's last one of `max_new_tokens`."""
     forced: bool = False
-    """Whether the calculator wrote it, and not the model."""
+    """Whether the calculator wrote it instead of the model."""
 
 
 def generate(
@@ -55,19 +55,19 @@ def generate(
     calculator: Calculator | None = None,
     numbers: Sequence[int] | None = None,
 ) -> Iterator[list[Emitted]]:
-    """Yield the new tokens of all rows of a batch, step by step, and one batch after the other.
+    """Yield the new tokens of a batch's rows step by step, one batch after the other.
 
     Args:
-        model: in evaluation mode, the whole of it or a tensor-parallel rank's part.
-        prompts: tokens, one or more each; ranks that share experts have as many prompts as each other.
+        model: the full model or a tensor-parallel rank's part, in evaluation mode.
+        prompts: the tokens of each prompt, one or more; ranks that share experts need equally many prompts.
         sampling: how tokens are chosen.
-        max_new_tokens: of each row, 1 or more.
+        max_new_tokens: the most new tokens of a row, 1 or more.
         stop: tokens that end a row.
-        samples: continuations of each prompt, which is computed once.
+        samples: continuations of each prompt; the prompt is computed once.
         batch: rows that are computed at once; the samples of a prompt stay together.
-        step: computes a decoding step, as the model compiled; None: the model.
-        calculator: computes what a row asks for; None: nothing does.
-        numbers: of the prompts, by which their rows are named and their tokens drawn; None: from 0.
+        step: computes a decoding step, for example the compiled model; None: the model itself.
+        calculator: computes the calls of rows; None: calls have no result.
+        numbers: the prompts' numbers, which name their rows and decide their random numbers; None: from 0.
 
     Raises:
         GenerationError: the model computed NaN or infinity.
@@ -111,7 +111,7 @@ def _batch(
         if decoder.all_end(all(ended)):
             return
         left = [index for index, each in enumerate(ended) if not each]
-        # Not at each row that ends, since all that is kept is then copied.
+        # Not whenever a row ends, since each selection copies the cache.
         if 0 < 2 * len(left) <= len(rows):
             decoder.select(left)
             rows, tokens, ended = [rows[each] for each in left], [tokens[each] for each in left], [False] * len(left)
@@ -120,7 +120,7 @@ def _batch(
 
 
 def _force(tokens: list[int], index: int, calls: Calls) -> bool:
-    """Put the token that a row's calls force in the place of the chosen one, if there is one, and say so."""
+    """Replace a row's chosen token by the one that its calls force, if any; return whether one was forced."""
     forced = bool(calls.forced)
     if forced:
         tokens[index] = calls.forced.popleft()
@@ -132,7 +132,7 @@ def next_tokens(logits: torch.Tensor, rows: Sequence[Row], sampling: Sampling, s
     """Choose each row's next token from logits [B, V].
 
     Raises:
-        GenerationError: the largest of a row is not finite.
+        GenerationError: a row's largest logit is not finite.
     """
     values, tokens = _candidates(logits, sampling)
     # NaN counts as the largest.
@@ -154,13 +154,13 @@ def next_tokens(logits: torch.Tensor, rows: Sequence[Row], sampling: Sampling, s
 
 
 def _candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logits of each row that decide and their tokens, [B, K] on the host, the largest among them."""
+    """Return the logits of each row's candidates and their tokens, [B, K] on the host; if K < V, the largest first."""
     logits, vocabulary = logits.float(), logits.shape[1]
     count = sampling.candidates(vocabulary)
     if count == vocabulary:
         values = logits.cpu().numpy()
         return values, np.broadcast_to(np.arange(vocabulary), values.shape)
-    # One alone is found several times as fast as the first of a sorted few.
+    # `max` is several times as fast as `topk` of one.
     if count == 1:
         largest, numbers = logits.max(dim=1, keepdim=True)
     else:
@@ -169,10 +169,10 @@ def _candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[np.ndarray, n
 
 
 def check_lengths(model: ModelConfig, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-    """Refuse prompts that, with what is to come, have more tokens than the model has positions.
+    """Refuse prompts that, with their new tokens, have more tokens than the model has positions.
 
     Raises:
-        ConfigError: the message has the numbers.
+        ConfigError: a prompt is too long; the message says by how much.
     """
     longest = model.position.longest
     for number, prompt in enumerate(prompts, start=1):

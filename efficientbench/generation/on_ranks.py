@@ -1,6 +1,6 @@
-"""Start ranks that share a model, each on a device of its own, for `efficientbench generate --tp`.
+"""Start ranks that share a model, one on each device, for `efficientbench generate --tp`.
 
-They are processes of the launcher, as those of a run; `rank.py` is what each of them does.
+The launcher starts them, like a run's ranks; `rank.py` is their program.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from efficientbench.training.checkpoints.manifest import read_manifest
 
 
 def check_shared(config: RunConfig, parallel: ParallelConfig, devices: int, oversubscribe: bool) -> None:
-    """Refuse a layout in which ranks cannot compute the forward passes of a run's model.
+    """Refuse a layout in which the ranks cannot compute the forward pass of a run's model.
 
     Args:
-        config: the run.
-        parallel: tp and dp of the ranks.
-        devices: of this machine.
+        config: the run's configuration.
+        parallel: the ranks' tp and dp.
+        devices: the number of this machine's devices.
         oversubscribe: whether ranks may share a device.
 
     Raises:
-        ConfigError: the message has every reason.
+        ConfigError: the layout cannot work; the message has every reason.
     """
     changes = {"recompute": "none", "micro_batch_size": 1, "global_batch_size": parallel.dp}
     training = config.training.model_copy(update=changes)
-    # Without its experts, each of which is as wide as the layer that they replace: where ranks that share one all route
-    # a token, only gradients would count it twice.
+    # Without its experts, each of which is as wide as the layer that they replace: a token that all ranks of a shared
+    # expert route would count twice only in gradients.
     model = config.model.model_copy(update={"moe": None})
     shared = config.model_copy(update={"model": model, "parallel": parallel, "training": training})
     try:
@@ -51,21 +51,21 @@ def check_shared(config: RunConfig, parallel: ParallelConfig, devices: int, over
 
 
 STOP_GRACE_S = 10.0
-"""How long ranks may take after Ctrl-C to show what there is."""
+"""Seconds that ranks may take after Ctrl-C to print their unfinished texts."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command was asked for."""
+    """The command's arguments, which all ranks get."""
 
     folder: Path
-    """Of the run."""
+    """The run's folder."""
     kinds: tuple[str, ...]
-    """Declarations of variants from outside this project, as `load_kinds` takes them."""
+    """Declarations of variants from outside this project, see `load_kinds`."""
     step: int | None
-    """Of the checkpoint; None: the newest that is whole."""
+    """The checkpoint's step; None: the newest intact checkpoint."""
     tp: int
-    """Ranks."""
+    """Ranks that share the model."""
     texts: tuple[str, ...]
     sampling: Sampling
     max_new_tokens: int
@@ -86,10 +86,10 @@ REQUEST = TypeAdapter(Request)
 
 
 def generate_on_ranks(request: Request) -> int:
-    """Start the ranks, stay until they have ended, and return the exit code.
+    """Start the ranks, wait until they have ended, and return the exit code.
 
     Raises:
-        ConfigError: it is no run's folder, has no such checkpoint, or so many ranks cannot share its model.
+        ConfigError: the folder is not a run's or has no such checkpoint, or `tp` ranks cannot share the model.
         DeviceError: this machine cannot use the run's device.
         LaunchError: a rank cannot be started.
     """
@@ -103,7 +103,7 @@ def generate_on_ranks(request: Request) -> int:
     for name, value in device.environment(request.tp).items():
         # For the ranks, which inherit this process's environment.
         os.environ.setdefault(name, value)
-    # The same checkpoint for all ranks, whatever is written meanwhile.
+    # All ranks read the same checkpoint, even if a newer one is written meanwhile.
     request = replace(request, step=read_manifest(checkpoint).step)
     with temporary_folder() as folder:
         path = folder / "request.json"

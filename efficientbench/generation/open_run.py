@@ -1,4 +1,4 @@
-"""Open a run's folder to generate with its model, in this process alone or on several ranks together."""
+"""Open a run's folder to generate with its model, in this process alone or on several ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
 
 WAIT_S = 86_400.0
-"""How long ranks wait for each other, as while one reads a corpus; one that has ended is seen by the launcher."""
+"""Seconds that ranks wait for each other, for example while one reads a corpus; the launcher notices a dead rank."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,22 @@ class Opened:
     config: RunConfig
     tokenizer: TextTokenizer
     step: int
-    """The checkpoint's."""
+    """The checkpoint's step."""
     warnings: tuple[str, ...]
-    """Why newer checkpoints were passed over."""
+    """Why newer checkpoints were skipped."""
 
 
 @contextlib.contextmanager
 def opened(folder: Path, step: int | None = None, parallel: ParallelConfig | None = None) -> Iterator[Opened]:
-    """Build the model of a run with the weights of a checkpoint, which any layout may have written.
+    """Build a run's model with the weights of a checkpoint, whatever layout wrote the checkpoint.
 
     Args:
-        folder: of the run.
-        step: of the checkpoint; None: the newest that is whole.
-        parallel: the layout of the ranks that open it together, each started by a launcher; None: this process alone.
+        folder: the run's folder.
+        step: the checkpoint's step; None: the newest intact checkpoint.
+        parallel: the layout of the launcher's ranks, which all call this; None: this process alone.
 
     Raises:
-        ConfigError: it is no run's folder, has no such checkpoint, or its model cannot generate.
+        ConfigError: the folder is not a run's or has no such checkpoint, or the model cannot generate.
         CheckpointError: the checkpoint is damaged.
         DataError: the tokenizer is damaged.
         DeviceError: this machine cannot use the run's device.
@@ -66,7 +66,7 @@ def opened(folder: Path, step: int | None = None, parallel: ParallelConfig | Non
     from efficientbench.training.checkpoints.read import Weights
 
     weights = Weights(checkpoint)
-    # Not training's kernels: this machine may lack them.
+    # Without the kernels of the training, which this machine may lack.
     trained = trained_config(weights.manifest.config).model_copy(update={"kernels": KernelsConfig()})
     config = in_one_process(trained)
     with contextlib.ExitStack() as stack:
@@ -82,7 +82,7 @@ def opened(folder: Path, step: int | None = None, parallel: ParallelConfig | Non
 
 @contextlib.contextmanager
 def with_random_weights(config: RunConfig) -> Iterator[GPT]:
-    """Build the model of a configuration with the weights that its training would begin with.
+    """Build a configuration's model with the initial weights of its training.
 
     Raises:
         ConfigError: the model cannot generate.
@@ -99,18 +99,18 @@ def with_random_weights(config: RunConfig) -> Iterator[GPT]:
 
 
 def in_one_process(config: RunConfig) -> RunConfig:
-    """Return a run's configuration for one rank that only computes forward passes, of any length."""
+    """Return a run's configuration for forward passes of any length on one rank."""
     training = config.training.model_copy(update={"recompute": "none"})
     kernels = config.kernels.model_copy(update={"fused": False})
     return config.model_copy(update={"parallel": ParallelConfig(), "kernels": kernels, "training": training})
 
 
 def _prepared(config: RunConfig, local_rank: int = 0) -> tuple[Device, torch.device]:
-    """Make the run's device ready. Call it before whatever imports Megatron, which asks for the device."""
+    """Prepare the run's device. Call this before any import of Megatron, which looks for the device."""
     device = find_device(config.device, trains=False)
     device.check(config.training.dtype)
     place = device.prepare(local_rank)
-    # Megatron logs at length what it would do with others.
+    # Megatron logs at length what it would do with other devices.
     logging.getLogger("megatron").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="megatron")
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")

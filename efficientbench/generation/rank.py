@@ -1,4 +1,4 @@
-"""One rank of a generation: `python -m efficientbench.generation.rank REQUEST.json`, started by the launcher."""
+"""One rank of a generation: `python -m efficientbench.generation.rank REQUEST.json`; the launcher starts it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from efficientbench.running.rank_process import StopRequested, end, run_rank
 
 
 def main() -> int:
-    """Compute the rank that the environment names, and report an error to the launcher; return the exit code."""
+    """Run the rank that the environment names, and report a failure to the launcher; return the exit code."""
     request = REQUEST.validate_json(Path(sys.argv[1]).read_bytes())
     rank = int(os.environ["RANK"])
     log_file = request.log / f"rank_{rank}.log"
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def generate_rank(request: Request, rank: int, stop_requested: StopRequested) -> bool:
-    """Compute this rank's part of each step, and on rank 0 show the texts; return whether it was stopped early."""
+    """Compute this rank's part of each step, and print the texts on rank 0; return whether a stop was requested."""
     load_kinds(request.kinds)
     with opened(request.folder, request.step, request.parallel) as run:
         from efficientbench.training.groups import any_rank
@@ -48,13 +48,13 @@ def generate_rank(request: Request, rank: int, stop_requested: StopRequested) ->
         try:
             for emitted in steps:
                 screen.show(emitted)
-                # Together: a rank that ends alone leaves the others waiting for it in the next step.
+                # All ranks stop at the same step: the others would wait in the next step for a rank that ends alone.
                 if any_rank(stop_requested(), device):
                     screen.close()
                     return True
         except Exception as error:
             full = ran_out_of_memory(error)
-            # Where whoever reads has gone, or the disk is full, nothing more can be shown.
+            # After an OSError (a closed pipe, a full disk) nothing more can be printed.
             if full or not isinstance(error, OSError):
                 screen.close()
             if not full:
@@ -66,7 +66,7 @@ def generate_rank(request: Request, rank: int, stop_requested: StopRequested) ->
 
 
 def diagnose(error: Exception, request: Request, log_file: Path) -> Failure:
-    """Return the failure that an exception means. `log_file` holds its traceback."""
+    """Return the failure that an exception means. `log_file`: the log that holds its traceback."""
     if isinstance(error, USERS_MISTAKES):
         return users_mistake(error)
     if isinstance(error, GenerationError):

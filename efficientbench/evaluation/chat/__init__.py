@@ -1,1 +1,1 @@
-"""Tasks in the form of conversations."""
+"""Evaluation tasks whose questions are conversations."""

@@ -1,4 +1,4 @@
-"""Tasks whose answer is one of some letters: the one whose logit is largest behind the question.
+"""Multiple-choice tasks: the answer is the letter with the largest logit after the question.
 
 B = questions, V = vocabulary.
 """
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Categorical:
-    """Nothing is generated: one forward pass gives the answers to a batch of questions."""
+    """Answers a batch of questions with one forward pass, without generating."""
 
     def __init__(self, name: str, run: Opened, options: Options, questions: Questions) -> None:
-        """Look up the letters' tokens.
+        """Look up the tokens of the letters.
 
         Raises:
-            DataError: a letter is several tokens.
+            DataError: a letter is not exactly one token.
         """
         self.name, self.run, self.questions, self.budget = name, run, questions, options.batch_tokens
         self.settings: Mapping[str, Any] = questions.settings
@@ -44,15 +44,15 @@ class Categorical:
             self.letters[letter] = ids[0]
 
     def items(self) -> Sequence[Item]:
-        """Return the questions."""
+        """Return an item for each question."""
         return self.questions.items()
 
     def texts(self) -> Mapping[str, Sequence[int]]:
-        """Return the tokens of what each question asks."""
+        """Return the tokens of each question's own text, by the item's name."""
         return self.questions.texts()
 
     def score(self, items: Sequence[Item]) -> Iterator[list[ItemResult]]:
-        """Yield the results of questions that are computed together."""
+        """Yield the questions' results, batch after batch."""
         asked = self.questions.of(items)
         fit = [each for each in asked if self.longest is None or len(each.prompt) <= self.longest]
         if len(fit) < len(asked):
@@ -83,10 +83,10 @@ class Categorical:
         return question.result(answer, right, losses=tuple(of_choices), details={"gold": example.reference})
 
     def summary(self, results: Mapping[str, ItemResult]) -> Summary:
-        """Return the share of right answers; what is too long for the model counts as wrong."""
+        """Return the accuracy; a question that is too long for the model counts as wrong."""
         right = [float(bool(result.right)) for result in results.values()]
         too_long = sum("too_long" in result.details for result in results.values())
-        # What guessing would give.
+        # The accuracy of guessing.
         choices = [len(self.questions.by_name[name].example.choices) for name in results]
         chance = sum(1 / each for each in choices) / len(choices)
         parts = {"standard_error": standard_error(right), "chance": chance, "too_long": too_long}

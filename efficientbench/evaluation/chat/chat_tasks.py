@@ -1,4 +1,4 @@
-"""Chat tasks by their names, ours and those from outside; and ChatCORE, which puts ours together in one figure."""
+"""Make a chat task by its name, ours or one from outside; and ChatCORE, the combined score of ours."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ BASELINES = {"arc_easy": 0.25, "arc_challenge": 0.25, "mmlu": 0.25, "gsm8k": 0.0
 
 
 def make_chat_task(name: str, run: Opened, options: Options) -> Task:
-    """Bind a chat task to a model: categorical where every question has choices, else generative.
+    """Bind a chat task to a model: categorical if every question has choices, else generative.
 
     Args:
         name: one of `questions.SOURCES`, or `package.module:Class`.
-        run: the model.
-        options: of the command.
+        run: the opened run.
+        options: the command's options.
 
     Raises:
-        ConfigError: its questions are not at hand, or its answers are programs that may not be run.
-        DataError: a row is none of the task's, or the tokenizer cannot ask it.
+        ConfigError: the task's rows are missing, or its answers are programs, which may not run.
+        DataError: a row is not in the task's form, or the tokenizer cannot render the questions.
     """
     if name == "humaneval" and not options.allow_code:
         raise ConfigError(f"{name}: {NEEDS_CODE}")
     questions = Questions(name, run, options)
     kind = Categorical if all(each.example.choices for each in questions.by_name.values()) else Generative
-    # The name of its files.
+    # The name of the result files, without a colon.
     return kind(name.replace(":", "."), run, options, questions)
 
 
 def chat_core(summaries: Mapping[str, Summary]) -> Summary | None:
-    """Return ChatCORE, the mean of (accuracy − baseline) / (1 − baseline) over all five; None without one of them."""
+    """Return ChatCORE, the mean of (accuracy − baseline) / (1 − baseline) over five tasks; None if one is missing."""
     if not BASELINES.keys() <= summaries.keys():
         return None
     centred = {}

@@ -1,4 +1,4 @@
-"""Tasks whose answer is text that the model writes, with the calculator where it has one."""
+"""Tasks whose answer is generated text, with the calculator if the tokenizer has its tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from efficientbench.generation.open_run import Opened
 
 CACHED = 8
-"""Times `batch_tokens`: room for the tokens of rows that are decoded at once, most of which come one by one."""
+"""The cache of a batch has room for this many times `batch_tokens`, since most tokens are decoded one by one."""
 
 NEEDS_CODE = (
     "its answers are programs: --allow-code runs them here, each in an interpreter of its own with limits, which is no "
@@ -33,13 +33,13 @@ NEEDS_CODE = (
 
 
 class Generative:
-    """Samples answers, and scores them as the task says."""
+    """Samples answers, and scores them with the task's own `score`."""
 
     def __init__(self, name: str, run: Opened, options: Options, questions: Questions) -> None:
-        """Take the questions, and how answers are sampled.
+        """Take the questions and the sampling options.
 
         Raises:
-            ConfigError: several samples would all be the same.
+            ConfigError: several samples are asked for at temperature 0, and would be the same.
         """
         if options.samples > 1 and options.temperature == 0:
             raise ConfigError(f"--samples {options.samples}: all are the same without --temperature, such as 1.0")
@@ -56,30 +56,30 @@ class Generative:
         }
 
     def items(self) -> Sequence[Item]:
-        """Return the questions, each of which takes about as long as another."""
+        """Return an item for each question; all have the same cost."""
         return [Item(item.name) for item in self.questions.items()]
 
     def texts(self) -> Mapping[str, Sequence[int]]:
-        """Return the tokens of what each question asks."""
+        """Return the tokens of each question's own text, by the item's name."""
         return self.questions.texts()
 
     def score(self, items: Sequence[Item]) -> Iterator[list[ItemResult]]:
-        """Yield the results of questions that are answered together."""
+        """Yield the questions' results, batch after batch."""
         asked = self.questions.of(items)
         fit = [each for each in asked if self._room(each) > 0]
         if len(fit) < len(asked):
             yield [each.result(None, False, details={"too_long": True}) for each in asked[len(fit) :]]
         budget = CACHED * self.options.batch_tokens // self.samples
-        # All rows of a batch have room for as many tokens.
+        # All rows of a batch have room for the same number of new tokens.
         for room, alike in itertools.groupby(fit, self._room):
             for part in padded_parts(list(alike), self._tokens, budget):
                 answers = self._answers(part, room)
-                # Tensor-parallel ranks have written them together, and programs are to run once.
+                # All tensor-parallel ranks have the same answers; one scores them, so that programs run once.
                 scored = zip(part, answers, strict=True) if groups.holds_loss() else ()
                 yield [self._result(question, texts) for question, texts in scored]
 
     def _room(self, question: Question) -> int:
-        """Return how many tokens an answer may have: as many as asked for, or as there are positions left."""
+        """Return the most tokens of an answer: `max_new_tokens`, or fewer if the model has fewer positions left."""
         asked = self.options.max_new_tokens
         return asked if self.longest is None else min(asked, self.longest - len(question.prompt))
 
@@ -87,7 +87,7 @@ class Generative:
         return len(question.prompt) + self._room(question)
 
     def _answers(self, questions: Sequence[Question], room: int) -> list[list[str]]:
-        """Return the texts of each question's samples, of up to `room` tokens."""
+        """Return the texts of each question's samples, each of at most `room` tokens."""
         renderer, tokenizer = self.questions.renderer, self.run.tokenizer
         rows: dict[tuple[int, int], list[int]] = {}
         steps = generate(
@@ -121,7 +121,7 @@ class Generative:
             details["samples"] = list(texts)
         if any(programs):
             details["programs"] = programs
-        # Of several samples the first is what one alone would be.
+        # The first of several samples is what a single one would be.
         return question.result(texts[0], scores[0] == 1, details=details)
 
     def _score(self, question: Question, text: str, run: RunProgram) -> float:
@@ -132,11 +132,11 @@ class Generative:
         except Exception as error:
             if self.name in SOURCES:
                 raise
-            # Code of others fails in any way.
+            # A task from outside may raise anything.
             raise EvaluationError(f"{self.name}, {question.name}: {type(error).__name__}: {error}") from None
 
     def _run(self, ended: list[str], program: str, tests: str) -> bool:
-        """Run a program and its tests, and add how it ended."""
+        """Run a program and its tests, append how it ended, and return whether it passed."""
         if not self.options.allow_code:
             raise ConfigError(f"{self.name}: {NEEDS_CODE}")
         outcome = run_program(program, tests)
@@ -144,7 +144,7 @@ class Generative:
         return outcome.passed
 
     def summary(self, results: Mapping[str, ItemResult]) -> Summary:
-        """Return the mean score, and pass@k for 1, 2, 4 … samples; what is too long for the model counts as wrong."""
+        """Return the mean score, and pass@k for k = 1, 2, 4 …; a question that is too long for the model scores 0."""
         scores = [result.details.get("scores", [0.0] * self.samples) for result in results.values()]
         means = [fmean(each) for each in scores]
         figures: dict[str, float | None] = {"accuracy": fmean(means)}
@@ -162,14 +162,14 @@ class Generative:
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Return how likely at least one of k samples of a question is right: 1 − C(n − c, k) / C(n, k).
+    """Return the probability that at least one of k samples of a question is right: 1 − C(n − c, k) / C(n, k).
 
-    The estimate is unbiased (arXiv 2107.03374, equation 1). It has the mean of "a hit among the first k", and less
-    noise, since all n samples count.
+    The estimate is unbiased (arXiv 2107.03374, equation 1). Its expectation is that of "a hit among the first k", with
+    less noise, since all n samples count.
 
     Args:
-        samples: n, k or more.
-        right: c, how many of them are right.
-        k: 1 or more.
+        samples: n, the number of samples, k or more.
+        right: c, how many samples are right.
+        k: how many samples may be tried, 1 or more.
     """
     return 1 - comb(samples - right, k) / comb(samples, k)

@@ -1,4 +1,4 @@
-"""The questions of a chat task as a model is given them: which rows, in which order, in which tokens."""
+"""The questions of a chat task: choose the rows, and render them as prompts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from efficientbench.generation.open_run import Opened
 
 SEED = 42
-"""Of the order of the questions, the first of which `limit` takes."""
+"""The seed of the random order of rows, of which `limit` takes the first."""
 
 ARC = "allenai/ai2_arc"
 SOURCES = {
@@ -33,51 +33,51 @@ SOURCES = {
     "gsm8k": ("gsm8k", HubFiles("openai/gsm8k", "main", "test")),
     "humaneval": ("humaneval", HubFiles("openai/openai_humaneval", "openai_humaneval", "test")),
 }
-"""The task of `data_tools.chat` of each chat task, and the rows that it is evaluated on."""
+"""Each chat task's task of `data_tools.chat`, and the rows that it is evaluated on."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question."""
+    """One question, rendered for the model."""
 
     number: int
-    """Of its row."""
+    """The row's number."""
     example: Example
     prompt: list[int]
-    """The tokens after which the assistant speaks."""
+    """The prompt's tokens, up to where the assistant's answer begins."""
 
     @property
     def name(self) -> str:
-        """The item's."""
+        """The item's name."""
         return f"row/{self.number}"
 
     def result(self, answer: str | None, right: bool | None, **more: Any) -> ItemResult:
-        """Return the result of an answer; `more` are further fields of it."""
+        """Return the result of an answer; `more`: further fields of ItemResult."""
         hashed = prompt_hash(np.array(self.prompt, "<i8").tobytes())
         return ItemResult(self.name, hashed, answer, right, **more)
 
 
 class Questions:
-    """Those of one task."""
+    """The questions of one task."""
 
     def __init__(self, name: str, run: Opened, options: Options, examples: Examples | None = None) -> None:
-        """Read and render them.
+        """Read the rows, and render their prompts.
 
         Args:
-            name: of a chat task, or `package.module:Class` of a task from outside.
-            run: whose tokenizer renders them.
-            options: where they lie, and how many are asked.
-            examples: their rows; None: where the options say that they lie.
+            name: a chat task's name, or `package.module:Class` of a task from outside.
+            run: the opened run, whose tokenizer renders the prompts.
+            options: say where the rows are, and how many are asked.
+            examples: the rows; None: read from where the options say.
 
         Raises:
-            ConfigError: they are not at hand.
-            DataError: a row is none of the task's, or the tokenizer has no chat tokens.
+            ConfigError: the rows are missing.
+            DataError: a row is not in the task's form, or the tokenizer has no chat tokens.
         """
         self.renderer = make_renderer(run.tokenizer, f"of {options.folder}")
         examples = find_examples(name, options) if examples is None else examples
         self.task = examples.task
         self.rows = len(examples)
-        """Of the task, limited or not."""
+        """The number of the task's rows, without the limit."""
         numbers = np.sort(np.random.default_rng(SEED).permutation(self.rows)[: options.limit])
         self.by_name: dict[str, Question] = {}
         for number, example in zip(numbers.tolist(), examples.read(numbers), strict=True):
@@ -92,28 +92,28 @@ class Questions:
         }
 
     def items(self) -> list[Item]:
-        """Return them as items; a longer one takes longer."""
+        """Return an item for each question, with the prompt's tokens as its cost."""
         return [Item(name, len(question.prompt)) for name, question in self.by_name.items()]
 
     def texts(self) -> dict[str, list[int]]:
-        """Return the tokens of what each question asks, without its choices."""
+        """Return the tokens of each question's own text, without its choices, by the item's name."""
         asked = [each.example.facts.get("question", each.example.messages[-2].text) for each in self.by_name.values()]
         return {name: self.renderer.encode(text).tolist() for name, text in zip(self.by_name, asked, strict=True)}
 
     def of(self, items: Sequence[Item]) -> list[Question]:
-        """Return the questions of items, by ascending length."""
+        """Return the questions of items, by ascending length of their prompts."""
         return sorted((self.by_name[item.name] for item in items), key=lambda each: len(each.prompt))
 
 
 def find_examples(name: str, options: Options) -> Examples:
-    """Open the rows of a task: under `--data`, or from the hub; a task from outside may make its own.
+    """Open a task's rows: below `--data`, or from the hub; a task from outside may make its own.
 
     Raises:
-        ConfigError: `--data` does not have them.
-        DataError: they cannot be read or downloaded, or there is no such task.
+        ConfigError: the rows are not below `--data`.
+        DataError: the rows cannot be read or downloaded, or there is no such task.
     """
     if name not in SOURCES:
-        # One that makes its rows needs none of the data that other tasks are given.
+        # A task that makes its own rows ignores `--data`, which is for the other tasks.
         return open_examples(name, options.data if made_rows(name, find_task(name)) is None else None)
     task, hub = SOURCES[name]
     if options.data is None:
@@ -122,7 +122,7 @@ def find_examples(name: str, options: Options) -> Examples:
 
 
 def _find_rows(name: str, task: str, options: Options) -> Path:
-    """Return the path or glob of a task's rows: those of the split `test`, where splits lie side by side."""
+    """Return the path or glob of a task's rows, only the split `test` if the folder has it."""
     folder = options.data_folder(name)
     patterns = ["test", "**/test[-.]*", *(f"{each}.*" for each in dict.fromkeys((name, task)))]
     for pattern in patterns:
@@ -134,5 +134,5 @@ def _find_rows(name: str, task: str, options: Options) -> Path:
 
 
 def standard_error(scores: Sequence[float]) -> float | None:
-    """Return the standard error of the mean over questions; None for one alone."""
+    """Return the standard error of the mean over questions; None for a single question."""
     return stdev(scores) / len(scores) ** 0.5 if len(scores) > 1 else None

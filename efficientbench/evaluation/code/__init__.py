@@ -1,1 +1,1 @@
-"""Programs that a model wrote, run in a sandbox."""
+"""Run programs that a model wrote in a sandbox."""

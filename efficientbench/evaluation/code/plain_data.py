@@ -1,7 +1,7 @@
-"""Plain data between two processes of which one may lie: numbers, text, bytes, None, tuples, lists, sets and dicts.
+"""Exchange plain data with a process that is not trusted: numbers, text, bytes, None, tuples, lists, sets and dicts.
 
-A message is JSON: a value, and the lists, sets and dicts that occur in it, each once, so that both sides mean the same
-ones by their places. What is unpacked has exactly these types, whatever the other side sends. Nothing is a pickle.
+A message is JSON: a value, and its lists, sets and dicts, each once, so that both sides refer to them by their index.
+Unpacked data has exactly these types, whatever the other side sends. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from itertools import chain
 from typing import Any
 
 MESSAGE_BYTES = 16 * 2**20
-"""The longest message."""
+"""The length of the longest message."""
 
 _PACK: dict[type, Any] = {
     type(None): lambda value: 0,
     bool: int,
-    # Decimal digits of an integer are limited in number.
+    # Python limits the decimal digits of an integer, but not the hexadecimal ones.
     int: hex,
     float: float.hex,
     complex: lambda value: [value.real.hex(), value.imag.hex()],
@@ -37,18 +37,18 @@ _UNPACK: dict[str, Any] = {
 _FIXED: dict[str, Any] = {"tuple": tuple, "frozenset": frozenset}
 _CHANGING: dict[str, Any] = {"list": list, "set": set, "dict": dict}
 _DICTS = (Counter, OrderedDict, defaultdict)
-"""Of the standard library; they arrive as dicts."""
+"""Types of the standard library that arrive as dicts."""
 
 
 def pack(value: Any, objects: list[Any]) -> dict[str, Any]:
     """Return the message of a value.
 
     Args:
-        value: plain data; types that inherit from those of plain data are none.
-        objects: lists, sets and dicts that both sides know, in one order; those of the value are appended.
+        value: plain data; instances of subclasses are not plain data, except for `_DICTS`.
+        objects: the lists, sets and dicts that both sides know, in the same order; the value's new ones are appended.
 
     Raises:
-        TypeError: something in it is no plain data.
+        TypeError: the value contains something other than plain data.
     """
     places = {id(each): place for place, each in enumerate(objects)}
 
@@ -66,7 +66,7 @@ def pack(value: Any, objects: list[Any]) -> dict[str, Any]:
         return ["at", places[id(one)]]
 
     message: dict[str, Any] = {"value": packed(value), "objects": []}
-    # The list grows on the way.
+    # `objects` grows during the loop.
     for each in objects:
         items = chain.from_iterable(each.items()) if isinstance(each, dict) else each
         kind = "dict" if isinstance(each, dict) else type(each).__name__
@@ -78,13 +78,13 @@ def unpack(message: dict[str, Any], objects: list[Any], sent: dict[str, Any] | N
     """Return the value of a message.
 
     Args:
-        message: from `pack`, or anything that the other side sent.
-        objects: the lists, sets and dicts that both sides know: they get the contents that the message has for them.
-            The others are appended.
-        sent: the message from which the other side knows them: what has not changed since is left alone.
+        message: a message of `pack`, or anything that the other side sent.
+        objects: the lists, sets and dicts that both sides know, which get their contents from the message; new ones
+            are appended.
+        sent: the message with which `objects` were sent; objects that have not changed since are not touched.
 
     Raises:
-        Exception: of any kind, where it is no message.
+        Exception: `message` is not a valid message; any type of exception.
     """
     known = len(objects)
     objects += [_CHANGING[kind]() for kind, _ in message["objects"][known:]]
@@ -115,8 +115,8 @@ def send(file: int, message: dict[str, Any]) -> None:
     """Write a message to a pipe.
 
     Raises:
-        ValueError: it is too long.
-        OSError: nobody reads it.
+        ValueError: the message is too long.
+        OSError: the other side has closed the pipe.
     """
     content = json.dumps(message).encode()
     if len(content) > MESSAGE_BYTES:
@@ -131,7 +131,7 @@ def receive(file: int) -> dict[str, Any]:
 
     Raises:
         EOFError: the other side has ended.
-        ValueError: it is no message.
+        ValueError: the bytes are not a message.
     """
     size = int.from_bytes(_read(file, 4), "big")
     if size > MESSAGE_BYTES:

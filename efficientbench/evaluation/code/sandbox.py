@@ -1,6 +1,6 @@
-"""Run programs that a model wrote, apart from everything else as far as the kernel allows. It is no security boundary.
+"""Run programs that a model wrote, isolated as far as the kernel allows. This is no security boundary.
 
-A program and its tests are two processes (`sandboxed.py`), each an interpreter with a session and an empty environment.
+A program and its tests run in two processes (`sandboxed.py`), each with its own session and an empty environment.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _INSIDE = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use, and its tests once more. No file gets longer, so that memory is all that it fills."""
+    """The limits of a program, and equally of its tests. No file can grow, so that they can fill nothing but memory."""
 
     memory_bytes: int = 512 * 2**20
-    """Of its address space."""
+    """The size of the address space."""
     processor_s: int = 5
-    """Of processor time, whole seconds, so that a busy machine makes no answer wrong."""
+    """Processor time, whole seconds: unlike wall time, it does not depend on how busy the machine is."""
     wall_s: float = 30.0
-    """From its start to its end, for programs that wait."""
+    """Wall time of program and tests together, for programs that wait."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,16 @@ class Outcome:
     """How a program ended."""
 
     ended: str
-    """"passed" (it and its tests came to their end), "time", "memory", "processes", "files", "network", "refused": the
-    limit or the refusal that ended it; "error": by any other error, of a test too; "left": it ended itself, or was
-    killed."""
+    """"passed": program and tests completed; "time", "memory", "processes", "files", "network", "refused": the limit or
+    the refusal that ended the program; "error": any other error, also of a test; "left": it exited, or was killed."""
     message: str
-    """The error, without characters that a terminal acts on."""
+    """The error, without control characters."""
     held: Mapping[str, bool]
     """Which limits and refusals were in force."""
 
     @property
     def passed(self) -> bool:
-        """Whether the program and its tests came to their end."""
+        """Whether the program and its tests completed."""
         return self.ended == "passed"
 
 
@@ -62,14 +61,14 @@ def run_program(program: str, tests: str = "", limits: Limits = Limits()) -> Out
     """Run a Python program and its tests.
 
     Args:
-        program: what the model wrote.
-        tests: import functions from the module `program`, and raise an error where those are wrong. They run in a
-            process that the program does not reach. What the functions take and return is plain data. Without tests
-            it passes by coming to its end, which it can pretend.
-        limits: of each of the two.
+        program: the source that the model wrote.
+        tests: the source of the tests. They import functions from the module `program`, and raise an error if the
+            functions are wrong. They run in a process that the program cannot reach; arguments and results are plain
+            data. Without tests a program passes if it completes, which it can fake.
+        limits: the limits of program and tests.
 
     Raises:
-        EvaluationError: no program can be run here.
+        EvaluationError: no program can run on this machine.
     """
     end = time.monotonic() + limits.wall_s
     with contextlib.ExitStack() as stack:
@@ -89,7 +88,7 @@ def run_program(program: str, tests: str = "", limits: Limits = Limits()) -> Out
         holds, _, report = tester.stdout.read().decode().partition("\n")
         outcome = json.loads(report or "{}")
         if outcome.get("ended") == "left":
-            # The program's pipes are closed before it can be waited for.
+            # The program's pipes close before the process can be reaped.
             timed_out, exit_status = not _ends(holder, end), holder.returncode
         errors.seek(0)
         problem = errors.read().decode(errors="replace").strip()[-400:]
@@ -111,10 +110,10 @@ def run_program(program: str, tests: str = "", limits: Limits = Limits()) -> Out
 def _side(
     name: str, limits: Limits, pipes: tuple[int, int], job: IO[bytes] | None, errors: IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start one of the two sides, and kill it in the end."""
+    """Start the side `name` ("program" or "tests"), and kill it when the block ends."""
     words = json.dumps({"memory_bytes": limits.memory_bytes, "processor_s": limits.processor_s})
     process = subprocess.Popen(
-        # -B: bytecode could not be written.
+        # -B: no bytecode, which could not be written.
         [sys.executable, "-I", "-B", "-c", _INSIDE, name, words, *map(str, pipes)],
         stdin=job or subprocess.DEVNULL,
         stdout=subprocess.PIPE if job else subprocess.DEVNULL,
@@ -132,7 +131,7 @@ def _side(
 
 
 def _ends(process: subprocess.Popen[bytes], end: float) -> bool:
-    """Wait for a process until some moment; return whether it has ended."""
+    """Wait for a process until the time `end` (`time.monotonic`); return whether the process has ended."""
     try:
         process.wait(max(0, end - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -141,7 +140,7 @@ def _ends(process: subprocess.Popen[bytes], end: float) -> bool:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its session, and wait for its end."""
+    """Kill a process and its process group, and wait for the process."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,7 +1,7 @@
-"""The two inner sides of the sandbox: a process that holds a program and answers calls, and one that tests it.
+"""The two processes in the sandbox: one holds the program and answers calls, the other runs the tests.
 
-`sandbox.py` starts both, and each gives up what it can (`confinement.py`). Whatever the program does to its own
-process, the other learns of it only what comes through a pipe: plain data (`plain_data.py`).
+`sandbox.py` starts both, and each gives up its rights (`confinement.py`). Whatever the program does to its own
+process, the tests get only plain data from it, through a pipe (`plain_data.py`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _REASONS = {
 
 
 def reason(error: BaseException) -> str:
-    """Return what ended a program: a limit or a refusal by its name, or "error"."""
-    # What urllib raises has the error of the socket inside.
+    """Return the limit or refusal that an error means, by its name in `Outcome.ended`; "error" if it means none."""
+    # urllib's errors hold the error of the socket as `reason`.
     error = getattr(error, "reason", error)
     if isinstance(error, MemoryError):
         return "memory"
     if type(error).__name__ in ("gaierror", "herror"):
         return "network"
-    # Python says of a thread only that it cannot begin.
+    # Python's error for a thread does not say why the thread cannot start.
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         return "processes"
     return _REASONS.get(error.errno or 0, "error") if isinstance(error, OSError) else "error"
@@ -50,7 +50,7 @@ def _failure(error: BaseException) -> dict[str, str]:
 
 
 def hold_program(requests: int, answers: int, held: dict[str, bool]) -> None:
-    """Run the program that comes first, then answer calls of its functions, until nobody asks any more."""
+    """Run the program of the first request, then answer calls of its functions, until the pipe closes."""
     send(answers, {"held": held})
     namespace: dict[str, Any] = {"__name__": "__main__"}
 
@@ -62,7 +62,7 @@ def hold_program(requests: int, answers: int, held: dict[str, bool]) -> None:
         name, arguments, named = unpack(request, objects)
         if not callable(namespace.get(name)):
             raise NameError(f"the program has no function {name}")
-        # With what the function has done to its arguments.
+        # The objects carry the function's changes to its arguments.
         return pack(namespace[name](*arguments, **named), objects)
 
     while True:
@@ -74,20 +74,20 @@ def hold_program(requests: int, answers: int, held: dict[str, bool]) -> None:
 
 
 class _Lost(BaseException):
-    """The program's process has ended, or its answer is none."""
+    """The program's process has ended, or its answer is not valid."""
 
 
 class Program:
-    """The process of a program, as its tests see it."""
+    """The program's process, as the tests see it."""
 
     def __init__(self, requests: int, answers: int) -> None:
-        """Take the pipes to it and from it."""
+        """Take the pipes for requests to the process and for its answers."""
         self.requests, self.answers = requests, answers
         self.lost: dict[str, str] | None = None
-        """How it was lost. Nothing passes from then on, whatever the tests catch."""
+        """The outcome if the process was lost. The program then fails, whatever the tests catch."""
 
     def ask(self, request: dict[str, Any] | None) -> dict[str, Any]:
-        """Send a request, and return the answer. Raises _Lost."""
+        """Send a request, if there is one, and return the answer. Raises _Lost."""
         try:
             if request is not None:
                 send(self.requests, request)
@@ -99,11 +99,11 @@ class Program:
         raise _Lost
 
     def call(self, name: str, /, *arguments: Any, **named: Any) -> Any:
-        """Return what a function of the program returns for plain data, and change arguments as it does.
+        """Call a function of the program with plain data; return its result, and change the arguments as it does.
 
         Raises:
-            TypeError: an argument is no plain data.
-            Exception: the function failed; it is the builtin of that name, and arguments are as they were.
+            TypeError: an argument is not plain data.
+            Exception: the function failed; the builtin exception of the same name. The arguments are unchanged.
         """
         objects: list[Any] = []
         request = pack((name, arguments, named), objects)
@@ -121,30 +121,30 @@ class Program:
 
 
 def _as_builtin(answer: dict[str, Any]) -> BaseException:
-    """Return the error of which an answer tells."""
+    """Return the exception that an answer reports."""
     kind = getattr(builtins, str(answer["error"]), None)
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
         kind = RuntimeError
     try:
         error = kind(answer.get("message"))
     except TypeError:
-        # Some need more than a message.
+        # Some exceptions need more than a message.
         error = RuntimeError(answer.get("message"))
     error.__dict__["answer"] = answer
     return error
 
 
 def _outcome(failure: dict[str, Any]) -> dict[str, str]:
-    """Return the outcome of a failure, of which the program's process may have said anything."""
+    """Return the outcome of a failure, which the program's process may have faked."""
     ended = next((each for each in _REASONS.values() if each == failure.get("ended")), "error")
     return {"ended": ended, "message": f"{failure['error']}: {failure.get('message')}"[:200]}
 
 
 def run_tests(program: Program, source: str, tests: str) -> dict[str, str]:
-    """Have a program run in its process, and run its tests in this one; return how it ended."""
+    """Run a program in its process and its tests in this one; return how the program ended."""
 
     def function(name: str) -> Callable[..., Any]:
-        # What an import asks of a module itself.
+        # The import itself looks up such names in the module.
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *arguments, **named: program.call(name, *arguments, **named)
@@ -163,10 +163,10 @@ def run_tests(program: Program, source: str, tests: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Be the side that the arguments name: "program" or "tests", its limits, the pipes for requests and for answers.
+    """Run the side that the arguments name: "program" or "tests", limits, pipe of requests, pipe of answers.
 
-    The tests' side reads its job from the input. It writes two lines of JSON to the output: what holds, and how the
-    program ended.
+    The tests' side reads its job from stdin. It writes two lines of JSON to stdout: which limits are in force, and how
+    the program ended.
     """
     side, limits, requests, answers = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     job = json.load(sys.stdin) if side == "tests" else {}
@@ -181,5 +181,5 @@ def main() -> None:
         program = Program(requests, answers)
         os.write(report, f"{json.dumps(program.ask(None)['held'])}\n".encode())
         os.write(report, json.dumps(run_tests(program, **job)).encode())
-    # Nothing that a program leaves for the end of its interpreter runs.
+    # Skips whatever the program has registered for the exit of its interpreter.
     os._exit(0)

@@ -1,1 +1,1 @@
-"""CORE, the metric of DCLM (arXiv 2406.11794): 22 tasks, scored by losses, centred on chance, and averaged."""
+"""CORE, the metric of DCLM (arXiv 2406.11794): the mean centred accuracy of 22 tasks, scored by losses."""

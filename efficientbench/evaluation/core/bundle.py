@@ -1,4 +1,4 @@
-"""The evaluation bundle: `core.yaml`, `eval_meta_data.csv`, and the tasks' rows below `eval_data/`."""
+"""Read the evaluation bundle: `core.yaml`, `eval_meta_data.csv`, and the tasks' rows below `eval_data/`."""
 
 from __future__ import annotations
 
@@ -33,55 +33,55 @@ KEYS: dict[str, dict[str, type]] = {
     SCHEMA: {"context_options": list, "continuation": str, "gold": int},
     LANGUAGE: {"context": str, "continuation": str},
 }
-"""What the rows of each type of task have."""
+"""The keys of a row and their types, by the type of the task."""
 ORDER_SEED, SHOTS_SEED = 1337, 1234
-"""Of the reference's random numbers: for the order of a task's rows, and, plus a row's number, for its shots."""
+"""The reference's seeds: of the order of a task's rows, and, plus the row's number, of a row's shots."""
 
 
 @dataclass(frozen=True)
 class CoreTask:
-    """One of the tasks, with its rows."""
+    """One of the 22 tasks, with its rows."""
 
     name: str
     kind: str
-    """A key of KEYS."""
+    """The task's type, a key of KEYS."""
     shots: int
     delimiter: str
-    """Between a question and its answer."""
+    """The text between a question and its answer."""
     baseline: float
-    """Accuracy by chance, 0 to 1."""
+    """The accuracy of guessing, 0 to 1."""
     sha256: str
-    """Of its file (hex)."""
+    """The SHA-256 (hex) of the task's file."""
     rows: Sequence[Mapping[str, Any]]
-    """In the reference's order, cut to the limit."""
+    """The rows in the reference's order, cut to the limit."""
 
     def examples(self, number: int) -> list[Mapping[str, Any]]:
-        """Return the shots of a row: others, by the reference's random numbers."""
+        """Return a row's shots: other rows, drawn by the reference's random numbers."""
         drawn = random.Random(SHOTS_SEED + number).sample(range(len(self.rows) - 1), self.shots)
         return [self.rows[each + (each >= number)] for each in drawn]
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What there is of the 22 tasks."""
+    """The tasks of an evaluation bundle."""
 
     tasks: dict[str, CoreTask]
-    """Those at hand, by their names, in the order of NAMES."""
+    """The available tasks by name, in the order of NAMES."""
     absent: dict[str, str]
-    """The others → why."""
+    """Why a task is missing, by the task's name."""
     baselines_sha256: str
-    """Of `eval_meta_data.csv` (hex): editions of it differ."""
+    """The SHA-256 (hex) of `eval_meta_data.csv`, whose editions differ."""
 
 
 def read_bundle(folder: Path, limit: int | None) -> Bundle:
     """Read a bundle.
 
     Args:
-        folder: It has the three parts.
-        limit: rows of each task, at most; shots too are drawn from these alone, as the reference does.
+        folder: the bundle's folder.
+        limit: the most rows of each task; None: all. Shots are drawn from these rows, too, as in the reference.
 
     Raises:
-        ConfigError: it is no bundle, has none of the tasks, or the limit is too small for a task's shots.
+        ConfigError: the folder is not a bundle, has none of the tasks, or has too few rows for a task's shots.
         DataError: a file is damaged.
     """
     listed, baselines = _listed(folder / "core.yaml"), _baselines(folder / "eval_meta_data.csv")
@@ -105,7 +105,7 @@ def read_bundle(folder: Path, limit: int | None) -> Bundle:
 
 
 def _listed(path: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the tasks that a `core.yaml` lists, by their names."""
+    """Return the entries of a `core.yaml`, by the tasks' names."""
     try:
         content = yaml.safe_load(read_whole(path))
         return {str(row["label"]): row for row in content["icl_tasks"]}
@@ -119,11 +119,11 @@ def _listed(path: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _baselines(path: Path) -> dict[str, float]:
-    """Return each task's accuracy by chance."""
+    """Return the accuracy of guessing, 0 to 1, by the tasks' names."""
     try:
         rows = csv.DictReader(io.StringIO(read_text(path)))
         percent = {row["Eval Task"]: float(row["Random baseline"]) for row in rows}
-        # An accuracy cannot be centred on 100.
+        # An accuracy cannot be centred on a baseline of 100.
         if wrong := {name: value for name, value in percent.items() if not 0 <= value < 100}:
             raise ValueError(f"percent from 0 to below 100 are needed: {wrong}")
         return {name: value / 100 for name, value in percent.items()}

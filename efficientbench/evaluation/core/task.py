@@ -1,4 +1,4 @@
-"""The task `core`: the tasks of a bundle, their accuracies, and their centred mean if all 22 are there."""
+"""The task `core`: the accuracies of a bundle's tasks, and CORE, their centred mean, if the bundle has all 22."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 def prompts(task: CoreTask, number: int) -> list[str]:
-    """Return the texts of a row behind its shots: one with each choice; of language, without and with its end."""
+    """Return a row's texts after its shots: one per choice; for language modeling without and with the answer."""
     row, delimiter = task.rows[number], task.delimiter
     before = "".join(f"{_whole(task, shot)}\n\n" for shot in task.examples(number))
     if task.kind == CHOICES:
@@ -31,12 +31,12 @@ def prompts(task: CoreTask, number: int) -> list[str]:
     if task.kind == SCHEMA:
         return [f"{before}{context}{delimiter}{row['continuation']}" for context in row["context_options"]]
     question = f"{before}{row['context'].strip()}{delimiter}"
-    # A blank at the end would be a token of its own, and not the beginning of the next word's.
+    # A trailing blank would be a token of its own instead of the beginning of the next word's token.
     return [question.strip(), f"{question}{row['continuation']}"]
 
 
 def _whole(task: CoreTask, row: Row) -> str:
-    """Return a row with its right answer."""
+    """Return a row's text with the right answer."""
     if task.kind == CHOICES:
         return f"{row['query']}{task.delimiter}{row['choices'][row['gold']]}"
     if task.kind == SCHEMA:
@@ -47,24 +47,24 @@ def _whole(task: CoreTask, row: Row) -> str:
 def continuations(
     kind: str, texts: Sequence[str], encode: Callable[[list[str]], list[list[int]]], bos: int, longest: int | None
 ) -> list[Continuation]:
-    """Return the sequences to score, and from where on.
+    """Return the sequences to score, each with its first scored token.
 
-    Of choices what follows their common beginning is scored, of a schema their common end, of language the end. A
-    sequence that is too long loses its beginning.
+    Of multiple choices, the tokens after the common beginning are scored; of a schema, the common end; of language
+    modeling, the answer. A sequence that is too long loses its beginning.
 
     Args:
-        kind: of the task.
-        texts: what `prompts` returns.
-        encode: texts → their tokens.
+        kind: the task's type, a key of KEYS.
+        texts: the texts that `prompts` returns.
+        encode: returns the tokens of texts.
         bos: the token that begins each sequence.
-        longest: tokens that the model has positions for; None: any number.
+        longest: the model's number of positions; None: unlimited.
 
     Raises:
-        ConfigError: what is to be scored alone is longer than that.
+        ConfigError: the scored tokens alone exceed the model's positions.
     """
     sequences = [[bos, *ids] for ids in encode(list(texts))]
     if kind == LANGUAGE:
-        # Where the tokenizer joins both ends into one token, that belongs to the answer.
+        # A token into which the tokenizer joins question and answer belongs to the answer.
         found = [Continuation(sequences[1], common(sequences))]
     elif kind == SCHEMA:
         shared = common([sequence[::-1] for sequence in sequences])
@@ -75,7 +75,7 @@ def continuations(
 
 
 def _cut(continuation: Continuation, longest: int | None) -> Continuation:
-    # The last token is scored, and not read.
+    # The last token is scored, but the model does not read it.
     surplus = len(continuation.tokens) - (longest or len(continuation.tokens))
     if surplus <= 0:
         return continuation
@@ -88,27 +88,27 @@ def _cut(continuation: Continuation, longest: int | None) -> Continuation:
 
 
 WINDOW = 256
-"""Items of a task that are rendered at once, and batched by their lengths."""
+"""Items of a task that are rendered at once, and batched by length."""
 BOS = "<|bos|>"
 
 
 class Core:
-    """Scores each task's rows; few-shot prompts are rendered as they are needed, since they are long."""
+    """Scores the rows of all tasks; renders the few-shot prompts only when needed, since they are long."""
 
     name = "core"
 
     def __init__(
         self, model: GPT, tokenizer: TextTokenizer, bundle: Bundle, longest: int | None, limit: int | None, budget: int
     ) -> None:
-        """Take the parts of it.
+        """Take the model, the bundle and the limits.
 
         Args:
-            model: in evaluation mode.
-            tokenizer: of the model; its `<|bos|>`, or else the end of a document, begins each prompt.
+            model: the model, in evaluation mode.
+            tokenizer: the model's tokenizer; its `<|bos|>`, or else its end-of-document token, begins each prompt.
             bundle: the tasks.
-            longest: tokens that the model has positions for; None: any number.
-            limit: by which the bundle was cut.
-            budget: tokens of a batch.
+            longest: the model's number of positions; None: unlimited.
+            limit: the most rows of a task, to which the bundle was cut.
+            budget: the most tokens of a batch, about.
         """
         self.scorer = Scorer(model, longest, budget)
         self.tokenizer, self.bundle, self.longest = tokenizer, bundle, longest
@@ -122,17 +122,17 @@ class Core:
 
     @classmethod
     def of(cls, run: Opened, options: Options) -> Core:
-        """Return the task on the bundle that the options name.
+        """Return the task for the bundle that the options name.
 
         Raises:
-            ConfigError, DataError: as `read_bundle`.
+            ConfigError, DataError: see `read_bundle`.
         """
         bundle = read_bundle(options.data_folder("core"), options.limit)
         longest = run.config.model.position.longest
         return cls(run.model, run.tokenizer, bundle, longest, options.limit, options.batch_tokens)
 
     def items(self) -> Sequence[Item]:
-        """Return the rows of all tasks; their characters, with those of their shots, are their cost."""
+        """Return an item for each row of each task; its cost is the characters of the row and of average shots."""
         found = []
         for name, task in self.bundle.tasks.items():
             sizes = [sum(len(str(value)) for value in row.values()) for row in task.rows]
@@ -141,13 +141,13 @@ class Core:
         return found
 
     def texts(self) -> Mapping[str, Sequence[int]]:
-        """Return the tokens of each row's own question or context, without its shots."""
+        """Return the tokens of each row's question or context, without its shots, by the item's name."""
         rows = {f"{name}/{at}": row for name, task in self.bundle.tasks.items() for at, row in enumerate(task.rows)}
         encoded = self.tokenizer.encode_batch([_own_text(row) for row in rows.values()])
         return dict(zip(rows, encoded, strict=True))
 
     def score(self, items: Sequence[Item]) -> Iterator[list[ItemResult]]:
-        """Yield the results of items, task after task."""
+        """Yield the items' results, task after task."""
         numbers: dict[str, list[int]] = {}
         for item in items:
             name, _, number = item.name.partition("/")
@@ -176,7 +176,7 @@ class Core:
             answer = self.tokenizer.decode(scored[0].greedy.tolist())
             right = bool(np.array_equal(scored[0].greedy, ends[0]))
         else:
-            # As Python's `min` does it in the reference: the first of equal ones, and NaN only where it is the first.
+            # `min` as in the reference: the first of equal losses, and NaN only if it comes first.
             answer = min(range(len(means)), key=means.__getitem__)
             right = answer == task.rows[number]["gold"]
             details["gold"] = task.rows[number]["gold"]
@@ -184,7 +184,7 @@ class Core:
         return ItemResult(f"{task.name}/{number}", prompt_hash("\0".join(texts)), answer, right, losses, details)
 
     def summary(self, results: Mapping[str, ItemResult]) -> Summary:
-        """Return CORE, and the accuracy of each of the 22 tasks."""
+        """Return CORE and the accuracy of each of the 22 tasks."""
         parts, figures, absent = {}, {}, dict(self.bundle.absent)
         for name, task in self.bundle.tasks.items():
             own = [results[item] for number in range(len(task.rows)) if (item := f"{name}/{number}") in results]

@@ -1,1 +1,1 @@
-"""Tasks of lm-eval, asked of a run's model."""
+"""Evaluate a run's model on tasks of lm-eval."""

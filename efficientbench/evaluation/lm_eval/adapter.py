@@ -1,6 +1,6 @@
-"""Our models in lm-eval (EleutherAI's harness): it asks for log-likelihoods and texts, and this answers.
+"""Our models in lm-eval (EleutherAI's harness): answer its requests for log-likelihoods and texts.
 
-Cuts, windows and first tokens are those of lm-eval's `hf` backend, so that both give the same figures on one model.
+Truncation, windows and first tokens are those of lm-eval's `hf` backend, so that both give a model the same figures.
 """
 
 from __future__ import annotations
@@ -25,49 +25,49 @@ if TYPE_CHECKING:
     from efficientbench.generation.open_run import Opened
 
 MAX_NEW_TOKENS = 256
-"""Of a text, where a task does not say; lm-eval's own number."""
+"""The most tokens of a text if the task does not say; lm-eval's default."""
 LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names by which tasks say it; the first one counts."""
+"""The keys by which tasks set that number; the first that is set counts."""
 MOST_CHOICES = 16
-"""Of an item, whose context is computed once however long it is."""
+"""The most choices of an item; a group may always have this many, however long its context is."""
 
 Request = tuple[Any, list[int], list[int]]
-"""What the answer is kept under, context and continuation."""
+"""The key under which lm-eval caches the answer, the context's tokens, and the continuation's tokens."""
 Answer = tuple[float, bool]
-"""Log-likelihood, and whether each token is the likeliest."""
+"""The log-likelihood, and whether each token is the most likely one."""
 
 
 class Adapter(TemplateLM):
-    """An open run as a model of lm-eval."""
+    """An opened run as a model of lm-eval."""
 
     def __init__(self, run: Opened, batch_tokens: int, console: Console) -> None:
-        """Take the run, the tokens of a batch, and where the progress is shown."""
+        """Take the run, the tokens of a batch, and the console for the progress."""
         super().__init__()
         self.run, self.console = run, console
         position = run.config.model.position.longest
         self.max_length: int = position or run.config.training.seq_len
-        """Tokens that the model reads at most: as its export says, those of a training sequence."""
+        """The most tokens that the model reads: its positions, else the training's sequence length, as in an export."""
         self.batch = max(batch_tokens // self.max_length, 1)
         self.scorer = Scorer(run.model, position, batch_tokens)
 
     @property
     def eot_token_id(self) -> int:
-        """Return the token that ends a document, which also stands before a text without context."""
+        """Return the end-of-document token, which also precedes a text without context."""
         return self.run.tokenizer.eod_id
 
     @property
     def tokenizer_name(self) -> str:
-        """Return the key that distinguishes requests that lm-eval keeps."""
+        """Return the tokenizer's fingerprint, by which lm-eval tells cached requests apart."""
         return self.run.tokenizer.fingerprint
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Return the tokens of a text; nothing is added, and names of special tokens are ordinary text."""
+        """Return the tokens of a text; no token is added, and names of special tokens are ordinary text."""
         return self.run.tokenizer.encode_batch([string])[0]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[Answer]:
-        """Return of each continuation its log-likelihood, and whether each of its tokens is the likeliest."""
+        """Return each continuation's log-likelihood, and whether each of its tokens is the most likely one."""
         answers: list[Answer] = [(0.0, False)] * len(requests)
         for number, answer in self._answers(requests):
             answers[number] = answer
@@ -87,9 +87,10 @@ class Adapter(TemplateLM):
                 progress.add(sum(len(numbers[group]) for group, _ in batch), sum(costs[group] for group, _ in batch))
 
     def _groups(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Return the numbers of requests whose context is computed once, as the choices of an item follow each other.
+        """Return groups of request numbers whose context is computed once: the choices of an item follow each other.
 
-        All requests of a task may have one context, as an empty one: they are no group, which would be one batch.
+        Requests with the same short context, such as an empty one, form a group only if their continuations are one
+        token: a group is one batch.
         """
 
         def key(number: int) -> int | list[int]:
@@ -114,7 +115,7 @@ class Adapter(TemplateLM):
         return Continuation(tokens, len(tokens) - len(end))
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of each whole text, window by window, each token once."""
+        """Return the log-likelihood of each text, window by window, each token once."""
         windows: list[tuple[int, list[int], list[int]]] = []
         for number, request in enumerate(requests):
             tokens = self.tok_encode(request.args[0])
@@ -131,7 +132,7 @@ class Adapter(TemplateLM):
         return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return what the model adds to each context, up to the first of its stop texts."""
+        """Return the text that the model adds to each context, up to the first stop text."""
         texts = [""] * len(requests)
         by_settings: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
@@ -152,7 +153,7 @@ class Adapter(TemplateLM):
         return EvaluationProgress("requests of lm-eval", requests, cost, self.console)
 
     def _texts(self, contexts: Mapping[int, str], settings: Mapping[str, Any]) -> dict[int, str]:
-        """Return the continuations of one batch; all are by the number of the request, which draws its tokens."""
+        """Return the continuations of one batch by the number of the request, which also seeds its sampling."""
         new = next((int(settings[key]) for key in LENGTH_KEYS if settings.get(key) is not None), MAX_NEW_TOKENS)
         if new >= self.max_length:
             raise ConfigError(f"--lm-eval: a task asks for {new:,} new tokens, and the model reads {self.max_length:,}")
@@ -164,7 +165,7 @@ class Adapter(TemplateLM):
             top_k=int(settings["top_k"]) if settings.get("top_k") else None,
             top_p=float(settings.get("top_p") or 1.0),
         )
-        # An empty context begins as a document does.
+        # An empty context begins as a document does: after the end-of-document token.
         prompts = [
             (self.tok_encode(each) or [self.eot_token_id])[-(self.max_length - new) :] for each in contexts.values()
         ]

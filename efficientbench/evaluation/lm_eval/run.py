@@ -1,4 +1,4 @@
-"""`efficientbench evaluate --lm-eval`: tasks of lm-eval on a run's model, its figures and samples beside our own."""
+"""`efficientbench evaluate --lm-eval`: evaluate a run's model on tasks of lm-eval, and store results like our own."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from efficientbench.generation.open_run import opened
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
 
 CORRECT = ("acc", "exact_match")
-"""lm-eval's figures of one sample that say right (1) or wrong (0)."""
+"""lm-eval's metrics of one sample that say right (1) or wrong (0)."""
 COUNT = "sample_len"
-"""What lm-eval calls the number of a task's documents, which stands among its figures."""
+"""lm-eval's key of the number of a task's documents, which is among its figures."""
 
 
 def evaluate_by_lm_eval(names: Sequence[str], options: Options, step: int | None, console: Console) -> None:
-    """Score a run's model by tasks of lm-eval, and write `evaluation/lm_eval_<task>` for each.
+    """Score a run's model on tasks of lm-eval, and write `evaluation/lm_eval_<task>` for each.
 
-    Answers are kept as they come, in a file of the checkpoint: a killed evaluation asks for the others alone.
+    Answers are cached in a file per checkpoint, so that an evaluation that was killed resumes.
 
     Args:
-        names: of tasks, those of lm-eval or of YAML files in the folder `data` of the options.
-        options: of the command.
-        step: of the checkpoint; None: the newest that is whole.
-        console: for progress and figures.
+        names: the tasks' names in lm-eval, or in YAML files in the options' folder `data`.
+        options: the command's options.
+        step: the checkpoint's step; None: the newest intact checkpoint.
+        console: prints progress and figures.
 
     Raises:
         ConfigError: lm-eval is not installed, has no such task, or cannot load it.
-        CheckpointError, DataError, DeviceError: as `opened`.
+        CheckpointError, DataError, DeviceError: see `opened`.
         GenerationError: the model computed NaN.
-        EvaluationError: the memory does not suffice.
+        EvaluationError: out of memory.
     """
     try:
         import lm_eval
@@ -81,7 +81,7 @@ def evaluate_by_lm_eval(names: Sequence[str], options: Options, step: int | None
 
 
 def _write_items(folder: Path, header: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
-    """Write a line for each document; for each document and filter where a task reads answers by several filters."""
+    """Write a line per document, or per document and filter if a task has several filters."""
     several = len({sample["filter"] for sample in samples}) > 1
     items = [_item(sample, several) for sample in samples]
     with ResultFile(folder / FOLDER / f"{header['task']}.jsonl", header) as file:
@@ -101,10 +101,10 @@ def _summary(results: Mapping[str, Any]) -> Summary:
     figures: dict[str, float | None] = {}
     unavailable = {}
     for key, value in results.items():
-        # Numpy's numbers are among them.
+        # The values may be numpy's numbers.
         if key == COUNT or not isinstance(value, Real):
             continue
-        # lm-eval writes the filter behind the figure's name: "acc,none".
+        # lm-eval appends the filter to the figure's name: "acc,none".
         name = key.removesuffix(",none")
         figures[name] = float(value) if math.isfinite(value) else None
         if figures[name] is None:

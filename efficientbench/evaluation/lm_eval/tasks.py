@@ -1,4 +1,4 @@
-"""The tasks of lm-eval, with errors for people; lm-eval's own are tracebacks."""
+"""Load lm-eval's tasks, and report mistakes as ConfigError, where lm-eval prints a traceback."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Tasks(TaskManager):
-    """Finds tasks by their names: those of lm-eval, and those of YAML files in a folder."""
+    """Finds tasks by name, in lm-eval and in YAML files of a folder."""
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise ConfigError for a name that no task has."""
+        """Raise ConfigError for an unknown task."""
         known = self.all_tasks
         for name in names:
             if name not in known:
@@ -30,15 +30,15 @@ class Tasks(TaskManager):
                 )
 
     def load(self, task_list: Any) -> TaskDict:
-        """Return the tasks and groups of these names, with their items.
+        """Return the named tasks and groups, with their items.
 
         Raises:
-            ConfigError: one cannot be loaded, two names hold the same one, or one runs programs that the model writes.
+            ConfigError: a task cannot be loaded, is named twice, or would run programs that the model wrote.
         """
         try:
             loaded = super().load(task_list)
         except Exception as error:
-            # Files and code of others, and downloads, fail in any way.
+            # Downloads, and files and code from outside, may raise anything.
             first_line = next(iter(str(error).splitlines()), "")
             raise ConfigError(f"--lm-eval: a task cannot be loaded: {type(error).__name__}: {first_line}") from None
         unsafe = [name for name, task in loaded["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]

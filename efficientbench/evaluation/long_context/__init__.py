@@ -1,1 +1,1 @@
-"""How far back a model reads: hidden facts, and the loss at each position."""
+"""Long-context evaluation: hidden facts, and the loss at each position."""

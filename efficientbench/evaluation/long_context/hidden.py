@@ -1,7 +1,7 @@
-"""Passkey and needle: a number is hidden in a long text, made on the spot, and asked for at its end.
+"""Passkey and needle: hide a number in a long text that is made on the spot, and ask for it at the end.
 
-`passkey` (after arXiv 2305.16300) hides it among sentences that repeat, `needle` (after RULER, arXiv 2404.06654) in
-real text. Both are for base models: an answer is right if each of its tokens is the likeliest.
+`passkey` (after arXiv 2305.16300) hides it among repeated sentences, `needle` (after RULER, arXiv 2404.06654) in
+real text. Both are for base models: an answer is right if each of its tokens is the most likely one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 BEYOND = 2
-"""Times the trained length: the longest that is tried unless others are asked for."""
+"""The longest default length, as a multiple of the trained length."""
 
 
 def read_lengths(text: str | None) -> tuple[int, ...]:
-    """Return the numbers of a list like `2048,4096`; none without one.
+    """Return the lengths in a list like `2048,4096`, ascending; none for None.
 
     Raises:
-        ConfigError: there is something else in it.
+        ConfigError: an entry is not a whole number above 1.
     """
     if text is None:
         return ()
@@ -42,10 +42,10 @@ def read_lengths(text: str | None) -> tuple[int, ...]:
 
 
 def choose_lengths(config: RunConfig, asked: Sequence[int] = ()) -> list[int]:
-    """Return lengths in tokens: those that are asked for, else a quarter to twice the trained one.
+    """Return lengths in tokens: those that are asked for, else a quarter to twice the trained length.
 
     Raises:
-        ConfigError: one that is asked for has more tokens than the model has positions.
+        ConfigError: a length that is asked for exceeds the model's positions.
     """
     longest, trained = config.model.position.longest, config.training.seq_len
     for length in asked:
@@ -59,16 +59,16 @@ def choose_lengths(config: RunConfig, asked: Sequence[int] = ()) -> list[int]:
 
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Where the number stands: the share of the text before it."""
+"""The positions of the number, as the share of the filler before it."""
 REPEATS = 10
-"""Items of each length and depth, without a limit."""
+"""Items per length and depth, unless `limit` is set."""
 DIGITS = 5
 SEED = 0
 
 
 @dataclass(frozen=True)
 class Wording:
-    """The sentences around the text; `{}` is the name of what is asked for, `{number}` its number."""
+    """A task's sentences; `{}` stands for the name that is asked for, `{number}` for its number."""
 
     opening: str
     hidden: str
@@ -92,21 +92,21 @@ NEEDLE = Wording(
 
 @dataclass(frozen=True)
 class Cell:
-    """A length and a depth."""
+    """The length and depth of an item."""
 
     length: int
-    """Tokens of the whole, answer included."""
+    """Tokens of the item, answer included."""
     depth: float
 
 
 class Hidden:
-    """One of the two tasks."""
+    """The task `passkey` or `needle`."""
 
     def __init__(self, name: str, run: Opened, options: Options, wording: Wording) -> None:
-        """Choose lengths, and read the text to hide in.
+        """Choose the lengths, and read the filler text.
 
         Raises:
-            ConfigError: no length has room for the question, or the text is not at hand.
+            ConfigError: no length has room for the question, or the text is missing.
             DataError: the text cannot be read.
         """
         self.name, self.run, self.wording, self.budget = name, run, wording, options.batch_tokens
@@ -114,7 +114,7 @@ class Hidden:
         self.repeats = options.limit or REPEATS
         self.filler, source = self._filler(options)
         lengths = choose_lengths(run.config, options.lengths)
-        # As long as the longest name makes it.
+        # With the longest name.
         frame = max(len(self._around(each, 10**DIGITS - 1, 0)) for each in range(len(wording.names)))
         self.lengths = [length for length in lengths if length > frame]
         if not self.lengths:
@@ -132,7 +132,7 @@ class Hidden:
         }
 
     def _filler(self, options: Options) -> tuple[np.ndarray, str]:
-        """Return the tokens to hide in, which repeat where they do not suffice, and what they are."""
+        """Return the tokens of the filler, which is repeated if it is too short, and its description."""
         if self.wording is PASSKEY:
             return np.array(self._ids(FILLER), "<i8"), "sentences that repeat"
         text = own_validation(options.folder) if options.text is None else read_text(options.text, self.run, None)
@@ -142,16 +142,16 @@ class Hidden:
         return self.run.tokenizer.encode_batch([text])[0] if text else []
 
     def items(self) -> Sequence[Item]:
-        """Return all lengths, depths and repeats."""
+        """Return an item for each length, depth and repeat."""
         return [Item(name, cell.length) for name, (cell, _) in self.cells.items()]
 
     def prompt(self, cell: Cell, repeat: int) -> tuple[list[int], list[int]]:
-        """Return the tokens of an item, and those of its answer; both together are as many as the cell says."""
+        """Return the tokens of an item's prompt and of its answer; together they have the cell's length."""
         random = np.random.default_rng([SEED, cell.length, int(100 * cell.depth), repeat])
         number = int(random.integers(10 ** (DIGITS - 1), 10**DIGITS))
         which = int(random.integers(len(self.wording.names)))
         room = cell.length - len(self._around(which, number, 0))
-        # Another piece of the text in each item; sentences that repeat begin with the first.
+        # Each item takes another piece of the text; repeated sentences begin with the first one.
         begin = 0 if self.wording is PASSKEY else int(random.integers(len(self.filler)))
         tokens = self._around(which, number, round(cell.depth * room), room, begin)
         answer = self._answer(number)
@@ -161,7 +161,7 @@ class Hidden:
         return self._ids(f" {number}")
 
     def _around(self, which: int, number: int, before: int, room: int = 0, begin: int = 0) -> list[int]:
-        """Return all tokens of an item with `room` tokens of filler, `before` of them in front of the number."""
+        """Return all tokens of an item with `room` tokens of filler, `before` of them ahead of the number."""
         name, wording = self.wording.names[which], self.wording
         filler = np.take(self.filler, range(begin, begin + room), mode="wrap").tolist()
         hidden = self._ids(wording.hidden.format(name, number=number))
@@ -170,7 +170,7 @@ class Hidden:
         return [*opening, *filler[:before], *hidden, *filler[before:], *question, *self._answer(number)]
 
     def score(self, items: Sequence[Item]) -> Iterator[list[ItemResult]]:
-        """Yield the results of items that are computed together."""
+        """Yield the items' results, batch after batch."""
         prompts = [self.prompt(*self.cells[item.name]) for item in items]
         groups = [[Continuation([*prompt, *answer], len(prompt))] for prompt, answer in prompts]
         scorer = Scorer(self.run.model, self.run.config.model.position.longest, self.budget)
@@ -186,7 +186,7 @@ class Hidden:
             yield results
 
     def summary(self, results: Mapping[str, ItemResult]) -> Summary:
-        """Return the share of right answers, within the trained length and beyond it, and that of each cell."""
+        """Return the accuracy within and beyond the trained length, and the right answers of each cell."""
         right: dict[Cell, list[bool]] = {}
         for name, result in results.items():
             right.setdefault(self.cells[name][0], []).append(bool(result.right))

@@ -1,7 +1,7 @@
-"""Loss by position: whether a model's predictions become better the more context they have.
+"""Loss by position: whether a model's predictions improve with more context.
 
-Documents stand one after the other, each behind the token that ends the one before, as in training. Every sequence
-counts at all positions, so that no position has other text than another.
+Documents follow each other, separated by the end-of-document token, as in training. Every sequence counts at all
+positions, so that all positions are scored on comparable text.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from efficientbench.generation.open_run import Opened
 
 SEQUENCES = 64
-"""Without a limit, if the text has as many."""
+"""The most sequences, unless `limit` is set."""
 
 
 class PositionLoss:
-    """Scores sequences of the longest length, cut from the text one behind the other."""
+    """Scores consecutive sequences of the longest length, cut from the text."""
 
     name = "position_loss"
 
     def __init__(self, run: Opened, options: Options) -> None:
-        """Cut the text.
+        """Read the text, and cut it into sequences.
 
         Raises:
-            ConfigError: it is not at hand, or is shorter than a sequence.
-            DataError: it cannot be read.
+            ConfigError: the text is missing, or is shorter than a sequence.
+            DataError: the text cannot be read.
         """
         self.run, self.budget, self.trained = run, options.batch_tokens, run.config.training.seq_len
         text = own_validation(options.folder) if options.text is None else read_text(options.text, run, None)
@@ -60,24 +60,24 @@ class PositionLoss:
         }
 
     def items(self) -> Sequence[Item]:
-        """Return the sequences."""
+        """Return an item for each sequence."""
         return [Item(name) for name in self.sequences]
 
     def score(self, items: Sequence[Item]) -> Iterator[list[ItemResult]]:
-        """Yield the results of sequences that are computed together."""
+        """Yield the sequences' results, batch after batch."""
         sequences = [self.sequences[item.name] for item in items]
         scorer = Scorer(self.run.model, self.run.config.model.position.longest, self.budget)
         for part in scorer.score([[Continuation(each.tolist(), 1)] for each in sequences]):
             yield [self._result(items[at].name, sequences[at], scored.losses) for at, [scored] in part]
 
     def _result(self, name: str, sequence: np.ndarray, losses: np.ndarray) -> ItemResult:
-        # The first token is predicted from nothing: its loss is not there.
+        # The first token has no context, and no loss.
         means = [float(losses[first - 1 : end - 1].mean()) for first, end in self.bounds]
         details = {"losses_by_position": means}
         return ItemResult(name, prompt_hash(sequence.tobytes()), None, None, (float(losses.mean()),), details)
 
     def summary(self, results: Mapping[str, ItemResult]) -> Summary:
-        """Return the mean loss of all positions, that of the last ones of the trained length, and each range's."""
+        """Return the mean loss of all positions, of the range that ends at the trained length, and of each range."""
         means = np.array([result.details["losses_by_position"] for result in results.values()])
         losses, errors = means.mean(axis=0), np.full(len(self.bounds), np.nan)
         if len(means) > 1:
@@ -105,9 +105,9 @@ class PositionLoss:
 
 
 def bounds(length: int, trained: int) -> list[tuple[int, int]]:
-    """Return ranges of positions from 1 on, first and behind the last.
+    """Return ranges of positions (first, end), from 1 to `length`, each without its end.
 
-    Each ends at √2 times the end before; one ends at the trained length, unless the sequence is shorter.
+    Each range ends at √2 times the previous end; one ends at the trained length, unless the sequence is shorter.
     """
     steps = range(-2 * trained.bit_length(), 2 * length.bit_length())
     inside = {end for step in steps if 1 < (end := round(trained * 2 ** (step / 2))) < length}

@@ -1,1 +1,1 @@
-"""The order in which a fine-tuning sees its examples, and what that order changes."""
+"""Curricula: the order in which a fine-tuning sees its examples, and the effect of that order."""

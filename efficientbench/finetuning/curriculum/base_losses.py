@@ -1,4 +1,4 @@
-"""The base model's loss on each example, written as a difficulty that a curriculum reads."""
+"""Write the base model's loss on each example as the difficulty that a curriculum reads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from efficientbench.running.failures import ran_out_of_memory
 
 
 def write_losses(config: FinetuneConfig, file: Path) -> int:
-    """Write each example with the base model's mean loss on its answers, in nats; return how many examples there are.
+    """Write each example with the base model's mean loss on its answers, in nats; return the number of rows written.
 
-    A row is {messages, <curriculum.field>}. An example that `data.too_long` leaves out of the training is left out.
+    A row is {messages, <curriculum.field>}. Skip the examples that `data.too_long` drops from the training.
 
     Args:
-        config: model, examples, device, dtype, and as micro-batch the examples of a forward pass.
-        file: where the rows go, as JSONL.
+        config: the fine-tuning's configuration; a forward pass computes one micro-batch.
+        file: the new JSONL file.
 
     Raises:
         ConfigError, DeviceError, DataError, MetricsError: the model, the device, the examples or the file cannot be
@@ -72,12 +72,12 @@ def base_losses(model: Any, examples: Examples, at_once: int) -> np.ndarray:
     """Return the mean loss of each example's learned tokens, float64 [examples].
 
     Args:
-        model: in evaluation.
-        examples: with learned tokens in each.
-        at_once: examples of one forward pass.
+        model: the base model, in evaluation mode.
+        examples: the examples, each with learned tokens.
+        at_once: examples per forward pass.
     """
     losses = np.empty(len(examples))
-    # The longest first, so that a lack of memory shows at once; padding is least where lengths are alike.
+    # The longest first, so that a lack of memory shows at once; sorted, so that padding is small.
     ranked = np.argsort(-examples.lengths, kind="stable")
     for begin in range(0, len(ranked), at_once):
         own = ranked[begin : begin + at_once]
@@ -90,7 +90,7 @@ def base_losses(model: Any, examples: Examples, at_once: int) -> np.ndarray:
             present[place, : len(ids)] = 1
         logits = model(input_ids=tokens.to(model.device), attention_mask=present.to(model.device)).logits
         following = targets[:, 1:].to(model.device)
-        # [B, T - 1, V] as cross_entropy takes it: the classes second.
+        # cross_entropy takes the logits as [B, V, T - 1].
         each = torch.nn.functional.cross_entropy(logits[:, :-1].float().mT, following, reduction="none")
         losses[own] = (each.double().sum(1) / (following != -100).sum(1)).cpu().numpy()
     return losses

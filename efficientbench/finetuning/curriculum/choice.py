@@ -1,4 +1,4 @@
-"""Chooses the order of a run: the curriculum that was asked for, or a random one with the reason why."""
+"""Choose a run's order: the configured curriculum, or a random order and the reason for it."""
 
 from __future__ import annotations
 
@@ -25,73 +25,73 @@ from efficientbench.finetuning.curriculum.order import (
 )
 
 FEWEST_STEPS = 10
-"""A shorter run shows nothing of a curriculum."""
+"""The fewest steps of a run with a curriculum; a shorter run cannot show its effect."""
 FEWEST_STAGE_STEPS = 3
 ADVISED_SAMPLES = 1000
-"""Of a level; a smaller one is warned of."""
+"""The fewest samples of a level without a warning."""
 
 
 @dataclass(frozen=True)
 class StageRecord:
-    """A stage as it was run."""
+    """A stage of the run."""
 
     steps: int
     asked: tuple[float, ...]
-    """Share of each level by the configuration."""
+    """Each level's share in the configuration."""
     used: tuple[float, ...]
-    """Share of each level in the run, whose empty levels have none."""
+    """Each level's share in the run, 0 for an empty level."""
 
 
 @dataclass(frozen=True)
 class LevelRecord:
-    """A level as the run saw it."""
+    """A level and how often the run drew its samples."""
 
     name: str
     samples: int
     drawn: int
     passes: float
-    """`drawn` over `samples`; 0 where the level is empty."""
+    """`drawn` over `samples`; 0 for an empty level."""
     coverage: float
-    """Share of the level's samples that were drawn at least once; 0 where it is empty."""
+    """The share of the level's samples that were drawn at least once; 0 for an empty level."""
 
 
 @dataclass(frozen=True)
 class CurriculumRecord:
-    """What a run's record says of its order."""
+    """The order's part of a run's record."""
 
     asked: str
-    """`curriculum.use`."""
+    """The configured `curriculum.use`."""
     used: str
-    """The pace, or a baseline's name; random: no curriculum."""
+    """The pace of the curriculum, or the baseline's name; random: no curriculum."""
     reason: str | None
-    """Why a random order is used; None where it is not."""
+    """Why there is no curriculum; None if the configured order was used."""
     score: str
     pace: str
     seed: int
     steps: int
     batch: int
     samples: int
-    """That take part."""
+    """The number of samples that take part."""
     coverage: float
-    """Share of them that are drawn at least once."""
+    """The share of these samples that the order draws at least once."""
     stages: tuple[StageRecord, ...]
-    """Of a staged pace."""
+    """The stages of a staged pace; empty for other orders."""
     levels: tuple[LevelRecord, ...]
-    """Empty where samples have no difficulty."""
+    """The levels; empty if samples have no difficulty."""
     order_hash: str
-    """SHA-256 of the order, equal on all ranks."""
+    """The order's SHA-256, equal on all ranks."""
 
 
 @dataclass(frozen=True)
 class RunOrder:
-    """The order of a run, and what is to be said of it."""
+    """The order of a run, with its record and warnings."""
 
     order: np.ndarray
-    """Sample numbers, int64 [steps · batch]."""
+    """The numbers of the samples, int64 [steps · batch]."""
     record: CurriculumRecord
     warnings: tuple[str, ...]
     levels: tuple[int | None, ...]
-    """Level of each sample; None: it has none."""
+    """Each sample's level; None for a sample without one."""
 
 
 def choose_order(
@@ -103,17 +103,17 @@ def choose_order(
 ) -> RunOrder:
     """Return the order of a run of `steps` steps with `batch` samples each.
 
-    A fallback changes neither the number of steps nor what the schedule does, so that runs stay comparable.
+    A fallback changes neither the number of steps nor the schedule, so that runs stay comparable.
 
     Args:
-        config: the curriculum that is asked for.
-        samples: the training data as it is trained on, after samples that are too long have gone.
+        config: the configured curriculum.
+        samples: the training samples, without those that were dropped as too long.
         steps: optimizer steps.
-        batch: samples in a step, over all ranks.
-        numbers: a number for each sample, for scores other than the label.
+        batch: samples per step over all ranks.
+        numbers: each sample's score; None with the score `label`.
 
     Raises:
-        ConfigError: labels are missing in some rows, or a curriculum is required and the data allows none.
+        ConfigError: some rows lack a label, or a curriculum is required but impossible.
     """
     if config.use == "off":
         return _random(config, len(samples), None, steps, batch, "curriculum.use=off")
@@ -129,7 +129,7 @@ def choose_order(
 
 
 def _obstacle(config: CurriculumConfig, samples: int, rated: Difficulties | None, steps: int) -> str | None:
-    """Return why the data or the length of the run allows no curriculum; None where they do."""
+    """Return why the data or the run's length allows no curriculum; None if it is possible."""
     if rated is None:
         return f"'{config.field}' field not found in any of {samples:,} rows"
     if len({score for score in rated.scores if score is not None}) < 2:
@@ -145,7 +145,7 @@ def _obstacle(config: CurriculumConfig, samples: int, rated: Difficulties | None
 def _random(
     config: CurriculumConfig, samples: int, rated: Difficulties | None, steps: int, batch: int, reason: str
 ) -> RunOrder:
-    """Return passes over all samples that take part, and a warning where the curriculum could not be had."""
+    """Return shuffled passes over the samples that take part, with a warning unless the curriculum is off."""
     kept = np.arange(samples) if rated is None else rated.kept
     levels = (None,) * samples if rated is None else rated.levels
     order = random_order(kept, steps, batch, config.seed)
@@ -172,7 +172,7 @@ def _paced(config: CurriculumConfig, rated: Difficulties, steps: int, batch: int
 def _order_among(
     config: CurriculumConfig, rated: Difficulties, stages: Sequence[Stage], steps: int, batch: int
 ) -> np.ndarray:
-    """Return the order as places among the samples that take part."""
+    """Return the order as indices into the samples that take part."""
     scores = [score for score in rated.scores if score is not None]
     levels = [level for level in rated.levels if level is not None]
     if config.order == "random":
@@ -191,16 +191,16 @@ def _order_among(
 
 
 def _stages_with_samples(config: CurriculumConfig, rated: Difficulties) -> tuple[Stage, ...]:
-    """Return the stages with the shares of empty levels given to the others in proportion.
+    """Return the stages, with the shares of empty levels distributed over the other levels in proportion.
 
-    Where a stage has no other level, all levels get its share by their number of samples.
+    If a stage has no other level, the levels get shares in proportion to their numbers of samples.
     """
     sizes = [rated.levels.count(level) for level in range(len(config.levels))]
     stages = []
     for stage in config.stages:
         shares = [share if size else 0.0 for share, size in zip(stage.mixture, sizes, strict=True)]
         shares = shares if any(shares) else [float(size) for size in sizes]
-        # A full mixture stays as it is written: dividing by a sum of 1 − 1e-17 would change its digits.
+        # A mixture without an empty level is kept: dividing by a sum of 1 − 1e-17 would change its digits.
         full = all(size or not share for share, size in zip(stage.mixture, sizes, strict=True))
         mixture = stage.mixture if full else tuple(share / sum(shares) for share in shares)
         stages.append(Stage(end=stage.end, mixture=mixture))

@@ -1,4 +1,4 @@
-"""The parts of a curriculum: levels of difficulty, the score behind them, the pace, and the baselines."""
+"""The configuration of a curriculum: levels of difficulty, the score that decides them, the pace, the baselines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Order = Literal["paced", "shuffled", "random", "reversed", "random_levels"]
 
 
 class Stage(Part):
-    """A part of the run with one mixture of the levels."""
+    """A part of the run with one mixture of levels."""
 
     end: Annotated[float, Field(gt=0, le=1)] = Field(description="share of the run's steps after which the stage ends")
     mixture: tuple[Fraction, ...] = Field(description="share of each level in the stage's samples; their sum is 1")
@@ -68,7 +68,7 @@ class CurriculumConfig(Part):
 
     @model_validator(mode="after")
     def _levels_and_stages_fit(self) -> CurriculumConfig:
-        """Check names, ends and mixtures."""
+        """Check the levels' names and the stages' ends and mixtures."""
         names = f"{len(self.levels)} levels ({', '.join(self.levels)})"
         require(
             (len(self.levels) >= 2, f"levels: a curriculum has at least 2, not {len(self.levels)}"),

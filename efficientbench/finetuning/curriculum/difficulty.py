@@ -1,4 +1,4 @@
-"""The difficulty of samples: by their label, or by a number for each, cut into levels of equal size."""
+"""The difficulty of samples: by label, or by a score that is cut into levels of equal size."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ _SHOWN_WORDS = 5
 
 @dataclass(frozen=True)
 class Sample:
-    """What a curriculum has to know of a training sample."""
+    """The facts about a training sample that a curriculum needs."""
 
     difficulty: object
-    """Value of the label's column as it stands in the file; None: the row has none."""
+    """The value of the label's column, as in the file; None if the row has none."""
     place: str
-    """File and line of the row, for errors."""
+    """The row's file and line, for error messages."""
 
 
 @dataclass(frozen=True)
 class Difficulties:
-    """The difficulty of each sample."""
+    """The difficulties of all samples."""
 
     scores: tuple[float | None, ...]
-    """Higher is harder; None: the sample takes no part."""
+    """Each sample's score, higher is harder; None: the sample takes no part."""
     levels: tuple[int | None, ...]
-    """From 0, the easiest; None where the score is None."""
+    """Each sample's level, from 0, the easiest; None if its score is None."""
 
     @property
     def kept(self) -> np.ndarray:
-        """Numbers of the samples that take part."""
+        """The numbers of the samples that take part, int64."""
         return np.array([number for number, level in enumerate(self.levels) if level is not None], np.int64)
 
 
 def reasoning_steps(answer: str) -> int:
-    """Count an answer's steps of reasoning: its `<<…>>` calculations as in GSM8K, else its lines that are not empty."""
+    """Count an answer's reasoning steps: its `<<…>>` calculations as in GSM8K, else its non-empty lines."""
     return len(_CALCULATION.findall(answer)) or sum(bool(line.strip()) for line in answer.splitlines())
 
 
 def levels_of_scores(scores: Sequence[float], count: int) -> list[int]:
-    """Return the level of each score: `count` levels, as equal in size as can be; equal scores rank by their number."""
+    """Return each score's level: `count` levels, as equal in size as possible; equal scores rank by their index."""
     ranked = np.argsort(np.asarray(scores, float), kind="stable")
     levels = np.empty(len(scores), np.int64)
     levels[ranked] = np.arange(len(scores)) * count // len(scores)
@@ -56,11 +56,11 @@ def levels_of_scores(scores: Sequence[float], count: int) -> list[int]:
 
 
 def levels_between(numbers: Sequence[float], rated: Sequence[tuple[float, int]]) -> np.ndarray:
-    """Return the level of each number, int64, where other scores were cut into levels; -1: it has none.
+    """Return the level of each number by the bounds of levels that other scores got, int64; -1: no level.
 
     Args:
-        numbers: to be placed; NaN has no level.
-        rated: scores and the levels that they got.
+        numbers: the numbers to rate; NaN has no level.
+        rated: other scores and their levels.
     """
     if not rated:
         return np.full(len(numbers), -1, np.int64)
@@ -74,23 +74,22 @@ def levels_between(numbers: Sequence[float], rated: Sequence[tuple[float, int]])
 
 
 def level_of(config: CurriculumConfig, label: object) -> int | None:
-    """Return the level that a label names; None where it names none."""
+    """Return the level that a label names; None if it names none."""
     return config.levels.index(str(label)) if str(label) in config.levels else None
 
 
 def difficulties(
     config: CurriculumConfig, samples: Sequence[Sample], numbers: Sequence[float] | None
 ) -> Difficulties | None:
-    """Return the difficulty of each sample; None where no sample has a label and none is computed.
+    """Return the difficulty of each sample; None if the score is `label` and no sample has one.
 
     Args:
-        config: which score, and the levels' names.
-        samples: of the training data.
-        numbers: a number for each sample; needed by all scores but the label.
+        config: the curriculum's score and levels.
+        samples: the training samples.
+        numbers: each sample's score; None with the score `label`.
 
     Raises:
-        ConfigError: labels are missing in some rows or name no level, and `unlabelled` does not say what to do with
-            them; or a number is not finite.
+        ConfigError: some labels are missing or name no level, and `unlabelled` is `error`; or a number is not finite.
     """
     if config.score != "label":
         assert numbers is not None, f"score {config.score} takes a number for each sample"
@@ -116,14 +115,14 @@ def _by_number(config: CurriculumConfig, samples: Sequence[Sample], numbers: Seq
 
 
 def number_of(label: object) -> float | None:
-    """Return a label that is a number; None for any other."""
+    """Return a label that is a number; None for any other label."""
     if isinstance(label, (int, float)) and not isinstance(label, bool):
         return float(label)
     return None
 
 
 def _unlabelled(config: CurriculumConfig, samples: Sequence[Sample], levels: Sequence[int | None]) -> str:
-    """Return the message for samples without a known level: how many, the first place, the words, what would help."""
+    """Return the error message for samples without a known level: first place, count, labels, remedies."""
     lost = [sample for sample, level in zip(samples, levels, strict=True) if level is None]
     words = Counter(str(sample.difficulty) for sample in lost if sample.difficulty is not None)
     missing = sum(sample.difficulty is None for sample in lost)

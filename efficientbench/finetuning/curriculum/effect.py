@@ -1,8 +1,8 @@
-"""The effect of a curriculum: held-out losses of runs with the same seeds, compared at equal loss tokens.
+"""The effect of a curriculum: compare held-out losses of runs with the same seeds at equal loss tokens.
 
-`paced − shuffled` is the effect of the order, `shuffled − random` that of the mixture, `paced − random_levels` that of
-the difficulties, `reversed − shuffled` that of the opposite order. Easy samples are mostly short, so that runs of equal
-steps have not learned from as many tokens.
+`paced − shuffled` is the effect of the order, `shuffled − random` of the mixture, `paced − random_levels` of the
+difficulties, `reversed − shuffled` of the opposite order. Easy samples are mostly short, so that runs of equal steps
+have learned from different numbers of tokens.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from efficientbench.metrics.formulas.definitions import standard_error
 from efficientbench.metrics.formulas.ratio import SIGNIFICANCE, Estimate, holm
 
 FEWEST_SEEDS = 5
-"""Fewer pairs of runs give no verdict."""
+"""The fewest pairs of runs for a verdict."""
 COMPARISONS = {
     "order": ("paced", "shuffled"),
     "mixture": ("shuffled", "random"),
     "difficulties": ("paced", "random_levels"),
     "reversal": ("reversed", "shuffled"),
 }
-"""Effect → the two orders whose difference it is."""
+"""Each effect's two orders, whose difference the effect is."""
 
 
 @dataclass(frozen=True)
 class LossCurve:
-    """Held-out loss of one run as it trains."""
+    """The held-out losses of one run during training."""
 
     seed: int
-    """Of the run: initial adapters and order."""
+    """The run's seed, of initial adapters and order."""
     points: tuple[tuple[int, float], ...]
-    """(loss tokens trained on, held-out loss in nats), ascending; runs of one seed have one held-out text."""
+    """(loss tokens trained on, held-out loss in nats), ascending; runs of one seed share the held-out text."""
 
     def at(self, loss_tokens: float) -> float:
-        """Return the loss after so many loss tokens, on a straight line between validations.
+        """Return the loss after `loss_tokens` loss tokens, interpolated linearly between validations.
 
-        Raises ConfigError: the run was first validated later.
+        Raises ConfigError: the run's first validation came later.
         """
         tokens, losses = zip(*self.points, strict=True)
         if loss_tokens < tokens[0]:
@@ -55,22 +55,22 @@ class LossCurve:
 
 @dataclass(frozen=True)
 class Effect:
-    """How much lower or higher a held-out loss is, over pairs of runs of the same seed."""
+    """The difference of the held-out losses of two orders, over pairs of runs with the same seed."""
 
     loss_tokens: int
-    """At which the losses are compared: the most that all runs have."""
+    """The loss tokens at which losses are compared: the most that all runs have."""
     seeds: tuple[int, ...]
     difference: float
-    """Mean over the seeds of first − second, nats: below 0, the first is better."""
+    """The mean of first − second over the seeds, nats; below 0 the first order is better."""
     low: float
-    """Lower end of the 95 % interval, Student's, of paired differences."""
+    """The lower end of Student's 95 % interval of the paired differences, nats."""
     high: float
     p_value: float
-    """Chance of so large a difference where there is none."""
+    """The probability of a difference at least as large if the orders do not differ."""
 
     @property
     def verdict(self) -> str:
-        """The difference in words."""
+        """The verdict in words."""
         if len(self.seeds) < FEWEST_SEEDS:
             return f"no verdict: {number_of(len(self.seeds), 'seed')}, {FEWEST_SEEDS} are needed"
         if self.p_value >= SIGNIFICANCE:
@@ -79,9 +79,9 @@ class Effect:
 
 
 def effect(first: Sequence[LossCurve], second: Sequence[LossCurve]) -> Effect:
-    """Return the difference of two orders' losses, paired by seed.
+    """Return the difference of the losses of two orders, paired by seed.
 
-    Raises ConfigError: the sides have not the same seeds, or a single one, or one twice; or a run has no loss so early.
+    Raises ConfigError: the sides have different seeds, fewer than two, or one twice; or a run was validated too late.
     """
     counts = [Counter(curve.seed for curve in side) for side in (first, second)]
     twice = sorted({seed for each in counts for seed, count in each.items() if count > 1})
@@ -103,13 +103,13 @@ def effect(first: Sequence[LossCurve], second: Sequence[LossCurve]) -> Effect:
 
 
 def effects(curves: Mapping[str, Sequence[LossCurve]]) -> dict[str, Effect]:
-    """Return the effects of order, mixture, difficulties and reversal, as far as both sides ran.
+    """Return the effects of order, mixture, difficulties and reversal for which both orders ran.
 
-    Their p values are corrected for their number (Holm 1979): where nothing has an effect, 95 % of comparisons claim
-    none at all. Intervals stay those of single differences.
+    The p values are corrected for the number of effects (Holm 1979): without any true effect, at most 5 % of such sets
+    of comparisons claim one. The intervals are not corrected.
 
     Args:
-        curves: order, as `curriculum.order` names it → its runs.
+        curves: the runs of each order, by its name in `curriculum.order`.
     """
     found = {
         name: effect(curves[first], curves[second])

@@ -1,4 +1,4 @@
-"""The effect of a curriculum from the records of a folder: runs that differ in their order and their seed alone."""
+"""Print the effect of a curriculum from a folder's records, of runs that differ only in order and seed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from efficientbench.metrics.records.record import RunRecord, load_records
 from efficientbench.planning.plan_table import plain_table
 
 ALL = "all"
-"""Held-out examples of every level."""
+"""The name of the part with all held-out examples."""
 
 
 def print_effects(folder: Path, console: Console) -> None:
-    """Print what order, mixture, difficulties and reversal change in held-out losses, in all and by level.
+    """Print the effects of order, mixture, difficulties and reversal on held-out losses, in all and by level.
 
     Raises:
         ConfigError: the runs differ in more than order and seed, or no two orders can be compared.
@@ -43,7 +43,7 @@ def print_effects(folder: Path, console: Console) -> None:
         for part, own in found.items():
             if effect in own:
                 each = own[effect]
-                # Levels have intervals alone: a verdict for each would be one of many.
+                # Levels have no verdict: their p values are not corrected for the number of levels.
                 verdict = each.verdict if part == ALL else ""
                 name = f"{effect}: {first} − {second}" if part == ALL else ""
                 table.add_row(name, part, f"{each.difference:+.4f}", f"{each.low:+.4f} to {each.high:+.4f}", verdict)
@@ -59,9 +59,9 @@ def print_effects(folder: Path, console: Console) -> None:
 
 
 def _comparable(records: Iterable[RunRecord]) -> tuple[list[RunRecord], list[str]]:
-    """Return the completed fine-tunings with the order that they ask for, and a line for each that is left out.
+    """Return the completed fine-tunings that ran in their configured order, and a note for each that did not.
 
-    Raises ConfigError: they differ in more than order and seed.
+    Raises ConfigError: the runs differ in more than order and seed.
     """
     runs: list[RunRecord] = []
     notes = []
@@ -88,7 +88,7 @@ def _order(record: RunRecord) -> str:
 
 
 def _other_keys(record: RunRecord) -> dict[str, Any]:
-    """Return the configuration without order, seeds and what changes nothing, and what was computed on."""
+    """Return the run's devices, and its configuration without order, seeds and keys that change no result."""
     config = {key: value for key, value in with_later_keys(record.config).items() if key not in ("label", *SAME)}
     config["curriculum"] = {
         key: value for key, value in config["curriculum"].items() if key not in ("order", "use", "seed")
@@ -98,7 +98,7 @@ def _other_keys(record: RunRecord) -> dict[str, Any]:
 
 
 def _levels(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the names of the levels that all held-out texts have, easiest first."""
+    """Return the names of the levels that occur in every run's held-out losses, easiest first."""
     if not runs:
         return []
     names = runs[0].config["curriculum"]["levels"]
@@ -110,7 +110,7 @@ def _points(record: RunRecord) -> list[dict[str, Any]]:
 
 
 def _curves(runs: Sequence[RunRecord], part: str) -> dict[str, list[LossCurve]]:
-    """Return the curves of each order."""
+    """Return the loss curves of each order on `part`: ALL, or a level."""
     curves: dict[str, list[LossCurve]] = {}
     for record in runs:
         points = tuple(

@@ -1,1 +1,1 @@
-"""Rows of a file as examples of a prompt and its answer."""
+"""Read rows as examples of prompt and answer, and tokenize them."""

@@ -1,4 +1,4 @@
-"""Turns rows into tokens with marked answers, and keeps them in one file for the ranks of a node."""
+"""Tokenize rows, mark the answers' tokens, and store the examples in a file for the ranks of a node."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Template of a tokenizer that has none."""
+"""The chat template for a tokenizer that has none."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Tokenized examples, one after the other."""
+    """Tokenized examples, concatenated."""
 
     tokens: np.ndarray
-    """Ids of all examples, int32."""
+    """The token ids of all examples, int32."""
     learned: np.ndarray
-    """Whether a token belongs to an answer, bool, like `tokens`."""
+    """Whether each token belongs to an answer, bool, shaped like `tokens`."""
     ends: np.ndarray
-    """Where each example ends in `tokens`, int64 [examples]."""
+    """The index in `tokens` after each example's last token, int64 [examples]."""
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return an example's tokens and what of them is learned."""
+        """Return an example's tokens, and its mask of learned tokens."""
         begin = int(self.ends[number - 1]) if number else 0
         part = slice(begin, int(self.ends[number]))
         return self.tokens[part], self.learned[part]
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each example, int64 [examples]."""
+        """The number of tokens of each example, int64 [examples]."""
         return np.diff(self.ends, prepend=0)
 
     @property
     def supervised(self) -> np.ndarray:
-        """Tokens of each example that are learned, int64 [examples]."""
+        """The number of learned tokens of each example, int64 [examples]."""
         return np.diff(np.cumsum(self.learned)[self.ends - 1], prepend=0)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of tokens, marks and ends."""
+        """The SHA-256 (hex) of `tokens`, `learned` and `ends`."""
         digest = hashlib.sha256(self.tokens.astype("<i4").tobytes())
         digest.update(self.learned.tobytes() + self.ends.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def rows(self) -> list[dict[str, list[int]]]:
-        """Return what TRL trains on: `input_ids`, and `labels` with -100 where nothing is learned."""
+        """Return the rows that TRL trains on: `input_ids`, and `labels` with -100 at tokens that are not learned."""
         pairs = (self[number] for number in range(len(self)))
         return [{"input_ids": ids.tolist(), "labels": np.where(mask, ids, -100).tolist()} for ids, mask in pairs]
 
 
 def joined(pairs: Sequence[tuple[list[int], list[bool]]]) -> Examples:
-    """Return examples of which each is given by its tokens and what of them is learned."""
+    """Concatenate examples; each is a pair of its tokens and its mask of learned tokens."""
     lengths = [len(ids) for ids, _ in pairs]
     tokens = np.fromiter((token for ids, _ in pairs for token in ids), np.int32, sum(lengths))
     learned = np.fromiter((mark for _, marks in pairs for mark in marks), np.bool_, sum(lengths))
@@ -74,10 +74,10 @@ def joined(pairs: Sequence[tuple[list[int], list[bool]]]) -> Examples:
 
 
 def tokenized(rows: Sequence[Row], tokenizer: Any, config: ExamplesConfig) -> tuple[Examples, list[int], int]:
-    """Return the examples, the numbers of the rows that they are of, and how many rows were cut or left out.
+    """Return the examples, the numbers of their rows, and how many rows were truncated or dropped.
 
     Raises:
-        DataError: an example is too long and `too_long` is error, none is left, or the template refuses one.
+        DataError: an example is too long and `too_long` is `error`, no example is left, or the template rejects one.
     """
     pairs, kept, too_long = [], [], 0
     for number, row in enumerate(rows):
@@ -101,7 +101,7 @@ def tokenized(rows: Sequence[Row], tokenizer: Any, config: ExamplesConfig) -> tu
 
 
 def _encode(row: Row, tokenizer: Any) -> tuple[list[int], list[bool]]:
-    """Return a row's tokens, and which of them are answers: each part is tokenized as it is at generation."""
+    """Return a row's tokens and its mask of answers; prompt and answer are tokenized separately, as at generation."""
     ids: list[int] = []
     learned: list[bool] = []
     done = ""
@@ -135,20 +135,20 @@ def _text(row: Row, tokenizer: Any, turns: int, asks: bool) -> str:
 
 
 def fingerprint_of(train: Examples, held_out: Examples, order: np.ndarray) -> str:
-    """Return the SHA-256 of what a run reads, and in which order."""
+    """Return the SHA-256 (hex) of a run's examples and their order."""
     parts = (train.fingerprint, held_out.fingerprint, order_hash(order))
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def write_examples(path: Path, train: Examples, held_out: Examples, order: np.ndarray, levels: np.ndarray) -> None:
-    """Write what the ranks of a node read; `levels`: of the held-out examples, -1 where one has none."""
+    """Write the examples for the ranks of a node; `levels`: each held-out example's level, -1: none."""
     parts = {f"train_{name}": value for name, value in vars(train).items()}
     parts |= {f"held_out_{name}": value for name, value in vars(held_out).items()}
     np.savez(path, order=order, levels=levels, **parts)
 
 
 def read_examples(path: Path) -> tuple[Examples, Examples, np.ndarray, np.ndarray]:
-    """Return what `write_examples` wrote: examples to train on, held-out ones, the order, and the latter's levels."""
+    """Read the file of `write_examples`; return training examples, held-out examples, order, held-out levels."""
     with np.load(path) as file:
         train, held_out = (
             Examples(*(file[f"{name}_{part}"] for part in ("tokens", "learned", "ends")))

@@ -1,4 +1,4 @@
-"""Reads rows of examples in the three usual forms, from files or the Hugging Face hub."""
+"""Read rows of examples in the three usual forms, from files or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMS = "{instruction, input, output}, {prompt, completion} or {messages}"
 _KNOWN = ("instruction", "input", "output", "prompt", "completion", "messages")
 _ROLES = ("system", "user", "assistant")
 MOST_BYTES = 1 << 32
-"""Of a JSON file, which is read as a whole."""
+"""The largest JSON file that is read; it is read into memory."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -27,23 +27,23 @@ class Row:
     """One example before tokenization."""
 
     messages: tuple[Message, ...]
-    """Turns of `role` and `content`; the last is the assistant's."""
+    """The turns, each with `role` and `content`; the last is the assistant's."""
     difficulty: object
-    """Value of the difficulty's column as it stands; None: it has none."""
+    """The value of the difficulty's column, as in the file; None if the row has none."""
     place: str
-    """Where it is, like `train.jsonl:17`."""
+    """The row's file and line for messages, like `train.jsonl:17`."""
 
 
 def read_rows(path: str | None, difficulty_field: str, levels: Sequence[str]) -> list[Row]:
-    """Return the rows of a file, of a dataset on the hub, or of Python's manual where `path` is None.
+    """Return the rows of a file, of a dataset on the hub, or of Python's manual.
 
     Args:
-        path: as `data.path` of the configuration.
-        difficulty_field: column that holds the difficulty.
-        levels: names that the manual's examples get, by the length of their answers.
+        path: the configuration's `data.path`; None: Python's manual.
+        difficulty_field: the column of the difficulty.
+        levels: the names of the levels that the manual's examples get, by the length of their answers.
 
     Raises:
-        DataError: nothing to read there, or a row of another form; the message names file, line and key.
+        DataError: there is nothing to read, or a row has another form; the message names file, line and key.
     """
     found = _manual(levels, difficulty_field) if path is None else _entries(path)
     rows = [Row(_messages(entry, place), entry.get(difficulty_field), place) for place, entry in found]
@@ -81,7 +81,7 @@ def _entries(path: str) -> Iterator[tuple[str, Any]]:
 
 def _of_json(file: Path) -> Iterator[tuple[str, Any]]:
     try:
-        # Some editors begin a file with a byte order mark.
+        # Some editors write a byte order mark.
         text = read_text(file, "utf-8-sig", MOST_BYTES)
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror}") from None
@@ -115,7 +115,7 @@ def _of_hub(name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _manual(levels: Sequence[str], difficulty_field: str) -> Iterator[tuple[str, Any]]:
-    """Yield paragraphs of the manual that every Python carries, each the answer to the one before."""
+    """Yield paragraphs of the manual that Python ships, each as the answer to the previous one."""
     topics: Mapping[str, str] = importlib.import_module("pydoc_data.topics").topics
     found = []
     for topic, text in sorted(topics.items()):

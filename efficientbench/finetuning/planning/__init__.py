@@ -1,1 +1,1 @@
-"""What a fine-tuning will need, by formulas, without torch."""
+"""Plan a fine-tuning's memory, traffic and time by formulas, without torch."""

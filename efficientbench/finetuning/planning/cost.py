@@ -1,6 +1,7 @@
 """Formulas for the parameters, FLOPs and memory of a fine-tuning, by method and ZeRO stage, without torch.
 
-P = parameters of the base model, T = trained ones, N = ranks, s = tokens of a sample, V = vocabulary, h = hidden size.
+P = parameters of the base model, T = trained parameters, N = ranks, s = tokens of a sample, V = vocabulary,
+h = hidden size.
 """
 
 from __future__ import annotations
@@ -16,36 +17,36 @@ Offload = Literal["none", "optimizer", "all"]
 
 BF16_BYTES = 2
 OPTIMIZER_BYTES = 12
-"""Of a trained number: float32 master weight and AdamW's two moments."""
+"""Bytes per trained parameter: float32 master weight and AdamW's two moments."""
 TILE_TOKENS, TILE_VOCABULARY = 4096, 32_768
-"""Most tokens and entries of the vocabulary whose logits TRL's loss holds at a time (trl.kernels.chunked_logprob)."""
+"""The tile of tokens × vocabulary whose logits TRL's loss holds at a time (trl.kernels.chunked_logprob)."""
 TILE_BYTES = 30
-"""Of a logit there where torch computes the loss: its own, and float32 logarithms, probabilities and gradients."""
+"""Bytes per logit of a tile if torch computes the loss: the logit, and float32 logs, probabilities and gradients."""
 TRITON_TILE_BYTES = 2
-"""Where a Triton kernel computes it in place, as on GPUs."""
+"""Bytes per logit of a tile if a Triton kernel computes the loss in place, as on GPUs."""
 LIVE_NUMBERS = 1_000_000_000
-"""Most gathered weights at a time: DeepSpeed's `stage3_max_live_parameters`."""
+"""The most gathered weights at a time: DeepSpeed's `stage3_max_live_parameters`."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a method trains."""
+    """The trained part of the model."""
 
     method: str
     r: int
-    """Rank of the adapters."""
+    """The rank of the adapters."""
     targets: tuple[str, ...]
-    """Linear layers with an adapter."""
+    """The linear layers with an adapter."""
     freeze_layers: int
-    """Last decoder layers, which `freeze` trains alone."""
+    """The number of last decoder layers that `freeze` trains."""
 
     @property
     def adapts(self) -> bool:
-        """Whether the base model's weights stay as they are and adapters are trained."""
+        """Whether adapters are trained and the base model's weights are frozen."""
         return self.method not in ("full", "freeze")
 
     def tensors(self, shape: Shape) -> list[int]:
-        """Return the sizes of one layer's adapter tensors: A [r, in], B [out, r]; with dora a length of each output."""
+        """Return the sizes of one layer's adapter tensors: A [r, in], B [out, r], with dora also magnitudes [out]."""
         sizes = []
         for inputs, outputs in (shape.matrices[name] for name in self.targets):
             sizes += [self.r * inputs, self.r * outputs, *([outputs] if self.method == "dora" else [])]
@@ -60,51 +61,51 @@ class Trained:
         return shape.layers * sum(self.tensors(shape))
 
     def layers(self, shape: Shape) -> int:
-        """Count the decoder layers that the backward pass goes through."""
+        """Count the decoder layers of the backward pass."""
         return min(self.freeze_layers, shape.layers) if self.method == "freeze" else shape.layers
 
     def frozen(self, shape: Shape) -> int:
-        """Count the parameters that stay as they are."""
+        """Count the frozen parameters."""
         return shape.parameters if self.adapts else shape.parameters - self.parameters(shape)
 
     def frozen_backward(self, shape: Shape) -> int:
-        """Count the frozen parameters that the backward pass reads; below the lowest trained layer it needs none."""
+        """Count the frozen parameters that the backward pass reads; it ends at the lowest trained layer."""
         return shape.table if self.method == "freeze" else self.frozen(shape)
 
 
 @dataclass(frozen=True)
 class TuningFlops:
-    """FLOPs per token in matrix products; a multiply-add is two."""
+    """FLOPs per token in matrix products; a multiply-add counts as two."""
 
     training: float
-    """Forward and backward, causal attention counted halved, and logits of the tokens alone that have a loss."""
+    """Forward and backward, with causal attention counted half, and logits only of tokens with a loss."""
     recomputed: float
-    """Forward FLOPs that the backward pass computes again, and those of logits that nothing learns from."""
+    """FLOPs of the forward pass that the backward pass recomputes, and of logits without a loss."""
 
     @property
     def hardware(self) -> float:
-        """FLOPs that the device computes."""
+        """The FLOPs per token that the device computes."""
         return self.training + self.recomputed
 
 
 def tuning_flops(
     shape: Shape, trained: Trained, tokens: float, recompute: bool, scored: float = 1.0, projected: float = 1.0
 ) -> TuningFlops:
-    """Count FLOPs per token in samples of `tokens` tokens.
+    """Count the FLOPs per token in samples of `tokens` tokens.
 
-    A trained weight costs 6 FLOPs a token: forward, gradient of its input, gradient of itself. A frozen one has no
-    gradient of its own, and costs 4, or 2 below the lowest trained layer, where no gradient goes. So LoRA takes
-    4·P + 3·A + 6·L a token, with A = forward attention and L = the adapters; the pretraining formula 6·P + 3·A would
-    overstate its utilization. What DoRA computes of its weights in each micro-batch is not counted.
-    The loss computes its logits again in the backward pass, whatever `recompute` says.
+    A trained weight costs 6 FLOPs per token: forward, input gradient, weight gradient. A frozen weight has no weight
+    gradient and costs 4, or 2 below the lowest trained layer, where there is no backward pass. LoRA hence takes
+    4·P + 3·A + 6·L per token, with A = forward attention and L = the adapters; the pretraining formula 6·P + 3·A would
+    overstate its utilization. DoRA's computations on its weights in each micro-batch are not counted.
+    The loss recomputes its logits in the backward pass, whatever `recompute` says.
 
     Args:
-        shape: of the base model.
-        trained: by the method.
-        tokens: of a sample; of samples of many lengths their `attended_length`.
-        recompute: whether layers are computed again in the backward pass.
-        scored: share of the tokens that have a loss.
-        projected: share of the tokens whose logits the device computes.
+        shape: the base model's shape.
+        trained: the trained part of the model.
+        tokens: tokens of a sample; for samples of many lengths their `attended_length`.
+        recompute: whether the backward pass recomputes the layers.
+        scored: the share of tokens with a loss.
+        projected: the share of tokens whose logits the device computes.
     """
     layers = trained.layers(shape)
     weights = shape.layer_weights
@@ -112,7 +113,7 @@ def tuning_flops(
     adapters = sum(trained.tensors(shape)) if trained.adapts else 0
     forward = 2 * shape.layers * weights + shape.layers * attention
     backward = layers * ((2 if trained.adapts else 4) * weights + 2 * attention)
-    # The output projection passes the gradient on, and has one of its own if all weights are trained.
+    # The output projection has an input gradient, and a weight gradient only if all weights are trained.
     logits = (6 if trained.method == "full" else 4) * shape.table
     again = layers * (2 * (weights + adapters) + attention) if recompute else 0
     again += (projected - scored) * logits + projected * 2 * shape.table
@@ -120,35 +121,35 @@ def tuning_flops(
 
 
 def attended_length(lengths: Sequence[int]) -> float:
-    """Return the length of equal samples whose attention costs as much per token as that of samples of these lengths.
+    """Return the common length at which attention costs as much per token as in samples of these lengths.
 
-    A sample of s tokens has s·(s + 1) / 2 products of a query and a key, so it is the sum of s² over that of s.
+    A sample of s tokens has s·(s + 1) / 2 pairs of query and key, so the length is the sum of s² over the sum of s.
     """
     return sum(length * length for length in lengths) / sum(lengths)
 
 
 @dataclass(frozen=True)
 class ZeroLayout:
-    """How ranks share a fine-tuning's states and samples."""
+    """How ranks shard a fine-tuning's states and divide its samples."""
 
     world: int
     per_node: int
     stage: Literal[0, 2, 3]
-    """0: every rank has all states; 2: gradients and optimizer are shared out; 3: weights too."""
+    """ZeRO stage. 0: every rank has all states; 2: gradients and optimizer states are sharded; 3: weights, too."""
     hpz: int
-    """Ranks that keep a second copy of the weights among them (ZeRO++, arXiv 2306.10209); 1: none."""
+    """The number of ranks that share a secondary copy of the weights (ZeRO++, arXiv 2306.10209); 1: no copy."""
     micro: int
-    """Samples of a rank's forward and backward pass."""
+    """Samples per micro-batch of a rank."""
     accumulation: int
-    """Micro-batches of a rank in a step."""
+    """Micro-batches of a rank per step."""
     recompute: bool
     offload: Offload
     tokens: int
-    """Of a sample, with its padding."""
+    """Tokens per sample, padding included."""
     persistence: int
-    """Tensors with fewer numbers stay whole on each rank under stage 3."""
+    """Stage 3 does not shard tensors of at most this many elements."""
     tile_bytes: int = TILE_BYTES
-    """Of a logit while the loss is computed."""
+    """Bytes per logit while the loss is computed."""
 
     @property
     def nodes(self) -> int:
@@ -156,10 +157,10 @@ class ZeroLayout:
 
 
 def rank_memory(shape: Shape, trained: Trained, layout: ZeroLayout, runtime_bytes: int) -> dict[str, int]:
-    """Return the peak memory of a rank's device by part, in bytes; the estimate adds what is largest of each.
+    """Return the peak memory of a rank's device by part, in bytes; the parts' peaks are added.
 
-    States after arXiv 1910.02054, section 5, in bf16 with float32 master weights; gradients are kept in bf16, as
-    DeepSpeed does by default.
+    States after arXiv 1910.02054, section 5, in bf16 with float32 master weights; gradients are in bf16, DeepSpeed's
+    default.
     """
     number, world = BF16_BYTES, layout.world
     own, frozen = trained.parameters(shape), trained.frozen(shape)
@@ -187,7 +188,7 @@ def rank_memory(shape: Shape, trained: Trained, layout: ZeroLayout, runtime_byte
 
 
 def host_memory(shape: Shape, trained: Trained, layout: ZeroLayout) -> int:
-    """Return the host memory of a rank's states that are offloaded, in bytes."""
+    """Return the host memory of a rank's offloaded states, in bytes."""
     own = trained.parameters(shape)
     states = 0 if layout.offload == "none" else (OPTIMIZER_BYTES + BF16_BYTES) * own / layout.world
     weights = BF16_BYTES * (own + trained.frozen(shape)) / layout.world if layout.offload == "all" else 0
@@ -195,16 +196,15 @@ def host_memory(shape: Shape, trained: Trained, layout: ZeroLayout) -> int:
 
 
 def layer_bytes_per_token(shape: Shape, trained: Trained) -> int:
-    """Count the bytes per token that autograd keeps of one decoder layer of transformers in bf16, with fused attention.
+    """Count the bytes per token that autograd saves for one decoder layer of transformers in bf16 with fused attention.
 
-    Norms keep their input in float32, and their output where their weight is trained; attention keeps queries, keys,
-    values, its result and a float32 sum of each head; SwiGLU keeps gate, its activation and up. A trained matrix keeps
-    its input. An adapter keeps its own copy of the input and a mask of a byte, both of its dropout, and its inner
-    product.
+    Norms save their input in float32, and their output if their weight is trained; attention saves queries, keys,
+    values, its output and a float32 sum per head; SwiGLU saves gate, its activation and up. A trained matrix saves its
+    input. An adapter saves the dropout's copy of the input and mask of one byte, and its inner product.
     """
     number, h, q, k, ffn = BF16_BYTES, shape.hidden, shape.query_width, shape.key_width, shape.ffn
     normed = 2 * h + (q + k if shape.qk_norm else 0)
-    # A norm also keeps one factor for each vector.
+    # A norm also saves one factor per vector.
     factors = 2 + (shape.heads + shape.key_value_heads if shape.qk_norm else 0)
     total = FLOAT32_BYTES * (normed + factors + shape.heads) + number * (2 * q + 2 * k + 3 * ffn)
     if trained.adapts:
@@ -214,20 +214,20 @@ def layer_bytes_per_token(shape: Shape, trained: Trained) -> int:
 
 
 def _kept_bytes(shape: Shape, trained: Trained, layout: ZeroLayout) -> int:
-    """Return the activations of all layers that wait for the backward pass; with recomputation their inputs alone."""
+    """Return the bytes of all layers' saved activations; with recomputation only the layers' inputs."""
     token = BF16_BYTES * shape.hidden if layout.recompute else layer_bytes_per_token(shape, trained)
     return layout.micro * layout.tokens * trained.layers(shape) * token
 
 
 def _layer_peak_bytes(shape: Shape, trained: Trained, layout: ZeroLayout) -> int:
-    """Return what one layer's backward pass holds: what it computed again, and gradients of its inner tensors."""
+    """Return the bytes of one layer's backward pass: recomputed activations, and gradients of inner tensors."""
     gradients = BF16_BYTES * (3 * shape.ffn + 2 * shape.hidden)
     again = layer_bytes_per_token(shape, trained) if layout.recompute else 0
     return layout.micro * layout.tokens * (again + gradients)
 
 
 def _loss_bytes(shape: Shape, trained: Trained, layout: ZeroLayout) -> int:
-    """Return a tile of logits, and float32 gradients of the loss's input and, if it is trained, of the output table."""
+    """Return the bytes of a tile of logits, and of the gradients of the loss's input and of a trained output table."""
     rows = layout.micro * layout.tokens
     tile = layout.tile_bytes * min(rows, TILE_TOKENS) * min(shape.vocab, TILE_VOCABULARY)
     table = (FLOAT32_BYTES + BF16_BYTES) * shape.table if trained.method == "full" else 0
@@ -235,7 +235,7 @@ def _loss_bytes(shape: Shape, trained: Trained, layout: ZeroLayout) -> int:
 
 
 def _persistent(shape: Shape, trained: Trained, threshold: int) -> int:
-    """Count the numbers of tensors below the threshold, which DeepSpeed gathers once and keeps."""
+    """Count the elements of tensors up to the threshold, which DeepSpeed gathers once and keeps."""
     layer = [*shape.layer_vectors, *(inputs * outputs for inputs, outputs in shape.matrices.values())]
     layer += trained.tensors(shape) if trained.adapts else []
     tables = [shape.table] * (1 if shape.tied else 2)

@@ -1,4 +1,4 @@
-"""The plan of a fine-tuning on ranks that need not be at hand: memory, traffic, time, and the best layout that fits."""
+"""Plan a fine-tuning without its devices: memory, traffic, time, and the best layouts that fit."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ from efficientbench.finetuning.planning.shapes import Shape
 from efficientbench.finetuning.planning.step import Rates, Sent, StepTime, crosses_nodes, project_step, step_traffic
 
 RESERVE = 0.1
-"""Share of a device's memory that a layout leaves free, for fragments and for what the estimate does not know."""
+"""The share of a device's memory that a layout must leave free, for fragmentation and errors of the estimate."""
 RUNTIME_BYTES = 1_500_000_000
-"""Memory that a process takes on an accelerator beside its tensors, as in the plans of pretraining; assumed."""
+"""A process's memory on an accelerator besides its tensors, as in the plans of pretraining; assumed."""
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is to be planned."""
+    """The fine-tuning to plan."""
 
     name: str
     shape: Shape
     trained: Trained
     layout: ZeroLayout
-    """As the configuration asks for it."""
+    """The configured layout."""
     memory_bytes: float
-    """Of a device."""
+    """A device's memory."""
     rates: Rates | None
-    """None: the plan has no times."""
+    """The rates of a device and its links; None: the plan has no times."""
     dtype: str = "bf16"
-    """That the run asks for; memory and traffic are counted in bf16."""
+    """The configured dtype; memory and traffic are always counted in bf16."""
 
     @property
     def batch(self) -> int:
-        """Samples in a step."""
+        """Samples per step over all ranks."""
         return self.layout.world * self.layout.micro * self.layout.accumulation
 
 
 @dataclass(frozen=True)
 class TuningPlan:
-    """The figures of one layout."""
+    """The plan of one layout."""
 
     request: PlanRequest
     layout: ZeroLayout
 
     @cached_property
     def memory(self) -> dict[str, int]:
-        """Peak memory of a rank by part, in bytes."""
+        """A rank's peak memory by part, in bytes."""
         return rank_memory(self.request.shape, self.request.trained, self.layout, RUNTIME_BYTES)
 
     @property
@@ -70,7 +70,7 @@ class TuningPlan:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory of a node's offloaded states."""
+        """The host memory of a node's offloaded states."""
         return self.layout.per_node * host_memory(self.request.shape, self.request.trained, self.layout)
 
     @cached_property
@@ -78,16 +78,16 @@ class TuningPlan:
         return step_traffic(self.request.shape, self.request.trained, self.layout)
 
     def sent_bytes(self, between_nodes: bool) -> float:
-        """Return what a rank sends in a step within its node, or in groups that reach beyond it."""
+        """Return the bytes that a rank sends per step in groups across nodes, or in groups within its node."""
         return sum(each.sent_bytes for each in self.traffic if crosses_nodes(each, self.layout) == between_nodes)
 
     @cached_property
     def flops(self) -> TuningFlops:
-        """FLOPs of a token in samples of full length."""
+        """FLOPs per token in samples of full length."""
         return tuning_flops(self.request.shape, self.request.trained, self.layout.tokens, self.layout.recompute)
 
     def time(self, tokens: int) -> StepTime | None:
-        """Return a step's time with samples of `tokens` tokens; None where rates are not known."""
+        """Return a step's time with samples of `tokens` tokens; None if a rate is not known."""
         rates = self.request.rates
         if rates is None:
             return None
@@ -95,7 +95,7 @@ class TuningPlan:
 
     @property
     def _rank(self) -> tuple[float, ...]:
-        """What the best layout has least of: time; without rates bytes across nodes, those in a node, FLOPs."""
+        """The sort key of layouts, smallest first: time; without rates bytes across nodes, bytes in a node, FLOPs."""
         offloaded = ("none", "optimizer", "all").index(self.layout.offload)
         projected = self.time(self.layout.tokens)
         if projected is not None:
@@ -104,22 +104,22 @@ class TuningPlan:
 
 
 def asked(request: PlanRequest) -> TuningPlan:
-    """Return the plan of the layout that the configuration asks for."""
+    """Return the plan of the configured layout."""
     return TuningPlan(request, request.layout)
 
 
 def fitting(request: PlanRequest) -> list[TuningPlan]:
-    """Return the layouts that fit a device, the best first, all with the batch that is asked for."""
+    """Return the layouts with the configured batch that fit a device, the best first."""
     plans = []
     for choices in _layouts(request):
-        # Offloading more costs time and gains nothing where less of it fits.
+        # If less offloading fits, more only costs time.
         mildest = next((plan for plan in (TuningPlan(request, each) for each in choices) if plan.fits), None)
         plans += [] if mildest is None else [mildest]
     return sorted(plans, key=lambda plan: plan._rank)
 
 
 def _layouts(request: PlanRequest) -> Iterator[list[ZeroLayout]]:
-    """Yield ZeRO 2, 3 and 3 with hpZ, with each micro-batch and recomputation; of each, what may be offloaded."""
+    """Yield for ZeRO 2, 3 and 3 with hpZ, each micro-batch and recomputation the layouts with more and more offload."""
     base, samples = request.layout, request.layout.micro * request.layout.accumulation
     shared: list[tuple[Literal[2, 3], int]] = [(2, 1), (3, 1)]
     if base.nodes > 1:
@@ -131,13 +131,13 @@ def _layouts(request: PlanRequest) -> Iterator[list[ZeroLayout]]:
                 chosen = replace(
                     base, stage=stage, hpz=hpz, micro=micro, accumulation=samples // micro, recompute=recompute
                 )
-                # Only stage 3 shares weights out, and so can leave a part of them on each host.
+                # Only stage 3 shards weights, and can offload them.
                 allowed = offloads if stage == 3 else offloads[:2]
                 yield [replace(chosen, offload=offload) for offload in allowed]
 
 
 def ranks_of_a_node(world: int, devices_per_node: int) -> int:
-    """Return the ranks of a node. Raises ConfigError: the ranks are not whole nodes."""
+    """Return the ranks per node. Raises ConfigError: the ranks do not fill whole nodes."""
     per_node = min(world, devices_per_node)
     if world % per_node:
         below = world // per_node * per_node

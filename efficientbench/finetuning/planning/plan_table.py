@@ -1,4 +1,4 @@
-"""Tables of a fine-tuning's plan."""
+"""Print the tables of a fine-tuning's plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from efficientbench.planning.plan_table import plain_table
 
 SHOWN_LAYOUTS = 5
 LENGTHS = (256, 512, 1024, 2048, 4096)
-"""Mean lengths of samples whose speed is shown, up to the longest that is trained on."""
+"""The mean lengths of samples for which the speed is shown, up to `data.max_length`."""
 
 
 class _Titled(NamedTuple):
@@ -31,11 +31,11 @@ class _Titled(NamedTuple):
 
 
 def print_tuning_plan(request: PlanRequest, console: Console) -> None:
-    """Print memory, traffic and speed of the layout that is asked for, and the best layouts that fit."""
+    """Print memory, traffic and speed of the configured layout, and the best layouts that fit."""
     plan, best = asked(request), fitting(request)
     for made in (_memory(plan), _traffic(plan), _speed(plan), _layouts(best, plan)):
         if made is not None:
-            # A title of the table's own would be cut to its width.
+            # rich would wrap a title of the table to the table's width.
             console.print(made.title, highlight=False, soft_wrap=True)
             console.print(made.table)
             console.print()
@@ -82,7 +82,7 @@ def _link(between_nodes: bool) -> str:
 
 
 def _speed(plan: TuningPlan) -> _Titled | None:
-    """Return speed by the mean length of samples; without rates of the links, of computing alone."""
+    """Return the speed by the mean length of samples; only the compute time if rates of links are not known."""
     request, layout = plan.request, plan.layout
     if request.rates is None:
         return None

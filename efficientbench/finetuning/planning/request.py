@@ -1,4 +1,4 @@
-"""The part of a configuration that a plan needs, without a device and without torch."""
+"""Make the request for a plan from a configuration, without a device and without torch."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from efficientbench.finetuning.planning.step import Rates
 from efficientbench.metrics.sensors.hardware import device_rates
 
 MEMORY_GB = 64.0
-"""Of an Ascend 910B, where no device is named."""
+"""The memory of an Ascend 910B, the default if no device is named."""
 
 
 def shape_of_base(model: str) -> Shape:
-    """Return the shape of a base model as the configuration names it. Raises ConfigError: it is not known."""
+    """Return the shape of a configuration's base model. Raises ConfigError: the shape is not known."""
     return shape_of_config(TINY_SHAPE) if model == TINY else shape_of(model)
 
 
 def plan_request(
     config: FinetuneConfig, world: int, devices_per_node: int, device: str | None, memory_gb: float | None
 ) -> PlanRequest:
-    """Return what is to be planned.
+    """Return the request for the plan of a configuration.
 
     Args:
-        config: the run.
+        config: the run's configuration.
         world: ranks of all nodes.
-        devices_per_node: accelerators of a node.
-        device: a row of `metrics/sensors/hardware.yaml`; None: the plan has no times, or those of computing alone where
+        devices_per_node: accelerators per node.
+        device: a row of `metrics/sensors/hardware.yaml`; None: the plan has no times, or only compute times if
             `measurement.peak_flops` is set.
-        memory_gb: of a device; None: the row's, or MEMORY_GB.
+        memory_gb: a device's memory; None: the row's, or MEMORY_GB.
 
     Raises:
-        ConfigError: the batch cannot be divided, the model's shape is not known, the model lacks a layer that is to get
-            an adapter, or the ranks are not whole nodes.
+        ConfigError: the ranks do not divide the batch, the model's shape is not known, the model lacks layers that the
+            method trains, or the ranks do not fill whole nodes.
         MetricsError: there is no such device.
     """
     try:
@@ -55,7 +55,7 @@ def plan_request(
         world=world,
         per_node=ranks_of_a_node(world, devices_per_node),
         stage=zero.stage,
-        # As DeepSpeed does: a group has no more ranks than there are.
+        # As in DeepSpeed, a group has at most all ranks.
         hpz=min(zero.hpz, world),
         micro=config.training.micro_batch_size,
         accumulation=accumulation,
@@ -74,9 +74,9 @@ def plan_request(
 
 
 def _tile_bytes(backend: str | None) -> int:
-    """Return the bytes of a logit while the loss is computed, by the backend of the device; None: it is not named.
+    """Return the bytes per logit while the loss is computed; `backend`: the device's, None if no device is named.
 
-    TRL has a kernel for it where Triton serves the device type.
+    TRL has a kernel for the loss if Triton supports the device type.
     """
     has_triton = any(each.triton for each in all_devices() if each.backend == backend)
     return TRITON_TILE_BYTES if has_triton else TILE_BYTES

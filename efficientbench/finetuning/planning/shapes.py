@@ -1,4 +1,4 @@
-"""Shapes of base models, from their config.json or a table of published ones, and the parameters they have."""
+"""The shapes of base models, from their config.json or a table of published models, and their parameter counts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.data_tools.download.hub_names import MODELSCOPE
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
-"""`model_type` of the decoders whose layers are as counted here."""
+"""The `model_type`s whose decoder layers match `Shape`."""
 _WITH_ATTENTION_BIAS = ("qwen3", "llama")
-"""Families whose `attention_bias` is that of all four projections."""
+"""The families whose `attention_bias` is on all four projections."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder of pre-norm layers with grouped-query attention and a SwiGLU feed-forward layer."""
+    """A decoder with pre-norm layers, grouped-query attention and SwiGLU."""
 
     layers: int
     hidden: int
@@ -29,12 +29,12 @@ class Shape:
     ffn: int
     vocab: int
     tied: bool
-    """Whether the output projection is the embedding's table."""
+    """Whether the output projection shares the embedding's table."""
     qkv_bias: bool = False
     output_bias: bool = False
-    """Whether the output projection of attention has a bias, too."""
+    """Whether attention's output projection has a bias, too."""
     qk_norm: bool = False
-    """Whether queries and keys have a norm over each head."""
+    """Whether queries and keys are normalized per head."""
 
     @property
     def query_width(self) -> int:
@@ -46,12 +46,12 @@ class Shape:
 
     @property
     def table(self) -> int:
-        """Parameters of one table of the vocabulary."""
+        """Parameters of one table [vocabulary, hidden]."""
         return self.vocab * self.hidden
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """Linear layers of one decoder layer: name → (inputs, outputs)."""
+        """The linear layers of a decoder layer: name → (inputs, outputs)."""
         return {
             "q_proj": (self.hidden, self.query_width),
             "k_proj": (self.hidden, self.key_width),
@@ -64,12 +64,12 @@ class Shape:
 
     @property
     def layer_weights(self) -> int:
-        """Weights of one layer's matrices."""
+        """Weights of a decoder layer's matrices."""
         return sum(inputs * outputs for inputs, outputs in self.matrices.values())
 
     @property
     def layer_vectors(self) -> tuple[int, ...]:
-        """Lengths of one layer's biases and norms."""
+        """The lengths of a decoder layer's biases and norms."""
         biases = (self.query_width, self.key_width, self.key_width) if self.qkv_bias else ()
         output_bias = (self.hidden,) if self.output_bias else ()
         norms = (self.head_dim, self.head_dim) if self.qk_norm else ()
@@ -81,7 +81,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model, a tied table once."""
+        """Parameters of the model, with a tied table counted once."""
         return self.table * (1 if self.tied else 2) + self.layers * self.layer_parameters + self.hidden
 
 
@@ -103,13 +103,13 @@ PUBLISHED: dict[str, Shape] = {
     # config.json of Qwen3-32B (arXiv 2505.09388).
     "Qwen/Qwen3-32B": Shape(64, 5120, 64, 8, 128, 25_600, 151_936, False, qk_norm=True),
 }
-"""Model on the hub → its shape, so that a plan needs no download."""
+"""The shapes of published models by their hub id, so that a plan needs no download."""
 
 
 def shape_of(model: str) -> Shape:
     """Return the shape of a model folder, or of a published model.
 
-    Raises ConfigError: the folder has no config.json of a known family, or nothing is known of the name.
+    Raises ConfigError: the folder has no config.json of a known family, or the name is not in PUBLISHED.
     """
     folder = Path(model)
     if folder.is_dir():
@@ -139,7 +139,7 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape:
     """Return the shape that a config.json of transformers describes.
 
     Raises:
-        ValueError: another family of models, or biases that are not counted.
+        ValueError: the model is of another family, or has biases that are not counted.
         KeyError: a key is missing.
     """
     family = config["model_type"]

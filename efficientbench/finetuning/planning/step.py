@@ -1,4 +1,4 @@
-"""The transfers of a fine-tuning's step between ranks, and the time that a step takes by them, without torch."""
+"""The traffic between ranks in a fine-tuning's step, and the step's projected time, without torch."""
 
 from __future__ import annotations
 
@@ -9,55 +9,54 @@ from efficientbench.finetuning.planning.cost import BF16_BYTES, Trained, ZeroLay
 from efficientbench.finetuning.planning.shapes import Shape
 
 REACHED = 0.4
-"""Share of a device's peak that matrix products reach; assumed, not measured."""
+"""The share of a device's peak that matrix products reach; assumed, not measured."""
 LINK = 0.8
-"""Share of a link's rate that a collective reaches; assumed, not measured."""
+"""The share of a link's rate that a collective reaches; assumed, not measured."""
 HOST_BYTES_S = 16e9
-"""Between host and device, for what is offloaded; assumed, not measured."""
+"""The rate of copies of offloaded states between host and device; assumed, not measured."""
 
 HOST_MEMORY_BYTES_S = 100e9
-"""Of a node's memory, which its ranks share where the host updates; assumed, not measured."""
+"""The bandwidth of a node's host memory, which its ranks share for updates on the host; assumed, not measured."""
 UPDATE_BYTES = 28
-"""That AdamW moves for a number: master weight and two moments both ways in float32, gradient and weight in bf16."""
+"""AdamW's traffic per parameter: float32 master weight and moments read and written, bf16 gradient and weight."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device and its links can do; None where it is not known."""
+    """The rates of a device and its links; None for a rate that is not known."""
 
     name: str
     peak_flops: float
     in_node_bytes_s: float | None = None
     between_nodes_bytes_s: float | None = None
-    """A device's share of its node's network."""
+    """A device's share of its node's network bandwidth."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Collectives of a rank with one purpose, over a step."""
+    """A rank's collectives with one purpose, over a step."""
 
     purpose: str
     operation: Literal["all-gather", "reduce-scatter", "all-reduce"]
     ranks: int
-    """In the group."""
+    """The number of ranks in the group."""
     payload_bytes: float
-    """Of all whole tensors."""
+    """The bytes of the full tensors, summed over the step."""
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that a rank sends, and receives: (n − 1) / n of the payload; twice that in an all-reduce."""
+        """The bytes that a rank sends, and also receives: (n − 1) / n of the payload, twice that in an all-reduce."""
         share = (self.ranks - 1) / self.ranks
         return self.payload_bytes * share * (2 if self.operation == "all-reduce" else 1)
 
 
 def step_traffic(shape: Shape, trained: Trained, layout: ZeroLayout) -> list[Sent]:
-    """Return what a rank sends in a step.
+    """Return a rank's collectives in a step.
 
-    Stage 3 gathers all weights in the forward pass of each micro-batch and those that gradients pass again in the
-    backward pass, and reduces the gradients of each (arXiv 1910.02054, section 7). With hpZ the gathers stay among its
-    ranks: those of frozen weights in both passes, because DeepSpeed makes only the copies of trained weights again
-    after an update; those of trained ones in the backward pass. Small tensors that each rank keeps whole are counted
-    as if they were gathered too.
+    In each micro-batch, stage 3 gathers all weights for the forward pass, gathers the weights of the backward pass
+    again, and reduces the gradients (arXiv 1910.02054, section 7). With hpZ, gathers stay within its group: of frozen
+    weights in both passes, because DeepSpeed renews only the secondary copies of trained weights after an update; of
+    trained weights in the backward pass. Small tensors that stage 3 does not shard are counted as if gathered, too.
     """
     own, frozen = BF16_BYTES * trained.parameters(shape), BF16_BYTES * trained.frozen(shape)
     back = BF16_BYTES * trained.frozen_backward(shape)
@@ -82,40 +81,40 @@ def step_traffic(shape: Shape, trained: Trained, layout: ZeroLayout) -> list[Sen
 
 
 def crosses_nodes(sent: Sent, layout: ZeroLayout) -> bool:
-    """Return whether the group reaches beyond a node."""
+    """Return whether the group spans several nodes."""
     return sent.ranks > layout.per_node
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """A projected step, by part, in seconds."""
+    """The projected time of a step, by part."""
 
     compute_s: float
     communication_s: float
     host_s: float
-    """Copies of offloaded states between host and device, and the host's update."""
+    """The time of copies of offloaded states between host and device, and of the update on the host."""
 
     @property
     def longest_s(self) -> float:
-        """If nothing of it overlaps."""
+        """The step's time if nothing overlaps."""
         return self.compute_s + self.communication_s + self.host_s
 
     @property
     def shortest_s(self) -> float:
-        """If computing hides all else, or is hidden."""
+        """The step's time if everything overlaps."""
         return max(self.compute_s, self.communication_s, self.host_s)
 
 
 def compute_time_s(shape: Shape, trained: Trained, layout: ZeroLayout, peak_flops: float, tokens: int) -> float:
-    """Return the time in which a rank computes its samples of a step, each of `tokens` tokens."""
+    """Return the time in which a rank computes its samples of a step, each with `tokens` tokens."""
     flops = tuning_flops(shape, trained, tokens, layout.recompute).hardware
     return flops * tokens * layout.micro * layout.accumulation / (peak_flops * REACHED)
 
 
 def project_step(shape: Shape, trained: Trained, layout: ZeroLayout, rates: Rates, tokens: int) -> StepTime | None:
-    """Return a step's time for samples of `tokens` tokens; None where a link's rate is not known.
+    """Return a step's time for samples of `tokens` tokens; None if a link's rate is not known.
 
-    A ring crosses the nodes' boundary over the network cards of all its devices on a node.
+    A ring uses the network cards of all devices of a node to cross nodes.
     """
     communication_s = 0.0
     for each in step_traffic(shape, trained, layout):
@@ -134,9 +133,9 @@ def project_step(shape: Shape, trained: Trained, layout: ZeroLayout, rates: Rate
 
 
 def _host_time_s(shape: Shape, trained: Trained, layout: ZeroLayout) -> float:
-    """Return the time of copies between host and device, and of the host's update.
+    """Return the time of copies between host and device, and of the update on the host.
 
-    The optimizer takes gradients and gives weights; offloaded weights are copied for each gather.
+    The host's optimizer receives gradients and returns weights; offloaded weights are copied for each gather.
     """
     if layout.offload == "none":
         return 0.0

@@ -1,1 +1,1 @@
-"""What generation costs, measured."""
+"""Measure what generation costs."""

@@ -1,7 +1,7 @@
-"""Measure prefill and decoding of one batch after another by the monitor that measures training.
+"""Measure prefill and decoding of one batch after another with the monitor that measures training.
 
-Prompts are random tokens, the same for every model with the same vocabulary. Every row gets all its new tokens, so that
-every step has the whole batch.
+Prompts are random tokens, the same for every model with the same vocabulary. No stop token ends a sequence, so that
+every step computes the full batch.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True)
 class Setting:
-    """What all rows of a measurement share."""
+    """The settings that all rows of a measurement share."""
 
     model: GPT
     config: RunConfig
     device: Device
     peak_bytes_s: float | None
-    """The device's memory bandwidth; None: not known."""
+    """The device's peak memory bandwidth, bytes/s; None if it is not known."""
     peak_source: str
-    """Where it is from, or why it is not known."""
+    """The source of the peak bandwidth, or why it is not known."""
     repeats: int = 5
-    """Fewest requests of each phase, beside one of warm-up."""
+    """The fewest measured repeats of each phase, after one of warm-up."""
     compiled: bool = False
     """Whether decoding steps are compiled; prefill is not."""
     least_s: float = 2.0
-    """Shortest time of the measured steps of each phase: power is read a few times a second."""
+    """The least total time of a phase's measured steps, since power is sampled only a few times a second."""
 
     def enough(self, times_s: Sequence[Sequence[float]]) -> bool:
-        """Return whether these repeats, after the warm-up, suffice."""
+        """Return whether these repeats, without the warm-up, suffice."""
         return len(times_s) >= self.repeats and math.fsum(map(math.fsum, times_s)) >= self.least_s
 
 
 @dataclass
 class _Prefilled:
-    """The requests of the first phase, and the last one's cache, from which the second goes on."""
+    """The times of the prefill phase, and the last repeat's cache, from which decoding starts."""
 
     forward_s: list[list[float]] = field(default_factory=list)
     first_token_s: list[float] = field(default_factory=list)
@@ -74,7 +74,7 @@ class _Prefilled:
 
 
 def measure(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement]:
-    """Measure one row; return it, and the measurement of its decoding.
+    """Measure one row; return the row and the measurement of its decoding.
 
     Raises:
         GenerationError: the model computed NaN or infinity.
@@ -88,7 +88,7 @@ def measure(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement
     _release(setting.device)
     assert prefilled.decoder is not None
     with prefilled.decoder.bound():
-        # The first continuation is warm-up, in which steps are compiled; nothing else would have time to count.
+        # The first continuation is warm-up, which compiles the steps; only there may counting the experts cost time.
         with _experts_touched(setting.model) as touched:
             _continue(setting, case, prefilled, rows)
         with _monitor(setting) as monitor:
@@ -111,14 +111,14 @@ def measure(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement
 
 
 def _release(device: Device) -> None:
-    """Give the driver what earlier tensors have left: torch's allocator keeps it, and the driver counts it as used."""
+    """Return the memory of earlier tensors to the driver, which counts as used what torch's allocator caches."""
     allocator = device.allocator()
     if allocator is not None:
         allocator.empty_cache()
 
 
 def prompts_of(case: Case, vocabulary: int) -> list[list[int]]:
-    """Return random prompts, the same in every measurement."""
+    """Return random prompts, which are the same in every measurement."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(vocabulary, (case.batch, case.prompt_tokens), generator=generator).tolist()
 
@@ -135,7 +135,7 @@ def _prefill(
         monitor.begin_step()
         done.decoder = Decoder(setting.model, prompts, case.max_new_tokens, step)
         with done.decoder.bound():
-            # The cache, which is being filled with zeros.
+            # Wait for the zeros that fill the new cache.
             setting.device.synchronize()
             begin_s = time.perf_counter()
             logits = done.decoder.prefill()
@@ -153,7 +153,7 @@ def _prefill(
 def _continue(
     setting: Setting, case: Case, prefilled: _Prefilled, rows: Sequence[Row], monitor: EfficiencyMonitor | None = None
 ) -> list[float]:
-    """Decode from the prompts' end to the last token; return the times of the steps, s."""
+    """Decode from the end of the prompts to the last token; return the step times, s, none without a monitor."""
     decoder, tokens, times_s = prefilled.decoder, prefilled.tokens, []
     assert decoder is not None
     decoder.rewind()
@@ -223,7 +223,7 @@ def _monitor(setting: Setting, warmup_steps: int = 0) -> Iterator[EfficiencyMoni
 
 @contextlib.contextmanager
 def _experts_touched(model: GPT) -> Iterator[list[torch.Tensor]]:
-    """Count, for each layer and forward pass of the block, the experts that get a token; without experts nothing."""
+    """Count the experts that get a token, one entry per MoE layer and forward pass; no entries without experts."""
     from efficientbench.model.moe import Router
 
     touched: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""`efficientbench generate --measure`: a row for each combination, a record after each row, a table."""
+"""`efficientbench generate --measure`: measure each combination, write the record after each row, print a table."""
 
 from __future__ import annotations
 
@@ -46,27 +46,26 @@ if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
 
 
-# Measure generation with several models, each in a process of its own, and print them in one table.
-#
-# What a model leaves in memory, and what is compiled for it, would count in the next one's figures.
+# Each of several models is measured in a process of its own: what it leaves in memory, and what is compiled for it,
+# would count in the next model's figures.
 
 
 def measure_several(
     runs: Sequence[str], arguments: Sequence[str], options: Sequence[str], smoke: bool, matrix: Path
 ) -> int:
-    """Measure one model after another, and print those of which a row was measured; return the exit code.
+    """Measure one model after another, and print the models with a measured row; return the exit code.
 
-    It is that of an interruption, after which no further model is measured, else the first that is not 0.
+    After Ctrl-C no further model is measured, and the code is `INTERRUPTED`; else it is the first that is not 0.
 
     Args:
-        runs: folders, and names of a matrix.
+        runs: runs' folders, and names of the matrix.
         arguments: overrides of the configuration, for all names.
-        options: of `efficientbench generate` for each, `--measure` among them.
-        smoke: whether names stand for scaled-down models; among `options`, too.
-        matrix: where the names are looked up; among `options`, too.
+        options: options of `efficientbench generate` for every model, `--measure` among them.
+        smoke: whether names stand for scaled-down models; also among `options`.
+        matrix: the file in which names are looked up; also among `options`.
 
     Raises:
-        ConfigError: a name or an override is wrong; nothing has been measured then.
+        ConfigError: a name or an override is wrong; nothing has been measured.
     """
     folders = [record_folder(run, arguments, smoke, matrix) for run in runs]
     codes: list[int] = []
@@ -80,7 +79,7 @@ def measure_several(
 
 
 def _exit_code(command: Sequence[str]) -> int:
-    """Run a command to its end, also after Ctrl-C, which it gets too: it then ends with what it has measured."""
+    """Run a command to its end. Ctrl-C reaches the command, too, which then writes its rows so far and ends."""
     with subprocess.Popen(command) as process:
         try:
             return process.wait()
@@ -92,13 +91,13 @@ def _exit_code(command: Sequence[str]) -> int:
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 TRAINING_ONLY = ("cross_entropy", "weight_gradient", "grouped_weight_gradient")
-"""Parts of a model's kernels that generation does not use."""
+"""The kernels of a model that generation does not use."""
 
 EAGER = "eager, an operation at a time"
 COMPILED = "a step by torch.compile, with a graph for each power of two of positions"
-# AssertionError: what torch 2.13 raises for nested `with` blocks in the bytecode of Python 3.13.
+# AssertionError: torch 2.13 raises it for nested `with` blocks in the bytecode of Python 3.13.
 COMPILING = frozenset({"TorchDynamoException", "FailOnRecompileLimitHit", "AssertionError"})
-"""Names of what torch raises for a step that it cannot compile, or not for so many lengths."""
+"""The names of torch's exceptions for a step that it cannot compile, or not for so many lengths."""
 
 
 @dataclass(frozen=True)
@@ -108,18 +107,18 @@ class Target:
     model: GPT
     config: RunConfig
     weights: str
-    """'random', or the step of its checkpoint."""
+    """'random', or 'step' and the checkpoint's step."""
     folder: OutputFolder
-    """Where the record goes."""
+    """The folder of the record."""
 
 
 @contextlib.contextmanager
 def target(run: str, arguments: Sequence[str], smoke: bool, step: int | None, matrix: Path) -> Iterator[Target]:
-    """Build what a command line names: the model of a run's folder, or one of a matrix with random weights.
+    """Build the model that a command line names: a run's trained model, or one of the matrix with random weights.
 
     Raises:
-        ConfigError: a name with several ranks; and as `opened` and `resolve`.
-        CheckpointError, DataError, DeviceError: as these.
+        ConfigError: the name's configuration needs several ranks; and see `opened` and `resolve_run`.
+        CheckpointError, DataError, DeviceError: see `opened` and `resolve_run`.
     """
     if _is_folder(run):
         folder = record_folder(run, arguments, smoke, matrix)
@@ -139,11 +138,11 @@ def target(run: str, arguments: Sequence[str], smoke: bool, step: int | None, ma
 
 
 def record_folder(run: str, arguments: Sequence[str], smoke: bool, matrix: Path) -> OutputFolder:
-    """Return the folder that the record of a run's folder, or of a name, goes to.
+    """Return the folder of the record of a run's folder or of a name.
 
     Raises:
-        ConfigError: an option that is of names goes with a folder; or the name is wrong, an override, or has several
-            ranks.
+        ConfigError: a folder comes with an option that only names have; a name or an override is wrong; or the
+            configuration needs several ranks.
     """
     if not _is_folder(run):
         return OutputFolder.of(_named(run, arguments, smoke, matrix)[0])
@@ -159,7 +158,7 @@ def _is_folder(run: str) -> bool:
 
 
 def _named(run: str, arguments: Sequence[str], smoke: bool, matrix: Path) -> tuple[RunConfig, str | None]:
-    """Return the configuration of a run's name, and what to print of its vocabulary, if anything."""
+    """Return the configuration of a run's name, and a line to print about its vocabulary, or None."""
     config, said = resolve_run(run, smoke, arguments, matrix)
     for axis in ("tp", "cp", "pp", "vpp", "ep", "dp"):
         size = getattr(config.parallel, axis)
@@ -171,9 +170,9 @@ def _named(run: str, arguments: Sequence[str], smoke: bool, matrix: Path) -> tup
 
 
 def measure_run(found: Target, cases: Sequence[Case], repeats: int, compiled: bool = False) -> int:
-    """Measure all rows, write the record, print the table; return the exit code: 1 where no row could be measured.
+    """Measure all rows, write the record, print the table; return the exit code, 1 if no row could be measured.
 
-    Raises ConfigError: steps shall be compiled of a model with experts, or the folder cannot be written.
+    Raises ConfigError: `compiled` is set for a model with experts, or the folder cannot be written.
     """
     from efficientbench.generation.measuring.measure import Setting
     from efficientbench.generation.measuring.results import print_results
@@ -198,9 +197,9 @@ def measure_run(found: Target, cases: Sequence[Case], repeats: int, compiled: bo
 
 
 def _bandwidth(device: Device) -> tuple[float | None, str]:
-    """Return the device's peak bandwidth in bytes a second, and where it is from, or why it is not known.
+    """Return the device's peak memory bandwidth in bytes/s and its source, or None and why it is not known.
 
-    That of a host is measured.
+    A host's bandwidth is measured.
     """
     if device.memory_capacity_bytes() is None:
         return generation_plan.memory_bytes_s(), f"measured before the first row: {generation_plan.METHOD}"
@@ -208,7 +207,7 @@ def _bandwidth(device: Device) -> tuple[float | None, str]:
 
 
 class _Book:
-    """The rows so far, and the record that they make."""
+    """The rows so far, and their record."""
 
     def __init__(self, found: Target, setting: Setting) -> None:
         from efficientbench.model.kernels.names import kernel_names
@@ -221,7 +220,7 @@ class _Book:
         self.environment: dict[str, Any] = run_environment(found.config, setting.device)
 
     def add(self, row: GenerationRow, measured: RunMeasurement | None) -> None:
-        """Add a row, and write the record: a kill loses nothing that was measured. The first moves an earlier record.
+        """Add a row, and write the record, so that a kill loses no row. The first row moves an earlier record away.
 
         Raises ConfigError: the folder cannot be written.
         """
@@ -267,7 +266,7 @@ class _Book:
 
 
 def _row(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement | None]:
-    """Measure a row, or return why it cannot be measured."""
+    """Measure a row; return it, or a row that says why it cannot be measured."""
     from efficientbench.generation.measuring.measure import measure
 
     config, usable = setting.config, usable_bytes(setting.device)

@@ -1,4 +1,4 @@
-"""The table of a measurement of generation on the terminal."""
+"""Print the table of a measurement of generation on the terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Column:
 
     title: str
     figure: str
-    """Its name in GENERATION_FIGURES."""
+    """The figure's name in GENERATION_FIGURES."""
     text: Callable[[float], str]
 
 
@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 def print_results(record: GenerationRecord, console: Console | None = None) -> None:
-    """Print a row for each combination, and below why what is n/a is, and what is in doubt."""
+    """Print a row for each combination, and below the table the reasons for n/a and the doubts."""
     console = console or Console(width=160, highlight=False)
     table = Table(box=None, pad_edge=False)
     for title in ("prompt", "batch", "new", *(column.title for column in COLUMNS), "±95%"):
@@ -62,7 +62,7 @@ def print_results(record: GenerationRecord, console: Console | None = None) -> N
 
 
 def _doubts(row: GenerationRow) -> Iterator[str]:
-    """Return what speaks against the figures of a row."""
+    """Yield the reasons to doubt a row's figures."""
     for name, phase in row.phases.items():
         place = f"prompt {row.prompt_tokens:,}, batch {row.batch:,}, {name}"
         if phase.energy_doubt is not None:
@@ -81,7 +81,7 @@ def _cell(row: GenerationRow, column: Column, reasons: dict[str, None]) -> str:
 
 
 def _half_interval(row: GenerationRow) -> str:
-    """Return half of the interval of the time of a token, as a part of it."""
+    """Return the half width of the 95 % interval of the time per token, relative to that time."""
     decode = row.decode
     if decode is None or decode.time_s is None or decode.time_s_ci_high is None:
         return ABSENT
