@@ -40,7 +40,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class ConversationCounts:
-    """What a finished part holds."""
+    """The counts of a finished part."""
 
     conversations: int
     tokens: int
@@ -95,7 +95,7 @@ class PartRenderer:
 
 @dataclass(frozen=True)
 class Merged:
-    """What the merged pairs hold, epochs included."""
+    """The counts of the merged pairs, epochs included."""
 
     lengths: np.ndarray
     """Tokens of each conversation, int32."""

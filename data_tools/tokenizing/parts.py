@@ -27,7 +27,7 @@ _KINDS = ("bin", "lengths", "hashes", "rejects.jsonl")
 
 @dataclass(frozen=True)
 class PartCounts:
-    """What a finished part holds."""
+    """The counts of a finished part."""
 
     documents: int
     tokens: int

@@ -33,7 +33,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class IndexedHeader:
-    """What a checked pair contains."""
+    """The dtype and counts of a checked pair."""
 
     dtype: np.dtype
     sequences: int
