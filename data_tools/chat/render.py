@@ -46,7 +46,7 @@ class Renderer:
     def prompt(self, messages: Sequence[Message]) -> np.ndarray:
         """Return the ids, uint32 [T], after which the assistant answers; skip its answer if that is the last message.
 
-        `conversation` returns the same ids, followed by those of the answer.
+        The ids of the same conversation with its answer begin with these.
         """
         before = messages[:-1] if messages[-1].role == ASSISTANT else messages
         return self._rendered(itertools.chain(self.style.pieces(before), self.style.opening)).ids

@@ -159,7 +159,7 @@ def _run(transfers: list[Transfer], max_workers: int, stop: threading.Event) -> 
                 try:
                     transfer.run()
                     results.put(transfer.file)
-                except BaseException as error:  # without it, the main thread would wait for ever
+                except BaseException as error:  # without it, the main thread would hang
                     results.put(error)
 
     # Daemon threads: those of a pool would keep an interrupted process alive until a silent server's timeout.

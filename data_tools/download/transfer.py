@@ -157,7 +157,7 @@ class Transfer:
         return str(metadata.location)
 
     def _check_answer(self, response: Any, stream: BinaryIO) -> None:
-        """Raise `TryAgainError` for a response that cannot complete the file; empty the file if it starts at byte 0."""
+        """Raise `TryAgainError` for a response that cannot complete the file; empty the file if it is sent anew."""
         size_bytes, status = self.file.size_bytes, response.status_code
         if status == 416:
             stream.truncate(0)

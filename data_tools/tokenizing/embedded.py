@@ -34,7 +34,7 @@ _Documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 def embedded_documents() -> Iterator[str]:
     """Yield the sample's documents, cleaned of indentation, without duplicates, in a fixed shuffled order.
 
-    The same Python version with the same parts installed yields the same documents, wherever it is installed. Thanks to
+    The same Python version with the same parts installed yields the same documents, wherever it is installed. Through
     the shuffle, any split by position draws training and validation data from one distribution.
 
     Raises:

@@ -15,7 +15,7 @@ _INPUTS = TypeAdapter(list[tuple[str, str]])
 
 
 def read_plan(path: Path, remedy: str) -> dict[str, Any]:
-    """Read the plan of tokenizing that was begun.
+    """Read the plan that an earlier call recorded.
 
     Raises:
         DataError: the plan is damaged; the message ends with the remedy.

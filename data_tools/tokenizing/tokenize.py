@@ -97,7 +97,7 @@ def tokenize_files(
     source: str | None = None,
     on_part: Callable[[int, int], None] = lambda done, parts: None,
 ) -> Corpus:
-    """Tokenize files, folders and globs of parquet, JSONL and text into the pair `prefix`, or resume that.
+    """Tokenize files, folders and globs (parquet, JSONL, text) into the pair `prefix`, or resume an interrupted call.
 
     A complete pair of the same files is left unchanged.
 

@@ -29,7 +29,7 @@ CODE_OR_CONVERSION = {
     "quantization_config": "its weights are quantized: save them as float32, bfloat16 or float16",
     "per_layer_config": "its layers differ, and here all layers are alike",
 }
-"""Keys that refuse a folder if they are set, with the reason."""
+"""Keys for which a folder is refused if they are set → the reason."""
 OUTSIDE_THE_CLASS = ("head_dim", "rope_theta", "rope_scaling", "partial_rotary_factor")
 """Keys that transformers reads from any configuration, besides the keys of its class."""
 WITHOUT_EFFECT = {
