@@ -168,7 +168,7 @@ def corpus_of_parts(
     size: tuple[int, int, int],
     source: str,
 ) -> Corpus:
-    """Return the corpus of a merged pair; move the tokenizer from the parts beside it, and write the token lengths.
+    """Return a merged pair's corpus; move the tokenizer from the parts' folder beside it, and write token lengths.
 
     Args:
         prefix: The pair's path without suffix.
