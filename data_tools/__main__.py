@@ -1,4 +1,4 @@
-"""`python -m data_tools`. The command line takes a moment to load, in which Ctrl-C may come."""
+"""Run `python -m data_tools`; Ctrl-C while the command line loads ends it without a traceback."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The command line. Commands import what they need when called, so that `--help` and mistakes take no time."""
+"""The command line. Commands import what they need only when called, so that `--help` and usage errors are fast."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "train-tokenizer": ("train-tokenizer data/ --vocab-size 65536 --output my_tokenizer",),
     "verify": ("verify tokens/web",),
 }
-"""Command, or "" for the program itself → command lines after the program's name."""
+"""Example command lines, without the program's name, by command ("" for the program itself)."""
 
 
 app = typer.Typer(
@@ -267,7 +267,7 @@ def _interruption_explained() -> Iterator[None]:
 
 
 _DATA_MODULES = {"fsspec", "huggingface_hub", "pyarrow", "tiktoken", "tokenizers"}
-"""What the extra `data` adds to the base, by the names of imports."""
+"""Import names of the packages that the extra `data` installs."""
 
 
 def main() -> None:
@@ -277,7 +277,7 @@ def main() -> None:
     if problem := find_other_bytes():
         print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
-    # Only warnings of other packages: HTTP libraries log every address, and signed addresses are secrets.
+    # Other packages log warnings only: HTTP libraries would log every address, and signed addresses are secrets.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("efficientbench.data_tools").setLevel(logging.INFO)
     command = typer.main.get_command(app)

@@ -1,8 +1,8 @@
-"""Conversations to tokens on disk: the same bytes from any number of processes, and after any number of kills.
+"""Renders conversations to tokens on disk: the same bytes from any number of processes, after any number of kills.
 
-`PREFIX.bin` and `PREFIX.idx` hold the ids, one conversation a document; `PREFIX.mask.bin` and `PREFIX.mask.idx` a byte
-for each id, 1 where it is to be learned. Finished parts lie in `PREFIX.parts` until all are made. The manifest is
-written last: a pair that has one is complete. A row that is no conversation ends the work, and leaves nothing.
+`PREFIX.bin` and `PREFIX.idx` hold the ids, one conversation per document; `PREFIX.mask.bin` and `PREFIX.mask.idx` one
+byte per id, 1 where the token is supervised. Finished parts stay in `PREFIX.parts` until all are merged. The manifest
+is written last: a pair that has one is complete. An invalid row ends the work, and the parts are deleted.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from efficientbench.data_tools.tokens.manifest import (
 )
 
 _RULES = 1
-"""The edition of the rules by which conversations are rendered and ordered; a new one makes every pair anew."""
+"""Version of the rules that render and order conversations; work that another version began is refused."""
 
 _SAMPLE_ROWS = 20
-"""Conversations from the beginning of each source, on which engines are compared."""
+"""The number of conversations, from the beginning of each source, on which engines are compared."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Job:
-    """One call of `build_conversations`."""
+    """One call of `build_conversations`: the rows and files that it reads, and the pair that it makes."""
 
     prefix: Path
     mixture_file: Path
@@ -78,7 +78,7 @@ class _Job:
         return token_dtype(self.tokenizer.vocab_size)
 
     def content(self) -> dict[str, Any]:
-        """Return all that decides the result."""
+        """Return the plan: everything that decides the result."""
         content = {
             "rules": _RULES,
             "tokenizer": self.tokenizer.fingerprint,
@@ -97,20 +97,20 @@ def build_conversations(
     workers: int = 1,
     on_part: Callable[[int, int], None] = lambda done, parts: None,
 ) -> Corpus:
-    """Render the conversations of a mixture into the pair `prefix` and its mask, or continue that.
+    """Render the conversations of a mixture into the pair `prefix` and its mask, or resume an interrupted call.
 
-    A pair that is complete, and made from the same mixture and files, is left as it is.
+    A complete pair of the same mixture and files is left unchanged.
 
     Args:
-        mixture: The YAML file.
+        mixture: The mixture's YAML file.
         prefix: The pair's path without suffix.
-        tokenizer: A folder, or a name on the hub, with chat tokens.
-        workers: Processes that render.
-        on_part: Called with the number of finished parts, and of all parts.
+        tokenizer: The folder, or the name on the hub, of a tokenizer with chat tokens.
+        workers: The number of processes that render.
+        on_part: Called with the number of finished parts and the number of all parts.
 
     Raises:
-        DataError: the mixture, the tokenizer or a row cannot be used, an input changed since the parts were made, the
-            pair was made of something else, the disk is full, or a worker process died.
+        DataError: the mixture, the tokenizer or a row is not valid, an input changed since the parts were made, the
+            pair was made from other inputs, the disk is full, or a worker process died.
     """
     if not prefix.name:
         raise DataError(f"{prefix} is a folder: give the path of the pair, without suffix")
@@ -137,7 +137,7 @@ def build_conversations(
 
 
 def _complete_corpus(job: _Job) -> Corpus:
-    """Return the corpus that is complete already; raise a DataError if this job would make another one."""
+    """Return the complete corpus; raise a DataError if this job would make a different one."""
     corpus = load_corpus(manifest_path(job.prefix))
     record = load_record(corpus.manifest, ConversationRecord)
     if record is None:
@@ -180,7 +180,7 @@ def _sample(sources: Sequence[Source]) -> list[str]:
 
 
 def _merge(job: _Job, engine: Engine, counts: Sequence[Sequence[ConversationCounts]]) -> Corpus:
-    """Write the pairs from their parts, and all that lies beside them, the manifest last."""
+    """Write the pairs from their parts, and the files beside them, the manifest last."""
     folder, prefix = parts_folder(job.prefix), job.prefix
     order = draw_order(job.sources, job.mixture.seed)
     merged = merge_parts(folder, sum(map(len, counts)), order, prefix, job.dtype)

@@ -1,4 +1,4 @@
-"""The tool that an assistant may call: it computes an expression of numbers, and never runs code."""
+"""The calculator that an assistant may call: it evaluates an arithmetic expression, and never runs code."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import warnings
 from collections.abc import Callable
 
 MAX_CHARACTERS = 100
-"""Of an expression."""
+"""The longest expression, in characters."""
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _SIGNS: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
 def calculate(expression: str) -> str | None:
-    """Return the value of numbers joined by + − * /, signs and brackets, as `written`; None for anything else.
+    """Return the value of an expression of numbers, + - * /, signs and brackets, as `written`; None for anything else.
 
-    Commas between digits are left out. Dividing by zero, and values that are not finite, give None too.
+    Commas are removed first. Division by zero, and values that are not finite, give None too.
     """
     if len(expression) > MAX_CHARACTERS:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about expressions that look like mistakes
+            warnings.simplefilter("ignore")  # Python warns of expressions that look like mistakes
             tree = ast.parse(expression.replace(",", "").strip(), mode="eval")
         value = _value(tree.body)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
@@ -39,7 +39,7 @@ def written(value: float) -> str:
 
 
 def _value(node: ast.expr) -> float:
-    """Return the value of a tree. Raises ValueError: there is more in it than arithmetic."""
+    """Return the value of a syntax tree. Raises ValueError if it holds anything but arithmetic."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return node.value  # type: ignore[return-value]
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:

@@ -1,4 +1,4 @@
-"""Conversations: messages of a system, a user and an assistant, who may call a tool between pieces of text."""
+"""Conversations: messages of a system, a user and an assistant; the assistant may call a tool between texts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from efficientbench.basics.errors import DataError
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
 TEXT, CALL, RESULT = PART_KINDS = ("text", "python", "python_output")
-"""Kinds of parts: text, an expression that the assistant has computed, and its result, which the tool writes."""
+"""Kinds of parts: text, an expression that the assistant sends to the tool, and the result that the tool returns."""
 
 _MESSAGE_KEYS = ("role", "content", "loss_weight")
 
 
 class RowError(DataError):
-    """A row is no conversation. The message begins with the key that is wrong."""
+    """A row is not a valid conversation; the error's message begins with the invalid key."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a message."""
+    """One part of a message."""
 
     kind: str
     """One of `PART_KINDS`."""
@@ -31,30 +31,30 @@ class Part:
 
 @dataclass(frozen=True)
 class Message:
-    """What one of them says at once."""
+    """One message of a conversation."""
 
     role: str
     """One of `ROLES`."""
     parts: tuple[Part, ...]
-    """Of the system and the user, text alone; of the assistant, each call is followed by its result."""
+    """The message's parts: text alone from the system and the user; from the assistant, a result follows each call."""
     supervised: bool = True
-    """Whether the assistant's own words in it are to be learned."""
+    """Whether the assistant's own words are supervised: whether they count in the training loss."""
 
     @property
     def text(self) -> str:
-        """The text of all parts."""
+        """The text of all parts of kind `TEXT`."""
         return "".join(part.text for part in self.parts if part.kind == TEXT)
 
 
 def read_messages(value: Any) -> tuple[Message, ...]:
-    """Read and check `messages` of a whole conversation as JSON has them.
+    """Parse and check the `messages` of a complete conversation, as JSON has them.
 
     A message is `{"role": …, "content": …}`; the content is a text, or a list of parts `{"type": …, "text": …}`. The
-    text of a part may also lie under `value`, and an assistant's message with `loss_weight` 0 is not to be learned.
+    key of a part's text may also be `value`. An assistant's message with `loss_weight` 0 is not supervised.
 
     Raises:
-        RowError: the roles do not alternate, from the user (after a system message, if there is one) to the assistant;
-            a message is empty; a part is of an unknown kind; a call has no result.
+        RowError: the roles do not alternate from the user (after an optional system message) to the assistant; a
+            message is empty; a part has an unknown kind; a call has no result; no message is supervised.
     """
     messages = _messages(value, ASSISTANT)
     if not any(message.supervised for message in messages if message.role == ASSISTANT):
@@ -63,9 +63,9 @@ def read_messages(value: Any) -> tuple[Message, ...]:
 
 
 def read_prompt(value: Any) -> tuple[Message, ...]:
-    """Read and check `messages` that the assistant is to answer: those of `read_messages`, up to one of the user.
+    """Parse and check the `messages` of a prompt: as `read_messages` does, but the last message is the user's.
 
-    An answer may be empty: a model may have ended at once.
+    An assistant's message may be empty: a model may end its answer at once.
 
     Raises:
         RowError: see `read_messages`.
@@ -84,7 +84,7 @@ def _messages(value: Any, last: str, empty_answers: bool = False) -> tuple[Messa
 def _message(value: Any, place: str, empty_answers: bool) -> Message:
     if not isinstance(value, Mapping):
         raise RowError(f"{place}: an object with role and content is needed, it is: {_shown(value)}")
-    # Parquet has every key in every row.
+    # Parquet has every key in every row, with null for a missing value.
     if unknown := [key for key, each in value.items() if key not in _MESSAGE_KEYS and each is not None]:
         raise RowError(f"{place}.{unknown[0]}: unknown key; a message has {', '.join(_MESSAGE_KEYS)}")
     role = value.get("role")
@@ -137,7 +137,7 @@ def _checked_text(text: str, place: str) -> str:
 
 
 def _check_calls(parts: Sequence[Part], place: str) -> None:
-    """Raise a RowError unless each call is followed by its result, and each result follows a call."""
+    """Raise a RowError unless a result follows each call, and a call precedes each result."""
     for number, part in enumerate(parts):
         after = parts[number + 1].kind if number + 1 < len(parts) else None
         before = parts[number - 1].kind if number else None
@@ -164,7 +164,7 @@ def _check_order(messages: Sequence[Message], last: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Return a value for a message, cut where it is long."""
+    """Return a value as an error message shows it: cut after 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]} …"
 

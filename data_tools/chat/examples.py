@@ -1,4 +1,4 @@
-"""The examples of a task, by their number: for mixtures, for evaluation and for reinforcement learning."""
+"""The examples of a task, by number: for mixtures, evaluation and reinforcement learning."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from efficientbench.data_tools.chat.task import Example, HubFiles, Task
 from efficientbench.data_tools.tokenizing.inputs import find_inputs
 
 _ALL_FILES = 1_000_000
-"""Of a dataset on the hub: a task's rows are never cut silently."""
+"""A limit that no dataset's number of files reaches: a task's rows are never cut silently."""
 
 
 class ConversationError(DataError):
-    """A row is no conversation. The message names its file and line."""
+    """A row is not a valid conversation; the error's message names its file and line."""
 
 
 class Examples:
-    """The examples of one task: `examples[5]`; it can be pickled."""
+    """The examples of one task, by number: `examples[5]`. Can be pickled."""
 
     def __init__(self, name: str, task: Task, files: Sequence[Path]) -> None:
-        """Open the rows of files; without any, those that the task makes itself.
+        """Open the rows of `files`; without files, the rows that the task makes itself.
 
         Raises:
-            DataError: a file cannot be read, or as `made_rows`.
+            DataError: a file cannot be read, or the task cannot make its rows.
         """
         self.name, self.task, self.files = name, task, list(files)
         self._rows: FileRows | Sequence[Row] = (
@@ -46,10 +46,10 @@ class Examples:
         return next(self.read(np.array([number])))
 
     def read(self, numbers: np.ndarray) -> Iterator[Example]:
-        """Yield the examples of these ascending numbers.
+        """Yield the examples with these ascending numbers.
 
         Raises:
-            ConversationError: a row is none of this task's.
+            ConversationError: a row does not fit the task.
         """
         rows = self._rows.read(numbers) if isinstance(self._rows, FileRows) else self._made(numbers)
         for number in numbers.tolist():
@@ -62,11 +62,11 @@ class Examples:
             except Exception as error:
                 if self.name in OWN:
                     raise
-                # Code of others fails in any way.
+                # Third-party code can fail in any way.
                 raise ConversationError(f"{self.place(number)}: {self.name}: {type(error).__name__}: {error}") from None
 
     def place(self, number: int) -> str:
-        """Return where an example lies, for people: its file and line."""
+        """Return an example's file and line, or its task and row, for messages."""
         return self._rows.place(number) if isinstance(self._rows, FileRows) else f"{self.name}: row {number + 1}"
 
     def _made(self, numbers: np.ndarray) -> Iterator[Row]:
@@ -75,7 +75,7 @@ class Examples:
 
 
 def _checked(found: Any) -> Example:
-    """Return what a task made of a row. Raises RowError: it is no example."""
+    """Return the example that a task made of a row. Raises RowError if it is not a valid `Example`."""
     if not isinstance(found, Example):
         raise RowError(f"its task's `example` returned {found!r:.60}: an Example is needed")
     if not found.messages or not all(isinstance(message, Message) for message in found.messages):
@@ -84,14 +84,14 @@ def _checked(found: Any) -> Example:
 
 
 def made_rows(name: str, task: Task) -> Sequence[Row] | None:
-    """Return the rows that the task of this name makes itself; None: they come from files.
+    """Return the rows that the task of this name makes itself; None if they come from files.
 
     Raises:
-        DataError: its code fails, or returns no list.
+        DataError: the task's code fails, or does not return a list.
     """
     try:
         rows: Any = task.rows()
-    except Exception as error:  # code of others fails in any way
+    except Exception as error:  # third-party code can fail in any way
         raise DataError(f"{name} cannot make its rows: {type(error).__name__}: {error}") from None
     if rows is not None and not isinstance(rows, Sequence):
         raise DataError(f"{name} cannot make its rows: `rows` returned {rows!r:.60}: a list is needed")
@@ -102,12 +102,12 @@ def open_examples(name: str, path: Path | None = None, hub: HubFiles | None = No
     """Open the examples of a task.
 
     Args:
-        name: One of ours, or `package.module:Class`.
-        path: A file, a folder or a glob of its rows.
-        hub: A dataset of its rows, where `path` is None; without either, the task's own.
+        name: The task's name: one of the project's, or `package.module:Class`.
+        path: A file, a folder or a glob with the task's rows; None to take them from `hub`.
+        hub: The dataset with the task's rows; None for the task's own dataset or rows.
 
     Raises:
-        DataError: no such task, no such file, or a download that fails.
+        DataError: the task or the file does not exist, or the download failed.
     """
     task = find_task(name)
     if path is not None:
@@ -117,7 +117,7 @@ def open_examples(name: str, path: Path | None = None, hub: HubFiles | None = No
         return Examples(name, task, files)
     hub = hub or task.hub
     if hub is not None:
-        # Imported here: it takes a while, and files that lie here need none of it.
+        # Imported here: it takes a while, and local files do not need it.
         from efficientbench.data_tools.download import DownloadRequest, download_dataset
 
         folder = Path("data") / hub.dataset.rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Tasks by their names: ours, and those of others, whose code is loaded only where a mixture names it."""
+"""Finds tasks by name: the project's own, and third-party ones, whose code is imported only when they are named."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def find_task(name: str) -> Task:
-    """Return the task of a name, ours or `package.module:Class`, whose module is imported.
+    """Return the task of this name: one of the project's, or `package.module:Class`, whose module is imported.
 
     Raises:
-        DataError: there is no such task, its module cannot be imported, or it is no task.
+        DataError: the task does not exist, its module cannot be imported, or its class is no `Task`.
     """
     if name in OWN:
         return OWN[name]()
@@ -51,7 +51,7 @@ def find_task(name: str) -> Task:
         raise DataError(
             f"there is no module {error.name}: install its package, or name its folder in PYTHONPATH"
         ) from None
-    except Exception as error:  # code of others fails in any way
+    except Exception as error:  # third-party code can fail in any way
         raise DataError(f"{module} cannot be imported: {type(error).__name__}: {error}") from None
     if not isinstance(found, type) or not issubclass(found, Task):
         raise DataError(f"{name} is no class of {Task.__module__}.Task")
@@ -62,7 +62,7 @@ def find_task(name: str) -> Task:
 
 
 def code_files(name: str) -> list[Path]:
-    """Return the file of a task's code from outside this project, which has been imported; none for our own."""
+    """Return the source file of a third-party task, whose module was imported before; none for the project's own."""
     if name in OWN:
         return []
     file = sys.modules[name.partition(":")[0]].__file__

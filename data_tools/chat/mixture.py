@@ -1,4 +1,4 @@
-"""A mixture: a YAML file that names tasks, how much of each, and the seed of their one order."""
+"""A mixture: a YAML file that names tasks, the rows and epochs of each, and the seed of their common order."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: str
-    """One of ours, or `package.module:Class`."""
+    """The task's name: one of the project's, or `package.module:Class`."""
     path: str | None = None
-    """A file, a folder or a glob of its rows; relative to the mixture's folder."""
+    """A file, a folder or a glob with the task's rows, relative to the mixture's folder."""
     dataset: str | None = None
-    """OWNER/NAME on the hub, where it is not the task's own."""
+    """OWNER/NAME of a dataset on the hub; None for the task's own."""
     config: str | None = None
     """Configuration of the dataset."""
     split: str | None = None
@@ -41,15 +41,15 @@ class Entry(BaseModel):
     start: Annotated[StrictInt, Field(ge=0)] = 0
     """The first row, counted from 0."""
     stop: Annotated[StrictInt, Field(ge=1)] | None = None
-    """The row after the last one; all without it."""
+    """The row after the last one; None for all rows from `start`."""
     rows: Annotated[StrictInt, Field(ge=1)] | None = None
-    """So many rows of that range, drawn by the seed; all without it."""
+    """The number of rows drawn from that range by the seed; None for all rows."""
     epochs: Annotated[StrictInt, Field(ge=1)] = 1
     """How often each row occurs."""
 
 
 class Mixture(BaseModel):
-    """Tasks and their order."""
+    """The tasks of a mixture, and the seed of their order."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -64,11 +64,11 @@ class Source:
     entry: Entry
     examples: Examples
     numbers: np.ndarray
-    """Of its rows, ascending, int64."""
+    """The numbers of those rows, ascending, int64."""
 
 
 def read_mixture(path: Path) -> Mixture:
-    """Read a mixture. Raises DataError, with file and key: it is none."""
+    """Read a mixture. Raises DataError, with file and key, if the file is not a valid mixture."""
     try:
         content = yaml.safe_load(read_text(path))
     except UnicodeDecodeError:
@@ -78,7 +78,7 @@ def read_mixture(path: Path) -> Mixture:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise DataError(f"{path}:{line}: not YAML: {error.problem}") from None
-    # ValueError: a whole number of more digits than Python reads.
+    # ValueError: an integer of more digits than Python parses.
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise DataError(f"{path}: not YAML: {first_line(error)}") from None
     if not isinstance(content, dict):
@@ -99,10 +99,10 @@ def _explained(error: Any) -> str:
 
 
 def open_mixture(mixture: Mixture, file: Path) -> list[Source]:
-    """Open the sources of a mixture, the file of which names them.
+    """Open the sources of a mixture that was read from `file`.
 
     Raises:
-        DataError: with file and key: no such task or file, or fewer rows than are asked for.
+        DataError: a task or file does not exist, or has too few rows; the message names the mixture's file and key.
     """
     sources = []
     for place, entry in enumerate(mixture.tasks):
@@ -125,7 +125,7 @@ def _opened(entry: Entry, folder: Path, key: str) -> Examples:
 
 
 def _hub(entry: Entry) -> HubFiles | None:
-    """Return the dataset that an entry names; its own config and split change those of the task's dataset."""
+    """Return an entry's dataset: its own, or the task's with the entry's config and split; None if it names none."""
     if entry.dataset is not None:
         return HubFiles(entry.dataset, entry.config, entry.split)
     if entry.config is None and entry.split is None:
@@ -153,9 +153,9 @@ def _numbers(entry: Entry, available: int, seed: int, key: str) -> np.ndarray:
 
 
 def draw_order(sources: Sequence[Source], seed: int) -> np.ndarray:
-    """Return the order of all conversations: numbers into the rows of all sources, one source after the other, int64.
+    """Return the order of all conversations: indices, int64, into the concatenated rows of all sources.
 
-    Each number occurs as often as its source has epochs. The same mixture and seed give the same order.
+    An index occurs as often as its source has epochs. The same mixture and seed give the same order.
     """
     order: list[int] = []
     first = 0

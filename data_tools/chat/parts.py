@@ -1,4 +1,4 @@
-"""The conversations of one part on disk, and the pairs of ids and mask that are put together from all parts.
+"""Renders the conversations of one part to disk, and merges all parts into the pairs of ids and mask.
 
 A part is `NUMBER.bin` (its ids), `NUMBER.mask` (uint8), `NUMBER.lengths` (int32, tokens of each conversation), and
 `NUMBER.json` with its `ConversationCounts`.
@@ -23,30 +23,30 @@ from efficientbench.data_tools.tokenizing.inputs import InputState
 from efficientbench.data_tools.tokens.indexed import bin_path, document_hash, hashes_path, idx_path, index_blocks
 
 PART_ROWS = 2_000
-"""Conversations of a part: some seconds of work."""
+"""The most conversations of a part: some seconds of work."""
 
 _KINDS = ("bin", "mask", "lengths")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a part is made of: rows of one source."""
+    """The rows of one source that make up a part."""
 
     source: int
-    """Its place in the mixture."""
+    """The source's index in the mixture."""
     numbers: np.ndarray
-    """Ascending, int64."""
+    """The rows' numbers, ascending, int64."""
 
 
 @dataclass(frozen=True)
 class ConversationCounts:
-    """What a finished part holds."""
+    """The counts of a finished part."""
 
     conversations: int
     tokens: int
     supervised_tokens: int
     utf8_bytes: int
-    """Of the messages' text."""
+    """UTF-8 length of the messages' text."""
     special_token_strings: dict[str, int]
     """How often the names of special tokens occur in the text."""
     crc32: dict[str, int]
@@ -59,15 +59,15 @@ class PartRenderer:
 
     folder: Path
     examples: tuple[Examples, ...]
-    """Of each source."""
+    """The examples of each source."""
     states: tuple[InputState, ...]
-    """All files that are read."""
+    """The states of all input files."""
     engine: Engine
     renderer: Renderer
     dtype: np.dtype
 
     def __call__(self, numbered: tuple[int, Rows]) -> ConversationCounts:
-        """Render one part, and write its files, which its number names."""
+        """Render one part, `(number, rows)`, and write its files under its number."""
         number, rows = numbered
         with part_files(self.folder, number, _KINDS) as files:
             counts = self._write(rows, *files)
@@ -95,7 +95,7 @@ class PartRenderer:
 
 @dataclass(frozen=True)
 class Merged:
-    """What the merged pairs hold, epochs included."""
+    """The counts of the merged pairs, epochs included."""
 
     lengths: np.ndarray
     """Tokens of each conversation, int32."""
@@ -103,17 +103,17 @@ class Merged:
 
 
 def merge_parts(folder: Path, parts: int, order: np.ndarray, prefix: Path, dtype: np.dtype) -> Merged:
-    """Write the pairs of ids and mask, and the conversations' hashes, from the parts in an order.
+    """Merge the parts into the pairs of ids and mask, in an order, and write the conversations' hashes.
 
     Args:
-        folder: That of the parts.
-        parts: Their number.
-        order: Numbers of conversations, as they lie in the parts one after the other, int64.
-        prefix: That of the ids.
-        dtype: Of an id.
+        folder: The folder of the parts.
+        parts: The number of parts.
+        order: Indices of conversations in the concatenated parts, int64.
+        prefix: The path of the pair of ids without suffix.
+        dtype: The dtype of an id.
     """
     for kind in ("bin", "mask"):
-        # One file of each, since so many could not be open at once.
+        # All parts in one file of each kind, since so many files could not be open at once.
         with complete_file(folder / f"all.{kind}") as stream:
             stream.writelines(
                 block for number in range(parts) for block in file_blocks(part_file(folder, number, kind))
@@ -138,7 +138,7 @@ def merge_parts(folder: Path, parts: int, order: np.ndarray, prefix: Path, dtype
 
 
 def cut_into_parts(sources: Sequence[np.ndarray]) -> list[Rows]:
-    """Return the parts of all sources, of which these numbers of rows are taken, in their order."""
+    """Cut the sources, each an array of row numbers, into parts, in order."""
     return [
         Rows(place, numbers[first : first + PART_ROWS])
         for place, numbers in enumerate(sources)

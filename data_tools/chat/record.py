@@ -1,4 +1,4 @@
-"""The manifest's record of how a conversation pair was made, and the mask that lies beside its tokens."""
+"""The manifest's record of how a conversation pair was made, and the check of its mask."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNK = 1 << 24
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """What a task of the mixture gave. Epochs are not counted."""
+    """The counts of one task of the mixture, in one epoch."""
 
     task: str
     files: list[str]
@@ -39,11 +39,11 @@ class ConversationRecord:
     KEY: ClassVar[str] = "conversations"
 
     plan: dict[str, Any]
-    """All that decided the result: tokenizer, style, mixture, and path and SHA-256 of each input."""
+    """Everything that decided the result: rules, tokenizer, style, mixture, and path and SHA-256 of each input."""
     tasks: list[TaskRecord]
     style: str
     supervised_tokens: int
-    """Tokens whose mask is 1, of all epochs."""
+    """Tokens whose mask is 1, in all epochs."""
     longest: int
     """Tokens of the longest conversation."""
     special_token_strings: dict[str, int]
@@ -65,8 +65,8 @@ def check_mask(corpus: Corpus) -> None:
     """Check the mask of a checked conversation pair; do nothing for any other corpus.
 
     Raises:
-        DataError: its conversations have other lengths than the tokens', an entry is neither 0 nor 1, or the number of
-            supervised tokens is not that of the manifest.
+        DataError: the mask is damaged, its conversations have other lengths than those of the tokens, an entry is
+            neither 0 nor 1, or the number of supervised tokens is not the manifest's.
     """
     record = load_record(corpus.manifest, ConversationRecord)
     if record is None:

@@ -1,7 +1,7 @@
-"""Conversations as ids, and a mask of what is to be learned.
+"""Renders conversations as ids, with a mask of the supervised tokens.
 
-Ids are rendered piece by piece: no text can become a special token, whatever it holds. Neighbouring text of one mask is
-encoded together; where the mask changes, a token ends, as it does when the assistant begins to speak.
+Ids are rendered piece by piece, so that no text can become a special token. Adjacent texts with the same mask are
+encoded together; a token ends where the mask changes, as it does when the assistant begins to speak.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation of T tokens."""
+    """A rendered conversation of T tokens."""
 
     ids: np.ndarray
-    """uint32 [T]"""
+    """The tokens' ids, uint32 [T]."""
     mask: np.ndarray
-    """uint8 [T]: 1 where the token is to be learned."""
+    """The mask, uint8 [T]: 1 where the token is supervised."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,25 @@ class Renderer:
 
     style: Style
     token_ids: dict[str, int]
-    """The ids of the special tokens by their names."""
+    """The ids of the style's special tokens, by name."""
     encode: Callable[[str], np.ndarray]
-    """Text as ids, uint32 [tokens], without any special token."""
+    """Encodes text as ids, uint32 [tokens], without special tokens."""
 
     def conversation(self, messages: Sequence[Message]) -> Rendered:
-        """Return a whole conversation."""
+        """Render a complete conversation."""
         return self._rendered(self.style.pieces(messages))
 
     def prompt(self, messages: Sequence[Message]) -> np.ndarray:
-        """Return the ids, uint32 [T], after which the assistant speaks; its last message, if it ends them, is left out.
+        """Return the ids, uint32 [T], after which the assistant answers; skip its answer if that is the last message.
 
-        They are the beginning of what `conversation` returns for the whole.
+        The ids of the same conversation with its answer begin with these.
         """
         before = messages[:-1] if messages[-1].role == ASSISTANT else messages
         return self._rendered(itertools.chain(self.style.pieces(before), self.style.opening)).ids
 
     @property
     def end_id(self) -> int:
-        """The token with which the assistant ends its message."""
+        """The id of the token with which the assistant ends its message."""
         return self.token_ids[self.style.end]
 
     def _rendered(self, pieces: Iterable[Piece]) -> Rendered:
@@ -70,9 +70,9 @@ def make_renderer(tokenizer: TextTokenizer, name: str, encode: Callable[[str], n
     """Return the renderer of a tokenizer's style.
 
     Args:
-        tokenizer: It has the special tokens of a style.
-        name: What the user calls it.
-        encode: A faster way to the same ids; the tokenizer's own without it.
+        tokenizer: A tokenizer with the special tokens of a style.
+        name: The tokenizer's name, for error messages.
+        encode: A faster encoder that gives the same ids; None for the tokenizer's own.
 
     Raises:
         DataError: the tokenizer has no chat tokens.

@@ -1,4 +1,4 @@
-"""The rows of files, by their number: JSONL, CSV and parquet."""
+"""Reads rows of JSONL, CSV and parquet files by number."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Row: TypeAlias = Mapping[str, Any]
 
 _BOM = b"\xef\xbb\xbf"
 MOST_LINE_BYTES = 1 << 28
-"""Of a line of JSONL, which is read as a whole."""
+"""Longest line of JSONL; a line is read at once."""
 
 
 @contextmanager
 def _unless_refused(path: Path) -> Iterator[None]:
-    """Raise a DataError for a file that the block cannot read, or that is no regular one."""
+    """Raise a DataError if the block cannot read the file, or if it is not a regular file."""
     try:
         yield
     except OSError as error:
@@ -39,13 +39,13 @@ def _unless_refused(path: Path) -> Iterator[None]:
 
 
 class FileRows:
-    """The rows of some files, one file after the other; it can be pickled.
+    """The rows of several files, one file after the other. Can be pickled.
 
-    Raises DataError: a file cannot be read as its suffix says.
+    Raises DataError if a file cannot be read as its suffix says.
     """
 
     def __init__(self, files: Sequence[Path], csv_columns: Sequence[str] | None = None) -> None:
-        """`csv_columns`: what the columns of CSV files, which have no header, are called."""
+        """Open the files; `csv_columns` names the columns of CSV files, which have no header."""
         self._files = [_opened(path, csv_columns) for path in files]
         self._ends = list(itertools.accumulate(len(file) for file in self._files))
 
@@ -53,12 +53,12 @@ class FileRows:
         return self._ends[-1]
 
     def place(self, number: int) -> str:
-        """Return where a row lies, for people: its file, and its line (of a parquet file, its row) from 1."""
+        """Return a row's file and line (in a parquet file, its row), counted from 1, for messages."""
         file, row = self._find(number)
         return f"{file.path}:{file.line(row)}"
 
     def read(self, numbers: np.ndarray) -> Iterator[Row]:
-        """Yield the rows of these ascending numbers. Raises RowError: one is no object."""
+        """Yield the rows with these ascending numbers. Raises RowError for an invalid row."""
         for place in range(len(self._files)):
             begin, end = self._ends[place] - len(self._files[place]), self._ends[place]
             first, last = np.searchsorted(numbers, (begin, end))
@@ -70,7 +70,7 @@ class FileRows:
 
 
 def is_rows_file(path: Path, with_csv: bool) -> bool:
-    """Return whether a file's name is that of a kind that holds rows."""
+    """Return whether a file can hold rows, by its suffix."""
     return path.suffix.lower() in (*JSONL_SUFFIXES, *PARQUET_SUFFIXES, *(CSV_SUFFIXES if with_csv else ()))
 
 
@@ -96,7 +96,7 @@ class _File(ABC):
 
     @abstractmethod
     def read(self, numbers: np.ndarray) -> Iterator[Row]:
-        """Yield the rows of these ascending numbers."""
+        """Yield the rows with these ascending numbers."""
 
 
 class _Jsonl(_File):

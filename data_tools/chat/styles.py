@@ -1,7 +1,7 @@
-"""Styles that turn conversations into text and special tokens: one for our own tokenizers, one for Qwen's.
+"""Chat styles, which turn conversations into text and special tokens: one for our own tokenizers, one for Qwen's.
 
 Each style exists twice: as the pieces from which ids are rendered, and as a Jinja template, which other programs read
-from the tokenizer's folder. Both give the same ids, except where a text holds the name of a special token: the pieces
+from the tokenizer's folder. Both give the same ids, unless a text contains the name of a special token: the pieces
 keep it as text.
 """
 
@@ -33,26 +33,26 @@ class Piece:
 
     text: str
     is_token: bool = False
-    """Whether it is the special token of this name; else it is ordinary text, whatever it holds."""
+    """Whether `text` names a special token; else it is ordinary text, whatever it contains."""
     supervised: bool = False
-    """Whether it is to be learned."""
+    """Whether the piece is supervised."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """One way to write conversations."""
+    """One chat style."""
 
     name: str
     tokens: tuple[str, ...]
-    """The special tokens that it needs."""
+    """The special tokens that the style needs."""
     end: str
     """The token with which the assistant ends its message."""
     opening: tuple[Piece, ...]
-    """What stands before the assistant's words: the end of a prompt."""
+    """The pieces before the assistant's words: the end of a prompt."""
     pieces: Callable[[Sequence[Message]], Iterator[Piece]]
-    """Messages, the last of which may be of any role, as pieces."""
+    """Turns messages into pieces; the last message may have any role."""
     template: str
-    """The same in Jinja, with `{% generation %}` around what is supervised."""
+    """The style as a Jinja template, with `{% generation %}` around supervised text."""
 
 
 def find_style(special_tokens: Collection[str]) -> Style | None:
@@ -203,4 +203,4 @@ STYLES = (
         template=_QWEN_TEMPLATE,
     ),
 )
-"""The first whose tokens a tokenizer has is its style."""
+"""All styles, by precedence: a tokenizer's style is the first one whose tokens it has."""

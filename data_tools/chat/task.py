@@ -1,6 +1,6 @@
-"""A task: rows that become examples, and how an answer to one is scored. One task is one small file.
+"""A task turns rows into examples, and scores answers to them. One task is one small file.
 
-A task from outside this project is a class of its own, named in a mixture as `my_module:Task`:
+A third-party task is a subclass of `Task`, which a mixture names as `my_module:Spelling`:
 
     class Spelling(Task):
         def example(self, row):
@@ -20,22 +20,22 @@ from efficientbench.data_tools.chat.conversations import Message, RowError, read
 from efficientbench.data_tools.chat.rows import Row
 
 RunProgram: TypeAlias = Callable[[str, str], bool]
-"""Runs a Python program and its tests, in a process each, and returns whether both came to their end in the time that
-they had. Tests import the functions that they call from the module `program`."""
+"""Runs a Python program and its tests, in a process each, and returns whether both finished without an error and in
+time. Tests import the functions that they call from the module `program`."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A conversation of a task, and what an answer is scored by."""
+    """A conversation of a task, and the values by which an answer is scored."""
 
     messages: tuple[Message, ...]
-    """The last is the assistant's right answer."""
+    """The conversation; its last message is the assistant's right answer."""
     choices: tuple[str, ...] = ()
-    """The answers to choose from; empty: the answer is free text."""
+    """The answers to choose from; empty for free text."""
     reference: str | None = None
-    """The right choice, or what the right answer holds; None: no answer can be called right."""
+    """The right choice, or the result in a right answer; None if answers are not compared with one."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else the task's scoring reads."""
+    """Further values that the task's `score` reads."""
 
 
 @dataclass(frozen=True)
@@ -43,37 +43,37 @@ class HubFiles:
     """Files of a dataset on the Hugging Face hub."""
 
     dataset: str
-    """OWNER/NAME."""
+    """OWNER/NAME of the dataset."""
     config: str | None = None
     split: str | None = None
 
 
 class Task(ABC):
-    """One task. Its class has no arguments; it can be pickled."""
+    """One task. Its class takes no arguments; the task can be pickled."""
 
     hub: ClassVar[HubFiles | None] = None
-    """Where its rows come from, if a mixture names no other place."""
+    """The dataset of the task's rows, unless a mixture names another source."""
     csv_columns: ClassVar[tuple[str, ...] | None] = None
-    """What the columns of its CSV files are called, which have no header; None: it takes no CSV."""
+    """Names of the columns of the task's CSV files, which have no header; None if it takes no CSV."""
 
     @abstractmethod
     def example(self, row: Row) -> Example:
-        """Return the example of a row. Raises RowError: the row is not one of this task."""
+        """Return the example of a row. Raises RowError if the row does not fit this task."""
 
     def rows(self) -> Sequence[Row] | None:
-        """Return rows that the task makes itself, the same ones at every call; None: they come from files."""
+        """Return the rows that the task makes itself, the same at every call; None if they come from files."""
         return None
 
     def score(self, example: Example, completion: str, run: RunProgram) -> float:
-        """Return 1 for a right answer and 0 for a wrong one: by default, whether it is the reference.
+        """Return 1 for a right answer and 0 for a wrong one; by default, compare it with the reference.
 
         Args:
-            example: What was asked.
-            completion: What was answered, without the token that ends it.
-            run: For tasks whose answers are programs.
+            example: The example that was asked.
+            completion: The model's answer, without the token that ends it.
+            run: Runs an answer that is a program.
 
         Raises:
-            DataError: no answer to this example can be called right.
+            DataError: the example has no reference.
         """
         if example.reference is None:
             raise DataError(f"{type(self).__name__} has no right answers: it can be trained on, and not be scored")
@@ -85,7 +85,7 @@ class Task(ABC):
 
 
 def text_of(row: Row, key: str) -> str:
-    """Return the text under a key of a row. Raises RowError: there is none."""
+    """Return the text under a row's key. Raises RowError if there is none."""
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
         there = ", ".join(map(str, row))
@@ -96,8 +96,7 @@ def text_of(row: Row, key: str) -> str:
 def multiple_choice(question: str, letters: Sequence[str], choices: Sequence[str], right: str) -> Example:
     """Return a question with choices as nanochat's tasks write it: the answer is a letter, nothing else.
 
-    Each letter stands after its choice and without a blank before it, so that it is the same token in the question and
-    in the answer.
+    Each letter follows its choice, without a space before it, so that it is the same token in question and answer.
     """
     lines = [f"Multiple Choice question: {question}"]
     lines += [f"- {choice}={letter}" for letter, choice in zip(letters, choices, strict=True)]

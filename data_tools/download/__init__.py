@@ -1,12 +1,12 @@
-"""Downloads datasets from the Hugging Face hub: resumed at the byte, checked, several files at once.
+"""Downloads datasets from the Hugging Face hub or ModelScope: resumable at the byte, verified, several files at once.
 
     files = download_dataset(DownloadRequest(repository="HuggingFaceFW/fineweb-edu", folder=Path("data/fineweb-edu")))
 
 | module | what |
 |---|---|
 | `listing`, `modelscope` | the files of a configuration on the hub or on ModelScope, with sizes and checksums |
-| `transfer` | one file: Range requests, checks, its name |
-| `dataset` | all files: which are missing, free space, several at once, progress |
+| `transfer` | one file: Range requests, checksum, rename |
+| `dataset` | all files: the missing ones, free space, parallel transfers, progress |
 | `download_record` | which files a folder has already |
 | `hub_requests` | retries, waits, errors |
 """

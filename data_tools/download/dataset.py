@@ -1,4 +1,4 @@
-"""Downloads what a folder lacks of a dataset, several files at once."""
+"""Downloads the files of a dataset that a folder lacks, several at once."""
 
 from __future__ import annotations
 
@@ -40,43 +40,42 @@ from efficientbench.data_tools.download.modelscope import REVISION, ModelScopeTr
 from efficientbench.data_tools.download.transfer import Transfer
 
 _STOP_WAIT_S = 1.0
-"""The longest wait for transfers to stop. A silent server may keep them; what has arrived is on the disk."""
+"""Longest wait for transfers to stop. A silent server may block them; the bytes received are on the disk."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DownloadRequest:
-    """What to download, and whereto."""
+    """What to download, and into which folder."""
 
     repository: str
     """OWNER/NAME of a dataset on the hub, or modelscope:OWNER/NAME."""
     folder: Path
-    """Files get their repository paths below it."""
+    """The folder below which files get their paths in the repository."""
     config: str | None = None
-    """A configuration of the dataset; None for FineWeb-Edu's sample of 10 billion tokens, and for all files of
-    documents of any other dataset."""
+    """A configuration of the dataset; None for FineWeb-Edu's sample of 10 billion tokens, and for all document files
+    of any other dataset."""
     revision: str | None = None
-    """A branch, tag or commit; None for FineWeb-Edu's v1.2.0 and any other dataset's main branch."""
+    """A branch, tag or commit; None for FineWeb-Edu's v1.2.0, any other dataset's `main`, and `master` on
+    ModelScope."""
     num_files: int = 200
-    """At most so many files, the first by path."""
+    """The largest number of files, the first by path."""
     max_workers: int = 3
-    """Files that are downloaded at once."""
+    """The number of files downloaded at once."""
     split: str | None = None
-    """One split of the configuration, which is `default` then if none is named; None for all."""
+    """One split of the configuration (of `default` if none is named); None for all splits."""
 
 
 def download_dataset(request: DownloadRequest, patience: Patience | None = None) -> list[Path]:
-    """Download a dataset, except files that the folder has, and return its files in the order of their paths.
+    """Download the files of a dataset that the folder lacks, and return the paths of all its files, sorted.
 
-    A file has its name only once its size, its checksum and, if it is parquet, its footer are right. An interrupted
-    download leaves `.partial` files that the next call continues. If the hub cannot be reached, a folder that is
-    complete for this request is used as it is. Processes that call this at once with the same folder wait for each
-    other.
+    A file gets its name only after its size, its checksum and, for parquet, its footer were verified. An interrupted
+    download leaves `.partial` files, which the next call resumes. If the hub is unreachable, a folder that is complete
+    for this request is used as it is. Processes that call this at once with the same folder wait for each other.
 
     Raises:
-        DataError: the request or the hub's response cannot be used, the disk has not enough room, or a transfer
-            failed.
+        DataError: the request or the hub's response is not valid, the disk has too little space, or a transfer failed.
     """
     patience = patience or Patience()
     if request.num_files < 1 or request.max_workers < 1:
@@ -115,10 +114,10 @@ def _listing(request: DownloadRequest, record: Record, patience: Patience) -> Li
 
 
 def complete(listing: Listing, record: Record, max_workers: int, patience: Patience, kind: str = "datasets") -> None:
-    """Download the files of a listing that the folder lacks; `kind`: of a repository of ModelScope.
+    """Download the files of a listing that the folder lacks; `kind` is ModelScope's: `datasets` or `models`.
 
     Raises:
-        DataError: the disk has not enough room, or a transfer failed.
+        DataError: the disk has too little space, or a transfer failed.
     """
     missing = [file for file in listing.files if not record.holds(file)]
     total_bytes = sum(file.size_bytes for file in listing.files)
@@ -149,7 +148,7 @@ def complete(listing: Listing, record: Record, max_workers: int, patience: Patie
 
 
 def _run(transfers: list[Transfer], max_workers: int, stop: threading.Event) -> Iterator[RemoteFile]:
-    """Yield each file when it is finished; at the first failure, end the other transfers and raise its error."""
+    """Yield a file as soon as it is finished; at the first failure, stop the other transfers and raise its error."""
     waiting = collections.deque(transfers)
     results: queue.SimpleQueue[RemoteFile | BaseException] = queue.SimpleQueue()
 
@@ -160,10 +159,10 @@ def _run(transfers: list[Transfer], max_workers: int, stop: threading.Event) -> 
                 try:
                     transfer.run()
                     results.put(transfer.file)
-                except BaseException as error:  # without it, the main thread would wait for ever
+                except BaseException as error:  # without it, the main thread would hang
                     results.put(error)
 
-    # Daemons, not a pool, whose threads would keep an interrupted process until a silent server's timeout.
+    # Daemon threads: those of a pool would keep an interrupted process alive until a silent server's timeout.
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(max_workers, len(transfers)))]
     for thread in threads:
         thread.start()
@@ -193,7 +192,7 @@ class _Progress:
     """Shows a bar on a terminal, else a line per finished file."""
 
     def __init__(self, total_files: int, total_bytes: int, finished: dict[str, int]) -> None:
-        """Count the `finished` files, bytes by path, as part of the totals."""
+        """Count the `finished` files (size in bytes, by path) in the totals."""
         self._total_files, self._total_bytes = total_files, total_bytes
         self._finished_files = len(finished)
         self._positions = dict(finished)
@@ -210,7 +209,7 @@ class _Progress:
         self.bar.add_task(self._files(), total=total_bytes, completed=sum(finished.values()))
 
     def position(self, path: str, position_bytes: int) -> None:
-        """Show the number of bytes of a file that are here now; any thread may call this for a known file."""
+        """Show how many bytes of a file are on the disk; any thread may call this for a file shown before."""
         self._positions[path] = position_bytes
         self.bar.update(TaskID(0), completed=sum(self._positions.values()))
 

@@ -1,4 +1,4 @@
-"""Remembers which files of a folder are downloaded and checked, in `.download/record` (JSON)."""
+"""Records which files of a folder are downloaded and verified, in `.download/record` (JSON)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ STATE_FOLDER = ".download"
 
 @dataclass
 class Record:
-    """The state of one folder."""
+    """The download state of one folder."""
 
     folder: Path
     repository: str
-    """The dataset whose files the folder contains."""
+    """The dataset or model whose files the folder contains."""
     listings: dict[str, Listing] = field(default_factory=dict)
-    """The last listing of each request, by the request's configuration, revision and number of files."""
+    """The last listing of each request, by configuration, revision, number of files and split, or by a model's file
+    patterns."""
     finished: dict[str, tuple[str, int, int]] = field(default_factory=dict)
-    """Checksum, size in bytes and time of the last change, in ns, of the checked files, by path."""
+    """Checksum, size in bytes and modification time in ns of each verified file, by path."""
     format_version: Literal[1] = 1
-    """The version of the file's format; a record of another one is ignored."""
+    """The version of the record's format; a record of another version is ignored."""
 
     def holds(self, file: RemoteFile) -> bool:
         """Return whether the folder has the file with the right content; read it if the record lacks it."""
@@ -45,7 +46,7 @@ class Record:
         return True
 
     def add(self, file: RemoteFile) -> None:
-        """Record that a file is in its place and checked."""
+        """Record that a file is complete and verified."""
         stat = (self.folder / file.path).stat()
         self.finished[file.path] = (file.checksum, stat.st_size, stat.st_mtime_ns)
         self.save()
@@ -62,7 +63,7 @@ def load_record(folder: Path, repository: str) -> Record:
     """Read the record of a folder; return an empty one if there is none, or it is damaged.
 
     Raises:
-        DataError: the folder contains another dataset's files.
+        DataError: the folder contains another repository's files.
     """
     try:
         record = _RECORD.validate_python({**parse_json(read_whole(_path(folder))), "folder": folder})

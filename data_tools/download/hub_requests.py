@@ -1,7 +1,7 @@
-"""Requests to the hub: retries with growing waits, and a `DataError` for every way in which they fail.
+"""Requests to the hub: retries with exponential backoff, and a `DataError` for every kind of failure.
 
-All of them go through `huggingface_hub`'s session, so that its environment counts: `HF_ENDPOINT`, `HF_HOME`,
-`HF_TOKEN`, `HF_HUB_OFFLINE`, `HF_HUB_DOWNLOAD_TIMEOUT`, proxies and certificates.
+All requests use `huggingface_hub`'s session, so that its environment applies: `HF_ENDPOINT`, `HF_HOME`, `HF_TOKEN`,
+`HF_HUB_OFFLINE`, `HF_HUB_DOWNLOAD_TIMEOUT`, proxies and certificates.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from efficientbench.basics.errors import DataError, first_line
 from efficientbench.data_tools.download.hub_names import is_of_modelscope, modelscope_endpoint, without_secrets
 
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""HTTP statuses from which a server may recover: timeouts, too many requests, and failures of servers behind it."""
+"""HTTP statuses that are retried: timeouts, too many requests, and failures of the server or of those behind it."""
 
 NO_NETWORK = (
     ": is there a network here? HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror of the hub, modelscope:OWNER/NAME one "
     "of ModelScope's names; files that are here already need none: efficientbench-data tokenize FILES"
 )
-"""What may help where a server cannot be reached."""
+"""Hint for a server that cannot be reached."""
 
 OLD_LIBRARY = (
     "downloads need huggingface_hub 1.0 or newer, and {} is installed, as transformers 4 wants it: prepare the data in "
     "another environment, where python3 -m pip install 'efficientbench[data]' ran, and copy it"
 )
-"""Before, the library sent its requests by `requests`, whose streams and errors are others."""
+"""Error for huggingface_hub below 1.0, which uses `requests`, with other streams and errors."""
 
 MOST_PAGES = 1000
-"""Pages of a listing; the hub's have 1,000 files each."""
+"""Most pages of a listing; a page of the hub has 1,000 files."""
 LONGEST_LIST_BYTES = 64 << 20
-"""Of one page."""
+"""Largest size of one page."""
 SLOWEST_BYTES_S = 1000.0
 RATE_WINDOW_S = 60.0
-"""How long a server may send fewer bytes a second."""
+"""Seconds for which a server may stay below `SLOWEST_BYTES_S` bytes a second."""
 
 Result = TypeVar("Result")
 
@@ -63,20 +63,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Patience:
-    """How often and after which waits a failed request is sent again."""
+    """How often, and after which waits, a failed request is retried."""
 
     attempts: int = 6
-    """Failures in a row, without a new byte in between, after which the download ends."""
+    """Consecutive failures, without a new byte in between, after which the download fails."""
     first_wait_s: float = 1.0
-    """The wait after the first failure; each wait is twice the one before."""
+    """The wait after the first failure; it doubles with each further failure."""
     longest_wait_s: float = 60.0
     """The longest wait, unless the server asks for a longer one."""
     longest_retry_after_s: float = 900.0
-    """The longest wait that a server may ask for (`Retry-After`); if it asks for more, the download ends."""
+    """The longest wait that a server may ask for (`Retry-After`); if it asks for more, the download fails."""
 
 
 class TryAgainError(Exception):
-    """A failure that may pass; `wait_s` is the wait that the server asks for, in seconds, or None."""
+    """A transient failure; `wait_s` is the wait that the server asks for, in seconds, or None."""
 
     def __init__(self, reason: str, wait_s: float | None = None) -> None:
         super().__init__(reason)
@@ -88,15 +88,15 @@ class NoConnectionError(TryAgainError):
 
 
 class TooSlowError(TryAgainError):
-    """Bytes have come, but so few that they are no progress."""
+    """The server sends so few bytes that they are no progress."""
 
 
 class HubUnreachableError(DataError):
-    """The hub does not respond: no network, no server, or offline mode."""
+    """The hub does not respond: no network, a server that keeps failing, or offline mode."""
 
 
 class StoppedError(Exception):
-    """Another part of the download failed or was interrupted, so this one stops."""
+    """Another transfer failed or was interrupted, so this one stops."""
 
 
 def retry(what: str, request: Callable[[], Result], patience: Patience, stop: threading.Event) -> Result:
@@ -115,10 +115,10 @@ def retry(what: str, request: Callable[[], Result], patience: Patience, stop: th
 
 
 def wait_or_give_up(what: str, error: TryAgainError, failures: int, patience: Patience, stop: threading.Event) -> None:
-    """Wait before the next attempt, after `failures` of them in a row.
+    """Wait before the next attempt, after `failures` consecutive failures.
 
     Raises:
-        HubUnreachableError: there is no next attempt, or the server asks for a longer wait than is reasonable.
+        HubUnreachableError: no attempt is left, or the server asks for more than `longest_retry_after_s`.
         StoppedError: `stop` was set.
     """
     if failures >= patience.attempts:
@@ -134,12 +134,12 @@ def wait_or_give_up(what: str, error: TryAgainError, failures: int, patience: Pa
 
 
 def json_pages(url: str, params: dict[str, Any] | None) -> Iterator[Any]:
-    """Yield the content of a paginated address of the hub, page by page. Errors are the library's own.
+    """Yield the JSON content of a paginated address of the hub, page by page. HTTP errors are the library's own.
 
-    Not the library's own function, which retries by itself and sends the token to whatever address a page names.
+    The library's own function is not used: it retries by itself, and sends the token to whatever address a page names.
 
     Raises:
-        DataError: the pages do not end.
+        DataError: there are more than `MOST_PAGES` pages, or one is larger than `LONGEST_LIST_BYTES`.
     """
     from huggingface_hub.utils import fix_hf_endpoint_in_url
 
@@ -156,7 +156,7 @@ def json_pages(url: str, params: dict[str, Any] | None) -> Iterator[Any]:
 
 
 def _get(url: str, params: dict[str, Any] | None) -> Any:
-    """Return a response of the hub with its content, of limited size and sent at a limited slowness."""
+    """Return a response of the hub with its content; refuse one that is too large or too slow."""
     from huggingface_hub.utils import hf_raise_for_status
 
     timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
@@ -178,7 +178,7 @@ def not_too_slow(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the chunks of a response's body.
 
     Raises:
-        TooSlowError: the server keeps the connection alive by a few bytes now and then.
+        TooSlowError: the server sent fewer than `SLOWEST_BYTES_S` bytes a second for `RATE_WINDOW_S`.
     """
     begin_s, received_bytes = time.monotonic(), 0
     for chunk in chunks:
@@ -202,7 +202,7 @@ def headers_for(url: str) -> dict[str, str]:
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Return the wait that a response asks for, in seconds, or None.
 
-    `Retry-After` in seconds or as a date (RFC 9110, 10.2.3), or the hub's `RateLimit: "api";r=0;t=55`.
+    The response has `Retry-After` in seconds or as a date (RFC 9110, 10.2.3), or the hub's `RateLimit: "api";r=0;t=55`.
     """
     value = headers.get("Retry-After", "").strip()
     if value.isdigit():
@@ -218,7 +218,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 @contextmanager
 def hub_errors_explained(repository: str, revision: str) -> Iterator[None]:
-    """Raise a `TryAgainError`, or a `DataError` that says what would help, for an error of a request to the hub."""
+    """Turn an error of a request to the hub into a `TryAgainError`, or into a `DataError` that says what would help."""
     # The HTTP library below `huggingface_hub`, for its error classes: httpx, or in later versions httpx2.
     http = importlib.import_module(type(get_session()).__module__.partition(".")[0])
     if http.__name__ == "requests":

@@ -30,10 +30,10 @@ from efficientbench.data_tools.download.hub_requests import (
 FINEWEB_EDU = "HuggingFaceFW/fineweb-edu"
 FINEWEB_EDU_REVISION = "v1.2.0"
 FINEWEB_EDU_SAMPLES = {f"sample-{size}": f"sample/{size}/*" for size in ("10BT", "100BT", "350BT")}
-"""Path patterns of FineWeb-Edu's samples; listed here, so that a mirror without the dataset's card works too."""
+"""Path patterns of FineWeb-Edu's samples; built in, so that a mirror without the dataset's card works too."""
 
 DATA_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".json.gz", ".json.zst", ".txt")
-"""Suffixes of files of documents, for a dataset without configuration; plain .json is mostly metadata."""
+"""Suffixes of document files, for a request without configuration; plain .json is mostly metadata."""
 
 
 Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
@@ -41,10 +41,10 @@ Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository at one commit. Raises ValueError for what can be none: a server may list anything."""
+    """A file of a repository at one commit. Raises ValueError for invalid values: a server may list anything."""
 
     path: Annotated[StrictStr, Field(min_length=1)]
-    """Inside the repository."""
+    """The file's path inside the repository."""
     size_bytes: Annotated[StrictInt, Field(ge=0)]
     checksum: Annotated[StrictStr, Field(pattern="^([0-9a-f]{40}|[0-9a-f]{64})$")]
     """Hex; SHA-256 of the content (64 digits) in large-file storage, else the git blob's SHA-1 (40 digits). It is
@@ -53,7 +53,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a dataset to download, at the commit that its revision named when they were listed."""
+    """The files of a repository to download, at the commit that its revision named (on ModelScope, at the revision)."""
 
     repository: str
     commit: str
@@ -66,7 +66,7 @@ def default_revision(repository: str) -> str:
 
 
 def default_config(repository: str) -> str | None:
-    """Return the configuration of a request that names none; None for all files of documents."""
+    """Return the configuration of a request that names none; None for all document files."""
     return next(iter(FINEWEB_EDU_SAMPLES)) if repository == FINEWEB_EDU else None
 
 
@@ -78,12 +78,13 @@ def list_dataset(
     patience: Patience,
     split: str | None = None,
 ) -> Listing:
-    """List the first `num_files` files of a dataset's configuration, or of all its documents, by path.
+    """List the first `num_files` files, by path, of a dataset's configuration, or of all its document files.
 
-    With a split, only its files are listed, of the configuration `default` if none is named.
+    With a split, list only the files of that split, in the configuration `default` if none is named.
 
     Raises:
-        DataError: no such dataset, revision, configuration or split, no file in it, or a response that makes no sense.
+        DataError: the dataset, revision, configuration or split does not exist or has no file, or the response is not
+            valid.
         HubUnreachableError: the hub cannot be reached.
     """
 
@@ -143,12 +144,12 @@ def _remote_file(file: RepoFile) -> RemoteFile:
 
 
 def inside(path: PurePosixPath) -> bool:
-    """Return whether a path that a server names lies in the folder that it is relative to."""
+    """Return whether a relative path that a server lists stays inside its folder."""
     return not path.is_absolute() and ".." not in path.parts
 
 
 def _patterns(repository: str, config: str | None, card: Any, split: str | None) -> list[str] | None:
-    """Return the path patterns of a configuration; None for every file of documents."""
+    """Return the path patterns of a configuration; None for all document files."""
     if split is not None:
         config = config or "default"
     if config is None:
@@ -174,7 +175,7 @@ def _patterns(repository: str, config: str | None, card: Any, split: str | None)
 
 
 def _of_split(data_files: Any, split: str, what: str) -> list[Any]:
-    """Return the entries of a card's `data_files` that are of one split. Raises DataError: there is none."""
+    """Return the entries of one split in a card's `data_files`. Raises DataError if there are none."""
     entries = data_files if isinstance(data_files, list) else [data_files]
     splits = {entry["split"]: entry for entry in entries if isinstance(entry, dict)}
     if split not in splits:

@@ -1,4 +1,4 @@
-"""Files of a model on the hub or on ModelScope, by the names that a command gives."""
+"""Downloads the files of a model that match name patterns, from the hub or from ModelScope."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ _FEW = Patience(attempts=3)
 
 
 def fetch_from_hub(name: str, patterns: Sequence[str]) -> Path:
-    """Return the local folder of a model repository's files that match; from the cache if the hub is unreachable.
+    """Download a model's files that match, and return their folder; use the cache if the hub is unreachable.
 
-    `HF_ENDPOINT`, `HF_HOME`, `HF_TOKEN` and `HF_HUB_OFFLINE` apply. A name that begins with `modelscope:` is one on
-    ModelScope.
+    `HF_ENDPOINT`, `HF_HOME`, `HF_TOKEN` and `HF_HUB_OFFLINE` apply. The prefix `modelscope:` means ModelScope.
 
     Raises:
-        DataError: no such name, or neither the hub nor the cache has it.
+        DataError: the name does not exist, or neither the hub nor the cache has the files.
     """
     if is_of_modelscope(name):
         return _fetch_from_modelscope(name, patterns)
-    # Imported here: what is in a folder needs no hub.
+    # Imported here: a local folder needs no hub.
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
-        # A request with a timeout comes first: snapshot_download waits for ever on a network that drops packets.
+        # A request with a timeout comes first: snapshot_download hangs on a network that drops packets.
         HfApi().model_info(name, timeout=_TIMEOUT_S)
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except HFValidationError:
@@ -57,10 +56,10 @@ def fetch_from_hub(name: str, patterns: Sequence[str]) -> Path:
 
 
 def _fetch_from_modelscope(repository: str, patterns: Sequence[str]) -> Path:
-    """Return the local folder of a model's files, downloaded where they are not here yet or have changed.
+    """Download a model's files that are missing or have changed, and return their folder.
 
     Raises:
-        DataError: no such model, no such file in it, or ModelScope cannot be reached and the files are not here.
+        DataError: the model does not exist or has no such file, or ModelScope is unreachable and a file is missing.
     """
     cache = os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope"
     folder = Path(os.path.expanduser(cache)) / "efficientbench" / repository_name(repository)

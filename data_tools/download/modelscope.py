@@ -1,4 +1,4 @@
-"""ModelScope as a source of datasets and tokenizers, by names like modelscope:Qwen/Qwen2.5-0.5B.
+"""Downloads datasets and tokenizers from ModelScope, by names like modelscope:Qwen/Qwen2.5-0.5B.
 
 The endpoints are those of ModelScope's own client (github.com/modelscope/modelscope: hub/api.py, hub/file_download.py):
 
@@ -8,8 +8,8 @@ The endpoints are those of ModelScope's own client (github.com/modelscope/models
 | datasets/NAME, then datasets/ID/repo/tree | the files of a dataset, page by page |
 | models/NAME/repo and datasets/NAME/repo | one file |
 
-`MODELSCOPE_ENDPOINT` is another site's address, `MODELSCOPE_CACHE` the folder of tokenizers. No token is sent: public
-repositories alone can be had.
+`MODELSCOPE_ENDPOINT` is another site's address, `MODELSCOPE_CACHE` the folder of tokenizers. No token is sent, so only
+public repositories can be downloaded.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from efficientbench.data_tools.download.listing import (
 from efficientbench.data_tools.download.transfer import Transfer
 
 REVISION = "master"
-"""The branch that repositories of ModelScope have."""
+"""The default branch of repositories on ModelScope."""
 PAGE = 100
-"""Files of a page; at most so many are sent."""
+"""Files per page; the server sends no more."""
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
-"""A tokenizer may lie in the cache."""
+"""Pattern of OWNER/NAME."""
 
 
 @dataclass
 class ModelScopeTransfer(Transfer):
-    """The download of one file of a repository of ModelScope."""
+    """The download of one file from ModelScope."""
 
     kind: str = "datasets"
 
@@ -74,10 +74,11 @@ def list_modelscope(
     patience: Patience,
     split: str | None = None,
 ) -> Listing:
-    """List the first `num_files` files of documents of a dataset, by path; of FineWeb-Edu those of a sample.
+    """List the first `num_files` document files of a dataset, by path; of FineWeb-Edu, those of a sample.
 
     Raises:
-        DataError: no such dataset, no file of documents in it, a configuration or split, or an answer without sense.
+        DataError: the dataset does not exist or has no document file, a split or any configuration but a FineWeb-Edu
+            sample was asked for, or the response is not valid.
         HubUnreachableError: ModelScope cannot be reached.
     """
     samples = FINEWEB_EDU_SAMPLES if repository.lower().endswith("/fineweb-edu") else {}
@@ -92,7 +93,7 @@ def list_modelscope(
 
 
 def repository_name(repository: str) -> str:
-    """Return OWNER/NAME of a name with the prefix. Raises DataError: it is none."""
+    """Return OWNER/NAME, without the prefix. Raises DataError if the name is not valid."""
     name = repository.removeprefix(MODELSCOPE)
     if not _NAME.fullmatch(name) or ".." in name:
         raise DataError(f"{repository!r} cannot be a name on ModelScope: write {MODELSCOPE}OWNER/NAME")
@@ -102,7 +103,12 @@ def repository_name(repository: str) -> str:
 def repository_files(
     repository: str, revision: str, rows: Callable[[str, str], Iterator[Any]], patience: Patience
 ) -> list[RemoteFile]:
-    """Return the files of a repository. Raises DataError and HubUnreachableError."""
+    """Return the files of a repository, from the `rows` of its name and revision.
+
+    Raises:
+        DataError: the repository or revision does not exist, or the response is not valid.
+        HubUnreachableError: ModelScope cannot be reached.
+    """
     name = repository_name(repository)
 
     def ask() -> list[RemoteFile]:
@@ -113,7 +119,7 @@ def repository_files(
 
 
 def model_rows(name: str, revision: str) -> Iterator[Any]:
-    """Ask for the rows of a model's files."""
+    """Yield the rows of a model's file list."""
     yield from _answer(f"models/{name}/repo/files", {"Revision": revision, "Recursive": "True"})["Files"] or []
 
 
@@ -129,7 +135,7 @@ def _dataset_rows(name: str, revision: str) -> Iterator[Any]:
 
 
 def _answer(path: str, asked: dict[str, Any]) -> Any:
-    """Return the data of an answer. Raises DataError: ModelScope has no such repository or revision."""
+    """Return the data of a response. Raises DataError if ModelScope has no such repository or revision."""
     missing = f"{modelscope_endpoint()}: no such repository or revision, or it is not public: /{path}"
     try:
         answer = next(json_pages(f"{modelscope_endpoint()}/api/v1/{path}", asked))

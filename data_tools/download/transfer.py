@@ -1,7 +1,7 @@
-"""Downloads one file: resumes at its byte, checks the content, and only then gives the file its name.
+"""Downloads one file: resumes at the byte, verifies the content, and only then gives the file its name.
 
-The bytes are written to `NAME.CHECKSUM.partial`. The checksum in that name is the one of the whole content, so bytes
-of another version of the file are never continued.
+The bytes are written to `NAME.CHECKSUM.partial`. That checksum is of the complete file, so a download never resumes
+from the bytes of another version.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from efficientbench.data_tools.download.hub_requests import (
 from efficientbench.data_tools.download.listing import RemoteFile
 
 _MAX_WRONG_CONTENTS = 2
-"""Downloads of a file whose checksum is wrong; after them, the server or a proxy is broken."""
+"""Downloads with a wrong checksum after which the file fails: the server or a proxy is broken."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,26 +56,26 @@ class Transfer:
     """The path of the finished file; its folder exists."""
     patience: Patience
     stop: threading.Event
-    """Set to end the transfer."""
+    """Set to stop the transfer."""
     on_position: Callable[[str, int], None]
-    """Called with the file's path and the number of its bytes here, whenever that changes."""
+    """Called with the file's path and the number of its bytes on the disk, whenever that changes."""
     _etag: str | None = field(default=None, init=False)
-    """The storage's strong ETag of the content that the partial file was begun with, if it has sent one."""
+    """The storage's strong ETag of the partial file's content; None if it has not sent one."""
 
     @property
     def partial(self) -> Path:
-        """The file that the bytes are written to."""
+        """The file that receives the bytes."""
         return self.target.with_name(f"{self.target.name}.{self.file.checksum[:16]}.partial")
 
     def run(self) -> None:
-        """Download the missing bytes, check the whole content, and give the file its name.
+        """Download the missing bytes, verify the content, and give the file its name.
 
-        Bytes that have arrived stay in the partial file after every error but wrong content.
+        After every error but wrong content, the partial file keeps the bytes received.
 
         Raises:
             DataError: the content or a response is wrong, or all attempts failed.
             StoppedError: `stop` was set.
-            OSError: the disk refuses.
+            OSError: the file cannot be written.
         """
         self._drop_other_versions()
         failures = wrong_contents = furthest = 0
@@ -92,8 +92,8 @@ class Transfer:
                     raise DataError(
                         f"{self.file.path}: {error}, {wrong_contents} times in a row; nothing of it was kept"
                     ) from None
-                # Only bytes that were never here before count as progress: else the requests to a server that always
-                # breaks at the same byte would never end.
+                # Only bytes that were never received before count as progress: else the requests to a server that
+                # always fails at the same byte would never end.
                 position = self.position()
                 failures = 1 if position > furthest and not isinstance(error, TooSlowError) else failures + 1
                 furthest = max(furthest, position)
@@ -114,7 +114,7 @@ class Transfer:
             return
         with suppress(OSError):
             blob = Path(cached).resolve(strict=True)
-            # A shorter one would be continued, and that would change the cache's own file.
+            # The transfer would resume a shorter blob, and so change the cache's own file.
             if blob.stat().st_size == self.file.size_bytes:
                 self.partial.unlink(missing_ok=True)
                 os.link(blob, self.partial)
@@ -138,7 +138,7 @@ class Transfer:
             if position:
                 headers["Range"] = f"bytes={position}-"
                 if self._etag:
-                    headers["If-Range"] = self._etag  # for other content the server sends the whole (RFC 9110, 13.1.5)
+                    headers["If-Range"] = self._etag  # changed content is sent from its first byte (RFC 9110, 13.1.5)
             timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
             request = get_session().stream("GET", location, headers=headers, timeout=timeout_s)
             with request as response, open(self.partial, "ab", 0, opener=no_link) as stream:
@@ -157,7 +157,7 @@ class Transfer:
         return str(metadata.location)
 
     def _check_answer(self, response: Any, stream: BinaryIO) -> None:
-        """Raise `TryAgainError` for a response that does not continue the file; empty the file if it is a new start."""
+        """Raise `TryAgainError` for a response that cannot complete the file; empty the file if it is sent anew."""
         size_bytes, status = self.file.size_bytes, response.status_code
         if status == 416:
             stream.truncate(0)
@@ -177,7 +177,7 @@ class Transfer:
             if response.headers.get("Content-Range") != f"bytes {position}-{size_bytes - 1}/{size_bytes}":
                 raise TryAgainError("the server sends another range than asked for")
             expected -= position
-        elif position:  # the server cannot continue, or does not, since the content is another
+        elif position:  # the server cannot resume, or does not, since the content changed
             logger.info("%s: the server sends it from its first byte", self.file.path)
             stream.truncate(0)
         length = response.headers.get("Content-Length", "")
@@ -214,7 +214,7 @@ class Transfer:
 
 
 def has_content(path: Path, file: RemoteFile) -> bool:
-    """Return whether the file here has the size and the checksum of the one on the hub."""
+    """Return whether a local file has the size and the checksum that the hub lists."""
     if path.stat().st_size != file.size_bytes:
         return False
     if len(file.checksum) == 64:

@@ -21,14 +21,14 @@ from efficientbench.basics.errors import first_line
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
 
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""GPT-2's split, which `tokenizers` has built in."""
+"""GPT-2's split pattern, which `tokenizers` has built in."""
 
 _SETTLED = re.compile(
     "[\u0000-\u06ff\u0900-\u09ff\u0e00-\u0eff\u1e00-\u20bf\u2100-\u2bff\u3000-\u312f\u3200-\ua48f\uac00-\ud7a3"
     "\uf900-\ufaff\ufe00-\ufe1f\uff00-\uffff\U0001f000-\U0001faff]*"
 )
-"""Scripts whose normal forms are the same in every version of Unicode since Python 3.10's, so that Python and every
-other library agree on what is normalized."""
+"""Matches text in scripts whose normal forms are the same in all Unicode versions since Python 3.10's, so that Python
+and other libraries agree on whether it is normalized."""
 
 HARD_STRINGS = (
     "Hello  world \n\n\n  a\t\tb \r\n c\r\rd \u00a0\u2003 e\u3000f\u0085g\u2028h\x1ci\x0b\x0cj ",
@@ -44,15 +44,15 @@ HARD_STRINGS = (
     "def f(x):\n\tif x != 0:\n\t\treturn {'a': [1, -2]}  # ***\n\n",
     " " * 300 + "x" + "\n" * 300 + "-" * 300 + "ab" * 300,
 )
-"""Texts on which engines disagree, if they do: kinds of white space, digits, case, combining and decomposed
-characters, names of special tokens, long runs, and characters without width."""
+"""Texts on which engines are likely to differ: kinds of white space, digits, case, combining and decomposed characters,
+names of special tokens, long runs, and characters without width."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Encodes text; it can be pickled for another process."""
+    """Encodes text. Can be pickled for another process."""
 
     folder: Path
     """The tokenizer's folder, for texts that only `tokenizers` itself can encode."""
@@ -63,13 +63,13 @@ class Engine:
     reason: str | None
     """Why tiktoken cannot be used; None if it can."""
     normalizer: Any
-    """The tokenizer's own; None if it has none."""
+    """The tokenizer's normalizer; None if it has none."""
     normalizer_is_nfc: bool
-    """Whether the normalizer does what NFC does, and no more."""
+    """Whether the normalizer is plain NFC."""
     special: tuple[str, ...]
-    """Strings of special added tokens, which are ordinary text."""
+    """Names of special added tokens, which are ordinary text in a document."""
     matched: tuple[str, ...]
-    """Strings of other added tokens, which the tokenizer finds in text first."""
+    """Names of other added tokens, which the tokenizer matches in text first."""
 
     @property
     def name(self) -> str:
@@ -78,17 +78,17 @@ class Engine:
         return f"{library} {version(library)}"
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of a text without lone surrogates, uint32 [tokens]. Nothing is added."""
+        """Return the ids of a text without lone surrogates, uint32 [tokens]. No special token is added."""
         if self.encoding is None or any(string in text for string in self.matched):
             return self._encode_with_tokenizers(text)
         normalized = self._normalize(text)
         if normalized is not text and any(string in normalized for string in self.matched):
             return self._encode_with_tokenizers(text)
         try:
-            # Its `encode_to_numpy` looks for special tokens, and takes twice the time.
+            # tiktoken's `encode_to_numpy` looks for special tokens, and takes twice the time.
             return np.array(self.encoding.encode_ordinary(normalized), np.uint32)
         except BaseException as error:
-            # Its regular expressions give up on some texts; Rust's panic has no class that could be imported.
+            # tiktoken's regular expressions fail on some texts; the class of Rust's panic cannot be imported.
             if type(error).__name__ != "PanicException" and not isinstance(error, ValueError):
                 raise
             return self._encode_with_tokenizers(text)
@@ -129,14 +129,14 @@ class Engine:
 
 
 def _is_nfc(text: str) -> bool:
-    """Return whether a text surely is in normal form C, faster than by normalizing it."""
+    """Return whether a text is certainly in normal form C, faster than by normalizing it."""
     return text.isascii() or (_SETTLED.fullmatch(text) is not None and unicodedata.is_normalized("NFC", text))
 
 
 def choose_engine(tokenizer: TextTokenizer, folder: Path, sample: Iterable[str]) -> Engine:
     """Return the fastest engine that gives the tokenizer's own ids on `HARD_STRINGS` and on a sample of the input.
 
-    If that is not tiktoken, log a warning with the reason. The tokenizer has been saved in `folder`.
+    If that is not tiktoken, log a warning with the reason. `folder` holds the saved tokenizer.
     """
     spec = tokenizer.spec
     pattern, ranks, reason = _tiktoken_parts(spec)
@@ -172,7 +172,7 @@ def _difference(engine: Engine, tokenizer: TextTokenizer, texts: list[str]) -> s
 
 
 def _tiktoken_parts(spec: dict[str, Any]) -> tuple[str | None, dict[bytes, int], str | None]:
-    """Return tiktoken's pattern and ranks, or why it cannot do what this tokenizer does."""
+    """Return tiktoken's pattern and ranks, or the reason why it cannot encode as this tokenizer does."""
     model = spec["model"]
     if model["type"] != "BPE" or model.get("dropout") or model.get("continuing_subword_prefix"):
         return None, {}, "its model is not plain byte-pair encoding"
@@ -187,12 +187,12 @@ def _tiktoken_parts(spec: dict[str, Any]) -> tuple[str | None, dict[bytes, int],
     for merge in model["merges"]:
         tokens.append(merge.replace(" ", "") if isinstance(merge, str) else merge[0] + merge[1])
     try:
-        # Of the alphabet's characters, which stand for bytes, each becomes that byte.
+        # Each character of the byte alphabet becomes the byte that it stands for.
         ranks = {token.translate(table).encode("latin-1"): vocab[token] for token in tokens}
     except (KeyError, UnicodeEncodeError):
         return None, {}, "its vocabulary is not byte-level"
     merged = list(map(vocab.__getitem__, tokens[256:]))
-    # tiktoken merges in the order of ids, and any two neighbours that make a token.
+    # tiktoken merges any two neighbours that make a token, in the order of ids.
     if any(later <= earlier for earlier, later in zip(merged, merged[1:], strict=False)):
         return None, {}, "its merges are not in the order of their tokens' ids"
     if model.get("ignore_merges") and len(ranks) != len(vocab):
@@ -201,7 +201,7 @@ def _tiktoken_parts(spec: dict[str, Any]) -> tuple[str | None, dict[bytes, int],
 
 
 def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
-    """Return the regular expression that splits text before its bytes are merged; None if there is more to it."""
+    """Return the regular expression that splits text before its bytes are merged; None if splitting does more."""
     parts = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer or {}])
     last = parts[-1]
     if last.get("type") != "ByteLevel" or last["add_prefix_space"]:

@@ -29,13 +29,13 @@ SPLIT_PATTERN = (
 three digits, punctuation with its line ends, and white space."""
 
 MIN_VOCAB_SIZE = 257
-"""Every byte, and the end of a document."""
+"""The smallest vocabulary: every byte, and the end of a document."""
 
 MAX_TRAINING_CHARACTERS = 64_000_000
-"""Characters that a tokenizer is trained on at most. Merges settle long before: more text changes little."""
+"""The most characters that a tokenizer is trained on. Merges settle long before: more text changes little."""
 
 TRAINING_RULES = f"byte-level BPE {SPLIT_PATTERN} {END_OF_DOCUMENT} {MAX_TRAINING_CHARACTERS}"
-"""All that decides a training's result, besides the text and the vocabulary's size."""
+"""Everything that decides the result of training, besides the text and the vocabulary's size."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TextTokenizer:
     vocab_size: int
     """The largest id + 1, added tokens included."""
     eod_id: int
-    """The token that ends a document."""
+    """The id of the token that ends a document."""
     fingerprint: str
     """SHA-256 (hex) of everything that decides the ids; a copy in another folder has the same."""
     backend: Tokenizer
@@ -55,18 +55,18 @@ class TextTokenizer:
     """`description`, parsed."""
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of each text. Nothing is added, and names of special tokens are ordinary text."""
+        """Return the ids of each text. No token is added, and names of special tokens are ordinary text."""
         return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens; special ones have none, and bytes that are no character become U+FFFD."""
+        """Return the text of tokens; skip special tokens, and replace bytes that are no character by U+FFFD."""
         text: str = self.backend.decode(ids)
         return text
 
     def token_bytes(self) -> np.ndarray | None:
         """Return the UTF-8 length of every token, int32 [vocab_size]; 0 for special tokens and ids without a token.
 
-        Their sum over a document is the length of the normalized text. Return None if tokens are not made of bytes.
+        Their sum over a document is the length of the normalized text. Return None if the tokenizer is not byte-level.
         """
         if not _is_byte_level(self.spec):
             return None
@@ -79,7 +79,7 @@ class TextTokenizer:
         return lengths
 
     def special_tokens(self) -> dict[str, int]:
-        """Return the ids of the special tokens by their names, which are ordinary text wherever they occur in one."""
+        """Return the ids of the special tokens by name; in a document, these names are ordinary text."""
         return {added["content"]: added["id"] for added in self.spec["added_tokens"] if added["special"]}
 
     def save_token_bytes(self, path: Path) -> Path | None:
@@ -87,14 +87,14 @@ class TextTokenizer:
         lengths = self.token_bytes()
         if lengths is None:
             return None
-        # Not into the file itself: where the disk is full, numpy's error does not say so.
+        # Through a buffer: numpy's own error does not say that the disk is full.
         buffer = io.BytesIO()
         np.save(buffer, lengths)
         write_file(path, buffer.getvalue())
         return path
 
     def save(self, folder: Path) -> None:
-        """Write a folder that `load_tokenizer` and `AutoTokenizer` load; it appears only when complete.
+        """Write a folder that `load_tokenizer` and `AutoTokenizer` load; the folder appears only when it is complete.
 
         A tokenizer with chat tokens gets the `chat_template` of its style.
         """
@@ -112,11 +112,11 @@ class TextTokenizer:
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: Path, chat: bool = False) -> None:
-    """Train byte-level BPE of at most `vocab_size` tokens, special ones included, and save it in `folder`.
+    """Train byte-level BPE of at most `vocab_size` tokens, special tokens included, and save it in `folder`.
 
-    Its special tokens are `<|endoftext|>` and, if `chat`, those of conversations. At most the first
-    `MAX_TRAINING_CHARACTERS` are read. A text that is too short for so many merges makes a smaller vocabulary. The same
-    documents make the same tokenizer.
+    Its special tokens are `<|endoftext|>` and, if `chat`, `CHAT_TOKENS`. At most the first `MAX_TRAINING_CHARACTERS`
+    characters are read. A text with too few pairs to merge gives a smaller vocabulary. The same documents give the
+    same tokenizer.
 
     Raises:
         DataError: `vocab_size` is too small for every byte and the special tokens.
@@ -153,9 +153,9 @@ def _first(documents: Iterable[str], characters: int) -> Iterator[str]:
 
 
 def load_tokenizer(path_or_name: str | Path) -> TextTokenizer:
-    """Load a tokenizer from a folder, or by its name on the Hugging Face hub.
+    """Load a tokenizer from a folder, or by its name on the Hugging Face hub or ModelScope.
 
-    A `tokenizer.json` is read by `tokenizers` itself, which spares the seconds that importing transformers takes.
+    `tokenizers` itself reads a `tokenizer.json`, which saves the seconds that importing transformers takes.
 
     Raises:
         DataError: there is no such folder or name, the hub cannot be reached, the files cannot be read, or the
@@ -206,7 +206,7 @@ def _text_tokenizer(backend: Tokenizer, eos_token: str | None, folder: Path) -> 
         )
     spec = json.loads(backend.to_str())
     if unmarked := [added for added in spec["added_tokens"] if added["id"] == eod_id and not added["special"]]:
-        # Its name in a document would end that document.
+        # Otherwise, the token's name in a document would end that document.
         for added in unmarked:
             added["special"] = True
         backend = Tokenizer.from_str(json.dumps(spec))
@@ -225,7 +225,7 @@ def _text_tokenizer(backend: Tokenizer, eos_token: str | None, folder: Path) -> 
 
 
 def _vocabulary(spec: dict[str, Any]) -> dict[str, int]:
-    """Return the model's tokens and their ids, without added ones."""
+    """Return the model's tokens and their ids, without added tokens."""
     vocabulary = spec["model"]["vocab"]
     if isinstance(vocabulary, dict):
         return vocabulary

@@ -1,4 +1,4 @@
-"""The folder of a tokenizer: where it is, its checksum, and the token that its configuration names."""
+"""A tokenizer's folder: its path, its checksum, and the end-of-sequence token that its configuration names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FILE_PATTERNS = (
 
 
 def tokenizer_folder(path_or_name: str | Path) -> Path:
-    """Return the local folder of a tokenizer; one with a hub name is downloaded into the hub's own cache.
+    """Return the local folder of a tokenizer; download a tokenizer with a hub name into the hub's own cache.
 
     Raises:
         DataError: there is no such folder, or the hub has no such name or cannot be reached.
@@ -34,7 +34,7 @@ def tokenizer_folder(path_or_name: str | Path) -> Path:
     folder = Path(os.path.expanduser(path_or_name))  # Path's own method raises for an unknown user
     try:
         if folder.is_dir():
-            # What reads them opens them by their names, and would wait for a pipe, or read a device without end.
+            # Libraries open these files by name, and would hang on a pipe, or read a device without end.
             check_folder(folder, _FILE_PATTERNS)
             return folder
         is_file = folder.is_file()
@@ -73,7 +73,7 @@ def _is_path(name: str) -> bool:
 
 
 def eos_token(folder: Path) -> str | None:
-    """Return the end-of-sequence token that the folder's configuration names."""
+    """Return the end-of-sequence token that the folder's configuration names; None if it names none."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         path = folder / name
         if not path.is_file():

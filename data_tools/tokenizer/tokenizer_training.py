@@ -1,4 +1,4 @@
-"""A tokenizer from files: a sample of their text, BPE trained on most of it, and compression measured on the rest."""
+"""Trains a tokenizer on most of a sample of files, and measures its compression on the rest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from efficientbench.data_tools.tokenizing.documents import PartReader, Reject
 from efficientbench.data_tools.tokenizing.inputs import Part, cut_into_parts, find_inputs
 
 HELD_OUT_EVERY = 50
-"""One document of so many is held out of training."""
+"""One document in this many is held out of training."""
 
 _OPEN_PARTS = 16
 """Parts that are read in turn, so that no file's text outweighs the others'."""
@@ -31,7 +31,7 @@ _SHUFFLE_SEED = 1234
 
 @dataclass(frozen=True)
 class Compression:
-    """One tokenizer on the held-out text."""
+    """A tokenizer's compression of the held-out text."""
 
     tokenizer: str
     vocab_size: int
@@ -41,7 +41,7 @@ class Compression:
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """What a training made. Bytes are of UTF-8."""
+    """The result of training. Bytes are UTF-8."""
 
     folder: Path
     vocab_size: int
@@ -52,22 +52,23 @@ class TrainedTokenizer:
     held_out_documents: int
     held_out_bytes: int
     compression: tuple[Compression, ...]
-    """Of the new tokenizer first, then of those that it is compared with; empty if no document could be held out,
-    since the text is a single one."""
+    """The new tokenizer's compression, then that of the tokenizers it is compared with; empty if the text is a single
+    document, so that none could be held out."""
 
 
 def train_on_files(
     inputs: Sequence[str], vocab_size: int, folder: Path, compare: Sequence[str], text_key: str, chat: bool = False
 ) -> TrainedTokenizer:
-    """Train on files, folders and globs, and save in `folder` what `AutoTokenizer` loads; with chat tokens if `chat`.
+    """Train a tokenizer on files, folders and globs, and save it in `folder` for `AutoTokenizer`.
 
-    Beside the tokenizer lie `token_bytes.npy` (int32 [vocabulary], UTF-8 length of each token, 0 for special ones)
-    and `training.json` (what is returned). The folder appears only when it is complete. At most
-    `MAX_TRAINING_CHARACTERS` are read, from all files in turn; the same files make the same tokenizer.
+    With `chat`, it gets chat tokens. The folder also holds `token_bytes.npy` (int32 [vocabulary], UTF-8 length of each
+    token, 0 for special tokens) and `training.json` (the returned result), and appears only when it is complete. Text
+    is read from all files in turn until `MAX_TRAINING_CHARACTERS` are trained on. The same files give the same
+    tokenizer.
 
     Raises:
         DataError: the folder exists already or cannot be written, a tokenizer to compare with cannot be loaded, an
-            input cannot be read, or no document of it is usable.
+            input cannot be read, or no document is usable.
     """
     if folder.exists():
         raise DataError(f"{folder} exists already: remove it, or choose another folder for the tokenizer")
@@ -120,14 +121,14 @@ def describe_training(result: TrainedTokenizer) -> Iterator[str]:
 
 
 def _sample(parts: Sequence[Part], text_key: str) -> tuple[list[str], list[str], int]:
-    """Return documents to train on, documents that are held out of it, and the number of unusable ones."""
+    """Return training documents, held-out documents, and the number of unusable documents."""
     training: list[str] = []
     held_out: list[str] = []
     rejected = characters = 0
     for document in documents_in_turn(parts, text_key):
         if isinstance(document, Reject):
             rejected += 1
-        # Not the first one, which may be all there is.
+        # Not the first document, which may be the only one.
         elif (len(training) + len(held_out)) % HELD_OUT_EVERY == 1:
             held_out.append(document)
         else:

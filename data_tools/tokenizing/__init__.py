@@ -1,1 +1,1 @@
-"""How documents become tokens on disk."""
+"""Turns documents into tokens on disk."""

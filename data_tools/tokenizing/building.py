@@ -1,7 +1,7 @@
-"""A pair that is built in parts: begun once, continued after any number of kills, complete with its manifest.
+"""Builds a pair in parts: begun once, resumed after any number of kills, complete with its manifest.
 
-The parts lie in the folder `PREFIX.parts`, with `plan.json`, which holds all that decides the result. A part is some
-files `NUMBER.KIND`, and `NUMBER.json` with what they hold, followed by the CRC-32 of that line. The last is written
+The folder `PREFIX.parts` holds the parts, and `plan.json` with everything that decides the result. A part is several
+files `NUMBER.KIND`, and `NUMBER.json`: a line with their counts, then the CRC-32 of that line. `NUMBER.json` is written
 last: a part that has one is complete.
 """
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Counts(Protocol):
-    """A dataclass that says what a finished part holds."""
+    """A dataclass with the counts of a finished part."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -50,15 +50,15 @@ def parts_folder(prefix: Path) -> Path:
 
 
 def begin(prefix: Path, content: Mapping[str, Any], tokenizer: TextTokenizer) -> None:
-    """Make the folder of a pair's parts, with a copy of the tokenizer, unless it lies there already.
+    """Make the folder of a pair's parts, or check the plan in the existing one, and copy the tokenizer into it.
 
     Args:
         prefix: The pair's path without suffix.
-        content: All that decides the result, as JSON can hold it; under `inputs`, path and SHA-256 of each file.
-        tokenizer: It makes the tokens.
+        content: The plan, as JSON: everything that decides the result; `inputs` has path and SHA-256 of each file.
+        tokenizer: The tokenizer that makes the tokens.
 
     Raises:
-        DataError: the folder belongs to another plan, or the pair exists without it.
+        DataError: the folder belongs to another plan, or the pair exists without the folder.
     """
     folder = parts_folder(prefix)
     plan = folder / "plan.json"
@@ -82,15 +82,15 @@ def make_parts(
     workers: Workers,
     on_part: Callable[[int, int], None],
 ) -> list[Found]:
-    """Make the parts that are not there yet, and return what each holds, in the order of `tasks`.
+    """Make the missing parts, and return the counts of all parts, in the order of `tasks`.
 
     Args:
-        folder: That of the parts.
-        make_part: Makes one part of its number and its task; pickled for other processes.
-        tasks: What each part is made of; a part's number is its place here.
-        kind: The dataclass that says what a part holds.
-        workers: The processes.
-        on_part: Called with the number of finished parts, and of all parts.
+        folder: The folder of the parts.
+        make_part: Makes one part from its number and its task; pickled for other processes.
+        tasks: The input of each part; a part's number is the index of its task.
+        kind: The dataclass with the counts of a part.
+        workers: The processes that make the parts.
+        on_part: Called with the number of finished parts and the number of all parts.
 
     Raises:
         DataError: a worker process died. Errors of `make_part` are raised as they are.
@@ -109,7 +109,7 @@ def make_parts(
 
 
 class CountedFile:
-    """Writes a file, and keeps the CRC-32 of what it was given to write."""
+    """Writes a file, and computes the CRC-32 of its content."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self.crc32 = stream, 0
@@ -122,8 +122,8 @@ class CountedFile:
 
 @contextmanager
 def part_files(folder: Path, number: int, kinds: Sequence[str]) -> Iterator[list[CountedFile]]:
-    """Open a part's files for writing; they get their names at the end, and none of them after an error."""
-    # The process id, since a worker may outlive its parent for a moment, beside the next run's workers.
+    """Open a part's files for writing; they get their names at the end, unless an error ends the block."""
+    # With the process id, since a worker may outlive its parent for a moment, beside the next run's workers.
     suffix = f"{os.getpid()}.partial"
     with ExitStack() as stack:
         paths = (part_file(folder, number, kind) for kind in kinds)
@@ -131,13 +131,13 @@ def part_files(folder: Path, number: int, kinds: Sequence[str]) -> Iterator[list
 
 
 def finish_part(folder: Path, number: int, counts: Counts) -> None:
-    """Write what a part holds, whose files are on the disk: it is complete."""
+    """Write the counts of a part whose files are on the disk, which completes the part."""
     line = json.dumps(asdict(counts)).encode()
     write_file(part_file(folder, number, "json"), b"%b\n%08x\n" % (line, zlib.crc32(line)))
 
 
 def finished_part(folder: Path, number: int, kind: type[Found]) -> Found | None:
-    """Return what the part of this number holds; None if it is not complete or damaged, and has to be made."""
+    """Return the counts of a part; None if the part is missing, incomplete or damaged, and has to be made."""
     try:
         line, crc32 = read_whole(part_file(folder, number, "json")).splitlines()
         if zlib.crc32(line) != int(crc32, 16):
@@ -168,14 +168,14 @@ def corpus_of_parts(
     size: tuple[int, int, int],
     source: str,
 ) -> Corpus:
-    """Move the tokenizer from the parts' folder beside the merged pair, write its tokens' lengths there too.
+    """Return a merged pair's corpus; move the tokenizer from the parts' folder beside it, and write token lengths.
 
     Args:
         prefix: The pair's path without suffix.
-        tokenizer: It made the tokens.
-        checksums: Of the pair's files.
-        size: Documents, tokens and UTF-8 bytes of text.
-        source: Where the text came from, for people.
+        tokenizer: The tokenizer that made the tokens.
+        checksums: The checksums of the pair's files, by path.
+        size: The numbers of documents, tokens and UTF-8 bytes of text.
+        source: The origin of the text, for people.
     """
     lengths_path = tokenizer.save_token_bytes(beside(prefix, "token_bytes.npy"))
     folder = beside(prefix, "tokenizer")

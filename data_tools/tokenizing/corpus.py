@@ -1,8 +1,8 @@
-"""From a source of text to a checked, tokenized corpus on disk, made once.
+"""Prepares a corpus: tokenizes a source of text once, and verifies the tokens on disk.
 
-A corpus lies in a folder `corpus-KEY`: `tokens.bin`, `tokens.idx`, the tokenizer, the byte length of every token, and
-`tokens.manifest.json`. KEY is a checksum of all that decides its content. The manifest is written last: a folder
-without one is not finished, and the next call for the same corpus continues from what it holds.
+The folder `corpus-KEY` holds a corpus: `tokens.bin`, `tokens.idx`, the tokenizer, the byte length of every token, and
+`tokens.manifest.json`. KEY is a checksum of everything that decides the content. The manifest is written last: a
+folder without one is incomplete, and the next call for the same corpus resumes from its finished parts.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _TextSource:
     documents: Callable[[], Iterable[str]]
     """The documents to train a tokenizer on, in an order in which the first ones represent all."""
     files: list[Path] | None
-    """The files to tokenize; None for the embedded sample, which has to be written to a file first."""
+    """The files to tokenize; None for the embedded sample, which must be written to a file first."""
 
 
 def prepare_corpus(
@@ -79,21 +79,21 @@ def prepare_corpus(
     embedded_vocab_size: int,
     on_part: Callable[[int, int], None] = lambda done, parts: None,
 ) -> Corpus:
-    """Return the corpus of `source`; make it under `folder` unless it lies there already.
+    """Return the corpus of `source`; make it below `folder` unless it exists there.
 
     Processes that call this at once with the same folder wait for the one that makes the corpus, and share it.
 
     Args:
-        source: A file, folder or glob of parquet, JSONL and text; or an already tokenized pair (its prefix, `.bin` or
-            `.idx`), used where it lies; None for the embedded sample.
-        tokenizer: A folder or a name on the hub; None to train one of at most `embedded_vocab_size` tokens on the
-            source. A tokenized pair needs it only if no manifest lies beside it.
+        source: A file, folder or glob of parquet, JSONL and text; or a tokenized pair (its prefix, `.bin` or `.idx`),
+            which is not copied; None for the embedded sample.
+        tokenizer: The tokenizer's folder or name on the hub; None to train one of at most `embedded_vocab_size` tokens
+            on the source. A tokenized pair needs it only if it has no manifest.
         folder: The cache of prepared corpora.
-        embedded_vocab_size: The size of a tokenizer that is trained.
-        on_part: Called with the number of tokenized parts, and of all parts.
+        embedded_vocab_size: The vocabulary size of a tokenizer that is trained.
+        on_part: Called with the number of tokenized parts and the number of all parts.
 
     Raises:
-        DataError: the source, the tokenizer or the folder cannot be used.
+        DataError: the source, the tokenizer or the folder is not usable.
     """
     with disk_errors_explained(folder):
         prefix = _pair_prefix(source)
@@ -153,7 +153,7 @@ def _file_source(source: Path, folder: Path) -> _TextSource:
 
 
 def _pair_prefix(source: Path | None) -> Path | None:
-    """Return the prefix if `source` is a `.bin/.idx` pair: its prefix or one of its files."""
+    """Return the prefix of the `.bin/.idx` pair that `source` names, by its prefix or a file; None if it names none."""
     # A folder such as `.` or `/` has no name that a suffix could follow.
     if source is None or not source.name:
         return None
@@ -164,7 +164,7 @@ def _pair_prefix(source: Path | None) -> Path | None:
 
 
 def _adopt_pair(prefix: Path, tokenizer: str | None, folder: Path) -> Corpus:
-    """Return the corpus of an already tokenized pair, from its manifest, else from the pair and the tokenizer."""
+    """Return the corpus of a tokenized pair, from its manifest, else from the pair and the tokenizer."""
     if manifest_path(prefix).is_file():
         corpus = _verified_corpus(manifest_path(prefix), folder)
         if tokenizer is not None and load_tokenizer(tokenizer).fingerprint != corpus.tokenizer_fingerprint:
@@ -193,17 +193,17 @@ def _adopt_pair(prefix: Path, tokenizer: str | None, folder: Path) -> Corpus:
 
 
 def _make_once(folder: Path, key: str, label: str, make: Callable[[Path], None]) -> Corpus:
-    """Return the corpus in `folder` under `key`; if it is not complete, call `make(its folder)`."""
+    """Return the corpus of `key` in `folder`; if it is not complete, call `make` with the corpus's folder."""
     key = hashlib.sha256(f"{FORMAT_VERSION} {key}".encode()).hexdigest()[:16]
     target = folder / f"corpus-{key}"
     manifest = manifest_path(target / _PREFIX)
     if (corpus := _complete_corpus(manifest, folder)) is None:
         folder.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(folder / f"{target.name}.lock"):
-            # Another process may have made it while this one waited.
+            # Another process may have made the corpus while this one waited.
             if (corpus := _complete_corpus(manifest, folder)) is None:
                 logger.info("preparing %s in %s", label, target)
-                if manifest.exists():  # of a corpus that was damaged since
+                if manifest.exists():  # the corpus was damaged since
                     shutil.rmtree(target)
                 target.mkdir(exist_ok=True)
                 make(target)
@@ -222,14 +222,14 @@ def _complete_corpus(manifest: Path, folder: Path) -> Corpus | None:
 
 
 def _verified_corpus(manifest: Path, folder: Path) -> Corpus:
-    """Load the manifest's corpus, and verify its files; `folder` remembers those that were verified before."""
+    """Load the manifest's corpus, and verify its files; `folder` remembers the files that were verified before."""
     corpus = load_corpus(manifest)
     verify_before_run(corpus, folder)
     return corpus
 
 
 def _write_manifest(prefix: Path, tokenizer: TextTokenizer, target: Path) -> None:
-    """Check all of a foreign pair, and write its token lengths and its manifest into `target`."""
+    """Check a pair without manifest, and write its token lengths and a manifest into `target`."""
     header = check_indexed(prefix)
     counts = token_counts(prefix, tokenizer.vocab_size)
     lengths = tokenizer.token_bytes()

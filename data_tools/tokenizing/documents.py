@@ -1,4 +1,4 @@
-"""Reads the documents of one part of a file, and names each one that is not usable."""
+"""Reads the documents of one part of a file, and reports each unusable document."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from efficientbench.basics.foreign import check_regular, open_regular
 from efficientbench.data_tools.tokenizing.inputs import PART_BYTES, Part
 
 TEXT_KEY = "text"
-"""The key (JSONL) or the column (parquet) of the text, by default."""
+"""The default key (JSONL) or column (parquet) of the text."""
 
 TEXT_DOCUMENT_CHARACTERS = 4096
-"""Characters from which on a document of a plain text file may end."""
+"""Characters after which a document of a plain text file may end."""
 
 MAX_DOCUMENT_MB = 64
-"""Megabytes (10^6 bytes) of a row of JSONL or a text in parquet, at most, by default."""
+"""The default size limit of a JSONL row or a parquet text, in megabytes (10^6 bytes)."""
 
 BAD_JSON, NO_TEXT, EMPTY, NOT_UTF8, TOO_LONG = "bad JSON", "no text field", "empty", "invalid UTF-8", "too long"
-"""Why a document is not usable; manifests count documents under these names."""
+"""Reasons why a document is unusable; manifests count documents by these names."""
 
 _BOM = b"\xef\xbb\xbf"
 _PARQUET_ROWS = 1000
-"""Rows of a parquet file that are read at once, at most."""
+"""The most rows of a parquet file that are read at once."""
 _REPEATED_BYTES = 64 << 20
-"""What rows that are read at once take at most, if each has the largest value of a dictionary."""
+"""The most bytes of parquet rows that are read at once, if each row has the largest value of a dictionary."""
 
 _SAMPLE_PARTS, _SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 8, 20, 4_000
-"""Of a sample: parts, documents from the beginning of each, and characters from the beginning of those."""
+"""Size of a sample: its parts, the first documents of each part, and the first characters of each document."""
 
 _LINE_PIECE_BYTES = 2 * TEXT_DOCUMENT_CHARACTERS
 """Bytes of a plain text line that are read at once."""
@@ -42,29 +42,29 @@ _LINE_PIECE_BYTES = 2 * TEXT_DOCUMENT_CHARACTERS
 
 @dataclass(frozen=True)
 class Reject:
-    """A document that is not usable."""
+    """An unusable document."""
 
     line: int
-    """Counted from 1; of a parquet file, the row."""
+    """The document's line (in a parquet file, its row), counted from 1."""
     reason: str
-    """One of the names above."""
+    """One of the reasons above."""
     detail: str
     """The reason in words for people."""
 
 
 class PartReader:
-    """Iterates over one part's documents: a string, or a `Reject` for a document that is not usable.
+    """Iterates over one part's documents: a string, or a `Reject` for an unusable document.
 
     Lines count from the part's own first line. After the iteration, `lines` is the number of lines in the part.
 
-    A plain text file does not mark where its documents end, so it is cut into documents of about
-    `TEXT_DOCUMENT_CHARACTERS` characters: at the first blank line from there on; else, from twice that length on, at
-    the next line end; else, in a line that is longer still, at that length; and between parts. Blank lines of JSONL,
-    and pieces of text without any visible character, are no documents. Memory is bounded by the largest document that
-    is allowed, and by a parquet file's largest page.
+    A plain text file does not mark the ends of documents, so it is cut into documents of about
+    `TEXT_DOCUMENT_CHARACTERS` characters: at the first blank line after that length; failing that, at the first line
+    end after twice that length; in a longer line, at twice that length; and between parts. Blank lines of JSONL, and
+    pieces of text without a visible character, are no documents. Memory is bounded by the largest allowed document,
+    and by a parquet file's largest page.
 
     Raises (while it iterates):
-        DataError: the file is cut short or damaged as a whole, so that documents cannot be told apart.
+        DataError: the file is cut short or damaged, so that its documents cannot be told apart.
         OSError: the file cannot be read.
     """
 
@@ -98,7 +98,7 @@ class PartReader:
         length = 0
         bad: Reject | None = None
         rest = b""
-        line_bytes = 0  # of the present line, in the pieces before
+        line_bytes = 0  # bytes of the current line in the pieces before
         for piece in _pieces(self._part, _LINE_PIECE_BYTES):
             carried, whole = len(rest), rest + piece
             text, rest, wrong = _decode_piece(whole)
@@ -131,12 +131,12 @@ class PartReader:
 
         begin, end = self._part.begin, self._part.end or 0
         try:
-            # A buffer, and no reading ahead, so that large row groups are not held whole.
+            # A buffer, and no reading ahead, so that memory never holds a complete large row group.
             with pq.ParquetFile(self._part.path, buffer_size=1 << 20, pre_buffer=False) as file:
                 groups = [file.metadata.row_group(group) for group in range(begin, end)]
                 rows = _rows_at_once(groups, self._key)
                 for batch in file.iter_batches(rows, range(begin, end), [self._key], use_threads=False):
-                    # As bytes: arrow would fail for a whole batch where one value is not UTF-8.
+                    # As bytes: arrow would fail for the complete batch if one value is not UTF-8.
                     for value in batch.column(0).cast(pa.large_binary()):
                         self.lines += 1
                         if value.is_valid and value.as_buffer().size > self._max_bytes:
@@ -166,7 +166,7 @@ def _rows_at_once(groups: Sequence[Any], key: str) -> int:
     """Return how many rows of parquet row groups to read at once."""
     row_bytes = sum(group.total_byte_size for group in groups) // max(1, sum(group.num_rows for group in groups))
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    # A text that a dictionary repeats has its size in every row, and is not larger than its column.
+    # A text that a dictionary repeats takes its full size in every row; it is not larger than its column.
     largest = max(
         (c.total_uncompressed_size for c in columns if c.path_in_schema == key and c.has_dictionary_page), default=0
     )
@@ -174,7 +174,7 @@ def _rows_at_once(groups: Sequence[Any], key: str) -> int:
 
 
 def _jsonl_text(line: bytes, number: int, key: str) -> str | Reject:
-    """Return the text of one JSON object."""
+    """Return the text of a line of JSONL, or why it is unusable."""
     try:
         row = json.loads(line.decode())
     except UnicodeDecodeError as error:
@@ -226,7 +226,7 @@ def _json_type(value: object) -> str:
 
 
 def _decode_piece(piece: bytes) -> tuple[str, bytes, int | None]:
-    """Return a piece's text, the bytes of a character cut at its end, and the place of a byte that is not UTF-8."""
+    """Return a piece's text, the bytes of a character cut at its end, and the index of a byte that is not UTF-8."""
     try:
         return piece.decode(), b"", None
     except UnicodeDecodeError as error:
@@ -239,7 +239,7 @@ def _pieces(part: Part, max_bytes: int) -> Iterator[bytes]:
     """Yield the lines that begin in a part; split a line of more than `max_bytes` (-1: no limit) into pieces.
 
     Raises:
-        DataError: the file is compressed, and damaged or cut short.
+        DataError: a compressed file is damaged or cut short.
     """
     try:
         with _opened(part) as stream:
@@ -256,7 +256,7 @@ def _pieces(part: Part, max_bytes: int) -> Iterator[bytes]:
                 position += len(piece)
                 at_line_start = piece.endswith(b"\n")
     except (EOFError, zlib.error, OSError) as error:
-        # An error of the content, unlike one of the system, has no number.
+        # Unlike an error of the system, one of the content has no errno.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise DataError(f"{part.path} is damaged or cut short: {first_line(error)}") from None
@@ -269,7 +269,7 @@ def _opened(part: Part) -> IO[bytes] | gzip.GzipFile | io.BufferedReader:
         check_regular(part.path)
         return gzip.open(part.path)
     if part.compression == "zst":
-        # Arrow's reader, since that of `zstandard` takes the end of a file that is cut short for the end of its text.
+        # Arrow's reader, since that of `zstandard` takes the end of a truncated file for the end of its text.
         import pyarrow as pa
 
         check_regular(part.path)

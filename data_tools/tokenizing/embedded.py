@@ -23,22 +23,22 @@ MIN_SAMPLE_BYTES = 200_000
 SHUFFLE_SEED = 1234
 
 _SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
-"""Tests, which contain no prose, and foreign packages inside the library's folder."""
+"""Folders of tests, which contain no prose, and of foreign packages inside the library's folder."""
 
 _TOPICS_FILE = ("pydoc_data", "topics.py")
 
 _Documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-"""The nodes that can have a docstring, and contain further ones."""
+"""Syntax tree nodes that can have a docstring, and contain further such nodes."""
 
 
 def embedded_documents() -> Iterator[str]:
     """Yield the sample's documents, cleaned of indentation, without duplicates, in a fixed shuffled order.
 
-    The same Python version with the same parts installed yields the same documents, wherever it is installed. The
-    shuffle makes any split by position into training and validation data come from one distribution.
+    The same Python version with the same parts installed yields the same documents, wherever it is installed. Through
+    the shuffle, any split by position draws training and validation data from one distribution.
 
     Raises:
-        DataError: less than `MIN_SAMPLE_BYTES` of text was found, since parts of the library are not installed.
+        DataError: the library has less than `MIN_SAMPLE_BYTES` of text, since parts of it are not installed.
     """
     found = {cleaned: None for raw in _raw_documents() if len(cleaned := _clean(raw)) >= MIN_DOCUMENT_CHARACTERS}
     documents = list(found)
@@ -54,7 +54,7 @@ def embedded_documents() -> Iterator[str]:
 
 
 def embedded_checksum() -> str:
-    """Return the SHA-256 (hex) of all that decides what `embedded_documents` yields, in a fraction of its time."""
+    """Return the SHA-256 (hex) of everything that decides the documents, in a fraction of the time to parse them."""
     digest = hashlib.sha256(f"{MIN_DOCUMENT_CHARACTERS} {SHUFFLE_SEED}".encode())
     for path in _library_sources():
         digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())

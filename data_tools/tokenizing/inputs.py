@@ -23,12 +23,12 @@ KNOWN_SUFFIXES = (
 )
 
 PART_BYTES = 8 << 20
-"""Bytes of a part: about a second of work, so that processes share evenly, and a kill costs little."""
+"""Bytes of a part: about a second of work, so that processes share it evenly, and a kill costs little."""
 
 
 @dataclass(frozen=True)
 class InputState:
-    """An input file as it is when a run begins."""
+    """The size and modification time of an input file when a run begins."""
 
     path: Path
     size_bytes: int
@@ -36,12 +36,12 @@ class InputState:
 
     @staticmethod
     def of(path: Path) -> InputState:
-        """Return the file's state now."""
+        """Return the file's current state."""
         stat = path.stat()
         return InputState(path, stat.st_size, stat.st_mtime_ns)
 
     def check_unchanged(self) -> None:
-        """Raise a DataError if the file has another size or time now."""
+        """Raise a DataError if the file's size or modification time changed."""
         if InputState.of(self.path) != self:
             raise DataError(f"{self.path} changed while it was read: nothing of it was kept; begin again")
 
@@ -55,30 +55,30 @@ class Part:
 
     path: Path
     kind: str
-    """`jsonl`, `text` or `parquet`."""
+    """The kind of the file: `jsonl`, `text` or `parquet`."""
     compression: str | None
-    """`gz` or `zst`."""
+    """`gz` or `zst`; None for an uncompressed file."""
     begin: int
     end: int | None
 
 
 def is_text_file(path: Path) -> bool:
-    """Return whether a file's name is that of a kind that can be tokenized."""
+    """Return whether a file can be tokenized, by its suffix."""
     return _kind(path) is not None
 
 
 def find_inputs(
     inputs: Iterable[str | Path], is_known: Callable[[Path], bool] = is_text_file, known: str = KNOWN_SUFFIXES
 ) -> list[Path]:
-    """Return the files that paths, folders (with all below them) and globs name; each once, in a fixed order.
+    """Return the files that paths, folders (recursively) and globs name, without duplicates, in a fixed order.
 
     Args:
-        inputs: Paths and globs.
-        is_known: Whether a file's name is that of a kind that is wanted.
-        known: Those kinds, for people.
+        inputs: Paths of files and folders, and globs.
+        is_known: Returns whether a file's kind is known, by its name.
+        known: The known kinds, for error messages.
 
     Raises:
-        DataError: one of the inputs names nothing, a file of an unknown kind, or one whose name is not UTF-8.
+        DataError: an input names no file, a file of an unknown kind, or a file whose name is not UTF-8.
     """
     found: dict[str, Path] = {}
     for given in inputs:
@@ -109,7 +109,7 @@ def _find(given: Path, is_known: Callable[[Path], bool], known: str) -> list[Pat
 
 
 def _check_name(path: Path) -> None:
-    """Refuse a name that JSON cannot hold: plans and records have the names of files."""
+    """Refuse a file name that is not UTF-8: the JSON of plans and records cannot hold it."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -120,7 +120,7 @@ def _check_name(path: Path) -> None:
 
 
 def _is_output(path: Path) -> bool:
-    """Return whether tokenizing made the file, beside a pair or among its parts: it is no text."""
+    """Return whether tokenizing wrote the file, beside a pair or among its parts."""
     if path.name.endswith((".rejects.jsonl", ".manifest.json")):
         return True
     return any(folder.name.endswith((".parts", ".tokenizer")) for folder in path.parents)
@@ -149,7 +149,7 @@ def _kind(path: Path) -> tuple[str, str | None] | None:
 
 
 def cut_into_parts(paths: Sequence[Path], text_key: str) -> list[Part]:
-    """Return the parts of all files, in their order.
+    """Cut the files into parts, in the order of the files.
 
     Raises:
         DataError: a parquet file cannot be read, or has no column `text_key` of strings.
@@ -165,7 +165,7 @@ def cut_into_parts(paths: Sequence[Path], text_key: str) -> list[Part]:
         else:
             size = path.stat().st_size
             cuts = [*range(0, size, PART_BYTES), size]
-            # A short rest joins the part before it.
+            # A short remainder joins the part before it.
             if len(cuts) > 2 and cuts[-1] - cuts[-2] < PART_BYTES // 2:
                 del cuts[-2]
             parts += [Part(path, kind, None, *cut) for cut in zip(cuts, cuts[1:], strict=False)]
@@ -173,7 +173,7 @@ def cut_into_parts(paths: Sequence[Path], text_key: str) -> list[Part]:
 
 
 def _row_groups(path: Path, text_key: str) -> list[tuple[int, int]]:
-    """Return runs of row groups whose text takes about `PART_BYTES`."""
+    """Return ranges [begin, end) of row groups whose text takes about `PART_BYTES`."""
     # Imported here: it takes a while, and only parquet needs it.
     import pyarrow as pa
     import pyarrow.parquet as pq

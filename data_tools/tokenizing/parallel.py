@@ -19,17 +19,17 @@ from efficientbench.basics.errors import DataError
 from efficientbench.basics.files import write_file
 
 CORES = len(os.sched_getaffinity(0))
-"""Processor cores that this process may use: the number of workers, unless another is asked for."""
+"""Processor cores that this process may use: the default number of workers."""
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
 class Workers:
-    """Fresh interpreters that call a function: `with Workers(count, Kind) as workers: workers.run(function, ...)`.
+    """Spawned processes that call a function: `with Workers(count, Kind) as workers: workers.run(function, ...)`.
 
-    They start at once and import the module of `Kind`, so that they are ready when `run` is called. With a count
-    below 2, this process itself does the work.
+    The processes start at once and import the module of `Kind`, so that they are ready when `run` is called. With a
+    count below 2, this process does the work itself.
     """
 
     def __init__(self, count: int, kind: type) -> None:
@@ -53,15 +53,14 @@ class Workers:
     def run(
         self, function: Callable[[Task], Result], file: Path, tasks: Sequence[Task]
     ) -> Iterator[tuple[Task, Result]]:
-        """Yield every task with the function's result, as they are finished.
+        """Yield every task with the function's result, in the order in which they finish.
 
-        The function, pickled, is written to `file`. Each worker reads it once, if it still is what was written: sent
-        with every task, a function of some megabytes would fill the pool's queue, which hangs in Python 3.10 and 3.11
-        when a worker dies then.
+        The pickled function is written to `file`. Each worker reads it once, and verifies its checksum. Sent with every
+        task, a function of some megabytes would fill the pool's queue; in Python 3.10 and 3.11 the pool would then hang
+        when a worker dies.
 
         Raises:
-            DataError: a worker process died, or somebody has changed `file`. Errors of the function are raised as they
-                are.
+            DataError: a worker process died, or `file` was changed. Errors of the function are raised as they are.
         """
         if self._pool is None:
             for task in tasks:
@@ -83,7 +82,7 @@ class Workers:
             ) from None
 
     def _cause_of_death(self) -> str:
-        # The pool itself ends the other workers, with SIGTERM.
+        # The pool itself ends the other workers with SIGTERM.
         codes = [process.exitcode or 0 for process in self._processes]
         code = next((code for code in codes if code not in (0, -signal.SIGTERM)), -signal.SIGTERM)
         if code == -signal.SIGKILL:
@@ -118,7 +117,7 @@ def _call(file: Path, digest: bytes, task: Any) -> Any:
 @functools.cache
 def _function(file: Path, digest: bytes) -> Callable[[Any], Any]:
     content = file.read_bytes()
-    # A pickle runs the code that it names.
+    # Unpickling runs the code that a pickle names.
     if hashlib.sha256(content).digest() != digest:
         raise DataError(f"{file} changed since this run wrote it: begin again")
     return pickle.loads(content)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The tokens of one part of the input on disk, and the pair that is put together from all parts.
+"""Tokenizes one part of the input to disk, and merges all parts into the pair.
 
 A part is `NUMBER.bin` (its tokens), `NUMBER.lengths` (int32, tokens of each document), `NUMBER.hashes`
 (`document_hash` of each), `NUMBER.rejects.jsonl`, and `NUMBER.json` with its `PartCounts`.
@@ -22,16 +22,16 @@ from efficientbench.data_tools.tokenizing.inputs import InputState, Part
 from efficientbench.data_tools.tokens.indexed import bin_path, document_hash, hashes_path, idx_path, index_blocks
 
 _KINDS = ("bin", "lengths", "hashes", "rejects.jsonl")
-"""What a part's files are named after their number, except the last one."""
+"""The suffixes of a part's files, except `json`, the last one."""
 
 
 @dataclass(frozen=True)
 class PartCounts:
-    """What a finished part holds."""
+    """The counts of a finished part."""
 
     documents: int
     tokens: int
-    """End-of-document tokens included."""
+    """Tokens of all documents, end-of-document tokens included."""
     utf8_bytes: int
     lines: int
     """Lines of the input in this part, blank ones included."""
@@ -55,7 +55,7 @@ class PartTokenizer:
     max_document_mb: int
 
     def __call__(self, numbered: tuple[int, tuple[Part, InputState]]) -> PartCounts:
-        """Tokenize one part, and write its files, which its number names."""
+        """Tokenize one part, `(number, (part, state))`, and write its files under its number."""
         number, (part, state) = numbered
         with part_files(self.folder, number, _KINDS) as files:
             counts = self._write(part, *files)
@@ -90,7 +90,7 @@ class PartTokenizer:
 
 
 def merge_pair(folder: Path, counts: Sequence[PartCounts], prefix: Path, dtype: np.dtype) -> None:
-    """Write the pair and the documents' hashes from its parts."""
+    """Merge the parts into the pair, and write the documents' hashes."""
     numbers = range(len(counts))
 
     def lengths() -> Iterator[np.ndarray]:
@@ -100,7 +100,7 @@ def merge_pair(folder: Path, counts: Sequence[PartCounts], prefix: Path, dtype: 
         return (block for number in numbers for block in file_blocks(part_file(folder, number, kind)))
 
     documents = sum(count.documents for count in counts)
-    # All files are on the disk before one of them gets its name.
+    # All files are written before one of them gets its name.
     with (
         complete_file(bin_path(prefix)) as tokens,
         complete_file(idx_path(prefix)) as index,
@@ -112,9 +112,9 @@ def merge_pair(folder: Path, counts: Sequence[PartCounts], prefix: Path, dtype: 
 
 
 def merge_rejects(folder: Path, parts: Sequence[Part], counts: Sequence[PartCounts], path: Path) -> str | None:
-    """Write the list of unusable documents, with lines counted in the whole files; return the first of them."""
+    """Write the list of unusable documents, with lines counted from each file's start; describe the first of them."""
     first = None
-    lines: Counter[Path] = Counter()  # of each file, in the parts before
+    lines: Counter[Path] = Counter()  # lines of each file in the parts before
     with complete_file(path) as stream:
         for number, (part, count) in enumerate(zip(parts, counts, strict=True)):
             with part_file(folder, number, "rejects.jsonl").open("rb") as rejects:

@@ -1,4 +1,4 @@
-"""The choices that decide the result of tokenizing: held against what an earlier call has recorded."""
+"""Compares the plan of tokenizing, everything that decides its result, with the plan that an earlier call recorded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _INPUTS = TypeAdapter(list[tuple[str, str]])
 
 
 def read_plan(path: Path, remedy: str) -> dict[str, Any]:
-    """Read the plan of tokenizing that was begun.
+    """Read the plan that an earlier call recorded.
 
     Raises:
-        DataError: it is damaged; the message ends with the remedy.
+        DataError: the plan is damaged; the message ends with the remedy.
     """
     try:
         plan = TypeAdapter(dict[str, Any]).validate_json(read_whole(path))
@@ -29,7 +29,7 @@ def read_plan(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def compare_plans(made: Mapping[str, Any], wanted: Mapping[str, Any], prefix: Path, remedy: str) -> None:
-    """Raise a DataError if what `made` records for a pair is not what is wanted now."""
+    """Raise a DataError if `made`, the recorded plan of a pair, differs from the plan `wanted` now."""
     now = dict(wanted["inputs"])
     for path, digest in made["inputs"]:
         if digest != now.get(path, digest):

@@ -1,4 +1,4 @@
-"""From a dataset on the hub to tokens on disk, and to a JSONL copy of its parquet files, in one call."""
+"""Downloads a dataset, tokenizes it, and copies its parquet files as JSONL, in one call."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def prepare_dataset(
 ) -> Corpus:
     """Download a dataset, tokenize it, and copy its parquet files as JSONL if wanted.
 
-    Each step keeps what is finished, so that a call after an interruption continues.
+    Each step keeps its finished work, so that a call after an interruption resumes.
 
     Args:
-        request: The dataset and where its files go.
+        request: The dataset, and the folder for its files.
         tokenize: Makes the corpus of the files, like `tokenize_files` with its other arguments.
-        jsonl_folder: Where the copies go, under the files' paths in the dataset; None for no copies.
+        jsonl_folder: The folder for the copies, under the files' paths in the dataset; None for no copies.
 
     Raises:
-        DataError: one of the steps cannot be completed.
-        OSError: the disk refuses a copy.
+        DataError: a step failed.
+        OSError: a copy cannot be written.
     """
     files = download_dataset(request)
     corpus = tokenize(files)
@@ -52,11 +52,11 @@ def prepare_dataset(
 def copy_as_jsonl(parquet: Path, target: Path) -> bool:
     """Write the rows of a parquet file, with all columns, as JSONL; return False if `target` is its copy already.
 
-    A copy has the time of its source's last change, so a changed source is copied again.
+    A copy has its source's modification time, so a changed source is copied again.
 
     Raises:
         DataError: the file cannot be read, or contains text that is not UTF-8.
-        OSError: the disk refuses.
+        OSError: `target` cannot be written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(target.parent / ".lock"):

@@ -1,6 +1,6 @@
-"""Files of text to a tokenized corpus: the same bytes from any number of processes, and after any number of kills.
+"""Tokenizes files of text into a corpus: the same bytes from any number of processes, and after any number of kills.
 
-Finished parts lie in the folder `PREFIX.parts` until all are made; a later run continues from them. Then they are
+Finished parts stay in the folder `PREFIX.parts` until all are made; a later run resumes from them. Then they are
 merged into `PREFIX.bin` and `PREFIX.idx` (which takes twice their space for a moment). `PREFIX.manifest.json` is
 written last: a pair that has one is complete.
 """
@@ -48,7 +48,7 @@ from efficientbench.data_tools.tokens.manifest import (
 )
 
 MAX_REJECTS = 0.01
-"""The fraction of all documents that may be unusable, by default."""
+"""The default fraction of all documents that may be unusable."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class _Job:
         return token_dtype(self.tokenizer.vocab_size)
 
     def content(self) -> dict[str, Any]:
-        """Return all that decides the result."""
+        """Return the plan: everything that decides the result."""
         return {
             "tokenizer": self.tokenizer.fingerprint,
             "text key": self.text_key,
@@ -97,24 +97,24 @@ def tokenize_files(
     source: str | None = None,
     on_part: Callable[[int, int], None] = lambda done, parts: None,
 ) -> Corpus:
-    """Tokenize files, folders and globs of parquet, JSONL and text into the pair `prefix`, or continue that.
+    """Tokenize files, folders and globs (parquet, JSONL, text) into the pair `prefix`, or resume an interrupted call.
 
-    A pair that is complete, and made from the same files, is left as it is.
+    A complete pair of the same files is left unchanged.
 
     Args:
-        inputs: Paths and globs.
-        prefix: The pair's path without suffix; its tokenizer and the length of its tokens will lie beside it.
-        tokenizer: A folder, or a name on the hub. Documents end with its end-of-document token.
+        inputs: Paths of files and folders, and globs.
+        prefix: The pair's path without suffix; the tokenizer and the token lengths are written beside it.
+        tokenizer: The tokenizer's folder, or its name on the hub. Its end-of-document token ends each document.
         text_key: The key (JSONL) or the column (parquet) of the text.
-        workers: Processes that tokenize.
+        workers: The number of processes that tokenize.
         max_rejects: The fraction of all documents that may be unusable; `PREFIX.rejects.jsonl` lists them.
-        max_document_mb: Megabytes of a row of JSONL or a text in parquet, at most; larger ones are unusable.
-        source: Where the text came from, for people; by default the names of its files.
-        on_part: Called with the number of finished parts, and of all parts.
+        max_document_mb: The size limit of a JSONL row or a parquet text, in megabytes; larger ones are unusable.
+        source: The origin of the text, for people; None for the names of its files.
+        on_part: Called with the number of finished parts and the number of all parts.
 
     Raises:
-        DataError: an input cannot be used or changed since the parts were made, or too many documents are not usable;
-            the pair was made of something else; the disk is full; a worker process died.
+        DataError: an input is not valid or changed since the parts were made; too many documents are unusable; the
+            pair was made from other inputs; the disk is full; a worker process died.
     """
     if not prefix.name:
         raise DataError(f"{prefix} is a folder: give the path of the pair, without suffix")
@@ -155,7 +155,7 @@ def _make_corpus(job: _Job, workers: Workers, max_rejects: float, on_part: Calla
 
 
 def _complete_corpus(job: _Job, max_rejects: float) -> Corpus:
-    """Return the corpus that is complete already; raise a DataError if this job would make another one."""
+    """Return the complete corpus; raise a DataError if this job would make a different one."""
     corpus = load_corpus(manifest_path(job.prefix))
     record = load_tokenize_record(corpus.manifest)
     if record is None:
@@ -181,7 +181,7 @@ def _complete_corpus(job: _Job, max_rejects: float) -> Corpus:
 
 
 def _merge(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: float) -> Corpus:
-    """Write the pair from its parts, and all that lies beside it, the manifest last."""
+    """Write the pair from its parts, and the files beside it, the manifest last."""
     records = _input_records(job, counts, max_rejects)
     merge_pair(job.folder, counts, job.prefix, job.dtype)
     hashes = hashes_path(job.prefix)
@@ -206,7 +206,7 @@ def _merge(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: flo
 
 
 def _input_records(job: _Job, counts: list[PartCounts], max_rejects: float) -> list[InputRecord]:
-    """Return what each input contained; raise a DataError if too many documents are unusable."""
+    """List the unusable documents, and return each input's record; raise a DataError if too many are unusable."""
     rejects = beside(job.prefix, "rejects.jsonl")
     first = merge_rejects(job.folder, job.parts, counts, rejects)
     documents: Counter[Path] = Counter()

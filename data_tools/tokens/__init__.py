@@ -1,1 +1,1 @@
-"""What lies on disk: indexed tokens, their manifest, splits and checks."""
+"""Tokens on disk: the indexed format, the manifest, splits and checks."""

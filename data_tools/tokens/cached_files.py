@@ -1,6 +1,6 @@
-"""Files of a cache: each with its SHA-256 beside it, so that a damaged one is made again, and never read.
+"""Cached files, with a SHA-256 beside each of them, so that a damaged file is never used, but made again.
 
-The checksum lies in `NAME.sha256`, as `sha256sum` writes it.
+The checksum is in `NAME.sha256`, as `sha256sum` writes it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def cached_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def is_intact(path: Path) -> bool:
-    """Return whether a cached file is what was written; log a warning if one lies there that is not."""
+    """Return whether a cached file is intact; log a warning if it exists and is not."""
     if not os.path.lexists(path):
         return False
     if problem := _damage(path):
@@ -40,9 +40,9 @@ def is_intact(path: Path) -> bool:
 
 
 def _damage(path: Path) -> str | None:
-    """Return what is wrong with a file, None if nothing is."""
+    """Return what is wrong with a file; None if it is intact."""
     recorded = _checksum_path(path)
-    # Neither may be a device or a pipe, which never end.
+    # Neither file may be a device or a pipe, which never end.
     if not path.is_file() or (os.path.lexists(recorded) and not recorded.is_file()):
         return "is no regular file, or its checksum is none"
     try:

@@ -1,4 +1,4 @@
-"""The frequency of each token in tokenized text, from a sample of it: a corpus of any size takes under a second."""
+"""Token frequencies in tokenized text, from a sample of it: a corpus of any size takes under a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from efficientbench.data_tools.tokens.indexed import bin_path, idx_path, map_index
 
 _BLOCK = 1 << 16
-"""Neighbouring tokens that are read together."""
+"""Adjacent tokens that are read at once."""
 _BLOCKS = 256
 """Blocks of a sample, evenly spaced over the corpus: 17 million tokens."""
 
@@ -21,7 +21,7 @@ def unigram_entropy(sources: Sequence[tuple[float, Path]]) -> float:
     No model that ignores the context has a lower loss on this text.
 
     Args:
-        sources: of the text: each one's share, and the prefix of its `.bin/.idx` pair, which holds a token at least.
+        sources: the share of each source (they sum to 1) and the prefix of its `.bin/.idx` pair, of at least one token.
     """
     parts = [(share, _sample_counts(prefix)) for share, prefix in sources]
     frequencies = np.zeros(max(len(counts) for _, counts in parts))
@@ -32,7 +32,7 @@ def unigram_entropy(sources: Sequence[tuple[float, Path]]) -> float:
 
 
 def _sample_counts(prefix: Path) -> np.ndarray:
-    """Count the tokens of a sample: [largest token that occurs + 1]."""
+    """Count how often each token occurs in a sample, [largest token that occurs + 1]."""
     tokens: np.ndarray = np.memmap(bin_path(prefix), dtype=map_index(idx_path(prefix))[0], mode="r")
     if len(tokens) > _BLOCK * _BLOCKS:
         starts = np.linspace(0, len(tokens) - _BLOCK, _BLOCKS).astype(np.int64)

@@ -33,7 +33,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class IndexedHeader:
-    """What a checked pair contains."""
+    """The dtype and counts of a checked pair."""
 
     dtype: np.dtype
     sequences: int
@@ -42,17 +42,17 @@ class IndexedHeader:
 
 
 def bin_path(prefix: Path) -> Path:
-    """Return the path of the tokens."""
+    """Return the path of a pair's tokens."""
     return prefix.with_name(prefix.name + ".bin")
 
 
 def idx_path(prefix: Path) -> Path:
-    """Return the path of the index."""
+    """Return the path of a pair's index."""
     return prefix.with_name(prefix.name + ".idx")
 
 
 def hashes_path(prefix: Path) -> Path:
-    """Return the path of `document_hash` of all documents, which a tokenized pair has beside it."""
+    """Return the path of the file beside a tokenized pair that has the `document_hash` of each document."""
     return prefix.with_name(prefix.name + ".hashes")
 
 
@@ -69,7 +69,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 def index_blocks(lengths: Callable[[], Iterable[np.ndarray]], documents: int, dtype: np.dtype) -> Iterator[bytes]:
     """Yield the bytes of an `.idx`, block by block; `lengths()` returns the documents' lengths in arrays of int32.
 
-    It is called twice, so that memory stays bounded for an index of any size.
+    `lengths` is called twice, so that memory stays bounded for an index of any size.
     """
     code = next(code for code, known in DTYPES.items() if known == dtype)
     yield _HEADER.pack(MAGIC, VERSION, code, documents, documents + 1)
@@ -85,7 +85,7 @@ def index_blocks(lengths: Callable[[], Iterable[np.ndarray]], documents: int, dt
 
 
 def _pieces(arrays: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield the same numbers, a bounded number of them at a time."""
+    """Yield the numbers of the arrays, at most `_CHUNK` at a time."""
     for array in arrays:
         for first in range(0, len(array), _CHUNK):
             yield array[first : first + _CHUNK]
@@ -97,7 +97,7 @@ def check_indexed(prefix: Path) -> IndexedHeader:
     The tokens themselves are not read. Memory stays bounded for an index of any size.
 
     Raises:
-        DataError: naming the file, and the byte in it where it goes wrong.
+        DataError: the pair is damaged; the message names the file, and the first wrong byte.
     """
     check_present(prefix)
     index, tokens_file = idx_path(prefix), bin_path(prefix)
@@ -175,7 +175,7 @@ def _entries(index: Path, dtype: type[np.integer], count: int, offset: int) -> n
 def _check_sequences(
     index: Path, lengths: np.memmap, pointers: np.memmap, dtype: np.dtype, tokens_file: Path
 ) -> tuple[int, int]:
-    """Return the number of tokens, and the byte of the `.bin` at which the last sequence ends."""
+    """Check lengths and pointers; return the number of tokens, and the `.bin` byte where the last sequence ends."""
     bin_bytes = tokens_file.stat().st_size
     tokens = used_bytes = 0
     for first in range(0, len(lengths), _CHUNK):
@@ -200,10 +200,10 @@ def _check_sequences(
 
 
 def check_layout(prefix: Path) -> None:
-    """Check that a checked pair's sequences follow each other in the `.bin` without gap, as every writer lays them.
+    """Check that a checked pair's sequences follow each other in the `.bin` without gaps, as every writer writes them.
 
     Raises:
-        DataError: naming the `.idx`, and the byte in it where it goes wrong.
+        DataError: there is a gap; the message names the `.idx`, and the first wrong byte.
     """
     index = idx_path(prefix)
     dtype, lengths, pointers, _ = map_index(index)

@@ -14,21 +14,21 @@ _CHUNK = 1 << 24
 """Tokens that are counted at once."""
 
 _LARGEST_VOCABULARY = 1 << 24
-"""A token beyond it is damage, whatever the tokenizer."""
+"""A token id from here on is damage, whatever the tokenizer."""
 
 
 class IndexedDocuments:
-    """A pair's documents by their number: `IndexedDocuments(prefix)[5]` is an array of tokens, [length].
+    """A pair's documents by number: `IndexedDocuments(prefix)[5]` is an array of tokens, [length].
 
-    Both files are memory-mapped: opening them reads a header, and a document costs the few pages that it lies on,
-    however many others there are. `check_indexed` has to check the pair before, if it may be damaged.
+    Both files are memory-mapped: opening them reads one header, and a document reads its own pages alone, however
+    large the pair is. If the pair may be damaged, `check_indexed` must check it first.
 
     Raises:
         DataError: a file is missing, or its header is not that of a pair.
     """
 
     def __init__(self, prefix: Path, blocks: BlockReader | None = None) -> None:
-        """`blocks`: of the `.bin`, which verifies what is read; None: that was verified before."""
+        """Map the pair; `blocks` verifies each block of the `.bin` as it is read, None if that was done before."""
         if not bin_path(prefix).is_file() or not idx_path(prefix).is_file():
             raise DataError(f"{prefix}: a tokenized corpus is two files, {prefix.name}.bin and {prefix.name}.idx")
         self.prefix, self._blocks = prefix, blocks
@@ -51,7 +51,7 @@ class IndexedDocuments:
         return np.diff(ends[self._starts])
 
     def sequences(self, documents: np.ndarray) -> np.ndarray:
-        """Return the numbers of the sequences that make up these documents; most pairs have one in each."""
+        """Return the numbers of the sequences that make up these documents; in most pairs, each document is one."""
         counts = np.diff(self._starts)
         if (counts == 1).all():
             return documents
@@ -68,10 +68,10 @@ class IndexedDocuments:
 
 
 def token_counts(prefix: Path, vocab_size: int | None) -> np.ndarray:
-    """Count how often each token occurs, int64 [vocab_size]; without a vocabulary, up to the largest that occurs.
+    """Count how often each token occurs, int64 [vocab_size]; without a vocabulary, up to the largest token.
 
     Raises:
-        DataError: the pair is damaged, or holds a token that is negative or outside the vocabulary (with the byte).
+        DataError: the pair is damaged, or has a token outside the vocabulary; the message names the byte.
     """
     dtype = check_indexed(prefix).dtype
     counts = np.zeros(vocab_size or 0, np.int64)
@@ -86,7 +86,7 @@ def token_counts(prefix: Path, vocab_size: int | None) -> np.ndarray:
 
 
 def check_tokens(prefix: Path, vocab_size: int) -> None:
-    """Read all tokens of a pair, and raise a DataError for one outside the vocabulary, with its byte."""
+    """Read all tokens of a pair; raise a DataError that names the byte of a token outside the vocabulary."""
     dtype = map_index(idx_path(prefix))[0]
     tokens = np.memmap(bin_path(prefix), dtype=dtype, mode="r")
     for first in range(0, len(tokens), _CHUNK):

@@ -17,28 +17,28 @@ from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments,
 from efficientbench.data_tools.tokens.manifest import load_corpus, manifest_path
 
 _SHOWN_CHARACTERS = 400
-"""Characters of a document that are printed at most."""
+"""The most characters of a document that are printed."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 _BAR_WIDTH = 40
 """Characters of the longest bar of the histogram."""
 
 OPEN, CLOSE = "⟦", "⟧"
-"""Around what is to be learned, where there are no colours."""
+"""Brackets around supervised text, where there are no colours."""
 
 _GREEN, _GREY, _PLAIN = "\x1b[32m", "\x1b[90m", "\x1b[0m"
 
 
 @dataclass(frozen=True)
 class PairStatistics:
-    """A pair in figures."""
+    """The statistics of a pair."""
 
     lengths: np.ndarray
     """Tokens of each document, end-of-document token included, int64 [documents]."""
     counts: np.ndarray
     """How often each token occurs, int64 [vocabulary]."""
     bytes_per_token: float | None
-    """UTF-8 bytes of text per token, end-of-document tokens counted; None without a byte-level tokenizer."""
+    """UTF-8 bytes of text per token, end-of-document tokens included; None if the text's length is not known."""
 
     @property
     def unigram_entropy_nats(self) -> float:
@@ -60,7 +60,7 @@ def tokenizer_of(prefix: Path, given: str | None) -> TextTokenizer | None:
     """Load the tokenizer `given`, else the one that the manifest beside the pair names; return None without either.
 
     Raises:
-        DataError: it cannot be loaded, or the manifest is damaged.
+        DataError: the tokenizer cannot be loaded, or the manifest is damaged.
     """
     if given is not None:
         return load_tokenizer(given)
@@ -70,10 +70,10 @@ def tokenizer_of(prefix: Path, given: str | None) -> TextTokenizer | None:
 
 
 def pair_statistics(prefix: Path, tokenizer: TextTokenizer | None) -> PairStatistics:
-    """Count a pair, which is checked first.
+    """Check a pair, and return its statistics.
 
     Raises:
-        DataError: it is damaged, or holds a token that the tokenizer does not know (with the byte).
+        DataError: the pair is damaged, or has a token outside the tokenizer's vocabulary; the message names the byte.
     """
     header = check_indexed(prefix)
     counts = token_counts(prefix, tokenizer.vocab_size if tokenizer is not None else None)
@@ -90,10 +90,10 @@ def describe_pair(
 ) -> Iterator[str]:
     """Yield lines for people: figures, the histogram of lengths, and the first `documents` documents.
 
-    Of conversations, what is to be learned is set apart: `coloured`, or in brackets.
+    The supervised text of conversations is green if `coloured`, else in brackets.
 
     Raises:
-        DataError: as `pair_statistics` does.
+        DataError: see `pair_statistics`; or the mask is damaged.
     """
     found = pair_statistics(prefix, tokenizer)
     yield from _figures(prefix, found, "not known" if tokenizer is None else "not byte-level")
@@ -112,7 +112,7 @@ def describe_pair(
 
 
 def _mask(prefix: Path) -> IndexedDocuments | None:
-    """Open the mask of conversations; return None for other pairs. Raises DataError: it is damaged."""
+    """Open the mask of a conversation pair; return None for other pairs. Raises DataError if the mask is damaged."""
     if not idx_path(mask_prefix(prefix)).is_file():
         return None
     if manifest_path(prefix).is_file():
@@ -153,21 +153,21 @@ def _text(tokens: np.ndarray, tokenizer: TextTokenizer | None) -> str:
     if tokenizer is None:
         shown = " ".join(map(str, tokens[: _SHOWN_CHARACTERS // 8]))
         return f"{shown}{' …' if len(tokens) > _SHOWN_CHARACTERS // 8 else ''} (ids: the tokenizer is not known)"
-    # A character takes at most four tokens of a byte each: not a whole book is decoded to show its beginning.
+    # A character takes at most four tokens of a byte each: decode only the beginning of a book.
     head = tokens[: 4 * _SHOWN_CHARACTERS].tolist()
-    # Text of others may hold what a terminal obeys.
+    # Foreign text may hold control characters that a terminal obeys.
     text = _CONTROL.sub("\ufffd", tokenizer.backend.decode(head, skip_special_tokens=False))
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} …"
 
 
 def show_conversation(ids: np.ndarray, mask: np.ndarray, tokenizer: TextTokenizer, coloured: bool) -> str:
-    """Return a conversation's text with its special tokens: what is to be learned green, the rest grey.
+    """Return a conversation's text with its special tokens: supervised text green, the rest grey.
 
     Args:
-        ids: [T]
-        mask: [T], 1 where the token is to be learned.
-        tokenizer: It made the ids.
-        coloured: Whether the output has colours; without them, brackets stand around what is to be learned.
+        ids: The tokens' ids, [T].
+        mask: The mask, [T]: 1 where the token is supervised.
+        tokenizer: The tokenizer that made the ids.
+        coloured: Whether the output has colours; without colours, supervised text is in brackets.
     """
     shown = []
     for supervised, group in groupby(zip(ids.tolist(), mask.tolist(), strict=True), lambda each: bool(each[1])):
@@ -180,5 +180,5 @@ def show_conversation(ids: np.ndarray, mask: np.ndarray, tokenizer: TextTokenize
 
 
 def _safe(text: str) -> str:
-    """Return text without characters that would change how a terminal shows it."""
+    """Return text with escapes for characters that would change how a terminal shows it."""
     return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)

@@ -1,7 +1,7 @@
-"""Verify that the files of a corpus are still what was written: held against the checksums in its manifest.
+"""Verifies that the files of a corpus are intact, by the checksums in its manifest.
 
-A run verifies every file whole before it starts, once for a file's identity. The tokens of a larger pair are verified
-in the blocks that the run reads, as it reads them, so that no start waits for terabytes.
+A run verifies every file completely before it starts, once per file identity. Tokens of more than `WHOLE_BYTES` are
+verified block by block as the run reads them, so that no start waits for terabytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from efficientbench.data_tools.tokens.indexed import bin_path, check_indexed
 from efficientbench.data_tools.tokens.manifest import Corpus, check_counts, load_checksums, pair_fingerprint
 
 WHOLE_BYTES = 2 << 30
-"""A `.bin` up to this size is verified before the run starts; reading it takes seconds."""
+"""The largest `.bin` that is verified completely before the run starts; reading it takes seconds."""
 
 
 def verified_part(corpus: Corpus) -> Literal["whole", "blocks read"]:
@@ -32,10 +32,10 @@ def verified_part(corpus: Corpus) -> Literal["whole", "blocks read"]:
 def verify_before_run(corpus: Corpus, memory: Path) -> None:
     """Verify every file of a corpus, except tokens of more than `WHOLE_BYTES`, which `BlockReader` verifies.
 
-    Files whose identity is that of an earlier call are not read again; the folder `memory` remembers them.
+    Files whose identity has not changed since an earlier call are not read again; the folder `memory` remembers them.
 
     Raises:
-        DataError: naming the file, and the first block of bytes that is damaged.
+        DataError: a file is damaged; the message names the file and its first damaged block.
     """
     recorded = load_checksums(corpus.manifest)
     check_sizes(corpus, recorded)
@@ -47,10 +47,11 @@ def verify_before_run(corpus: Corpus, memory: Path) -> None:
 
 
 def check_sizes(corpus: Corpus, recorded: Mapping[Path, FileChecksums]) -> None:
-    """Check that the files of a corpus are there and have their sizes; read none of them.
+    """Check that the files of a corpus exist and have their recorded sizes, without reading them.
 
     Raises:
-        DataError: naming the file; for a pair, the byte too.
+        DataError: a file is missing or has another size, or the manifest contradicts itself; the message names the
+            file, for a pair the byte too.
     """
     for path, checksums in recorded.items():
         if not path.is_file():
@@ -75,7 +76,7 @@ def verify_file(path: Path, recorded: FileChecksums, manifest: Path) -> None:
 
 
 class BlockReader:
-    """Verifies the blocks of a `.bin` the first time that a part of them is read: checksums, and bounds of tokens."""
+    """Verifies a block of a `.bin` the first time that a part of it is read: its checksum, and bounds of its tokens."""
 
     def __init__(self, path: Path, recorded: FileChecksums, manifest: Path, dtype: np.dtype, vocab_size: int) -> None:
         self._path, self._manifest, self._size_bytes = path, manifest, recorded.size_bytes
@@ -89,7 +90,7 @@ class BlockReader:
         """Verify the blocks that contain the bytes from `begin` up to `end`.
 
         Raises:
-            DataError: naming the file and the block that is damaged, or holds a token outside the vocabulary.
+            DataError: a block is damaged, or holds a token outside the vocabulary; the message names file and block.
         """
         for block in range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
             if self._verified[block]:

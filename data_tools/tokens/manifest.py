@@ -1,4 +1,4 @@
-"""The record that lies beside a tokenized corpus: `PREFIX.manifest.json`."""
+"""The manifest beside a tokenized corpus: `PREFIX.manifest.json`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.data_tools.tokens.indexed import IndexedHeader, bin_path, idx_path
 
 FORMAT_VERSION = 2
-"""The version of a corpus folder's content; a new version makes every corpus again."""
+"""The version of a corpus folder's format; after a new version, every corpus is made again."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,23 @@ class Corpus:
     vocab_size: int
     """The tokenizer's largest id + 1."""
     eod_id: int
-    """The token that ends each document."""
+    """The id of the token that ends each document."""
     tokens: int
     """Tokens of the pair, end-of-document tokens included."""
     documents: int
     utf8_bytes: int | None
-    """Length of the documents' text; None if it is unknown, since the pair came without its text and its tokenizer is
-    not byte-level."""
+    """Length of the documents' text in UTF-8; None if it is unknown, since the pair came without its text and its
+    tokenizer is not byte-level."""
     token_bytes_path: Path | None
-    """`.npy`, int32 [vocab_size], UTF-8 length of each token; None if the tokenizer is not byte-level."""
+    """Path of the tokens' UTF-8 lengths (`.npy`, int32 [vocab_size]); None if the tokenizer is not byte-level."""
     tokenizer_folder: Path
-    """The corpus's own copy of the tokenizer, in the form that loads fast."""
+    """The corpus's own copy of the tokenizer, in a form that loads fast."""
     tokenizer_fingerprint: str
     """`TextTokenizer.fingerprint` of the tokenizer that made the tokens."""
     fingerprint: str
     """SHA-256 (hex) of the pair's content."""
     source: str
-    """Where the text came from, for people."""
+    """The origin of the text, for people."""
     manifest: Path
     """The file from which `load_corpus` reads this corpus in another process."""
 
@@ -75,7 +75,7 @@ class InputRecord:
     documents: int
     """Documents of the file that are in the corpus."""
     rejected: int
-    """Documents of the file that were not usable."""
+    """Unusable documents of the file."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class TokenizeRecord:
     bytes_per_token: float
     """UTF-8 bytes of text per token, end-of-document tokens included."""
     rejected: dict[str, int]
-    """Number of documents left out, by reason."""
+    """Number of documents skipped, by reason."""
     special_token_strings: dict[str, int]
     """How often names of special tokens occur in the text, where they are ordinary text."""
     versions: dict[str, str]
     """Versions of all that may decide how text becomes tokens."""
     max_document_mb: int | None = None
-    """Megabytes of a document, at most; None: it was made when there was no limit."""
+    """Size limit of a document, in megabytes; None if the corpus was made before there was a limit."""
 
 
 def versions() -> dict[str, str]:
@@ -123,7 +123,7 @@ class MakingRecord(Protocol):
     """A dataclass that says how a corpus was made."""
 
     KEY: ClassVar[str]
-    """The manifest's key for it."""
+    """The record's key in the manifest."""
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
@@ -133,8 +133,8 @@ Made = TypeVar("Made", bound=MakingRecord)
 def save_corpus(corpus: Corpus, pair: Mapping[Path, FileChecksums], record: MakingRecord | None = None) -> None:
     """Write the manifest, with the checksums of every file, and the record of how the corpus was made if there is one.
 
-    Paths inside its folder are relative, so that the folder can be moved. `pair` has the checksums of all files but
-    those of the tokenizer and the lengths of tokens.
+    Paths inside the manifest's folder are relative, so that the folder can be moved. `pair` has the checksums of all
+    files except the tokenizer and the token lengths.
     """
     folder = corpus.manifest.parent
 
@@ -179,7 +179,7 @@ def load_corpus(manifest: Path) -> Corpus:
 
 
 def load_checksums(manifest: Path) -> dict[Path, FileChecksums]:
-    """Read the checksums of every file of a manifest's corpus: of the pair, the tokenizer and the tokens' lengths.
+    """Read the checksums of every file of a manifest's corpus, by path.
 
     Raises:
         DataError: the manifest is missing or damaged, or of another version.

@@ -1,7 +1,7 @@
-"""Divides the documents of tokenized corpora into training, validation and test by a hash of their text.
+"""Splits the documents of tokenized corpora into training, validation and test by a hash of their tokens.
 
-The order of the documents decides nothing. A text that occurs more than once, in one source or in several, is trained
-on: no validation document is in the training text too.
+The order of the documents has no effect. A text that occurs more than once, in one corpus or in several, goes to
+training, so that no validation document is in the training text too.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from efficientbench.data_tools.tokens.manifest import load_checksums, manifest_p
 SPLITS = "split"
 """The folder of hashes and splits below a run's `data.cache`."""
 _RULES = "1"
-"""The edition of the rules of this file: it decides which cached splits are of use."""
+"""The version of this file's rules; cached splits of another version are not used."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Split:
-    """The documents of one corpus, by their numbers."""
+    """The split of one corpus into document numbers."""
 
     training: np.ndarray
-    """int64, ascending."""
+    """Training documents, int64, ascending."""
     validation: np.ndarray
-    """int64, by ascending hash."""
+    """Validation documents, int64, by ascending hash."""
     test: np.ndarray
-    """int64, by ascending hash."""
+    """Test documents, int64, by ascending hash."""
     duplicates: int
-    """Documents that validation and test left to training, since their text occurs more than once."""
+    """Documents that went to training instead of validation or test, since their text occurs more than once."""
 
 
 def split_documents(prefixes: Sequence[Path], shares: Sequence[float], vocab_size: int, cache: Path) -> list[Split]:
-    """Return the split of each corpus, and keep it in `cache`; read the tokens once where no hashes lie beside them.
+    """Return the split of each corpus, and cache the splits; read the tokens once if a pair has no hashes beside it.
 
-    Of each corpus, test and validation take their shares of the documents, those with the lowest hashes for validation,
-    the next for test; training has the rest. Processes that call this at once wait for each other.
+    In each corpus, the documents with the lowest hashes are for validation, the next ones for test, as many as their
+    shares say; the rest is for training. Processes that call this at once wait for each other.
 
     Args:
-        prefixes: of the `.bin/.idx` pairs, which were checked before.
+        prefixes: the paths, without suffix, of the `.bin/.idx` pairs, which were checked before.
         shares: relative numbers of documents for training, validation and test.
-        vocab_size: of the corpora's tokenizer.
-        cache: folder for hashes and splits.
+        vocab_size: the vocabulary size of the corpora's tokenizer.
+        cache: the folder for hashes and splits.
 
     Raises:
         DataError: a file is missing, or holds a token outside the vocabulary, or the cache cannot be written.
@@ -63,11 +63,11 @@ def split_documents(prefixes: Sequence[Path], shares: Sequence[float], vocab_siz
     states = [f"{_state(prefix)} {vocab_size}" for prefix in prefixes]
     path = cache / f"split-{_key(_RULES, *states, *map(repr, map(float, shares)))}.npz"
     cache.mkdir(parents=True, exist_ok=True)
-    # Verified outside the lock, so that the ranks of a machine read it at the same time.
+    # Verified outside the lock, so that the ranks of a machine can read the file at the same time.
     splits = _read(path, len(prefixes))
     if splits is None:
         with exclusive_lock(cache / "split.lock"):
-            # Another process may have made it while this one waited.
+            # Another process may have made the splits while this one waited.
             splits = _read(path, len(prefixes))
             if splits is None:
                 pairs = zip(prefixes, states, strict=True)
@@ -80,11 +80,11 @@ _PARTS = ("training", "validation", "test")
 
 
 def _read(path: Path, count: int) -> list[Split] | None:
-    """Return the splits of so many corpora that a file holds; None, and a warning in the log, for anything else."""
+    """Return the splits of `count` corpora in a file; None if it is missing, or, with a warning, if it is not valid."""
     if not is_intact(path):
         return None
     try:
-        # Plain arrays alone: whoever can write to the cache can write the checksum too.
+        # No pickle, which can run code: whoever can write to the cache can write the checksum too.
         with np.load(path, allow_pickle=False) as found:
             arrays = [[found[f"{part}{number}"] for part in _PARTS] for number in range(count)]
             duplicates = [int(each) for each in found["duplicates"]]
@@ -113,7 +113,7 @@ def _split(hashes: Sequence[np.ndarray], shares: Sequence[float]) -> list[Split]
 
 
 def _split_one(hashes: np.ndarray, alone: np.ndarray, shares: Sequence[float]) -> Split:
-    """Split one corpus; `alone`: which documents have a text of their own."""
+    """Split one corpus; `alone` marks the documents whose text occurs once."""
     ends = [round(len(hashes) * end / sum(shares)) for end in itertools.accumulate(shares)]
     wanted = ends[1] - ends[0], ends[2] - ends[1]
     order = np.argsort(hashes, kind="stable")
@@ -121,21 +121,21 @@ def _split_one(hashes: np.ndarray, alone: np.ndarray, shares: Sequence[float]) -
     validation, test = candidates[: wanted[0]], candidates[wanted[0] : sum(wanted)]
     rest = np.ones(len(hashes), dtype=bool)
     rest[candidates[: sum(wanted)]] = False
-    # Those that would have been chosen, had their text been their own.
+    # Count the duplicates whose hash would have put them into validation or test.
     last = hashes[candidates[: sum(wanted)][-1:]]
     duplicates = int(np.count_nonzero(~alone & (hashes < last))) if len(last) else int(np.count_nonzero(~alone))
     return Split(np.flatnonzero(rest), validation, test, duplicates)
 
 
 def _hashes(prefix: Path, state: str, vocab_size: int, cache: Path) -> np.ndarray:
-    """Return `document_hash` of each document, uint64 [documents]; check the tokens before."""
+    """Return the `document_hash` of each document, uint64 [documents], after checking the tokens."""
     manifest, written = manifest_path(prefix), hashes_path(prefix)
-    # The manifest's checksums, which a run verifies, say that they are of these tokens.
+    # The manifest's checksums, which a run verifies, prove that the hashes are of these tokens.
     beside = manifest.is_file() and written in load_checksums(manifest)
     path = cache / f"hashes-{_key(_RULES, state)}.bin"
     if not beside and is_intact(path):
         return np.fromfile(path, "<u8")
-    # A start reads no terabytes: of a large pair, `BlockReader` checks the tokens that a run reads.
+    # A start must not read terabytes: in a large pair, `BlockReader` checks the tokens that a run reads.
     if not beside or bin_path(prefix).stat().st_size <= WHOLE_BYTES:
         check_tokens(prefix, vocab_size)
     if beside:

@@ -1,4 +1,4 @@
-"""Checks that a pair on disk, its tokenizer and its tokens' lengths are still what the manifest records."""
+"""Verifies that a pair on disk, its tokenizer and its token lengths are still what the manifest records."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from efficientbench.data_tools.tokens.manifest import Corpus, check_counts, load
 def verify_pair(prefix: Path, vocab_size: int | None = None) -> tuple[IndexedHeader, Corpus | None]:
     """Check header, sizes, lengths, pointers, document indices, bounds of tokens, and the manifest's checksums.
 
-    Of conversations, check the mask too.
-
-    Return what the header holds and the manifest's corpus; None if no manifest lies beside the pair, and so no
-    checksums to compare with.
+    In a conversation pair, check the mask too. Return the header and the manifest's corpus; None for the corpus if the
+    pair has no manifest, and so no checksums to compare with.
 
     Args:
         prefix: The pair's path without suffix.
         vocab_size: Bounds the tokens of a pair without manifest; None allows every token that is not negative.
 
     Raises:
-        DataError: naming the file, and the byte (for content that differs from the recorded checksums, the block of
-            bytes) where it goes wrong.
+        DataError: the pair is damaged; the message names the file, and the first wrong byte (for content that differs
+            from the recorded checksums, the block of bytes).
     """
     header = check_indexed(prefix)
     check_layout(prefix)

@@ -1,4 +1,4 @@
-"""Choose the class of transformers that computes exactly what a model of ours does, and build its configuration."""
+"""Choose the class of transformers that computes exactly what our model does, and build its configuration."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ CLASSES: dict[Architecture, str] = {
 
 @dataclass(frozen=True)
 class Exporter:
-    """An attention variant in transformers."""
+    """The counterpart of an attention variant in transformers."""
 
     architecture: Callable[[ModelConfig, bool], Architecture]
-    """(model, whether its tokenizer survives beside a Qwen2 configuration) → model type; raises `refusal`."""
+    """Model type, from (model, whether its tokenizer survives beside a Qwen2 configuration); raises `refusal`."""
     settings: Callable[[ModelConfig, Architecture], dict[str, Any]]
-    """(model, model type) → the attention's part of transformers' configuration."""
+    """The attention's part of transformers' configuration, from (model, model type)."""
     imports: tuple[Architecture, ...]
-    """Model types whose attention it is."""
+    """Model types that have this attention."""
     keys: Callable[[PretrainedConfig], dict[str, Any]]
-    """transformers' configuration → the keys of `model` that have these settings: attention, position, head_dim."""
+    """The keys attention, position and head_dim of our `model`, from transformers' configuration."""
     norms: Callable[[ModelConfig], dict[str, int]]
-    """Our name in a layer and the width of each norm within the attention."""
+    """The width of each norm within the attention, by our name in a layer."""
     weights: Callable[[ModelConfig], dict[str, tuple[int, ...]]]
-    """Our name in a layer and the shape of each other weight of the attention."""
+    """The shape of each other weight of the attention, by our name in a layer."""
     converted: Callable[[str, torch.Tensor, ModelConfig, Architecture], dict[str, torch.Tensor]]
-    """(our name in a layer, weight, model, model type) → what the weight becomes; nothing for a foreign weight."""
+    """A weight's tensors in transformers, from (our name in a layer, weight, model, model type); empty if foreign."""
 
 
 def exporter_of(model: ModelConfig) -> Exporter:
-    """Return the exporter of the model's attention. Raises ConfigError: its declaration names none."""
+    """Return the exporter of the model's attention. Raises ConfigError if its declaration names none."""
     variant = attention_of(model)
     if variant.exporter is None:
         raise refusal(f"model.attention.kind={model.attention.kind}", variant.not_exported)
@@ -65,11 +65,11 @@ def exporter_of(model: ModelConfig) -> Exporter:
 def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -> Architecture:
     """Return the model type of transformers that computes exactly what `model` does.
 
-    Beside a Qwen2 configuration, some tokenizers change (see `tokenizers.survives_qwen2`). Llama with a bias of zeros
-    on the output projection is then exported, which is the same model.
+    Beside a Qwen2 configuration, some tokenizers change (see `hugging_face.survives_qwen2`). The model is then exported
+    as the same model in Llama, with a bias of zeros on the output projection.
 
     Raises:
-        ConfigError: there is none; the message names what the nearest classes lack.
+        ConfigError: no class computes this model; the message names what the nearest classes lack.
     """
     if not is_nanochats(model):
         _refuse_parts_of_nanochat(model)
@@ -77,14 +77,14 @@ def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -
 
 
 def is_nanochats(model: ModelConfig) -> bool:
-    """Return whether the backbone is nanochat's, where its attention takes norms on queries and keys."""
+    """Return whether the backbone is nanochat's: RoPE, relu2, no experts, weightless norms, on queries and keys too."""
     plain = model.position.rope_base is not None and model.moe is None
     normed = model.qk_norm and model.embedding_norm and not model.norm_weights
     return plain and normed and model.activation == "relu2"
 
 
 def _refuse_parts_of_nanochat(model: ModelConfig) -> None:
-    """Refuse what NanoChat alone has beside RMSNorm, in a model that is not NanoChat's."""
+    """Refuse the parts that only transformers' NanoChat has, in a model that is not nanochat's."""
     keys = {
         "activation=relu2": model.activation == "relu2",
         "embedding_norm=true": model.embedding_norm,
@@ -108,10 +108,10 @@ def refusal(keys: str, reason: str) -> ConfigError:
 
 
 def transformers_config(config: RunConfig, architecture: Architecture, eos_token_id: int) -> PretrainedConfig:
-    """Return transformers' configuration of the architecture.
+    """Return the run's configuration as transformers' configuration of the architecture.
 
     Raises:
-        ConfigError: the installed transformers does not know it.
+        ConfigError: the installed transformers does not know the architecture, or refuses the shapes.
     """
     import transformers
 
@@ -140,7 +140,7 @@ def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) 
         "max_position_embeddings": config.training.seq_len,
         "initializer_range": model.init_std,
         "rms_norm_eps": model.norm_epsilon,
-        # Where training tied them, the input's table may be a multiple of the output's: see `tensors`.
+        # If training tied the tables, the input's may be a multiple of the output's: see `tensors`.
         "tie_word_embeddings": model.tied and model.embedding_multiplier == 1,
         "attention_dropout": 0.0,
         "dtype": {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.training.dtype],

@@ -1,4 +1,4 @@
-"""Write the model card: what the weights are, and what was measured of the run that trained them."""
+"""Write the model card: what the weights are, and the measurements of the run that trained them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def model_card(
     """Return the README.md of an exported model.
 
     Args:
-        config: the run.
-        architecture: its model type in transformers.
-        step: of the checkpoint.
-        steps: of the whole run.
-        record: the run's; None where it has none.
-        warnings: about the exported files.
-        imported: name and class of the model whose weights were imported; None: they were trained here.
+        config: the run's configuration.
+        architecture: the model's type in transformers.
+        step: the step of the exported checkpoint.
+        steps: the number of steps of the complete run.
+        record: the run's record; None if it has none.
+        warnings: notes on the exported files.
+        imported: name and class of the model whose weights were imported; None if they were trained here.
     """
     smoke = (
         " (a smoke run: a scaled-down model, whose figures do not stand for the named one's)" if config.smoke else ""
@@ -70,7 +70,7 @@ def model_card(
 def _facts(
     config: RunConfig, architecture: Architecture, step: int, steps: int, record: RunRecord | None, imported: str | None
 ) -> list[tuple[str, str]]:
-    """Return the rows of the card's table: of the training, the files, and the record where there is one."""
+    """Return the rows of the card's table: on training, on the files, and from the record if there is one."""
     training = config.training
     tokens_per_step = training.global_batch_size * training.seq_len
     facts = [
@@ -85,7 +85,7 @@ def _facts(
         ("seed", str(training.seed)),
     ]
     if config.init.run is not None:
-        # Only the last part of the path, as of data.
+        # Only the last part of the path, as in `_data`.
         facts.append(("began with the weights of", f"{PurePath(config.init.run).name} after step {config.init.step}"))
     multiplier = config.model.embedding_multiplier
     if multiplier != 1:

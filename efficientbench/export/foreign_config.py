@@ -1,7 +1,7 @@
-"""Read transformers' config.json as a configuration of ours, and refuse by its key what no model here computes.
+"""Read transformers' config.json as our configuration, and refuse, by key, what none of our models computes.
 
-The installed class of transformers reads it, with its defaults. The model of ours that has these shapes is then
-exported again, as a configuration: a key that differs from it is one that would change what the model computes.
+The installed class of transformers reads the file, with its defaults. Our model of these shapes is then exported again,
+as a configuration: a key that differs would change what the model computes.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ CODE_OR_CONVERSION = {
     "quantization_config": "its weights are quantized: save them as float32, bfloat16 or float16",
     "per_layer_config": "its layers differ, and here all layers are alike",
 }
-"""Keys with which a folder is refused, whatever their values; why."""
+"""Keys for which a folder is refused if they are set → the reason."""
 OUTSIDE_THE_CLASS = ("head_dim", "rope_theta", "rope_scaling", "partial_rotary_factor")
-"""Keys that transformers reads of any configuration, beside those of its class."""
+"""Keys that transformers reads from any configuration, besides the keys of its class."""
 WITHOUT_EFFECT = {
     *("_name_or_path", "architectures", "dtype", "model_type", "problem_type", "transformers_version"),
     *("chunk_size_feed_forward", "id2label", "label2id", "is_encoder_decoder", "return_dict", "use_cache"),
     *("output_attentions", "output_hidden_states", "output_router_logits", "pretraining_tp"),
-    # Of training, and of text.
+    # Keys of training, and of text.
     *("attention_dropout", "initializer_range", "router_aux_loss_coef", "router_jitter_noise"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"),
-    # What they decide, layer_types has.
+    # layer_types holds what these keys decide.
     *("max_window_layers", "no_rope_layer_interval"),
 }
 """Keys that change no logits."""
@@ -56,30 +56,30 @@ FOREIGN_NAMES = {
     "seq_len": "max_position_embeddings",
     "top_k": "num_experts_per_tok",
 }
-"""Our key → transformers', for messages."""
+"""transformers' names of our keys, for messages."""
 UNUSED: dict[str, set[str]] = {
-    # Experts, of which a model has none that is dense in every layer.
+    # Keys of experts, in a model that is dense in every layer.
     "deepseek_v2": {
         *("moe_intermediate_size", "n_group", "n_routed_experts", "n_shared_experts", "norm_topk_prob"),
         *("num_experts_per_tok", "routed_scaling_factor", "topk_group", "topk_method"),
     },
-    # Dense layers, of which a model has none that has experts in every layer.
+    # Keys of dense layers, in a model that has experts in every layer.
     "qwen2_moe": {"intermediate_size"},
     "qwen3_moe": {"intermediate_size"},
-    # Frequencies, in a model that rotates nothing.
+    # Frequencies of RoPE, in a model without RoPE.
     "smollm3": {"rope_parameters"},
 }
-"""Model type → keys that change no logits of a model that is not refused for another key."""
+"""Keys that change no logits of a model that is not refused for another key, by model type."""
 
 
 def read_config(folder: Path, size: str) -> tuple[RunConfig, Architecture]:
     """Return a folder's configuration as ours, under the name `<model type>_<size>`, and its model type.
 
-    The dtype is left to the weights, which may have another than config.json says.
+    The caller sets the dtype from the weights, whose dtype may differ from config.json's.
 
     Args:
-        folder: that holds config.json.
-        size: goes into the run's name.
+        folder: the folder with config.json.
+        size: the size in the run's name.
 
     Raises:
         ConfigError: the file is missing, damaged, or describes a model that is not one of ours; the message names the
@@ -102,7 +102,7 @@ def read_config(folder: Path, size: str) -> tuple[RunConfig, Architecture]:
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][-1]) if first["loc"] else "its shapes"
-        # Of our dotted keys, those of the configuration that was read.
+        # Our dotted keys become the keys of the configuration that was read.
         reason = re.sub(
             r"\b(attention|position|moe)\.(\w+)",
             lambda dotted: FOREIGN_NAMES.get(dotted[2], dotted[2]),
@@ -149,7 +149,7 @@ def _architecture(path: Path, content: dict[str, Any]) -> Architecture:
 
 
 def _parsed(path: Path, architecture: Architecture, content: dict[str, Any]) -> PretrainedConfig:
-    """Return what the installed class of transformers makes of the keys that it knows."""
+    """Return the configuration that the installed class of transformers makes of the keys that it knows."""
     import transformers
 
     if Version(transformers.__version__).major < 5:
@@ -163,7 +163,7 @@ def _parsed(path: Path, architecture: Architecture, content: dict[str, Any]) -> 
         known = {*kind().to_dict(), *kind.attribute_map, *OUTSIDE_THE_CLASS} - {"transformers_version", "dtype"}
         found: PretrainedConfig = kind.from_dict({key: value for key, value in content.items() if key in known})
         if "head_dim" not in content or content["head_dim"] is None:
-            # Classes differ in whether they fill it in.
+            # Some classes fill in head_dim, others do not.
             found.head_dim = getattr(found, "head_dim", None) or found.hidden_size // found.num_attention_heads
     except Exception as error:  # the class that a refused value raises differs between releases
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
@@ -172,7 +172,7 @@ def _parsed(path: Path, architecture: Architecture, content: dict[str, Any]) -> 
 
 
 def _model(found: PretrainedConfig) -> dict[str, Any]:
-    """Return the section `model` with the shapes of transformers' configuration."""
+    """Return our section `model` with the shapes of transformers' configuration."""
     kind = found.model_type
     exporters: list[Exporter] = [imported(variant.exporter) for variant in ATTENTION.values() if variant.exporter]
     exporter = next(each for each in exporters if kind in each.imports)

@@ -19,12 +19,12 @@ IMPORTED: tuple[Architecture, ...] = (
     *("mixtral", "qwen2_moe", "qwen3_moe"),
 )
 ONE_BIAS_FOR_ALL = ("llama", "smollm3", "qwen3", "qwen3_moe", "nanochat")
-"""Classes with biases on all four projections of attention or on none."""
+"""Model types with biases on all four projections of attention or on none."""
 HEAD_NORMS = {
     "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
     "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
 }
-"""Norms on the heads' queries and keys."""
+"""Norms on the heads' queries and keys: ours → transformers'."""
 
 
 def _gqa(model: ModelConfig) -> GQAConfig:
@@ -71,7 +71,7 @@ def _settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
 
 
 def _keys(found: PretrainedConfig) -> dict[str, Any]:
-    # The Qwen2 classes always have this bias, Mixtral never.
+    # The Qwen2 classes always have this bias, Mixtral never does.
     bias = found.attention_bias if found.model_type in ONE_BIAS_FOR_ALL else found.model_type != "mixtral"
     rotates = found.model_type != "smollm3"
     return {
@@ -98,7 +98,7 @@ def _norms(model: ModelConfig) -> dict[str, int]:
 def _converted(
     part: str, weight: torch.Tensor, model: ModelConfig, architecture: Architecture
 ) -> dict[str, torch.Tensor]:
-    """Split a weight or bias, which has query heads, key and value of each group together, into q, k and v."""
+    """Split the joint QKV weight or bias, which has query heads, key and value group by group, into q, k and v."""
     if model.qk_norm and part in HEAD_NORMS:
         return {HEAD_NORMS[part]: weight}
     if not part.startswith("self_attention.linear_qkv."):
@@ -107,12 +107,12 @@ def _converted(
     groups = weight.unflatten(0, (model.key_value_heads, -1, model.head_dim))
     query, key, value = groups.split([model.heads // model.key_value_heads, 1, 1], dim=1)
     if architecture == "nanochat":
-        # It turns pairs the other way round, which is to exchange their halves.
+        # NanoChat rotates pairs in the other direction, which exchanging their halves undoes.
         query, key = (torch.cat(each.chunk(2, dim=2)[::-1], dim=2) for each in (query, key))
     parts = query, key, value
     tensors = {f"self_attn.{letter}_proj.{kind}": part.flatten(0, 2) for letter, part in zip("qkv", parts, strict=True)}
     if architecture in ONE_BIAS_FOR_ALL and kind == "bias":
-        # A bias of zeros is none.
+        # A bias of zeros has no effect.
         tensors["self_attn.o_proj.bias"] = weight.new_zeros(model.hidden_size)
     return tensors
 

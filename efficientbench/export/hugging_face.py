@@ -34,10 +34,10 @@ DECIDING = ("normalizer", "pre_tokenizer", "model", "decoder")
 
 
 def survives_qwen2(tokenizer: TextTokenizer) -> bool:
-    """Return whether `AutoTokenizer` loads this tokenizer unchanged beside a configuration of Qwen2.
+    """Return whether `AutoTokenizer` loads this tokenizer unchanged beside a Qwen2 configuration.
 
-    Beside one, `AutoTokenizer` of transformers 5 reads only vocabulary and merges from the folder. It uses Qwen2's own
-    normalization and split, whatever tokenizer.json has, and the ids differ without a warning.
+    Beside it, `AutoTokenizer` of transformers 5 reads only vocabulary and merges from the folder. It uses Qwen2's own
+    normalization and split, whatever tokenizer.json has, and ids may differ without a warning.
     """
     spec = tokenizer.spec
     parts = (spec["pre_tokenizer"] or {}).get("pretokenizers", [])
@@ -55,7 +55,7 @@ def survives_qwen2(tokenizer: TextTokenizer) -> bool:
 
 
 def changed_parts(tokenizer: TextTokenizer, folder: Path) -> list[str]:
-    """Return the parts of the tokenizer that `AutoTokenizer` of the installed transformers changes as it loads it."""
+    """Return the parts of the tokenizer that `AutoTokenizer` of the installed transformers changes on loading."""
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
@@ -64,7 +64,7 @@ def changed_parts(tokenizer: TextTokenizer, folder: Path) -> list[str]:
 
 
 def _essence(part: Any) -> Any:
-    """Return a part without what decides no id: empty values, which mean the same as absent ones, and offsets."""
+    """Return a part without values that decide no id: empty ones, which mean the same as absent ones, and offsets."""
     if isinstance(part, dict):
         return {
             key: _essence(value) for key, value in part.items() if value not in (None, "") and key != "trim_offsets"
@@ -77,16 +77,16 @@ BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 @dataclass(frozen=True)
 class Model:
-    """The model that is exported."""
+    """A model to export: its configuration, weights and tokenizer."""
 
     config: RunConfig
     weights: Mapping[str, torch.Tensor]
-    """Whole tensors by global names (see model/initial_weights.py), each expert's by names of its own."""
+    """Unsharded tensors by global name (see model/initial_weights.py); each expert's weights have their own names."""
     tokenizer: TextTokenizer
 
     @property
     def architecture(self) -> Architecture:
-        """Return the model type in transformers."""
+        """The model type in transformers."""
         return architecture_of(self.config.model, survives_qwen2(self.tokenizer))
 
 
@@ -98,7 +98,7 @@ class Exported:
     class_name: str
     """Transformers' class of the model."""
     step: int
-    """The checkpoint's."""
+    """The exported checkpoint's step."""
     warnings: tuple[str, ...]
     """Checkpoints that were skipped, and what a user of the exported files must know."""
 
@@ -111,15 +111,15 @@ def export(run: Path, folder: Path, step: int | None = None) -> Exported:
 
     Args:
         run: the run's folder.
-        folder: where the model goes.
-        step: of the checkpoint; None: the newest undamaged one.
+        folder: the folder for the exported model.
+        step: the checkpoint's step; None for the newest intact checkpoint.
 
     Raises:
-        ConfigError: `run` is no run, no class of transformers computes what its model does, there is no such
-            checkpoint, or the folder is taken or cannot be written.
+        ConfigError: `run` is not a run's folder, no class of transformers computes what its model does, the checkpoint
+            does not exist, or the folder is taken or cannot be written.
         CheckpointError: the checkpoint is damaged.
         DataError: the run's tokenizer is missing or damaged.
-        MetricsError: its record is damaged.
+        MetricsError: the run's record is damaged.
     """
     try:
         trained = TrainedRun.read(run)
@@ -157,7 +157,7 @@ def write_model(model: Model, folder: Path) -> list[str]:
     from efficientbench.export.tensors import exported
 
     _write_configuration(model, folder)
-    # The tokenizer's own way of writing gives a folder its name only when it is complete.
+    # `save` replaces its folder, so that the tokenizer gets a folder of its own first.
     model.tokenizer.save(folder / "tokenizer")
     for path in (folder / "tokenizer").iterdir():
         path.rename(folder / path.name)

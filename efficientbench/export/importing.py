@@ -1,4 +1,4 @@
-"""Make a run's folder of a model that transformers saved (`efficientbench import`): the inverse of `export`."""
+"""Make a run's folder from a model that transformers saved (`efficientbench import`): the inverse of `export`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     import torch
 
 IMPORTED = Path("output/imported")
-"""Where imported runs lie unless the command says otherwise."""
+"""The default folder of imported runs."""
 MATRIX = "matrix.yaml"
 TRAINED_TOKENS = 2048
-"""Longest sequence of a run that continues the model, unless its configuration is changed."""
+"""Longest default sequence, in tokens, of a run that begins with the imported weights."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Imported:
     """A finished import."""
 
     folder: Path
-    """Of the run."""
+    """The run's folder."""
     name: str
-    """Of the run in `matrix`."""
+    """The run's name in `matrix`."""
     matrix: str
-    """The file, in the folder, that defines that run."""
+    """The file in the folder that defines the run."""
     class_name: str
     """Transformers' class of the model."""
     parameters: int
@@ -54,18 +54,18 @@ class Imported:
 def import_folder(source: Path, output: Path | None = None) -> Imported:
     """Write a run's folder with the model, the weights and the tokenizer of a folder that transformers saved.
 
-    The folder has one checkpoint, of step 0, which holds weights alone, in the dtype of the files. Nothing of the
-    source is run or unpickled.
+    The run has one checkpoint, at step 0, which holds only weights, in the dtype of the files. No code of the source
+    is run, and nothing of it is unpickled.
 
     Args:
-        source: holds config.json, safetensors and tokenizer.json.
-        output: the run's folder, new or empty; None: `output/imported/<name of the source>`.
+        source: the folder with config.json, safetensors and tokenizer.json.
+        output: the run's folder, new or empty; None for `output/imported/<name of the source>`.
 
     Raises:
-        ConfigError: the folder does not hold what is needed, a file is missing or damaged, or the model is not one of
-            ours; the message names the file, and the key or tensor. Or the output is taken or cannot be written.
+        ConfigError: a file of the source is missing or damaged, or the model is not one of ours; the message names the
+            file, and the key or tensor. Or the output is taken or cannot be written.
         DataError: the tokenizer is damaged.
-        CheckpointError: this program wrote the folder with a manifest, and a file is damaged.
+        CheckpointError: the source has a manifest of this program, and a file is damaged.
     """
     try:
         if not source.is_dir():
@@ -101,7 +101,7 @@ def with_dtype(config: RunConfig, dtype: str) -> RunConfig:
 
 
 def _name(source: Path) -> str:
-    """Return the folder's name as a run's name may have it."""
+    """Return the folder's name, with only the characters that a run's name may have."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", source.resolve().name).strip("._-")[:64] or "model"
 
 
@@ -127,7 +127,7 @@ def _write_run(
     weights: dict[str, torch.Tensor],
     origin: str,
 ) -> None:
-    """Write the files of a run into `folder`, which will be `target`."""
+    """Write the files of a run into `folder`; they move to `target` afterwards."""
     from efficientbench.devices.cpu import CPU
 
     host = CPU()
@@ -148,7 +148,7 @@ def _write_run(
         progress={},
     )
     with warnings.catch_warnings():
-        # Megatron warns of libraries that it does without.
+        # Megatron warns of missing libraries that it does not need.
         warnings.simplefilter("ignore")
         from efficientbench.training.checkpoints.alone import write_weights
 
@@ -162,7 +162,7 @@ def _write_run(
 
 
 def _matrix(config: RunConfig) -> str:
-    """Return a matrix with the model as a named run, by which runs that begin with its weights are configured."""
+    """Return a matrix that defines the model as a named run, for runs that begin with its weights."""
     training = {"dtype": config.training.dtype, "seq_len": min(config.training.seq_len, TRAINED_TOKENS)}
     content = {
         "variants": {config.variant: {"model": config.model.model_dump(mode="json"), "training": training}},

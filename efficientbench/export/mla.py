@@ -26,7 +26,7 @@ ROTATED_QUERIES = {
     "self_attention.linear_q_proj.weight": "self_attn.q_proj.weight",
     "self_attention.linear_q_up_proj.weight": "self_attn.q_b_proj.weight",
 }
-"""Query projections, whose rotated rows are reordered."""
+"""Query projections, whose rotated rows are reordered: ours → transformers'."""
 
 
 def _mla(model: ModelConfig) -> MLAConfig:
@@ -54,7 +54,7 @@ def _keys(found: PretrainedConfig) -> dict[str, Any]:
     return {
         "attention": {"kind": "mla", **{key: getattr(found, key) for key in MLAConfig.model_fields if key != "kind"}},
         "position": {"kind": "rope", "base": found.rope_parameters.get("rope_theta")},
-        # Of two widths, the default of one follows the other.
+        # Our head_dim is the default of qk_nope_head_dim.
         "head_dim": found.qk_nope_head_dim,
     }
 
@@ -94,7 +94,7 @@ def _converted(
 
 
 def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor:
-    """Reorder the last rows of [heads, rows, …], which RoPE rotates: from pairs half a block apart to neighbours."""
+    """Reorder the last rows of [heads, rows, …], which RoPE rotates: pairs half a block apart become adjacent."""
     rotated = _mla(model).qk_rope_head_dim
     halves = heads[:, -rotated:].unflatten(1, (2, rotated // 2))
     return torch.cat([heads[:, :-rotated], halves.transpose(1, 2).flatten(1, 2)], dim=1)

@@ -1,4 +1,4 @@
-"""Read the weights of a folder as transformers saves it: safetensors alone, in one file or several with an index."""
+"""Read and write weights as transformers saves them: only safetensors, in one file or in several with an index."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from efficientbench.basics.files import write_file
 from efficientbench.basics.foreign import parse_json, read_whole
 
 LARGEST_SHARD_BYTES = 2 * 10**9
-"""Size of a file; a larger tensor has a file of its own."""
+"""The largest size of a file; a larger tensor gets a file of its own."""
 
 
 def write_shards(
     tensors: Iterable[tuple[str, torch.Tensor]], folder: Path, largest_bytes: int = LARGEST_SHARD_BYTES
 ) -> int:
-    """Write the tensors in their order, with those of one file in memory; return the size of all in bytes.
+    """Write the tensors in order, with one file's tensors in memory at a time; return their total size in bytes.
 
-    One file is `model.safetensors`; several are `model-00001-of-0000N.safetensors` with an index.
+    A single file is `model.safetensors`; several are `model-00001-of-0000N.safetensors` with an index.
     """
     shard: dict[str, torch.Tensor] = {}
     contents: list[list[str]] = []
@@ -71,14 +71,14 @@ def _numbered(folder: Path, number: int) -> Path:
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
-"""safetensors' names of the dtypes that weights here may have → ours."""
+"""The dtypes that our weights may have: safetensors' names → ours."""
 
 
 class Tensors(Mapping[str, torch.Tensor]):
-    """A folder's weights by transformers' names, each read from the disk when it is asked for."""
+    """A folder's weights by transformers' names; a weight is read from the disk when it is asked for."""
 
     def __init__(self, folder: Path) -> None:
-        """Open every file, and read the names in it.
+        """Open every file, and read the names of its tensors.
 
         Raises:
             ConfigError: there are no safetensors, or a file is missing, damaged or lacks a tensor; the message names
@@ -86,9 +86,9 @@ class Tensors(Mapping[str, torch.Tensor]):
         """
         self.folder = folder
         self._files: dict[str, Any] = {}
-        """Tensor → its file, open."""
+        """The open file of each tensor, by the tensor's name."""
         self.dtypes: dict[str, str] = {}
-        """Tensor → its dtype as safetensors calls it."""
+        """safetensors' name of each tensor's dtype, by the tensor's name."""
         for name, wanted in _contents(folder).items():
             path = folder / name
             try:
@@ -111,7 +111,7 @@ class Tensors(Mapping[str, torch.Tensor]):
         """The dtype of all tensors, by our name.
 
         Raises:
-            ConfigError: they have several, or one that no model here has.
+            ConfigError: the tensors have several dtypes, or one that none of our models has.
         """
         first = next(iter(self.dtypes))
         for name, dtype in self.dtypes.items():
@@ -136,9 +136,9 @@ class Tensors(Mapping[str, torch.Tensor]):
 
 
 def _contents(folder: Path) -> dict[str, list[str] | None]:
-    """Return the files of a folder with the tensors that are to be read from each; None: all of them."""
+    """Return the names of the tensors to read from each file of a folder; None for all tensors of the file."""
     if (folder / WHOLE).is_file():
-        # As transformers does, which then reads no index.
+        # As in transformers, which then reads no index.
         return {WHOLE: None}
     index = folder / INDEX
     if not index.is_file():

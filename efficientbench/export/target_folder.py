@@ -1,4 +1,4 @@
-"""A new folder that gets its files together, `config.json` last: one that has it is complete."""
+"""Fills a new folder only when all files are written, `config.json` last: a folder that has it is complete."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from efficientbench.basics.errors import ConfigError
 
 PARTIAL = ".partial"
-"""The folder in the target that is written to until it is complete."""
+"""The folder inside the target that holds the files until all are written."""
 
 
 def refuse_taken(folder: Path) -> None:
-    """Refuse a folder that holds anything, and what is no folder.
+    """Refuse a path that is a file, or a folder that is not empty.
 
     Raises:
-        ConfigError: it is taken.
+        ConfigError: the path is taken.
     """
     if folder.is_dir():
         names = sorted(path.name for path in folder.iterdir())
@@ -36,11 +36,11 @@ def claimed(folder: Path, needed_bytes: int) -> Iterator[Path]:
     """Make the folder and yield one inside it, whose files move up if the block ends without an error.
 
     Args:
-        folder: new or empty.
-        needed_bytes: size of the weights.
+        folder: the target folder, new or empty.
+        needed_bytes: the size of the weights.
 
     Raises:
-        ConfigError: so much space is not left.
+        ConfigError: the disk has too little space.
     """
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free_bytes = shutil.disk_usage(existing).free
@@ -61,4 +61,4 @@ def claimed(folder: Path, needed_bytes: int) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         if made:
             with contextlib.suppress(OSError):
-                folder.rmdir()  # only an empty one can be removed
+                folder.rmdir()  # only an empty folder can be removed

@@ -1,4 +1,4 @@
-"""Convert our weights by their global names to the tensors of transformers' classes, as their checkpoints name them.
+"""Convert our weights, by global name, to the tensors of transformers' classes, by their names, and back.
 
 H = hidden size, F = feed-forward width, V = vocabulary.
 """
@@ -16,30 +16,30 @@ from efficientbench.costs.model import count_parameters
 from efficientbench.export.architectures import CLASSES, Architecture, exporter_of
 from efficientbench.export.weight_names import EMBEDDING, FINAL_NORM, OUTPUT, norm_widths, weight_shapes
 
-# Convert the tensors of transformers' classes to our weights: the inverse of `tensors`, and made from it.
+# Import is the inverse of export, and uses `converted` too.
 #
-# Export moves and splits whole rows. So it is given the numbers of a weight's rows, 1 to n, in place of the weight:
-# what comes out says which of our rows each foreign row is. A foreign row that is none of ours has the number 0.
+# Export moves and splits complete rows. Import gives it the numbers of a weight's rows, 1 to n, in place of the weight:
+# the result says which of our rows each foreign row is. A foreign row that is none of ours has the number 0.
 
 
 BUFFERS = ("rotary_emb.inv_freq",)
-"""Ends of names of tensors in older folders that follow from the configuration; transformers passes over them."""
+"""Name endings of tensors in older folders that follow from the configuration; transformers ignores them."""
 TIED = ("lm_head.weight", "model.embed_tokens.weight")
 
 
 def imported(
     tensors: Mapping[str, torch.Tensor], model: ModelConfig, architecture: Architecture
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every weight of ours by its global name, whole.
+    """Yield every weight of our model, unsharded, with its global name.
 
     Args:
-        tensors: of a folder, all of one dtype, by transformers' names; each is read when its turn comes.
-        model: without a factor on the embedding, which no class of transformers has.
+        tensors: a folder's tensors by transformers' names, all of one dtype; each is read when its turn comes.
+        model: our model, with an embedding multiplier of 1, since no class of transformers has one.
         architecture: the folder's model type.
 
     Raises:
-        ConfigError: a tensor is missing, has another shape, is not zero where our model has none, or is none of the
-            model's; the message names it.
+        ConfigError: a tensor is missing, has another shape, is not zero where our model has no weight, or does not
+            belong to the model; the message names it.
     """
     used: set[str] = set()
     dtype = next(iter(tensors.values())).dtype
@@ -60,7 +60,7 @@ def imported(
                     f"{foreign} has the shape {list(tensor.shape)}; config.json makes it {list(expected)}"
                 )
             if torch.equal(rows, numbers):
-                # Only the name changes: what the file holds serves as it lies there.
+                # Only the name changes: the file's tensor is used as it is.
                 weight = tensor
             else:
                 weight[rows.flatten() - 1] = tensor
@@ -104,7 +104,7 @@ EXPERT_NAMES = {
     "qwen2_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
     "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
-"""The module of the experts, and in it the gate, up and down projection."""
+"""The experts' module, and the names of its gate, up and down projections, by model type."""
 
 
 def exported(
@@ -113,9 +113,9 @@ def exported(
     """Yield every tensor of transformers' class with its name; each weight is read once, when its turn comes.
 
     Args:
-        weights: whole tensors by global names (see model/initial_weights.py); the embedding may be padded.
-        model: the run's.
-        architecture: its model type in transformers.
+        weights: unsharded tensors by global name (see model/initial_weights.py); the embedding may be padded.
+        model: the run's model.
+        architecture: the model's type in transformers.
 
     Raises:
         ConfigError: `weights` are not those of `model`.
@@ -135,7 +135,7 @@ def exported(
             "or incomplete"
         )
     if not model.norm_weights and architecture != "nanochat":
-        # The class multiplies by a vector after each norm: by ones, which change nothing.
+        # The class multiplies each norm by a weight vector: by ones, which change nothing.
         for name, width in norm_widths(model).items():
             yield from converted(f"{name}.weight", weight.new_ones(width), model, architecture).items()
 
@@ -149,7 +149,7 @@ def converted(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors that one weight becomes; most are views of it.
 
-    It moves and splits rows (dimension 0) alone, and adds zeros: `inverse` relies on that.
+    It only moves and splits rows (dimension 0), and adds zeros: `imported` relies on that.
 
     Raises:
         ConfigError: the model has no such weight.
@@ -157,7 +157,7 @@ def converted(
     if name == EMBEDDING:
         if model.embedding_multiplier == 1:
             return {"model.embed_tokens.weight": weight}
-        # No class multiplies what it embeds: the input's table holds the products, as rounded in training.
+        # No class multiplies embeddings: the input's table holds the products, as rounded in training.
         tables = {"model.embed_tokens.weight": weight * model.embedding_multiplier}
         return {**tables, "lm_head.weight": weight} if model.tied else tables
     if name == OUTPUT:
@@ -210,7 +210,7 @@ def _expert(number: str, layer: str, weight: torch.Tensor, architecture: Archite
 
 
 def _with_storage_of_its_own(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor; a copy if it is part of a larger one, which it would keep in memory."""
+    """Return the tensor; a copy if it is part of a larger tensor, which it would keep in memory."""
     if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,7 @@
-"""The weights that a model of ours has, by their global names, with their shapes.
+"""The global names and shapes of our models' weights.
 
-H = hidden size, F = feed-forward width, V = vocabulary. Names are those of `model/initial_weights.py`; each expert's
-weights have names of their own, and a tied output projection is the embedding.
+H = hidden size, F = feed-forward width, V = vocabulary. The names are those of `model/initial_weights.py`; each
+expert's weights have their own names, and a tied output projection has none: it is the embedding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ARC: questions of science at school with three to five choices (arXiv 1803.05457)."""
+"""ARC: school science questions with three to five choices (arXiv 1803.05457)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from efficientbench.data_tools.chat.task import Example, HubFiles, Task, multipl
 
 
 class Arc(Task):
-    """Rows with `question`, `choices` (`text` and `label`) and `answerKey`; `config` is ARC-Easy or ARC-Challenge."""
+    """Reads rows with `question`, `choices` (`text`, `label`) and `answerKey`; `config`: ARC-Easy or ARC-Challenge."""
 
     hub = HubFiles("allenai/ai2_arc", config="ARC-Easy", split="train")
 
@@ -27,5 +27,5 @@ class Arc(Task):
 
 
 def _texts(value: object) -> list[str]:
-    """Return a list of texts; an empty one for anything else."""
+    """Return a value that is a list of texts; an empty list for anything else."""
     return value if isinstance(value, list) and all(isinstance(each, str) for each in value) else []

@@ -1,4 +1,4 @@
-"""GSM8K: word problems, whose answers call a calculator (arXiv 2110.14168)."""
+"""GSM8K: math word problems, whose answers call a calculator (arXiv 2110.14168)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ANSWER = re.compile(r"#### (-?[0-9.,]+)")
 
 
 class Gsm8k(Task):
-    """Rows with `question` and `answer`; a note `<<48/2=24>>` in an answer is a call of the calculator."""
+    """Reads rows with `question` and `answer`; a note `<<48/2=24>>` in an answer becomes a call of the calculator."""
 
     hub = HubFiles("openai/gsm8k", config="main", split="train")
 
@@ -44,7 +44,7 @@ def _parts(answer: str) -> Iterator[dict[str, str]]:
             yield {"type": TEXT, "text": answer[end : call.start()]}
         expression, noted = call[1].strip(), call[2].strip()
         if expression and noted:
-            # What the tool itself would say: notes write numbers in several ways (.5, 2.00, 1,000).
+            # The result is as the tool writes it: notes write numbers in several ways (.5, 2.00, 1,000).
             yield {"type": CALL, "text": expression}
             yield {"type": RESULT, "text": calculate(expression) or noted}
         end = call.end()

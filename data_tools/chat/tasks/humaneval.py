@@ -13,7 +13,7 @@ _IMPORT = re.compile(r"(?:import|from)\s")
 
 
 class HumanEval(Task):
-    """Rows with `prompt`, `canonical_solution`, `test` and `entry_point`. An answer is scored by running it."""
+    """Reads rows with `prompt`, `canonical_solution`, `test` and `entry_point`; scores an answer by running it."""
 
     hub = HubFiles("openai/openai_humaneval", config="openai_humaneval", split="test")
 
@@ -29,7 +29,7 @@ class HumanEval(Task):
 
 
 def program(example: Example, completion: str) -> str:
-    """Return the imports of the question, and the answer: the first fenced block of the completion, or all of it."""
+    """Return the question's imports and the answer: the first fenced block of the completion, or all of it."""
     fenced = _FENCED.search(completion)
     imports = [line for line in example.facts["prompt"].splitlines() if _IMPORT.match(line)]
     answer = fenced[1] if fenced else completion
@@ -37,7 +37,7 @@ def program(example: Example, completion: str) -> str:
 
 
 def tests(example: Example) -> str:
-    """Return the tests, which fail if an answer is wrong. Other functions that they call are those of the question."""
+    """Return the tests, which fail for a wrong answer. Helper functions that they call come from the question."""
     name, prompt = example.facts["entry_point"], example.facts["prompt"]
     lines = [prompt + example.facts["solution"], f"from program import {name}", example.facts["test"], f"check({name})"]
     return "\n\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Conversations as they are: any file with `messages` in each row."""
+"""Conversations from any file whose rows have `messages`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from efficientbench.data_tools.chat.task import Example, Task
 
 
 class Messages(Task):
-    """Rows with `messages`; other keys are of no meaning."""
+    """Reads rows with `messages`, and ignores other keys."""
 
     def example(self, row: Row) -> Example:
         if "messages" not in row:

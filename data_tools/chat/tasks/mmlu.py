@@ -1,4 +1,4 @@
-"""MMLU: questions of 57 subjects with four choices (arXiv 2009.03300)."""
+"""MMLU: questions on 57 subjects with four choices (arXiv 2009.03300)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _LETTERS = ("A", "B", "C", "D")
 
 
 class Mmlu(Task):
-    """Rows of the hub (`question`, `choices`, `answer` as a number), or the lines of the original CSV files."""
+    """Reads rows of the hub (`question`, `choices`, `answer` as a number), or lines of the original CSV files."""
 
     hub = HubFiles("cais/mmlu", config="auxiliary_train", split="train")
     csv_columns = ("question", *_LETTERS, "answer")
 
     def example(self, row: Row) -> Example:
-        if isinstance(row.get("train"), Mapping):  # so the hub's auxiliary_train wraps its rows
+        if isinstance(row.get("train"), Mapping):  # the hub's auxiliary_train wraps its rows so
             row = row["train"]
         choices = row.get("choices", [row.get(letter) for letter in _LETTERS])
         if not isinstance(choices, list) or len(choices) != 4 or not all(isinstance(each, str) for each in choices):
@@ -26,6 +26,6 @@ class Mmlu(Task):
         answer = row.get("answer")
         if answer not in (0, 1, 2, 3, *_LETTERS) or isinstance(answer, bool):
             raise RowError(f"answer: 0 to 3 or A to D is needed, it is: {answer!r:.60}")
-        # A column of numbers with a gap has 1.0 for 1.
+        # A column of numbers with a missing value has 1.0 for 1.
         right = answer if isinstance(answer, str) else _LETTERS[int(answer)]
         return multiple_choice(text_of(row, "question"), _LETTERS, choices, right)

@@ -7,6 +7,6 @@ from efficientbench.data_tools.chat.tasks.messages import Messages
 
 
 class SmolTalk(Messages):
-    """Rows with `messages`."""
+    """Reads rows with `messages`."""
 
     hub = HubFiles("HuggingFaceTB/smol-smoltalk", split="train")
