@@ -45,7 +45,7 @@ class Router(TopKRouter):
         return weights, chosen
 
     def _apply_expert_bias(self, routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None) -> None:
-        """Do nothing, as Megatron's own method without an expert bias, which is compiled and so needs a compiler."""
+        """Do nothing. Megatron's own method also does nothing without an expert bias, but needs a compiler for it."""
 
     def attach_and_log_load_balancing_loss(
         self, activation: torch.Tensor, aux_loss_coeff: float, aux_loss: torch.Tensor, *_: Any, **__: Any

@@ -22,7 +22,7 @@ HANG_LIMIT_S = 600.0
 LOOPBACK = "127.0.0.1"
 """The address at which the ranks of one machine meet."""
 MARGIN_S = 60.0
-"""The margin of the backend's time-out over the hang limit, so that the launcher acts first: it can name the rank."""
+"""Margin of the backend's time-out over the hang limit: the launcher acts first, since it can name the missing rank."""
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ class MultiLatentAttention(Stateful, MegatronModule):
 
         c_t = norm(W_DKV h_t) [C],  r_t = RoPE(W_KR h_t) [R]
         k_tn = [W_UK,n c_t; r_t] [P + R],  v_tn = W_UV,n c_t [E]
-        q_tn = [plain part; RoPE(rest)] [P + R] of W_UQ,n norm(W_DQ h_t); of W_Q,n h_t without a latent of the queries
+        q_tn = W_UQ,n norm(W_DQ h_t) [P + R], or W_Q,n h_t if queries have no latent; RoPE rotates its last R dimensions
         o_tn = Σ_{j ≤ t} softmax_j(q_tn · k_jn / √(P + R)) v_jn [E]
         u_t = W_O [o_t1; …; o_tN] [H]
 

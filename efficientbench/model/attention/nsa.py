@@ -73,14 +73,17 @@ class NativeSparseAttention(Stateful, MegatronModule):
     For token t with hidden state h_t [H] and a head's query q_t [D], over the keys K_c and values V_c [keys, D] that
     branch c has for the head's group:
 
-        o_t = Σ_c g_t,c · softmax(q_t K_cᵀ / √D) V_c,  g_t = sigmoid(W_g h_t) [3]                    (equation 5)
-        compressed: φ(k_{i·d}, …, k_{i·d + l - 1}) for every i with i·d + l - 1 ≤ t                  (equation 7)
-        selected: keys up to t of the n blocks of l' tokens whose probabilities p_t have the largest sum  (9 to 12)
+        o_t = Σ_c g_t,c · softmax(q_t K_cᵀ / √D) V_c,  g_t = sigmoid(W_g h_t) [3]        (equation 5)
+        compressed: φ(k_{i·d}, …, k_{i·d + l - 1}) for every i with i·d + l - 1 ≤ t      (equation 7)
+        selected: keys up to t in the n blocks of l' tokens with the largest sums of p_t (equations 9 to 12)
         window: k_{t - w + 1}, …, k_t
 
     p_t are the compressed branch's probabilities, summed over the group's heads (equations 8 and 10), so that all heads
     of a group read the same blocks. The first block, the query's own and the one before it are always among the n. A
-    query thus reads about t / d + n · l' + w keys, not t. Each branch has key and value projections of its own.
+    query thus reads about t / d + n · l' + w keys, not t.
+
+    Each branch has its own key and value projections. Kernels take queries [B · Hg, S, G, D], a branch's keys and values
+    [B · Hg, S or C, D], and gates [3, B · Hg, S, G, 1].
     """
 
     decodes_by = "torch matmuls over compressed keys, gathered blocks and the window, softmax in float32"

@@ -65,7 +65,7 @@ class NSAState(State):
         write_tokens(self.window_values, tokens.window_value, slots)
 
     def take_raw(self, tokens: Tokens, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the raw keys and values, earlier then new ones, [B, Hg, l - 1 + S, D]; keep the l - 1 latest."""
+        """Return the raw keys and values, earlier ones first, [B, Hg, l - 1 + S, D]; keep the l - 1 latest."""
         raw = []
         for kept, new in ((self.raw_keys, tokens.raw_key), (self.raw_values, tokens.raw_value)):
             joined = torch.cat([kept, new.permute(1, 2, 0, 3)], dim=2)

@@ -13,7 +13,7 @@ def only_members_of(*enums: type[Enum]) -> Callable[[Any, Any], Enum]:
     """Return a function that replaces `getattr` while a pickle is read, and returns only members of these enums.
 
     `getattr` itself would give a pickle every attribute of every object that it can name, and so any code. torch's safe
-    loader takes the function as `torch.serialization.safe_globals([(only_members_of(Kind), "builtins.getattr"), Kind])`.
+    loader takes it as `torch.serialization.safe_globals([(only_members_of(Kind), "builtins.getattr"), Kind])`.
 
     The function raises CheckpointError for any other attribute.
     """

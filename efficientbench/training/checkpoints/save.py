@@ -153,8 +153,8 @@ class Saver:
 
     def _write_now(self, request: AsyncRequest, folder: Path) -> None:
         if request.async_fn is not None:
-            # A thread, because a file system that hangs would hang this thread for good. It copies each tensor from the
-            # device as it writes it: `preload_fn` would hold all tensors in the host's memory.
+            # In a separate thread, because a file system that hangs would hang the caller for good. The thread copies
+            # each tensor from the device as it writes it: `preload_fn` would hold all tensors in the host's memory.
             writing = threading.Thread(target=request.async_fn, args=request.async_fn_args, daemon=True)
             writing.start()
             writing.join(self.time_limit_s)

@@ -62,7 +62,7 @@ def load_or_build(paths: Sequence[Path], build: Callable[[], tuple[np.ndarray, .
 
 
 def _load(path: Path) -> np.ndarray | None:
-    """Return a file's array of integers; None if the file is missing, or (with a warning) damaged or of another kind."""
+    """Return a file's array of integers; None if the file is missing, or (with a warning) damaged or something else."""
     if not is_intact(path):
         return None
     try:

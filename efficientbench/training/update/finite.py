@@ -87,7 +87,7 @@ def skip_flag(checks: torch.Tensor) -> torch.Tensor:
 
 
 def find(checks: torch.Tensor) -> NonFinite | None:
-    """Return what is not finite in a step, and on which ranks; None if all is. `checks`: [ranks, 3] on the host."""
+    """Return what is not finite in a step, and on which ranks; None if nothing is. `checks`: [ranks, 3] on the host."""
     rows = checks.tolist()
     flags = [(loss > 0, not math.isfinite(size)) for loss, size, _ in rows]
     ranks = tuple(rank for rank, own in enumerate(flags) if any(own))
