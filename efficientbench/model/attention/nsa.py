@@ -82,8 +82,8 @@ class NativeSparseAttention(Stateful, MegatronModule):
     of a group read the same blocks. The first block, the query's own and the one before it are always among the n. A
     query thus reads about t / d + n · l' + w keys, not t.
 
-    Each branch has its own key and value projections. Kernels take queries [B · Hg, S, G, D], a branch's keys and values
-    [B · Hg, S or C, D], and gates [3, B · Hg, S, G, 1].
+    Each branch has its own key and value projections. Kernels take queries [B · Hg, S, G, D], a branch's keys and
+    values [B · Hg, S or C, D], and gates [3, B · Hg, S, G, 1].
     """
 
     decodes_by = "torch matmuls over compressed keys, gathered blocks and the window, softmax in float32"
