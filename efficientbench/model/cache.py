@@ -1,6 +1,6 @@
-"""The cache of decoding: a state of the tokens so far in each attention layer, and how many tokens each row has.
+"""The cache of decoding: each attention layer's state of the earlier tokens, and the number of tokens in each row.
 
-A layer's state is known to that layer alone. It may hold keys and values, or a recurrent layer's state.
+Only the layer itself knows what its state holds: keys and values, or a recurrent state.
 B = rows (sequences), S = tokens of a row in one forward pass, T = tokens that a row has room for.
 """
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class State:
-    """What one layer keeps. Every attribute is a tensor with the rows first, [B, …], written in place."""
+    """The state of one layer. Every attribute is a tensor with the rows first, [B, …], written in place."""
 
     def change(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Put what `function` returns in the place of each tensor."""
+        """Replace each tensor by what `function` returns for it."""
         for name, tensor in vars(self).items():
             setattr(self, name, function(tensor))
 
@@ -46,11 +46,11 @@ class Chunk:
     positions: torch.Tensor
     """[S, B]"""
     counts: torch.Tensor
-    """[B], how many of a row's S tokens count; those behind only fill up the row, and later tokens replace them."""
+    """[B], how many of a row's S tokens count; the rest pads the row, and later tokens overwrite it."""
     fresh: bool
-    """Whether the rows had no tokens before these."""
+    """Whether the rows had no tokens before this chunk."""
     reach: int
-    """How many positions hold all tokens so far; what lies behind need not be read."""
+    """How many positions to read: the first `reach` hold all tokens so far."""
     position: Position
     """The positional encoding."""
     _at_positions: Position | None = field(default=None, init=False)
@@ -59,19 +59,19 @@ class Chunk:
     def keep(self, kept: torch.Tensor, new: torch.Tensor) -> None:
         """Write new [S, B, groups, D] of the chunk's tokens into kept [B, groups, T, D]."""
         if self.fresh:
-            # One copy, which takes a part of the time of finding each token's place.
+            # One copy takes a fraction of the time of a write by positions.
             kept[:, :, : len(new)] = new.permute(1, 2, 0, 3)
         else:
             write_tokens(kept, new, self.positions)
 
     def at_positions(self) -> Position:
-        """Return the encoding that turns queries and keys by the chunk's positions."""
+        """Return the encoding that rotates queries and keys by the chunk's positions."""
         if self._at_positions is None:
             self._at_positions = self.position.at(self.positions)
         return self._at_positions
 
     def mask(self) -> torch.Tensor:
-        """Return what is added to scores, [B, heads or 1, S, reach] float32: −∞ for later keys, else the bias."""
+        """Return the mask to add to scores, [B, heads or 1, S, reach] float32: −∞ for later keys, else the bias."""
         if self._mask is None:
             keys = torch.arange(self.reach, device=self.positions.device)
             distances = self.positions.t()[:, :, None] - keys
@@ -84,23 +84,23 @@ class Chunk:
 
 
 class Stateful:
-    """An attention layer that can go on from what it has kept of earlier tokens."""
+    """An attention layer that can decode: it keeps a state of earlier tokens and attends to it."""
 
     decodes_by = "the layer's own code"
-    """The kernel that attends to what is kept, for records."""
+    """The kernel that attends to the state, for records."""
 
     state: State | None = None
-    """Set while a cache is bound to the model: `forward` then continues from it."""
+    """The layer's state while a cache is bound to the model; `forward` then attends to it too."""
     cache: Cache | None = None
-    """The model's; its `chunk` says where the tokens of the present forward pass lie."""
+    """The bound cache; its `chunk` has the positions of the tokens of this forward pass."""
 
     def new_state(self, rows: int, tokens: int) -> State:
-        """Return the state of `rows` sequences that have no tokens yet, with room for `tokens` each."""
+        """Return an empty state for `rows` sequences of up to `tokens` tokens."""
         raise NotImplementedError
 
 
 class Caching(Protocol):
-    """A model that reads from a cache while it has one, as GPT does."""
+    """A model to which a cache can be bound, as GPT is."""
 
     cache: Cache | None
     decoder: Any
@@ -112,27 +112,27 @@ class Caching(Protocol):
 
 
 class Cache:
-    """The states of all layers of a model that one rank holds whole or shares with tensor-parallel ranks."""
+    """The states of all layers of a model without pipeline stages; tensor-parallel ranks may share the layers."""
 
     chunk: Chunk
-    """Of the present forward pass."""
+    """The tokens of this forward pass."""
 
     def __init__(self, model: Caching, rows: int, tokens: int) -> None:
-        """Allocate all that `rows` sequences of up to `tokens` tokens need."""
+        """Allocate the states of `rows` sequences of up to `tokens` tokens."""
         self.model, self.tokens = model, tokens
         self.layers = [layer for layer in model.modules() if isinstance(layer, Stateful)]
         if len(self.layers) != len(model.decoder.layers):
-            # Their declaration says that they are.
+            # The variant's declaration says that its layers decode.
             raise TypeError(f"{len(self.layers)} of the {len(model.decoder.layers)} attention layers are Stateful")
         device = next(model.parameters()).device
         with device:
             self.states = [layer.new_state(rows, tokens) for layer in self.layers]
             self.lengths = torch.zeros(rows, dtype=torch.int64)
             self.counts = torch.ones(rows, dtype=torch.int64)
-            """How many tokens of each row count in the next forward pass: all of one, unless set before it."""
+            """[B], how many tokens of each row count in the next forward pass: 1, unless set before it."""
         self.fresh = True
         self.reach = tokens
-        """How many positions the next forward pass reads: at least as many as its last token needs."""
+        """How many positions the next forward pass reads: at least up to its last token."""
 
     @property
     def rows(self) -> int:
@@ -140,16 +140,16 @@ class Cache:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the memory behind all tensors held."""
+        """Return the memory of all the cache's tensors in bytes; shared storage counts once."""
         tensors = [self.lengths, self.counts, *(each for state in self.states for each in vars(state).values())]
         return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
 
     @contextlib.contextmanager
     def bound(self) -> Iterator[None]:
-        """Let the model's forward passes continue from this cache. One cache at a time can be bound to a model."""
+        """Let the model's forward passes read and extend this cache. One cache at a time can be bound to a model."""
         if self.model.cache is not None:
             raise RuntimeError("this model is generating already: it continues from one cache at a time")
-        # As plain attributes: torch.compile with fullgraph=True refuses context variables.
+        # Plain attributes, because torch.compile with fullgraph=True refuses context variables.
         self.model.cache = self
         for layer, state in zip(self.layers, self.states, strict=True):
             layer.state, layer.cache = state, self
@@ -161,19 +161,19 @@ class Cache:
                 layer.state = layer.cache = None
 
     def begin(self, tokens: torch.Tensor, position: Position) -> Chunk:
-        """Return the chunk of a forward pass over tokens [B, S]; the layers find it here."""
+        """Set and return the chunk of a forward pass over tokens [B, S]."""
         offsets = torch.arange(tokens.shape[1], device=tokens.device)[:, None]
         self.chunk = Chunk(self.lengths + offsets, self.counts, self.fresh, self.reach, position)
         return self.chunk
 
     def advance(self) -> None:
-        """Count the tokens that the last forward pass has added to each row."""
+        """Add the tokens of the last forward pass to each row's length."""
         self.lengths += self.counts
         self.counts.fill_(1)
         self.fresh = False
 
     def expand(self, copies: int) -> None:
-        """Put `copies` of each row in its place, one after the other."""
+        """Replace each row by `copies` adjacent copies of it."""
         self._change(lambda tensor: tensor.repeat_interleave(copies, dim=0))
 
     def select(self, rows: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
-"""Context parallelism: the ranks of a group share each sequence, and gather one another's keys and values.
+"""Context parallelism: the ranks of a group split each sequence, and gather one another's keys and values.
 
-A sequence is cut into 2 · CP chunks, of which each rank holds an early and a late one: a late chunk sees many keys, an
-early one few, so that all ranks have as much to compute.
+A sequence is cut into 2 · CP chunks, and each rank holds an early and a late one. A late chunk sees many keys and an
+early one few, so all ranks compute equally much.
 S = sequence, B = micro-batch, D = head dimension.
 """
 
@@ -16,7 +16,7 @@ from efficientbench.model.kernels.causal_attention import causal_attention
 
 
 def positions(tokens: int, device: torch.device) -> torch.Tensor:
-    """Return the positions in the sequence [tokens] of the `tokens` that this rank holds."""
+    """Return the positions, within the sequence, of the `tokens` tokens that this rank holds: [tokens]."""
     size = parallel_state.get_context_parallel_world_size()
     if size == 1:
         return torch.arange(tokens, device=device)
@@ -25,7 +25,7 @@ def positions(tokens: int, device: torch.device) -> torch.Tensor:
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Compute `causal_attention` of this rank's queries over the keys and values of the whole sequence.
+    """Compute `causal_attention` of this rank's queries over all keys and values of the sequence.
 
     Args:
         query: [S / CP, B, heads, D]
@@ -51,7 +51,7 @@ def _own_chunks(size: int) -> tuple[int, int]:
 
 
 def _gather_sequence(x: torch.Tensor) -> torch.Tensor:
-    """Gather [S / CP, ...] into [S, ...] in the sequence's order; the gradient is summed over ranks, then cut again."""
+    """Gather [S / CP, ...] into [S, ...] in the sequence's order; the gradient is reduced and scattered over ranks."""
     group = parallel_state.get_context_parallel_group()
     gathered = gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=group)
     # Rank r sends chunks r and 2 · CP - 1 - r: from one rank to the next, early chunks rise and late ones fall.

@@ -1,4 +1,4 @@
-"""Megatron's description of a model, its ranks and their kernels, made from a run's configuration."""
+"""Megatron's TransformerConfig of a run: the model, its layout over ranks, and its kernels."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from efficientbench.model.kernels.cross_entropy import LossKernel
 
 @dataclass
 class EngineConfig(TransformerConfig):
-    """Megatron's TransformerConfig with the kernels that our modules use; every module of a stage is built from it."""
+    """Megatron's TransformerConfig with the kernels of our modules; every module of a stage is built from it."""
 
     fuse: bool = False
-    """Norm, rotation and activation by compiled kernels."""
+    """Whether compiled kernels compute norm, rotation and activation."""
     norm_weights: bool = True
     """Whether norms have a trained vector."""
     attention_kernel: AttentionKernel = causal_attention
-    """Computes causal attention without a bias."""
+    """The kernel of causal attention without a bias."""
     loss_kernel: LossKernel = field(default_factory=LossKernel)
-    """Computes the loss."""
+    """The kernel of the loss."""
 
 
 def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = causal_attention) -> EngineConfig:
-    """Return Megatron's description of a run's model, of how ranks share it and of the kernels that compute it."""
+    """Return the configuration of a run's model, its layout over ranks and its kernels."""
     model, parallel = config.model, config.parallel
     experts = model.moe
     dtype, recompute = TORCH_DTYPES[config.training.dtype], config.training.recompute
@@ -46,7 +46,7 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         gated_linear_unit=model.activation == "swiglu",
         activation_func=F.silu if model.activation == "swiglu" else squared_relu,
         normalization="RMSNorm",
-        # Megatron then sums the gradients of these norms over the tensor-parallel ranks, each of which has some heads.
+        # Megatron then sums the gradients of these norms over the tensor-parallel ranks, which split the heads.
         qk_layernorm=model.qk_norm,
         layernorm_epsilon=model.norm_epsilon,
         hidden_dropout=0.0,
@@ -75,14 +75,14 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         moe_router_topk=experts.top_k if experts else 2,
         moe_aux_loss_coeff=experts.balancing(config.training.objective) if experts else 0.0,
         moe_router_load_balancing_type="aux_loss",
-        # Logits of nearly equal size decide where a token goes.
+        # In float32, because nearly equal logits decide where a token goes.
         moe_router_dtype="fp32",
         moe_token_dispatcher_type="alltoall",
         virtual_pipeline_model_parallel_size=parallel.vpp if parallel.vpp > 1 else None,
         # Megatron's other way of sending swaps activations and gradients of two interleaved stages, without an error.
         overlap_p2p_comm=parallel.vpp > 1,
         batch_p2p_comm=False,
-        # The embedding is then looked up by indexing, whose backward pass adds up in one order.
+        # The embedding is then looked up by indexing, whose backward pass sums in a fixed order.
         deterministic_mode=config.training.deterministic,
         fuse=bool(config.kernels.fused),
         norm_weights=model.norm_weights,

@@ -45,18 +45,19 @@ from efficientbench.model.position import Position, build_position
 
 
 class OutputLayer(ColumnParallelLinear):
-    """The output projection's table, which its caller multiplies by.
+    """The output projection as a module that passes its table to its caller's function.
 
-    A call of the module, since Megatron waits there for weights that it gathers during the forward pass.
+    The table is read in a call of the module, because Megatron waits there for weights that it gathers during the
+    forward pass.
     """
 
     def forward(self, use: Callable[[torch.Tensor], torch.Tensor], table: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what `use` makes of the module's own table, or of another module's."""
+        """Call `use` with the module's own table, or with `table` of another module, and return its result."""
         return use(self.weight if table is None else table)
 
 
 class GPT(GPTModel):
-    """Megatron's GPTModel, with a loss that never holds the logits of a batch."""
+    """Megatron's GPTModel with a loss that never holds the logits of a whole batch."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class GPT(GPTModel):
         seq_len: int,
         vp_stage: int | None = None,
     ) -> None:
-        """`vp_stage`: which of this rank's virtual pipeline stages; None where it has only one stage."""
+        """`vp_stage`: number of this virtual pipeline stage on its rank; None where the rank has one stage."""
         super().__init__(
             config=config,
             transformer_layer_spec=spec,
@@ -85,10 +86,10 @@ class GPT(GPTModel):
         self.unpadded_vocab_size, self.embedding_multiplier = model.vocab_size, model.embedding_multiplier
         self.logit_softcap = model.logit_softcap
         if self.post_process:
-            # Megatron names the class itself.
+            # Megatron builds a ColumnParallelLinear and takes no other class.
             self.output_layer.__class__ = OutputLayer
         self.cache: Cache | None = None
-        """What forward passes continue from, while one is bound (`Cache.bound`)."""
+        """The cache that forward passes read and extend, while one is bound (`Cache.bound`)."""
         normed = model.embedding_norm and self.pre_process
         self.embedding_norm = RMSNorm(config, model.hidden_size, model.norm_epsilon) if normed else None
 
@@ -102,15 +103,15 @@ class GPT(GPTModel):
         """Compute one micro-batch on this stage.
 
         Args:
-            tokens: [B, S]; read by the first stage only.
-            labels: [B, S]; read by the last stage.
-            loss_mask: [B, S]; read by the last stage.
-            only: [B, n], the tokens of each row whose logits are wanted, or [B], one of each; None: all tokens.
+            tokens: [B, S] token ids; read by the first stage only.
+            labels: [B, S] target ids; read by the last stage only. None: return logits.
+            loss_mask: [B, S] weights of the targets' losses; read by the last stage only. None: return logits.
+            only: [B, n] positions in each row whose logits to return, or [B], one for each row; None: all.
 
         Returns:
-            Hidden states [S, B, H] (before the last stage); else the sum of the masked tokens' losses, a float32
-            scalar in training, and one for each sequence [B] in evaluation; else, without labels, this rank's logits
-            [B, S, V], of `only` n tokens [B, n, V].
+            Before the last stage: hidden states [S, B, H]. On it, with labels: the weighted sum of losses in float32,
+            a scalar in training, [B] (one for each sequence) in evaluation. Without labels: this tensor-parallel
+            rank's logits [B, S, V], or [B, n, V] for `only`.
         """
         hidden = self.decoder(hidden_states=self._embed(tokens) if self.pre_process else None, attention_mask=None)
         if not self.post_process:
@@ -134,7 +135,7 @@ class GPT(GPTModel):
         looked_up: bool,
         table: torch.Tensor,
     ) -> torch.Tensor:
-        """Return what `forward` does on the last stage, by the output projection's `table` [rows, H]."""
+        """Return the last stage's losses or logits (see `forward`), by the output projection's `table` [rows, H]."""
         first_token = self.tp_group.rank() * table.shape[0]
         vocabulary = min(max(self.unpadded_vocab_size - first_token, 0), table.shape[0])
         softcap = self.logit_softcap
@@ -161,14 +162,14 @@ class GPT(GPTModel):
 
     @property
     def expert_group(self) -> ProcessGroup | None:
-        """Return the ranks that share the experts, and compute every forward pass together; None: this one alone."""
+        """The ranks that share the experts and so run every forward pass together; None without expert parallelism."""
         if self.config.expert_model_parallel_size == 1:
             return None
         group: ProcessGroup = parallel_state.get_expert_model_parallel_group()
         return group
 
     def take_routing(self) -> torch.Tensor | None:
-        """Return what the routers have counted since the last call: see `model.moe.take_routing`."""
+        """Return the routers' counts since the last call: see `model.moe.take_routing`."""
         return moe.take_routing(self)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -188,13 +189,13 @@ class GPT(GPTModel):
 def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
     """Build this rank's part of the model on its device, with its initial weights.
 
-    Needs the process groups of training/groups.py; all ranks must call it together.
+    The process groups of training/groups.py must exist; all ranks call this together.
 
     Returns:
-        One stage, or as many as the pipeline has virtual stages on each rank.
+        One stage, or one for each virtual stage of this rank.
     """
-    # Before any stage is built, because it is a collective of all ranks: the first and the last stage wait for each
-    # other while they are built, and ranks build them at different places in their order.
+    # First, because it is a collective of all ranks. The first and the last stage wait for each other while they are
+    # built, and ranks reach them at different points of their order.
     attention_kernel = _attention_kernel(config, device)
     virtual_stages = range(config.parallel.vpp) if config.parallel.vpp > 1 else [None]
     draws = config.training.draw_weights_on == "device" and device_called(device.type).draws_weights
@@ -207,15 +208,15 @@ def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
 
 
 def trained_model(config: RunConfig, device: torch.device, weights: Mapping[str, torch.Tensor]) -> GPT:
-    """Build the model of a run to evaluate it, without pipeline stages: this tensor-parallel rank's part of it.
+    """Build this tensor-parallel rank's part of a run's model for evaluation, without pipeline stages.
 
     Args:
-        config: the run, with the layout in which it is evaluated.
-        device: of this rank.
-        weights: see `set_weights`.
+        config: the run's configuration, with the layout of the evaluation.
+        device: this rank's device.
+        weights: full weights by global name (see `set_weights`).
 
     Raises:
-        ConfigError: they are those of another model.
+        ConfigError: the weights are of another model.
     """
     with device:
         model = _construct(config, None)
@@ -224,9 +225,9 @@ def trained_model(config: RunConfig, device: torch.device, weights: Mapping[str,
 
 
 def same_model(model: GPT, config: RunConfig, device: torch.device) -> GPT:
-    """Build the model of a run once more, with the weights of `model`, which both share where they are on one device.
+    """Build a second model with the weights of `model`; on the same device the two share the weights' memory.
 
-    Each continues from a cache of its own.
+    Each of the two can have a cache of its own.
     """
     with device:
         another = _construct(config, None)
@@ -236,7 +237,7 @@ def same_model(model: GPT, config: RunConfig, device: torch.device) -> GPT:
 
 
 def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:
-    """Return the kernel of causal attention, the same on all ranks, which may measure different times."""
+    """Return the kernel of causal attention: rank 0's choice on all ranks, since their measurements may differ."""
     if config.parallel.cp > 1:
         return context_parallel.attention
     shape = AttentionShape.of(config)
@@ -250,13 +251,13 @@ def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKerne
 
 
 def stages_on_meta(config: RunConfig) -> list[GPT]:
-    """Build the stages of `build_stages` with shapes and no memory: their parameters have no values."""
+    """Build the stages of `build_stages` on the meta device: parameters have shapes, but neither memory nor values."""
     with torch.device("meta"), _OnMeta():
         return [_construct(config, index if config.parallel.vpp > 1 else None) for index in range(config.parallel.vpp)]
 
 
 class _OnMeta(TorchFunctionMode):
-    """Puts on the meta device what names another: Megatron asks for the accelerator by its name."""
+    """Redirects every tensor to the meta device, because Megatron names the accelerator explicitly."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -267,7 +268,7 @@ class _OnMeta(TorchFunctionMode):
 
 
 def _construct(config: RunConfig, vp_stage: int | None, attention_kernel: AttentionKernel = causal_attention) -> GPT:
-    """Construct one stage on torch's default device, with weights in no particular state."""
+    """Construct one stage on torch's default device, with uninitialized weights."""
     megatron_patches.apply()
     engine = transformer_config(config, attention_kernel)
     first_stage = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
@@ -277,7 +278,7 @@ def _construct(config: RunConfig, vp_stage: int | None, attention_kernel: Attent
 
 
 def _block_spec(config: RunConfig, position: Position) -> TransformerBlockSubmodules:
-    """Return the layers of one (virtual) pipeline stage, all alike, and the norm after the last stage."""
+    """Return the spec of one (virtual) pipeline stage: its layers, all alike, and the norm after the last layer."""
     model, parallel = config.model, config.parallel
     layer = ModuleSpec(
         module=Layer,

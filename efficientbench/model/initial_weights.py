@@ -1,7 +1,7 @@
 """Initial weights that are the same in every layout.
 
-Each parameter is drawn at its full shape from a generator seeded by (seed, global name), then cut to this rank's part:
-Megatron's own would differ between pipeline and tensor layouts. A GPU's generator draws other numbers than the CPU's.
+Each parameter is drawn at its full shape from a generator seeded by (seed, global name), then cut to this rank's part.
+Megatron's own initial weights differ between pipeline and tensor layouts. A GPU draws other numbers than the CPU.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from efficientbench.architecture.registry import position_of
 from efficientbench.basics.errors import ConfigError
 
 EXPERTS = "mlp.experts."
-"""In the names of parameters that hold the weights of a layer's experts side by side."""
+"""The part of a name that marks a parameter with the weights of several experts."""
 CPU = torch.device("cpu")
 OUTPUT_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
 EMBEDDING = "embedding.word_embeddings.weight"
 VOCABULARY_TABLES = (EMBEDDING, "output_layer.weight")
-"""Parameters with a row for each token, padded for tensor parallelism; a tied output projection is the first."""
+"""Parameters with one row per token, padded for tensor parallelism. A tied output projection is the embedding."""
 
 
 def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.device = CPU) -> None:
-    """Fill every parameter of this stage: biases 0, norms 1, weights N(0, init_std).
+    """Fill every parameter of this stage: biases 0, norms 1, weights N(0, init_std²).
 
     Output projections and learned positions have a smaller deviation.
 
     Args:
         model: the stage.
-        config: its shapes.
-        seed: of the run.
-        device: where weights are drawn: the stage's own, or the CPU.
+        config: the model's shapes.
+        seed: the run's seed.
+        device: where weights are drawn: the stage's own device, or the CPU.
     """
     for name, parameter in global_parameters(model).items():
         with torch.no_grad():
@@ -58,15 +58,15 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.de
 
 
 def set_weights(model: GPTModel, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
-    """Fill every parameter of this stage from whole weights, as a checkpoint of any layout has them.
+    """Fill every parameter of this stage from full weights, as a checkpoint of any layout has them.
 
     Args:
         model: the stage.
-        config: its shapes.
-        weights: by global names; each expert's weights have names of their own.
+        config: the model's shapes.
+        weights: full weights by global name, a separate name for each expert.
 
     Raises:
-        ConfigError: one is missing, or has another shape.
+        ConfigError: a weight is missing or has another shape.
     """
     for name, parameter in global_parameters(model).items():
         tp_rank, tp_size = tensor_parallel_rank(name)
@@ -78,7 +78,7 @@ def set_weights(model: GPTModel, config: ModelConfig, weights: Mapping[str, torc
 
 
 def _checked(weights: Mapping[str, torch.Tensor], name: str, shape: list[int]) -> torch.Tensor:
-    """Return a weight of this name and shape. Raises ConfigError: there is none."""
+    """Return the weight of this name and shape. Raises ConfigError if it is missing or has another shape."""
     try:
         weight = weights[name]
     except KeyError:
@@ -89,7 +89,7 @@ def _checked(weights: Mapping[str, torch.Tensor], name: str, shape: list[int]) -
 
 
 def global_name(model: GPTModel, name: str) -> str:
-    """Return the name in the whole model of a module or parameter of this stage."""
+    """Return the global name of a module or parameter of this stage: its name in the model without stages."""
     layers = model.decoder.layers
     return re.sub(
         r"^decoder\.layers\.(\d+)\b", lambda found: f"decoder.layers.{layers[int(found[1])].layer_number - 1}", name
@@ -97,25 +97,25 @@ def global_name(model: GPTModel, name: str) -> str:
 
 
 def global_parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:
-    """Return this stage's parameters by their names in the whole model, which do not depend on the stage."""
+    """Return this stage's parameters by global name, which does not depend on the layout."""
     named = {}
     for name, parameter in model.named_parameters():
         name = global_name(model, name)
         if model.share_embeddings_and_output_weights:
-            # The last stage's copy of the embedding.
+            # The last stage's output table is a copy of the embedding.
             name = name.replace("output_layer.weight", EMBEDDING)
         named[name] = parameter
     return named
 
 
 def expert_names(name: str, local_experts: int) -> list[str]:
-    """Return the names in the whole model of the experts whose weights this rank holds together under `name`."""
+    """Return the global names of the experts whose weights this rank's parameter `name` holds."""
     first = parallel_state.get_expert_model_parallel_rank() * local_experts
     return [name.replace(EXPERTS, f"{EXPERTS}{first + index}.") for index in range(local_experts)]
 
 
 def tensor_parallel_rank(name: str) -> tuple[int, int]:
-    """Return this rank's number among the ranks that split the parameter, and how many they are."""
+    """Return this rank's number among the ranks that split the parameter, and the number of those ranks."""
     if EXPERTS in name:
         return (
             parallel_state.get_expert_tensor_parallel_rank(),
@@ -128,12 +128,12 @@ def tensor_parallel_rank(name: str) -> tuple[int, int]:
 
 
 def shard(full: torch.Tensor, parameter: torch.nn.Parameter, tp_rank: int, tp_size: int) -> torch.Tensor:
-    """Return this tensor-parallel rank's part of a full tensor, padded with zero rows where the parameter is."""
+    """Return this tensor-parallel rank's part of a full tensor, padded with zero rows to the parameter's shape."""
     dim = split_dim(parameter)
     if tp_size == 1 or dim is None:
         local = full
     else:
-        # A stride of 2 is a gate and an up projection side by side: each is split, and the parts joined again.
+        # A stride of 2 is a gate and an up projection side by side: each is split, then their parts are joined.
         halves = full.chunk(getattr(parameter, "partition_stride", 1), dim=dim)
         local = torch.cat([_part(half, dim, tp_rank, tp_size) for half in halves], dim=dim)
     if local.shape == parameter.shape:
@@ -144,7 +144,7 @@ def shard(full: torch.Tensor, parameter: torch.nn.Parameter, tp_rank: int, tp_si
 
 
 def split_dim(parameter: torch.nn.Parameter) -> int | None:
-    """Return the dimension that tensor parallelism splits, as Megatron marks it; None where ranks have the whole."""
+    """Return the dimension that tensor parallelism splits, as Megatron marks it; None for an unsplit parameter."""
     return int(getattr(parameter, "partition_dim", 0)) if getattr(parameter, "tensor_model_parallel", False) else None
 
 
@@ -155,7 +155,7 @@ def _part(full: torch.Tensor, dim: int, tp_rank: int, tp_size: int) -> torch.Ten
 
 
 def full_shape(name: str, parameter: torch.nn.Parameter, config: ModelConfig, tp_size: int) -> list[int]:
-    """Return the shape of the whole parameter; for experts, of all that this rank holds together."""
+    """Return the shape of the unsplit, unpadded parameter; for experts, [experts of this rank, …]."""
     shape = list(parameter.shape)
     dim = split_dim(parameter)
     if dim is not None:

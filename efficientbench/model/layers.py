@@ -1,4 +1,4 @@
-"""The norm, linear layers that tensor parallelism splits, the dense feed-forward layer, and the layer around them."""
+"""RMSNorm, linear layers that tensor parallelism splits, the dense feed-forward layer, and the transformer layer."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class RMSNorm(torch.nn.Module):
         self.weight = torch.nn.Parameter(
             torch.ones(hidden_size, dtype=config.params_dtype, device=torch.get_default_device())
         )
-        # Each rank sees only its part of the sequence: Megatron sums gradients of parameters marked so.
+        # Each rank sees only its part of the sequence; this mark lets Megatron sum the gradients over the ranks.
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Normalize x [..., H]; the same shape comes back. With a residual return their sum, and the sum normalized."""
+        """Return x [..., H] normalized; with a residual, return x + residual and that sum normalized."""
         if residual is not None:
             return sum_and_norm(x, residual, self.weight, self.eps)
         return rms_norm(x, self.weight, self.eps, self.fuse)
@@ -49,14 +49,14 @@ class RMSNorm(torch.nn.Module):
 def column_parallel(
     config: TransformerConfig, inputs: int, outputs: int, tp_group: ProcessGroup, bias: bool = False
 ) -> ColumnParallelLinear:
-    """Return a linear layer of which each tensor-parallel rank has some outputs."""
+    """Return a linear layer whose outputs the tensor-parallel ranks split."""
     return ColumnParallelLinear(
         inputs, outputs, config=config, init_method=config.init_method, bias=bias, tp_group=tp_group
     )
 
 
 def row_parallel(config: TransformerConfig, inputs: int, outputs: int, tp_group: ProcessGroup) -> RowParallelLinear:
-    """Return a linear layer of which each tensor-parallel rank has some inputs; the outputs are summed over ranks."""
+    """Return a linear layer whose inputs the tensor-parallel ranks split; the outputs are summed over the ranks."""
     return RowParallelLinear(
         inputs,
         outputs,
@@ -70,7 +70,7 @@ def row_parallel(config: TransformerConfig, inputs: int, outputs: int, tp_group:
 
 
 def activate(projected: torch.Tensor, config: EngineConfig) -> torch.Tensor:
-    """Return the activation [..., F] of what a feed-forward layer projects: [..., 2 · F] with a gate, else [..., F]."""
+    """Return the activation [..., F] of a feed-forward layer's projection: [..., 2 · F] with a gate, else [..., F]."""
     return swiglu(projected, config.fuse) if config.gated_linear_unit else relu2(projected, config.fuse)
 
 
@@ -80,13 +80,13 @@ class FeedForward(MLP):
     def forward(
         self, hidden_states: torch.Tensor, padding_mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """hidden_states [S, B, H] → output [S, B, H] and no bias."""
+        """Compute hidden_states [S, B, H] → output [S, B, H]; the second value, the bias, is None."""
         projected, _ = self.linear_fc1(hidden_states)
         return self.linear_fc2(activate(projected, self.config))
 
 
 def feed_forward_spec() -> ModuleSpec:
-    """Return the ModuleSpec of the dense layer, projections included."""
+    """Return the ModuleSpec of the dense feed-forward layer, projections included."""
     return ModuleSpec(
         module=FeedForward,
         submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
@@ -94,16 +94,19 @@ def feed_forward_spec() -> ModuleSpec:
 
 
 class Layer(TransformerLayer):
-    """Megatron's layer, which asks for no feature of Megatron's in evaluation, nor with fused parts.
+    """Megatron's transformer layer; in evaluation and with fused kernels it calls its parts directly.
 
-    A fused second norm also adds the attention's output. It does so in a call of its module, since Megatron waits there
-    for the weight.
+    With fused kernels the second norm also adds the attention's output to the residual. The addition is in the call of
+    the norm's module, because Megatron waits there for the weight.
     """
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: None = None, **others: object
     ) -> tuple[torch.Tensor, None]:
-        """hidden_states [S, B, H] → the same shape, and no context; `others` are unused arguments of Megatron's."""
+        """Compute hidden_states [S, B, H] → the same shape; the second value, Megatron's context, is None.
+
+        `others`: arguments of Megatron's block, which only Megatron's own forward pass uses.
+        """
         trains = self.training or torch.is_grad_enabled()
         if trains and not self.config.fuse:
             output: tuple[torch.Tensor, None] = super().forward(hidden_states, attention_mask, **others)
@@ -117,7 +120,7 @@ class Layer(TransformerLayer):
 
 
 def _add(part: tuple[torch.Tensor, torch.Tensor | None], residual: torch.Tensor) -> torch.Tensor:
-    """Return output, bias and residual [S, B, H] together, in the place of the output."""
+    """Return output + bias + residual [S, B, H]; without a bias the sum overwrites the output."""
     return _with_bias(*part).add_(residual)
 
 

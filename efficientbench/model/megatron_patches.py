@@ -42,11 +42,11 @@ def apply() -> None:
         clip_grads.l2_norm_impl = _l2_norm
         clip_grads.multi_tensor_scale_impl = _scale_in_place
     token_dispatcher.maybe_move_tensor_to_cpu = _move_to_host
-    # The original waits for the device twice, to learn how many rows it has selected: always as many.
+    # The original waits for the device twice to learn how many rows it selected, a number that the host knows.
     token_dispatcher.permute = token_dispatch.permute
     moe_layer.MoEAlltoAllTokenDispatcher = token_dispatch.dispatcher
     if not hasattr(moe_utils, "te_general_gemm"):
-        # Without Transformer Engine the router looks for a name that was never bound; None is its "not there".
+        # Without Transformer Engine the router reads a name that was never bound; it takes None as "not installed".
         moe_utils.te_general_gemm = None
 
 
@@ -67,7 +67,7 @@ def _reduce_scatter_parts(
     input_split_sizes: list[int] | None = None,
     use_global_buffer: bool = False,
 ) -> torch.Tensor:
-    # Before torch 2.8, gloo cannot reduce and scatter unequal parts, as experts want that tensor-parallel ranks split.
+    # Before torch 2.8, gloo cannot reduce-scatter unequal parts, which experts split over tensor-parallel ranks need.
     if input_split_sizes is None or group.size() == 1 or dist.get_backend(group) != CPU.backend:
         scattered: torch.Tensor = _reduce_scatter(input_, group, input_split_sizes, use_global_buffer)
         return scattered
@@ -80,8 +80,8 @@ _group_if_none = layers.get_tensor_model_parallel_group_if_none
 def _tensor_parallel_group(
     tp_group: ProcessGroup | None, is_expert: bool = False, check_initialized: bool = True
 ) -> ProcessGroup | None:
-    # The original warns where it gets no group, as from every call of a row-parallel layer, and torch.compile cannot
-    # trace a warning.
+    # The original warns when it gets no group, as in every call of a row-parallel layer, and torch.compile cannot trace
+    # a warning.
     if tp_group is None and not is_expert and parallel_state.is_initialized():
         return parallel_state.get_tensor_model_parallel_group(check_initialized=check_initialized)
     return _group_if_none(tp_group, is_expert, check_initialized)
@@ -91,8 +91,8 @@ _maybe_move_tensor_to_cpu = moe_utils.maybe_move_tensor_to_cpu
 
 
 def _move_to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    # The original leaves a tensor that is not on a CUDA device as it is, and the experts' all-to-all then gets tensors
-    # where it wants numbers of rows.
+    # The original leaves tensors of other devices than CUDA's unchanged, and the experts' all-to-all then gets tensors
+    # instead of numbers of rows.
     moved = _maybe_move_tensor_to_cpu(tensor, as_numpy, record_stream)
     if not isinstance(moved, torch.Tensor):
         return moved
@@ -101,8 +101,8 @@ def _move_to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = Fal
 
 
 def _provide_weight_gradient_accumulation() -> None:
-    # Linear layers can add weight gradients to `main_grad` in the matmul itself, but only through an extension that
-    # Apex compiles. A matmul that accumulates does the same on every device, and saves a pass over all gradients.
+    # Megatron's linear layers can add weight gradients to `main_grad` in the matmul itself, but only through Apex's
+    # compiled extension. An accumulating matmul does the same on every device, and saves a pass over all gradients.
     if layers._grad_accum_fusion_available:
         return
     layers.fused_weight_gradient_mlp_cuda = types.SimpleNamespace(
@@ -112,13 +112,13 @@ def _provide_weight_gradient_accumulation() -> None:
 
 
 def _accumulate_weight_gradient(input_: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor) -> None:
-    """main_grad [O, I] += grad_output [N, O]ᵀ · input [N, I]; main_grad may be wider than the others."""
+    """Add grad_output [N, O]ᵀ · input [N, I] to main_grad [O, I], whose dtype may be wider than the factors'."""
     add_product(main_grad, grad_output, input_)
 
 
 class _LinearWithBias(layers.LinearWithGradAccumulationAndAsyncCommunication):  # type: ignore[misc]
-    # The original adds the bias in a pass of its own, the product can do it. What it notes for its backward pass is
-    # noted here, too.
+    # The original adds the bias in a separate pass; here the product adds it. `ctx` holds all that the original's
+    # backward pass reads.
     @staticmethod
     @layers.custom_fwd
     def forward(
@@ -148,8 +148,8 @@ class _LinearWithBias(layers.LinearWithGradAccumulationAndAsyncCommunication):  
 
 
 def _spare_collectives_of_one_rank() -> None:
-    # Over a single data-parallel rank, the distributed optimizer gathers and scatters buffers onto themselves; gloo
-    # makes a copy of all parameters for that. Without them there is nothing to coalesce, where torch 2.6 fails.
+    # With a single data-parallel rank, the distributed optimizer gathers and scatters buffers onto themselves; gloo
+    # copies all parameters for that. Without these collectives there is nothing to coalesce, which torch 2.6 refuses.
     coalesce: Callable[..., AbstractContextManager[object]] = param_and_grad_buffer._coalescing_manager
     gather: Callable[..., object] = param_and_grad_buffer.dist_all_gather_func
     scatter: Callable[..., object] = param_and_grad_buffer.dist_reduce_scatter_func
@@ -171,8 +171,8 @@ def _spare_collectives_of_one_rank() -> None:
 
 
 def _spare_autograd_functions() -> None:
-    # Where nothing is differentiated, a linear layer is a product. The autograd functions around it take longer than
-    # the product in a small model's decoding step.
+    # Without gradients a linear layer is only a product. In a small model's decoding step, the autograd functions
+    # around it take longer than the product.
     copy: Callable[..., torch.Tensor] = layers.copy_to_tensor_model_parallel_region
     reduce: Callable[..., torch.Tensor] = layers.reduce_from_tensor_model_parallel_region
 
@@ -197,7 +197,7 @@ def _product(differentiable: Callable[..., torch.Tensor]) -> Callable[..., torch
         sequence_parallel: bool,
         **others: Any,
     ) -> torch.Tensor:
-        # With sequence parallelism the input is gathered first.
+        # With sequence parallelism the original gathers the input first.
         if torch.is_grad_enabled() or sequence_parallel:
             return differentiable(
                 layer, input=input, weight=weight, bias=bias, sequence_parallel=sequence_parallel, **others
@@ -214,14 +214,14 @@ def _same(output: torch.Tensor, input_: torch.Tensor, group: ProcessGroup) -> bo
 def _l2_norm(
     chunk_size: int, noop_flag: torch.Tensor, tensor_lists: list[list[torch.Tensor]], per_tensor: bool
 ) -> tuple[torch.Tensor, None]:
-    # Megatron's own for lack of Apex and Transformer Engine waits for the device once for each tensor.
+    # Without Apex and Transformer Engine, Megatron's own norm waits for the device once for each tensor.
     return torch.stack(torch._foreach_norm(tensor_lists[0])).norm().reshape(1), None
 
 
 def _scale_in_place(
     chunk_size: int, noop_flag: torch.Tensor, tensor_lists: list[list[torch.Tensor]], scale: float
 ) -> None:
-    # Megatron's own makes a scaled copy of each gradient, and copies it back.
+    # Megatron's own function makes a scaled copy of each gradient, and copies it back.
     sources, targets = tensor_lists
     for source, target in zip(sources, targets, strict=True):
         torch.mul(source, scale, out=target)

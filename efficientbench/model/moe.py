@@ -1,9 +1,9 @@
 """Mixture of experts in place of the feed-forward layer: Megatron's MoELayer with experts of our own.
 
-The router is Megatron's, and so are dispatch and return where experts are shared out over ranks (see
-`token_dispatch`). Dropless: every chosen expert computes its token.
+The router is Megatron's, and so are dispatch and combine where ranks split the experts (see `token_dispatch`).
+Dropless: every chosen expert computes its token.
 N = token copies that this rank's experts received, E = experts on this rank, H = hidden size, F = feed-forward width
-of an expert (this rank's share of it under expert tensor parallelism).
+of an expert (under expert tensor parallelism, this rank's share of it).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from efficientbench.model.layers import activate
 
 
 class Router(TopKRouter):
-    """Megatron's top-k router, which also counts tokens and losses on its device until `take_routing` reads them."""
+    """Megatron's top-k router, which also sums tokens and losses on its device until `take_routing` reads them."""
 
     def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None) -> None:
         super().__init__(config, pg_collection)
-        # The sum of this rank's auxiliary losses, then the tokens sent to each expert.
-        # In float32, which every device has: it counts to 16 million, more than a rank sends to an expert in a step.
+        # The sum of this rank's auxiliary losses, then the number of tokens sent to each expert. float32, which every
+        # device has, counts exactly to 16 million, more tokens than a rank sends to an expert in a step.
         self.counted = torch.zeros(1 + self.num_experts, dtype=torch.float32, device=torch.get_default_device())
 
     def forward(
@@ -39,29 +39,30 @@ class Router(TopKRouter):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Route input [S, B, H] → weights and choices [S · B, experts]."""
         weights, chosen = super().forward(input, padding_mask)
-        # Not in validation, and once where activations are recomputed.
+        # Do not count validation, and count recomputed activations once.
         if self.training and torch.is_grad_enabled():
             self.counted[1:] += chosen.sum(dim=0)
         return weights, chosen
 
     def _apply_expert_bias(self, routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None) -> None:
-        """Do nothing, as Megatron's own without an expert bias, which it compiles: devices need a compiler for that."""
+        """Do nothing. Megatron's own method also does nothing without an expert bias, but needs a compiler for it."""
 
     def attach_and_log_load_balancing_loss(
         self, activation: torch.Tensor, aux_loss_coeff: float, aux_loss: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor:
-        """Add the auxiliary loss's gradient to that of `activation`; Megatron's own method would count in a global."""
+        """Add the auxiliary loss's gradient to that of `activation`; sum the loss here, not in Megatron's global."""
         self.counted[0] += aux_loss.detach() / aux_loss_coeff
         attached: torch.Tensor = MoEAuxLossAutoScaler.apply(activation, aux_loss)
         return attached
 
 
 def take_routing(model: GPTModel) -> torch.Tensor | None:
-    """Return what the routers of this stage have counted since the last call; None for a model without experts.
+    """Return the counts of this stage's routers since the last call, and reset them.
 
     Returns:
-        [layers of the whole model, 1 + experts] float32: sum of auxiliary losses without their factor, then tokens of
-        each expert; zero for the layers of other stages. Summed over all ranks these are the run's.
+        [layers of all stages, 1 + experts] float32: the sum of auxiliary losses without their factor, then the tokens
+        of each expert; zero for the layers of other stages. The sum over all ranks is that of the run. None for a
+        model without experts.
     """
     config = model.config
     if config.num_moe_experts is None:
@@ -75,12 +76,12 @@ def take_routing(model: GPTModel) -> torch.Tensor | None:
 
 
 class GroupedLinearFunction(torch.autograd.Function):
-    """Each expert's linear layer on its own rows. Adds weight gradients to `main_grad`, like Megatron's layers."""
+    """Each expert's linear layer on its own rows; adds weight gradients to `main_grad`, as Megatron's layers do."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, groups: RowGroups) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        # The parameter itself, since Megatron sets `main_grad` on it.
+        # The parameter itself, because Megatron sets `main_grad` on it.
         ctx.parameter, ctx.groups = weight, groups
         return grouped_mm(x, weight.transpose(1, 2), groups)
 
@@ -96,18 +97,18 @@ class GroupedLinearFunction(torch.autograd.Function):
 
 
 class GroupedLinear(torch.nn.Module):
-    """The same linear layer of all experts of this rank, without bias."""
+    """One linear layer, without bias, of all experts on this rank."""
 
     def __init__(
         self, config: TransformerConfig, experts: int, outputs: int, inputs: int, partition_dim: int, stride: int
     ) -> None:
-        """`partition_dim` and `stride`: how expert tensor parallelism has cut the weight [experts, outputs, inputs]."""
+        """`partition_dim`, `stride`: how expert tensor parallelism splits the weight [experts, outputs, inputs]."""
         super().__init__()
         self.weight = torch.nn.Parameter(
             torch.empty(experts, outputs, inputs, dtype=config.params_dtype, device=torch.get_default_device())
         )
         set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=partition_dim, stride=stride)
-        # False: gradients are reduced over the ranks that hold the same experts, not over all data-parallel ranks.
+        # False: Megatron reduces gradients over the ranks with the same experts, not over all data-parallel ranks.
         self.weight.allreduce = config.expert_model_parallel_size == 1  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor, groups: RowGroups) -> torch.Tensor:
@@ -119,7 +120,7 @@ class GroupedLinear(torch.nn.Module):
 
 
 class Experts(MegatronModule):
-    """This rank's experts: feed-forward layers of the dense layer's shape, computed group by group."""
+    """This rank's experts: feed-forward layers of the dense layer's form, computed by grouped matmuls."""
 
     def __init__(
         self, num_local_experts: int, config: TransformerConfig, pg_collection: ProcessGroupCollection
@@ -138,11 +139,11 @@ class Experts(MegatronModule):
 
         Args:
             tokens: [N, H], sorted by expert.
-            tokens_per_expert: [E], on the host where tokens came from other ranks, else on the device.
-            weights: [N]
+            tokens_per_expert: [E], on the host where ranks split the experts, else on the device.
+            weights: [N], the router's weights.
 
         Returns:
-            [N, H], and no bias.
+            [N, H], and None for the bias.
         """
         groups = RowGroups(tokens_per_expert, tokens.device)
         out = self.linear_fc2(activate(self.linear_fc1(tokens, groups), self.config), groups)
@@ -150,5 +151,5 @@ class Experts(MegatronModule):
 
 
 def spec() -> ModuleSpec:
-    """Return the ModuleSpec of the whole mixture, router included."""
+    """Return the ModuleSpec of the mixture of experts, router included."""
     return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=ModuleSpec(module=Experts), router=Router))

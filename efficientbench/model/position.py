@@ -1,6 +1,6 @@
-"""Positional encodings: what each of them does to embeddings, to queries and keys, and to scores.
+"""Positional encodings: what each does to embeddings, to queries and keys, and to scores.
 
-Declarations in position_variants.py name the method `of` of each.
+The declarations in architecture/positions.py name each class's method `of`, which builds the encoding of a stage.
 S = sequence, B = micro-batch, H = hidden size, D = head dimension.
 """
 
@@ -22,49 +22,49 @@ from efficientbench.model.engine_config import EngineConfig
 from efficientbench.model.kernels.rope import rotate
 
 WAVELENGTH = 10_000.0
-"""Wavelengths of sinusoids rise from 2π to this times 2π."""
+"""The largest wavelength of the sinusoids, in units of 2π; the smallest is 1."""
 POSITION_TABLE = "is_position_table"
-"""The attribute that marks a trained table of positions, on which no weight decay falls."""
+"""The attribute that marks a trained table of positions, which has no weight decay."""
 
 
 class Position:
-    """No positional encoding (NoPE, arXiv 2305.19466), and what every encoding may do.
+    """No positional encoding (NoPE, arXiv 2305.19466), and the base class of all encodings.
 
-    One object serves all layers of a pipeline stage. An encoding may add to the embedding, change queries and keys, and
-    add to the scores; each of the three changes nothing unless a subclass overrides it.
+    One object serves all layers of a pipeline stage. A subclass overrides what it changes: the embedding (`embed`),
+    queries and keys (`rotate`, `at`), or the scores (`bias`).
     """
 
     table: torch.nn.Parameter | None = None
-    """The encoding's trained parameter on this stage. The model registers it, and no layer does: it has one name."""
+    """The encoding's trained parameter on this stage. The model alone registers it, so that it has one name."""
 
     @classmethod
     def of(cls, model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:
-        """Make the encoding of one pipeline stage."""
+        """Build the encoding of one pipeline stage."""
         return cls()
 
     def embed(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Encode embedded tokens [S, B, H] at the given positions → [S, B, H]. Called on the first stage only.
+        """Add the encoding of positions to embedded tokens [S, B, H] → [S, B, H]. Called on the first stage only.
 
         `positions`: [S], or [S, B] where decoding has rows of different lengths (see `PositionVariant.decodes`).
-        What is added has 1 / √2 of the tokens' spread at initialization, under every encoding that adds something.
+        At initialization the added term has 1 / √2 of the tokens' standard deviation, under every such encoding.
         """
         return embedded
 
     def rotate(self, x: torch.Tensor, stride: int = 1) -> torch.Tensor:
         """Encode queries or keys [S, B, heads, D] of this context-parallel rank → the same shape.
 
-        `stride`: x has every `stride`-th token, of a sequence that one rank holds whole.
+        `stride`: x has every `stride`-th token of the sequence; above 1 only without context parallelism.
         """
         return x
 
     def at(self, positions: torch.Tensor) -> Position:
-        """Return the encoding whose `rotate` takes queries or keys [S, B, heads, D] of tokens at positions [S, B]."""
+        """Return the encoding that rotates queries or keys [S, B, heads, D] at positions [S, B]."""
         return self
 
     def bias(self, sequence: int) -> torch.Tensor | None:
-        """Return what is added to scores, [heads of this tensor-parallel rank, S]; None adds nothing.
+        """Return the bias on scores by distance, [heads of this tensor-parallel rank, S]; None for no bias.
 
-        Entry d is for a query and the key d tokens before it.
+        Entry d belongs to a query and the key d tokens before it.
         """
         return None
 
@@ -73,9 +73,9 @@ class Rope(Position):
     """Rotary position embedding (arXiv 2104.09864, equation 34): rotates by angles that grow with position."""
 
     def __init__(self, base: float, dim: int, fuse: bool = False) -> None:
-        """Take the frequencies' `base` and the number `dim` of a head's last dimensions that are rotated.
+        """Take the frequencies' `base`, and `dim`, how many of a head's last dimensions to rotate.
 
-        `fuse`: by a compiled kernel.
+        `fuse`: use a compiled kernel.
         """
         self.base = base
         self.dim = dim
@@ -106,16 +106,16 @@ class Rope(Position):
 
     def _of(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the angles [S, B or 1, 1, dim / 2] of positions [S, B or 1]."""
-        # In float32 also for bf16, which cannot tell apart positions above 256.
+        # In float32 for every dtype, because bf16 cannot tell apart positions above 256.
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device=positions.device) / self.dim
         return positions.float()[:, :, None, None] * self.base**-exponents
 
 
 class Rotation(Position):
-    """Rotary position embedding by given angles."""
+    """Rotary position embedding by precomputed angles."""
 
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor, fuse: bool) -> None:
-        """Take cos and sin [S, B, 1, dim / 2] in float32; `fuse`: rotate by a compiled kernel."""
+        """Take cos and sin [S, B, 1, dim / 2] in float32; `fuse`: use a compiled kernel."""
         self.cos, self.sin, self.fuse = cos, sin, fuse
 
     def rotate(self, x: torch.Tensor, stride: int = 1) -> torch.Tensor:
@@ -123,10 +123,10 @@ class Rotation(Position):
 
 
 class Absolute(Position):
-    """Sinusoids, fixed (arXiv 1706.03762, section 3.5), added to the embedding.
+    """Fixed sinusoids (arXiv 1706.03762, section 3.5), added to the embedding.
 
-    In dimension 2k sin(p / WAVELENGTH^(2k / H)) of position p, in 2k + 1 its cosine, times the spread of the tokens'
-    initial weights: the same proportion as in the paper, where both are 1 after the embedding is multiplied by √H.
+    Position p has sin(p / WAVELENGTH^(2k / H)) in dimension 2k and the cosine in 2k + 1, times the standard deviation
+    of the tokens' initial embedding. That is the paper's proportion: there both are 1, after a factor √H on the tokens.
     """
 
     def __init__(self, init_std: float) -> None:
@@ -145,14 +145,14 @@ class Absolute(Position):
 
 
 class LearnableAbsolute(Position):
-    """A trained row for each position, as in GPT-2, added to the embedding. For the first stage, which alone embeds."""
+    """A trained row for each position, as in GPT-2, added to the embedding; only the first stage has the table."""
 
     table: torch.nn.Parameter
 
     def __init__(self, rows: int, config: EngineConfig) -> None:
-        """Make a table [rows, H], whole on every tensor-parallel rank; `rows`: the longest sequence."""
+        """Make a table [rows, H], replicated over tensor-parallel ranks; `rows`: the longest sequence in tokens."""
         self.table = position_table(rows, config.hidden_size, config)
-        # Each rank adds only the rows of its part of the sequence: Megatron sums gradients of parameters marked so.
+        # Each rank adds only the rows of its part of the sequence; this mark lets Megatron sum the gradients.
         self.table.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     @classmethod
@@ -165,7 +165,7 @@ class LearnableAbsolute(Position):
 
 
 def _by_row(positions: torch.Tensor) -> torch.Tensor:
-    """Return positions [S, B] as they are, and [S], which all rows share, as [S, 1]."""
+    """Return positions [S, B] unchanged, and positions [S], which all rows share, as [S, 1]."""
     return positions if positions.dim() == 2 else positions[:, None]
 
 
@@ -177,22 +177,22 @@ class Relative(Position):
     def __init__(self, relative: RelativeConfig, config: EngineConfig, first_stage: bool) -> None:
         """Make one table [buckets, heads] for all layers.
 
-        Every pipeline stage has a copy, and every tensor-parallel rank the columns of its heads.
+        Every pipeline stage has a copy; a tensor-parallel rank has the columns of its heads.
         """
         self.buckets, self.max_distance = relative.buckets, relative.max_distance
         heads = config.num_attention_heads // parallel_state.get_tensor_model_parallel_world_size()
         self.table = position_table(relative.buckets, heads, config)
         marks: dict[str, object] = {
-            # Split over tensor-parallel ranks.
+            # Tensor parallelism splits the columns.
             "tensor_model_parallel": True,
             "partition_dim": 1,
             "partition_stride": 1,
-            # The stages' copies start equal, get the sum of their gradients, and so stay equal. Megatron needs three
-            # marks for that: the sum over stages (which `has_cond_embedder` turns on), …
+            # The stages' copies start equal and stay equal by the sum of their gradients. Megatron needs three marks
+            # for that: one for the sum over stages (which `has_cond_embedder` turns on), …
             "pipeline_parallel": True,
-            # … a bucket of its own, so that the distributed optimizer cuts it alike on every stage, …
+            # … one for a separate bucket, which the distributed optimizer splits alike on every stage, …
             "shared_embedding": True,
-            # … and one copy in the gradient norm.
+            # … and one by which a single copy counts in the gradient norm.
             "shared": not first_stage,
         }
         for name, value in marks.items():
@@ -212,8 +212,8 @@ class Relative(Position):
 def bucket(distances: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
     """Return the bucket [S] of each distance [S], counted from 0.
 
-    The first half of the buckets has one distance each, the others grow wider up to `max_distance`; all distances
-    beyond share the last.
+    Each bucket of the first half has one distance; the others grow wider up to `max_distance`. All larger distances
+    share the last bucket.
     """
     exact = buckets // 2
     ratio = (distances.clamp(min=exact).float() / exact).log() / math.log(max_distance / exact)
@@ -239,10 +239,10 @@ class Alibi(Position):
 
 
 def slopes(heads: int) -> list[float]:
-    """Return a geometric sequence from 2^(-8 / heads).
+    """Return ALiBi's slope of each head: a geometric sequence that starts at its own ratio, 2^(-8 / heads).
 
-    For a number of heads that is no power of two the authors take the sequence of the next smaller power, then every
-    other slope of the next larger.
+    Where the number of heads is no power of two, the sequence is that of the next smaller power, followed by every
+    other slope of the next larger one, as in the authors' code.
     """
     power = 1 << (heads.bit_length() - 1)
     between = [2 ** (-8 * k / (2 * power)) for k in range(1, 2 * power, 2)]
@@ -250,13 +250,13 @@ def slopes(heads: int) -> list[float]:
 
 
 def build_position(model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:
-    """Return the positional encoding that the configuration names, for one pipeline stage."""
+    """Build the positional encoding of one pipeline stage that the configuration names."""
     position: Position = imported(position_of(model).layer)(model, config, first_stage)
     return position
 
 
 def position_table(rows: int, columns: int, config: TransformerConfig) -> torch.nn.Parameter:
-    """Make a trained table of positions, without values yet, marked for `training.optimizer.decays`."""
+    """Make an uninitialized table of positions, with the mark that `update.parameter_roles.decays` reads."""
     device = torch.get_default_device()
     table = torch.nn.Parameter(torch.empty(rows, columns, dtype=config.params_dtype, device=device))
     setattr(table, POSITION_TABLE, True)

@@ -20,29 +20,29 @@ def permute(
     fused: bool = False,
     drop_and_pad: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Copy each token for each of its experts, those of the first expert first, each expert's in their order.
+    """Copy each token once for each of its experts, and sort the copies by expert, then by token.
 
-    Replaces Megatron's function of this name for dropless dispatch: same rows, but the host does not wait for the
-    device to learn their number, which it knows.
+    Replaces Megatron's function of this name for dropless dispatch. The rows are the same, but the host does not wait
+    for the device to learn their number, which it knows.
 
     Args:
         tokens: [N, H]
         routing_map: [N, E], True where an expert was chosen.
         probs: [N, E], the router's weights.
         num_out_tokens: N · K
-        fused: another way of Megatron's, which no configuration of ours chooses.
-        drop_and_pad: another one.
+        fused: Megatron's fused permutation, which none of our configurations asks for.
+        drop_and_pad: Megatron's capacity limit, which none of our configurations asks for.
 
     Returns:
-        Rows [N · K, H], their weights [N · K], and the token of each row [N · K].
+        Rows [N · K, H], their weights [N · K], and the token number of each row [N · K].
 
     Raises:
-        NotImplementedError: fused or drop_and_pad.
+        NotImplementedError: `fused` or `drop_and_pad` is set.
     """
     if fused or drop_and_pad:
         raise NotImplementedError("Megatron's fused permutation, or one with a capacity")
-    # A stable sort by "not chosen" lists the chosen ones in their order. In float16, because integers are sorted by the
-    # slow processor beside the cores on most Ascend chips.
+    # A stable sort puts the chosen entries first, in their order. In float16, because most Ascend chips sort integers
+    # on the slow processor beside the cores.
     chosen = routing_map.t().reshape(-1).to(torch.float16).argsort(descending=True, stable=True)[:num_out_tokens]
     token_of_row = chosen % len(tokens)
     weights = probs.t().reshape(-1).index_select(0, chosen)
@@ -50,9 +50,9 @@ def permute(
 
 
 class LocalDispatcher(MoETokenDispatcher):
-    """For a rank that has all experts whole: sorts rows by expert and leaves their counts on the device.
+    """The dispatcher of a rank that has all experts unsplit: sorts rows by expert, and leaves the counts on the device.
 
-    Megatron's dispatchers bring the counts to the host and wait for them, also with one rank.
+    Megatron's dispatchers copy the counts to the host and wait for them, even with one rank.
     """
 
     def dispatch_preprocess(
@@ -66,25 +66,25 @@ class LocalDispatcher(MoETokenDispatcher):
         return rows, weights
 
     def token_dispatch(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows as they are: their experts are on this rank."""
+        """Return the rows unchanged: their experts are on this rank."""
         return hidden_states, probs
 
     def dispatch_postprocess(
         self, hidden_states: torch.Tensor, probs: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the rows, how many of them each expert has [E] on the device, and their weights."""
+        """Return the rows, the number of rows of each expert [E] on the device, and the rows' weights."""
         return hidden_states, self.tokens_per_expert, probs
 
     def combine_preprocess(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Return the rows as they are: they are in order."""
+        """Return the rows unchanged: they are in order."""
         return hidden_states
 
     def token_combine(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Return the rows as they are: their tokens are on this rank."""
+        """Return the rows unchanged: their tokens are on this rank."""
         return hidden_states
 
     def combine_postprocess(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Sum rows [N · K, H] for each token → [S, B, H]."""
+        """Sum the rows [N · K, H] of each token → [S, B, H]."""
         tokens = self.shape[:-1].numel(), self.shape[-1]
         summed: torch.Tensor = unpermute(hidden_states, self.token_of_row, restore_shape=tokens)
         return summed.view(self.shape)
@@ -98,8 +98,8 @@ def dispatcher(
 ) -> MoETokenDispatcher:
     """Return the dispatcher of a layer.
 
-    Where experts are shared out it is Megatron's all-to-all, for which the host must know how many rows each rank sends
-    and receives: it waits once in each layer's forward pass, for the counts alone.
+    Where ranks split the experts it is Megatron's all-to-all. For that the host must know how many rows each rank sends
+    and receives, so it waits once in each layer's forward pass, for the counts alone.
     """
     if pg_collection.ep.size() == pg_collection.expt_tp.size() == 1:
         return LocalDispatcher(config, pg_collection)

@@ -1,1 +1,1 @@
-"""Training on megatron-core: process groups, data, optimizer and the loop. Emits events, measures nothing."""
+"""Training on megatron-core: process groups, data, optimizer and the loop. Emits events and computes no metric."""

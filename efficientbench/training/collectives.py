@@ -1,4 +1,4 @@
-"""Counts the collectives of this rank, whoever has made the process groups."""
+"""Count this rank's collectives in every process group, Megatron's included."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 
 def collectives_begun() -> dict[str, int]:
-    """Return, by the name of each process group, how many collectives this rank has begun in it."""
-    # torch compares the same numbers to find ranks that are out of step; they have no public name.
+    """Return how many collectives this rank has begun, by the name of the process group."""
+    # torch compares these numbers to find ranks that are out of step; they have no public name.
     names = dict(dist.distributed_c10d._world.pg_names)
     return {str(name): _count(group) for group, name in names.items()}
 

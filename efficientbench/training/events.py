@@ -1,4 +1,4 @@
-"""The events of training, which monitor, logs and records listen to."""
+"""The events of training, for listeners: monitor, logs and records."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ from efficientbench.metrics.records.record_parts import Mismatch
 
 @dataclass(frozen=True)
 class StepStarted:
-    """An optimizer step begins; steps count from 1."""
+    """An optimizer step begins."""
 
     step: int
+    """The step's number, counted from 1."""
 
 
 @dataclass(frozen=True)
 class Routing:
-    """What the routers of a mixture of experts did in one step."""
+    """The routing of a mixture of experts in one step."""
 
     auxiliary_loss: float | None
-    """Load-balancing loss without its factor, mean over layers and micro-batches: 1 where all experts get equally many
-    tokens. None where the run trains without it."""
+    """Load-balancing loss without its factor, mean over layers and micro-batches: 1 if all experts get equally many
+    tokens. None if the run trains without this loss."""
     tokens_per_expert: tuple[tuple[int, ...], ...]
     """[layers][experts], over all ranks; each token counts top-k times."""
 
 
 @dataclass(frozen=True)
 class StepEnded:
-    """An optimizer step has ended on this rank; the values are those of all ranks together."""
+    """An optimizer step has ended on this rank; the values are over all ranks."""
 
     step: int
     loss: float
-    """Mean training loss per supervised token, in nats; of the language model alone."""
+    """Mean training loss per supervised token, in nats, without auxiliary losses."""
     gradient_norm: float | None
-    """Global norm before clipping; None where the step was skipped."""
+    """Global norm before clipping; None if the step was skipped."""
     learning_rate: float
     tokens: int
     """Tokens computed in the step, over all ranks."""
     supervised_tokens: int
-    """Those of `tokens` that the loss is a mean over: all of text, and of conversations what is learned."""
+    """Tokens that the loss is a mean over: all tokens of text, or the learned tokens of conversations."""
     skipped: bool
-    """Whether the optimizer left the weights as they were, because gradients overflowed in fp16 or were not finite."""
+    """Whether the optimizer skipped the update, because gradients overflowed in fp16 or were not finite."""
     non_finite: str | None = None
-    """What was not finite, and on which ranks; None where everything was, apart from gradients that fp16 overflowed."""
+    """What was not finite, and on which ranks; None if nothing was, apart from overflow in fp16."""
     routing: Routing | None = None
-    """None for a model without experts."""
+    """The step's routing; None for a model without experts."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class ValidationEnded:
     document_tokens: tuple[int, ...]
     """Predicted tokens of each document."""
     utf8_bytes: int | None
-    """UTF-8 bytes of the predicted tokens; None where the tokenizer does not know them."""
+    """UTF-8 bytes of the predicted tokens; None if the tokenizer does not know them."""
     text: str
-    """SHA-256 of the predicted tokens: two validations with the same one read the same text."""
+    """SHA-256 of the predicted tokens; equal for validations of the same text."""
 
     @property
     def tokens(self) -> int:
@@ -79,23 +80,23 @@ class ValidationEnded:
 
 @dataclass(frozen=True)
 class RecheckStarted:
-    """A micro-batch of step `step` is computed twice, after that step."""
+    """A recheck begins: a micro-batch of step `step` is computed twice, after that step."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class RecheckEnded:
-    """A micro-batch has been computed twice."""
+    """A recheck has ended."""
 
     step: int
     mismatches: tuple[Mismatch, ...]
-    """Where the bits differed; empty where they did not."""
+    """Ranks and places where bits differed; empty if none did."""
 
 
 @dataclass(frozen=True)
 class CheckpointStarted:
-    """Training pauses after `step` steps to save a checkpoint, or to complete one that was written meanwhile."""
+    """Training pauses after `step` steps to save a checkpoint, or to complete an asynchronous one."""
 
     step: int
 
@@ -106,7 +107,7 @@ class CheckpointEnded:
 
     step: int
     still_writing: bool
-    """Whether a process beside the training is writing a checkpoint."""
+    """Whether a forked process is still writing a checkpoint."""
 
 
 @dataclass(frozen=True)

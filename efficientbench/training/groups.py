@@ -1,4 +1,4 @@
-"""Process groups: only this file makes and destroys them."""
+"""The process groups of ranks: only this file makes and destroys them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from efficientbench.config.parallel import ParallelConfig
 
 HANG_LIMIT_S = 600.0
-"""How long a collective may wait for a rank, unless configured."""
+"""The default time that a collective may wait for a rank."""
 LOOPBACK = "127.0.0.1"
-"""Where the ranks of one machine meet."""
+"""The address at which the ranks of one machine meet."""
 MARGIN_S = 60.0
-"""Added to the backend's own time limit, so that the launcher acts first: it can name the rank that is missing."""
+"""Margin of the backend's time-out over the hang limit: the launcher acts first, since it can name the missing rank."""
 
 
 @contextlib.contextmanager
@@ -30,16 +30,16 @@ def world(backend: str, hang_limit_s: float = HANG_LIMIT_S, bound_to: torch.devi
     """Start torch.distributed over the ranks that the environment describes (RANK, WORLD_SIZE, MASTER_*).
 
     Args:
-        backend: of torch.distributed.
-        hang_limit_s: how long a collective may wait for a rank.
-        bound_to: the device of this rank for which all groups are made at once; None: with their first collective.
+        backend: torch.distributed's name of the backend.
+        hang_limit_s: how long a collective may wait for a rank, in seconds.
+        bound_to: this rank's device, to make the backend's communicators at once; None: at the first collective.
     """
     timeout = datetime.timedelta(seconds=hang_limit_s + MARGIN_S)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = _store(rank, size, timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound_to)
     yield
-    # Not after an error: a rank that failed reports it and ends, without waiting for the others.
+    # Not after an error: a rank that failed reports the error and ends, without waiting for the others.
     dist.destroy_process_group()
 
 
@@ -56,7 +56,7 @@ def one_rank(backend: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def model_parallel(parallel: ParallelConfig, seed: int, hang_limit_s: float = HANG_LIMIT_S) -> Iterator[None]:
-    """Megatron's process groups for one layout, over all ranks of the world."""
+    """Make Megatron's process groups for one layout, over all ranks of the world."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tp,
         context_parallel_size=parallel.cp,
@@ -76,10 +76,10 @@ def model_parallel(parallel: ParallelConfig, seed: int, hang_limit_s: float = HA
 
 
 def _store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:
-    """Return the store by which the ranks meet at MASTER_ADDR and MASTER_PORT.
+    """Return the store through which the ranks meet at MASTER_ADDR and MASTER_PORT.
 
-    By itself it listens on every interface, and whoever reaches it reads and writes it. Where the ranks meet on this
-    machine's loopback it listens there alone.
+    torch's store listens on every interface, and whoever reaches it can read and write it. If the ranks meet on this
+    machine's loopback, the store listens there alone.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     meet = functools.partial(dist.TCPStore, address, port, size, timeout=timeout)
@@ -101,7 +101,7 @@ def barrier() -> None:
 
 
 def meet_on_host(name: str) -> None:
-    """Wait for all ranks without work for the devices, which spin where a collective waits; each name serves once."""
+    """Wait for all ranks through the store, because devices spin while a collective waits; each `name` works once."""
     store = dist.distributed_c10d._get_default_store()
     if store.add(f"{name}: arrived", 1) == dist.get_world_size():
         store.set(f"{name}: complete", "1")
@@ -109,14 +109,14 @@ def meet_on_host(name: str) -> None:
 
 
 def any_rank(here: bool, device: torch.device) -> bool:
-    """Return whether it is so on any rank. All ranks must ask together; `device`: this rank's."""
+    """Return whether `here` is true on any rank; all ranks call this together. `device`: this rank's device."""
     found = torch.tensor([int(here)], dtype=torch.int32, device=device)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     return bool(found)
 
 
 def gather_rows(values: torch.Tensor) -> torch.Tensor:
-    """Gather [n] of each rank into [ranks, n], in the order of ranks, on the device, without waiting for it."""
+    """Gather each rank's [n] into [ranks, n], in the order of ranks; the host does not wait for the device."""
     gathered = values.new_empty(dist.get_world_size() * values.numel())
     dist.all_gather_into_tensor(gathered, values)
     return gathered.view(-1, values.numel())
@@ -125,8 +125,8 @@ def gather_rows(values: torch.Tensor) -> torch.Tensor:
 def sum_over_ranks(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return the element-wise sum over all ranks of float64 values on the host, sent through this rank's device.
 
-    NPUs have no float64 (a cast returns float32, with a warning) and HCCL reduces none: the bits are gathered, then
-    summed on the host, in the order of ranks.
+    NPUs have no float64 (a cast returns float32, with a warning), and HCCL does not reduce it. So the bits are
+    gathered, and the host sums the values in the order of ranks.
     """
     bits = values.contiguous().view(torch.int32).flatten().to(device)
     gathered = bits.new_empty(dist.get_world_size() * bits.numel())
@@ -135,17 +135,20 @@ def sum_over_ranks(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def replica() -> tuple[int, int]:
-    """Return the number of this rank's data-parallel replica, and how many there are."""
+    """Return the number of this rank's data-parallel replica, and the number of replicas."""
     return parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
 
 
 def holds_loss() -> bool:
-    """Return whether this rank's copy of the loss is the one to count: last stage, first tensor-parallel rank."""
+    """Return whether this rank's loss counts: it is on the last stage and the first tensor-parallel rank."""
     return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
 
 
 def reads_batches(vp_stage: int | None) -> bool:
-    """Return whether a stage of this rank needs tokens or labels; `vp_stage`: which one, None where it has only one."""
+    """Return whether a stage of this rank needs tokens or labels.
+
+    `vp_stage`: number of the virtual stage on its rank; None where the rank has one stage.
+    """
     return any(
         is_stage(ignore_virtual=False, vp_stage=vp_stage)
         for is_stage in (parallel_state.is_pipeline_first_stage, parallel_state.is_pipeline_last_stage)

@@ -1,8 +1,9 @@
-"""Compute one micro-batch twice and compare the bits, which finds hardware that now and then computes wrong numbers.
+"""Compute one micro-batch twice and compare the bits, to find hardware that sometimes computes wrong numbers.
 
-Both times every rank notes a digest of what each module read and returned, of the loss, and of its own gradients before
-any reduction. A wrong number spreads from its rank to all that work on the same sequences: the rank where bits differ
-first, in the order of computing, is the one to suspect. A device that is wrong both times alike is not found.
+In both computations every rank records a digest of each module's inputs and outputs, of the loss, and of its own
+gradients before any reduction. A wrong number spreads from its rank to all ranks that work on the same sequences: the
+rank where bits differ first, in the order of computation, is the suspect. A device that makes the same error twice is
+not found.
 """
 
 from __future__ import annotations
@@ -26,34 +27,36 @@ from efficientbench.metrics.records.record_parts import Mismatch
 from efficientbench.model.initial_weights import global_name, global_parameters
 
 BLOCK = 2**22
-"""Numbers of a digest that are widened to 64 bits at once."""
+"""Values of a digest that are widened to 64 bits at once."""
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Bytes of a number → the integer of as many."""
+"""Bytes of a value → the integer dtype of the same size."""
 FORWARD, BACKWARD = range(2)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a micro-batch something is computed."""
+    """A place in the computation of a micro-batch."""
 
     order: tuple[int, int, int]
-    """Forward or backward, the stage in that direction, and the number in the stage: what is computed first is least.
-    Ranks of one stage count alike."""
+    """Forward or backward, the stage in that direction, and a running number: earlier places are smaller. Ranks of one
+    stage count alike."""
     what: str
+    """The recorded tensor, for the message."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place at which a rank computed other bits the second time."""
+    """The first place at which a rank's second computation had other bits."""
 
     place: Place
     replica: int
-    """Ranks of different replicas send each other nothing before gradients are reduced."""
+    """The rank's replica. Replicas send each other nothing before gradients are reduced."""
     device: str
+    """The rank's host and device, for the message."""
 
 
 class _Notes:
-    """The digests of one computation, by place."""
+    """The digests of one computation, with their places."""
 
     def __init__(self, stages: Sequence[DistributedDataParallel]) -> None:
         self.stages = dict(zip(_stage_numbers(len(stages)), stages, strict=True))
@@ -62,7 +65,7 @@ class _Notes:
 
     @contextlib.contextmanager
     def calls(self) -> Iterator[None]:
-        """Note what every module without parts of its own reads and returns while it is open."""
+        """Record inputs and outputs of every module without submodules, within the block."""
         handles = [
             module.register_forward_hook(
                 partial(self._called, number, global_name(stage.module, name)), with_kwargs=True
@@ -78,7 +81,7 @@ class _Notes:
                 handle.remove()
 
     def results(self, loss: torch.Tensor) -> None:
-        """Note the loss, and all gradients from the last layer to the first."""
+        """Record the loss, and all gradients from the last layer to the first."""
         last = parallel_state.get_pipeline_model_parallel_world_size() * len(self.stages)
         self._add(FORWARD, last, "the loss", loss)
         for number, stage in self.stages.items():
@@ -104,14 +107,14 @@ def recheck(
 ) -> tuple[Mismatch, ...]:
     """Compute a micro-batch twice; return the ranks at which bits first differed. All ranks call this together.
 
-    Weights, random generators, buffers and counts stay as they were, and no gradient is sent. The gradient buffers
-    hold the micro-batch's gradients afterwards: the next step empties them.
+    Weights, random generators, module buffers and routers' counts stay unchanged, and no gradient is reduced. The
+    gradient buffers have the micro-batch's gradients afterwards, which the next step zeroes.
 
     Args:
-        step: that training has completed.
-        stages: of this rank.
-        compute: passes the micro-batch forward and backward, and returns this rank's loss.
-        device: of this rank.
+        step: the last completed step.
+        stages: this rank's stages.
+        compute: runs the micro-batch's forward and backward pass, and returns this rank's loss.
+        device: this rank's device.
     """
     first, second = (_compute(stages, compute) for _ in range(2))
     place = first_difference(first, second)
@@ -129,13 +132,13 @@ def _compute(stages: Sequence[DistributedDataParallel], compute: Callable[[], to
 
 
 def first_difference(first: Sequence[tuple[Place, int]], second: Sequence[tuple[Place, int]]) -> Place | None:
-    """Return the place whose digests differ between two computations and that is computed before all others."""
+    """Return the earliest place whose digests differ between two computations; None if all are equal."""
     differing = (one[0] for one, other in zip(first, second, strict=False) if one != other)
     return min(differing, key=lambda place: place.order, default=None)
 
 
 def suspects(step: int, found: Sequence[Difference | None]) -> tuple[Mismatch, ...]:
-    """Return of every replica the ranks with the first difference; `found`: of each rank, in the order of ranks."""
+    """Return every replica's ranks with the earliest difference; `found`: each rank's difference, in rank order."""
     differing = [(rank, each) for rank, each in enumerate(found) if each is not None]
     first = {
         replica: min(each.place.order for _, each in differing if each.replica == replica)
@@ -149,10 +152,10 @@ def suspects(step: int, found: Sequence[Difference | None]) -> tuple[Mismatch, .
 
 
 def digest(values: torch.Tensor) -> torch.Tensor:
-    """Return [] int64 on the device: another number, surely, where one of the values has other bits.
+    """Return a digest of the values' bits, [] int64 on the device, which surely differs if one value differs.
 
-    It is Σ (2i + 1) xᵢ mod 2⁶⁴ over the values' bits: an odd factor times a change is never 0. Changes of several
-    values cancel by chance alone.
+    A block of BLOCK values has the sum Σ (2i + 1) xᵢ mod 2⁶⁴; block sums are added up with powers of 31. An odd factor
+    times a change is never 0; changes of several values cancel only by chance.
     """
     bits = values.detach().reshape(-1).view(INTEGERS[values.element_size()])
     factors = torch.arange(1, 2 * min(BLOCK, bits.numel()) + 1, 2, device=bits.device)
@@ -164,8 +167,8 @@ def digest(values: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _traceless(stages: Sequence[DistributedDataParallel]) -> Iterator[None]:
-    """Let a forward and backward pass leave nothing but gradients, which are those of this rank alone."""
-    # What Megatron's schedules would call to reduce gradients after the last micro-batch.
+    """Let a forward and backward pass change nothing but the gradient buffers, which are not reduced."""
+    # Megatron's schedules would call these to reduce gradients after the last micro-batch.
     sending = [(stage.config.no_sync_func, stage.config.finalize_model_grads_func) for stage in stages]
     buffers = [(buffer, buffer.clone()) for stage in stages for buffer in stage.module.buffers()]
     with contextlib.ExitStack() as stack:
@@ -173,7 +176,7 @@ def _traceless(stages: Sequence[DistributedDataParallel]) -> Iterator[None]:
         for stage in stages:
             stage.zero_grad_buffer()
             stage.config.no_sync_func = stage.config.finalize_model_grads_func = None
-            # A bucket is sent in the last micro-batch alone: this one is none.
+            # Megatron reduces a bucket in the last micro-batch alone; within no_sync no micro-batch is the last.
             stack.enter_context(stage.no_sync())
         yield
     for stage, (no_sync, finalize) in zip(stages, sending, strict=True):
@@ -184,7 +187,7 @@ def _traceless(stages: Sequence[DistributedDataParallel]) -> Iterator[None]:
 
 
 def _stage_numbers(own: int) -> list[int]:
-    """Return which of the model's stages this rank has, in its order."""
+    """Return the numbers of this rank's `own` stages among all stages of the model."""
     size, rank = (
         parallel_state.get_pipeline_model_parallel_world_size(),
         parallel_state.get_pipeline_model_parallel_rank(),

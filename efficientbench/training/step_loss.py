@@ -1,4 +1,4 @@
-"""The loss of a micro-batch, as Megatron's schedules take it and as a step's events report it."""
+"""The loss of a micro-batch, in the form of Megatron's schedules and of the step's event."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from megatron.core.distributed import DistributedDataParallel
 from efficientbench.training.data.batch import Batch
 
 LossFunction = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-"""Returns from the model's output three values, with `calculate_per_token_loss` off: Megatron then divides by the
-second value and the number of micro-batches, and averages gradients over replicas. A mean of two values would multiply
-gradients by CP, and the flag would weaken the auxiliary loss under CP and SP. The third are loss, targets and UTF-8
-bytes, summed."""
+"""Returns three values for the model's output: the loss; the divisor, by which (and by the number of micro-batches)
+Megatron divides it with `calculate_per_token_loss` off; and [3] sums of loss, targets and UTF-8 bytes for the report.
+Gradients are averaged over replicas. Only two values would multiply gradients by CP, and the flag would weaken the
+auxiliary loss under CP and SP."""
 
 
 class StepLoss:
-    """Divides the weighted losses of a micro-batch by the targets of the whole step.
+    """Divides the weighted losses of a micro-batch by the targets of the step.
 
-    By the targets of its own micro-batch, a target of a short answer would weigh more. The weights are divided before
-    the forward pass, which then knows the gradient's scale: the gradients of the output projection need no tensor that
-    waits for it. A loss scaler, which fp16 has, gives it in the backward pass only.
+    If it divided by the micro-batch's own targets, a target of a short answer would weigh more. The weights are divided
+    before the forward pass, which then knows the gradient's scale and needs no tensor for the unscaled gradient of the
+    output projection. With fp16's loss scaler the scale is known only in the backward pass.
     """
 
     def __init__(self, stages: list[DistributedDataParallel], micro_batches: int, scaler: bool) -> None:
-        """Take the stages that compute it.
+        """Configure the stages' loss kernel.
 
         Args:
-            stages: of this rank.
-            micro_batches: of a replica in a step.
-            scaler: whether the loss has one.
+            stages: this rank's stages.
+            micro_batches: micro-batches of one replica in a step.
+            scaler: whether there is a loss scaler.
         """
         self.micro_batches, self.scaler = micro_batches, scaler
         for stage in stages:
             stage.config.loss_kernel = replace(stage.config.loss_kernel, gradient_is_one=not scaler)
 
     def of(self, batch: Batch) -> tuple[torch.Tensor, LossFunction]:
-        """Return the weights [B, S] of a micro-batch's positions, and what to do with their weighted sum of losses."""
+        """Return a micro-batch's weights [B, S] for the model, and the loss function for its weighted sum of losses."""
         if self.scaler:
             return batch.weights, partial(_divided, batch)
         share = 1 / (batch.divisor * self.micro_batches)
@@ -48,7 +48,7 @@ class StepLoss:
     def _divided_before(
         self, batch: Batch, share: float, loss: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        # Megatron's division by the micro-batches gives the loss as it was computed.
+        # Cancels Megatron's division by the micro-batches.
         return loss * self.micro_batches, _one(loss), _sums(loss / share, batch.targets)
 
 

@@ -8,16 +8,16 @@ import torch
 
 
 class Rows(NamedTuple):
-    """What each rank sends at the end of a step, in one row of float32; [ranks, …] each."""
+    """The parts of the ranks' rows in float32, [ranks, …] each."""
 
     checks: torch.Tensor
-    """[ranks, 3]: see `finite`."""
+    """[ranks, 3]: the columns of `finite`."""
     stop: torch.Tensor
     """[ranks, 1]: 1 where the rank was asked to stop."""
     sums: torch.Tensor
     """[ranks, n, 3]: loss, tokens and UTF-8 bytes of each of n micro-batches; zeros from ranks without the loss."""
     routed: torch.Tensor
-    """[ranks, layers · (1 + experts)]: what routers counted; empty for a model without experts."""
+    """[ranks, layers · (1 + experts)]: the routers' counts; empty for a model without experts."""
 
     @classmethod
     def of(cls, gathered: torch.Tensor, sums_shape: torch.Size) -> Rows:
@@ -26,7 +26,7 @@ class Rows(NamedTuple):
         return cls(checks, stop, sums.reshape(-1, *sums_shape), routed)
 
     def total(self) -> torch.Tensor:
-        """Return [3] on the host: loss, tokens and bytes of all ranks and micro-batches.
+        """Return the sums [3] of loss, tokens and bytes over all ranks and micro-batches; the rows are on the host.
 
         The sum is in float64, which not all devices have; each addend is exact in float32.
         """

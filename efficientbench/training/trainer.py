@@ -57,36 +57,36 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         resumed_from: Manifest | None = None,
     ) -> None:
-        """Take what this rank trains with.
+        """Prepare this rank for training.
 
         Args:
-            config: of the run.
-            steps: optimizer steps of the whole run.
-            stages: of this rank; several where the pipeline is interleaved.
-            optimizer: of this rank.
-            batches: of this rank.
-            listeners: called with every event, in order.
-            token_bytes: [V] int64, UTF-8 bytes of each token; None where the tokenizer does not know them.
-            checkpoints: saves the state; None saves nothing.
-            resumed_from: the checkpoint to which all state was set; None where training begins.
+            config: the run's configuration.
+            steps: optimizer steps of the run, from its first to its last.
+            stages: this rank's stages; several if the pipeline is interleaved.
+            optimizer: this rank's optimizer.
+            batches: this rank's micro-batches.
+            listeners: functions to call with every event, in this order.
+            token_bytes: [V] int64, UTF-8 bytes of each token; None if the tokenizer does not know them.
+            checkpoints: saves the state; None: save no checkpoint.
+            resumed_from: the checkpoint that was restored; None: training begins at step 1.
         """
         self.config, self.steps = config, steps
         self.tokens_per_step = config.training.global_batch_size * config.training.seq_len
         self.steps_before = resumed_from.step if resumed_from is not None else 0
-        # An attempt that was asked to stop ended before the validation of its last step.
+        # An attempt that is asked to stop ends before the validation of its last step.
         self.validation_owed = resumed_from is not None and resumed_from.stopped
         self.stages, self.optimizer, self.batches = stages, optimizer, batches
         self.listeners, self.token_bytes, self.checkpoints = listeners, token_bytes, checkpoints
         self.finite = finite.FiniteCheck(stages, batches.device, config.training.dtype == "fp16")
         self.loss = StepLoss(stages, batches.micro_batches, scaler=config.training.dtype == "fp16")
         self.skipped = resumed_from.steps_left_out if resumed_from is not None else 0
-        """Steps skipped because loss or gradients were not finite."""
+        """Steps that were skipped because loss or gradients were not finite."""
         device = batches.device
         own_norm = self.finite.norm if dist.get_world_size() == 1 else None
         self.queued = QueuedUpdate(optimizer, device, own_norm) if can_queue(optimizer, device) else None
-        """None where the host has to decide on each update, and waits for the device before."""
-        # What Megatron's schedules call: the first before each backward pass, the second after the last one, and around
-        # all micro-batches but the last what keeps gradients from being sent before they are complete.
+        """The update that the device decides on; None if the host has to decide, and so waits for the device."""
+        # Megatron's schedules call the first before each backward pass and the second after the last one. The third,
+        # around all micro-batches but the last, keeps incomplete gradients from being reduced.
         unsent = [stage.no_sync for stage in stages]
         for stage in stages:
             stage.config.grad_scale_func = optimizer.scale_loss
@@ -94,7 +94,7 @@ class Trainer:
             stage.config.no_sync_func = unsent if len(unsent) > 1 else unsent[0]
 
     def train(self, stop_requested: Callable[[], bool]) -> bool:
-        """Train the steps that are left, with validation and checkpoints at intervals and at the end.
+        """Train the remaining steps, with validation and checkpoints at intervals and at the end.
 
         Returns:
             Whether any rank was asked to stop, which ends the training early.
@@ -104,7 +104,7 @@ class Trainer:
             self.validate(step)
         while step < self.steps and not stopped:
             step += 1
-            # In the last step there is nothing left to give up: the run completes.
+            # After the last step a request to stop changes nothing: the run is complete.
             stopped = self.train_step(step, stop_requested) and step < self.steps
             every = self.config.training.recheck_every
             if not stopped and every and step % every == 0:
@@ -117,7 +117,7 @@ class Trainer:
         return stopped
 
     def _checkpoint(self, step: int, stopped: bool) -> None:
-        """Save if a checkpoint is due, and complete an asynchronous one that all ranks have written."""
+        """Save a checkpoint if one is due, and complete an asynchronous one that all ranks have written."""
         if self.checkpoints is None:
             return
         due, saver = self.checkpoints.is_due(step, stopped), self.checkpoints.saver
@@ -140,7 +140,7 @@ class Trainer:
         return bool(step == self.steps or (interval and step % interval == 0) or completes)
 
     def train_step(self, step: int, stop_requested: Callable[[], bool] = lambda: False) -> bool:
-        """Make one optimizer step; return whether any rank was asked to stop, before it or meanwhile.
+        """Make one optimizer step; return whether any rank was asked to stop before the step's end.
 
         Raises:
             NonFiniteError: loss or gradients are not finite, in more steps than may be skipped.
@@ -159,7 +159,7 @@ class Trainer:
         rate = learning_rate(self.config.training, step, self.steps)
         set_rates(self.optimizer, rate, self.config.training.weight_decay)
         set_momentum(self.optimizer, step)
-        # Gradients lie in the stages' float32 buffers; masters of fp16 and bf16 weights have copies of their own.
+        # The stages' float32 buffers have the gradients; the masters of fp16 and bf16 weights have copies.
         for stage in self.stages:
             stage.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -187,17 +187,17 @@ class Trainer:
         return bool(rows.stop.any())
 
     def _row(self, sums: torch.Tensor, norm: torch.Tensor | None, stop: bool) -> torch.Tensor:
-        """Return what this rank sends to all ranks at the end of a step, laid out as `Rows` reads it."""
+        """Return this rank's row of numbers at the end of a step, in the layout of `Rows`."""
         checks = self.finite.row(sums[:, 0].sum(), norm)
         routed = [stage.module.take_routing() for stage in self.stages]
         counts = [] if routed[0] is None else [torch.stack(routed).sum(dim=0).flatten()]
         return torch.cat([checks, torch.full_like(checks[:1], float(stop)), sums.flatten(), *counts])
 
     def _count_skipped(self, step: int, problem: finite.NonFinite) -> None:
-        """Count a step that is skipped because it is not finite.
+        """Count a step that is skipped because loss or gradients are not finite.
 
         Raises:
-            NonFiniteError: it is one more than may be skipped.
+            NonFiniteError: no more steps may be skipped.
         """
         allowed = self.config.faults.skip_non_finite_steps
         if self.skipped >= allowed:
@@ -231,7 +231,7 @@ class Trainer:
     def recheck(self, step: int) -> None:
         """Compute a micro-batch of this step twice with the weights after it, and emit where the bits differ."""
         self._emit(RecheckStarted(step))
-        # Some updates leave their gradients with the weights, to which a backward pass would add.
+        # Some updates leave gradients at the weights, to which a backward pass would add.
         self.optimizer.zero_grad()
         batches = self.batches
         batch, count = partial(batches.recheck_step, step), batches.recheck_micro_batches
@@ -241,12 +241,13 @@ class Trainer:
     def _forward_backward(
         self, batches: Callable[[], Iterator[Batch]], micro_batches: int, forward_only: bool
     ) -> torch.Tensor:
-        """Return loss, tokens and UTF-8 bytes of this rank's micro-batches; zeros where it has no loss.
+        """Run the forward passes, and unless `forward_only` the backward passes, of all micro-batches.
 
-        `batches()` begins the micro-batches; each stage that reads them iterates over them by itself.
+        `batches()` returns an iterator of micro-batches; each stage that reads them has its own.
 
         Returns:
-            [n, 3] for n micro-batches; with `forward_only`, [n, B, 3] for their sequences.
+            Loss, tokens and UTF-8 bytes: [n, 3] of n micro-batches; with `forward_only`, [n, B, 3] of their sequences.
+            Zeros on a rank without the loss.
         """
         training = self.config.training
         interleaved = len(self.stages) > 1
@@ -279,7 +280,7 @@ class Trainer:
         return model(batch.tokens, batch.labels, weights), function
 
     def _routing(self, routed: list[float]) -> Routing | None:
-        """Return the event's routing from what routers counted, summed over all ranks, layer after layer."""
+        """Return the event's routing from the routers' counts, summed over ranks; `routed`: layer after layer."""
         training, moe = self.config.training, self.config.model.moe
         if moe is None:
             return None

@@ -1,7 +1,7 @@
 """Measure how long this rank's device waits for other ranks: stamps around every transfer and every wait for one.
 
-A stamp stands in the queue that computes. So a transfer counts as long as it holds up that queue, and not while
-computing goes on beside it, and no host waits for a stamp.
+A stamp is queued on the stream that computes. So a transfer counts while it blocks that stream, and not while
+computation overlaps it, and the host waits for no stamp.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from torch.distributed import ProcessGroup, Work
 from efficientbench.devices.base import Device
 
 RETURNS_WORK = re.compile(r"-> \S*\bWork\b")
-"""In the signature of a process group's method that begins a transfer. Their names differ between torch's versions."""
+"""The return type, in its docstring, of a process group's method that begins a transfer. Names of these methods differ
+between torch's versions."""
 
 
 class Waits:
-    """The waits of this rank, within its pipeline stage and for other stages."""
+    """This rank's waits, for ranks of its own pipeline stage and of other stages."""
 
     def __init__(self, device: Device, stages: int) -> None:
-        """`stages`: of the pipeline."""
+        """`stages`: number of pipeline stages."""
         self._device, self._stages = device, stages
         self._spans: list[tuple[bool, Any, Any]] = []
         """(whether for other stages, stamp before, stamp after) of every wait since the last `take`."""
         self._underway: dict[int, bool] = {}
-        """Identity of each transfer that has begun → whether other stages take part in it."""
+        """`id` of a begun transfer → whether other stages take part in it."""
         self._crosses: dict[ProcessGroup, bool] = {}
+        """Process group → whether it has ranks of several stages."""
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record the waits of the block, in every thread: torch calls its process groups by these names alone."""
+        """Record the waits within the block, in every thread, by replacing the methods of torch's process groups."""
         begins = {
             name: method for name, method in vars(ProcessGroup).items() if RETURNS_WORK.search(str(method.__doc__))
         }
@@ -50,9 +52,9 @@ class Waits:
                 setattr(ProcessGroup, name, method)
 
     def take(self) -> tuple[float, float | None]:
-        """Return the seconds waited since the last call, within this stage and for others (None: there is one).
+        """Return the seconds waited since the last call: for ranks of this stage, and of others (None: one stage).
 
-        The device must have done all its work.
+        The device must have completed all queued work.
         """
         spans, self._spans, self._underway = self._spans, [], {}
         sums = [0.0, 0.0]
@@ -61,7 +63,7 @@ class Waits:
         return sums[False], sums[True] if self._stages > 1 else None
 
     def _begun_by(self, begin: Callable[..., Any]) -> Callable[..., Any]:
-        # Not every transfer has a wait of its own: some backends hold up the queue as they begin.
+        # Stamped too, because some backends block the stream when a transfer begins, and it has no later wait.
         def begun(group: ProcessGroup, *arguments: Any, **options: Any) -> Any:
             before, crosses = self._device.stamp(), self._crosses_stages(group)
             work = begin(group, *arguments, **options)
@@ -75,14 +77,14 @@ class Waits:
         def waited(work: Work, *arguments: Any, **options: Any) -> Any:
             before = self._device.stamp()
             done = wait(work, *arguments, **options)
-            # One that began before the last `take` is of weights, which replicas of a stage gather.
+            # A transfer from before the last `take` gathers weights, over replicas of one stage.
             self._spans.append((self._underway.get(id(work), False), before, self._device.stamp()))
             return done
 
         return waited
 
     def _crosses_stages(self, group: ProcessGroup) -> bool:
-        """Return whether the group has ranks of several stages, of which each has as many ranks one after another."""
+        """Return whether the group has ranks of several stages; a stage's ranks have consecutive numbers."""
         if group not in self._crosses:
             per_stage = dist.get_world_size() // self._stages
             self._crosses[group] = len({rank // per_stage for rank in dist.get_process_group_ranks(group)}) > 1

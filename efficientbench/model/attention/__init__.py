@@ -1,1 +1,1 @@
-"""Attention variants: each has a light declaration, which torch does not load for, and its layer in another file."""
+"""The layers of the attention variants; their declarations, which load no torch, are in architecture/."""

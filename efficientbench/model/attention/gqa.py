@@ -42,7 +42,7 @@ class CoreAttention(Stateful, MegatronModule):
         position: Position,
         attend: AttentionKernel | None = None,
     ) -> None:
-        """`attend`: computes scores of another kind, which take no bias; None: causal attention."""
+        """`attend`: a kernel for another kind of scores, without a bias; None: causal attention."""
         super().__init__(config)
         self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
         self.position, self.attend = position, attend
@@ -58,6 +58,8 @@ class CoreAttention(Stateful, MegatronModule):
         packed_seq_params: None = None,
     ) -> torch.Tensor:
         """Attend with this tensor-parallel rank's heads: query [S, B, heads, D], key and value [S, B, groups, D].
+
+        Megatron passes the other arguments, which are not used.
 
         Returns:
             [S, B, heads · D]
@@ -79,7 +81,7 @@ class CoreAttention(Stateful, MegatronModule):
         return self.config.attention_kernel(query, key, value, self.scale)
 
     def _keep(self, key: torch.Tensor, value: torch.Tensor, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep encoded keys and values [S, B, groups, D]; return those of all tokens [B, groups, reach, D]."""
+        """Add encoded keys and values [S, B, groups, D] to the state; return all tokens' [B, groups, reach, D]."""
         assert isinstance(self.state, KeysAndValues)
         chunk.keep(self.state.keys, key)
         chunk.keep(self.state.values, value)
@@ -94,12 +96,12 @@ class CoreAttention(Stateful, MegatronModule):
 
 
 class GroupedQueryAttention(SelfAttention):
-    """Megatron's attention layer, which in evaluation goes from part to part, as `Layer` does."""
+    """Megatron's attention layer, which in evaluation calls its parts directly, as `Layer` does."""
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: None = None, **others: object
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend: hidden_states [S, B, H] → the same shape, and a bias or none; `others` as of `Layer`."""
+        """Attend: hidden_states [S, B, H] → the same shape, and a bias or None; `others` as in `Layer.forward`."""
         output: tuple[torch.Tensor, torch.Tensor | None]
         if self.training or torch.is_grad_enabled():
             output = super().forward(hidden_states, attention_mask, **others)
@@ -110,15 +112,15 @@ class GroupedQueryAttention(SelfAttention):
 
 
 def spec(model: Decoder, position: Position, attend: AttentionKernel | None = None) -> ModuleSpec:
-    """Return the ModuleSpec of the whole attention layer, projections included.
+    """Return the ModuleSpec of the attention layer, projections included.
 
     Args:
-        model: the run's.
-        position: its encoding, which turns queries and keys before they are attended to.
-        attend: computes scores of another kind, for variants that share all else; None: causal attention.
+        model: the run's model.
+        position: its positional encoding, which rotates queries and keys before the scores.
+        attend: a kernel for another kind of scores, for variants that share all else; None: causal attention.
     """
-    # Norms without weights change nothing in turning with the pairs: CoreAttention has them behind the rotation, so
-    # that the rounding of its angles does not change a length, as in nanochat.
+    # Norms without weights commute with the rotation. CoreAttention applies them after it, as nanochat does, so that
+    # the rounding of the angles does not change a length.
     head_norm = RMSNorm if model.qk_norm and model.norm_weights else None
     return ModuleSpec(
         module=GroupedQueryAttention,

@@ -37,7 +37,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: f
 
 
 def layer(model: Decoder, position: Position) -> Any:
-    """Return the ModuleSpec of the whole layer: Megatron's projections around `attend`."""
+    """Return the ModuleSpec of the layer: Megatron's projections around `attend`."""
     from efficientbench.model.attention.gqa import spec
 
     return spec(model, position, attend)
@@ -47,7 +47,7 @@ def _projections(model: Decoder) -> int:
     return 2 * (model.heads + model.key_value_heads) * model.head_dim * model.hidden_size
 
 
-# What is left out is "not supported", or a figure that is n/a: efficientbench/architecture/variant.py has all.
+# A field that is not set means "not supported" or a figure that is n/a: efficientbench/architecture/variant.py has all.
 VARIANT = AttentionVariant(
     config=Config,
     layer=f"{__name__}:layer",
@@ -59,7 +59,7 @@ VARIANT = AttentionVariant(
         causal_score_flops=lambda model, seq_len: 2 * model.heads * model.head_dim * seq_len,
         keys_read_per_query=lambda model, seq_len: (seq_len + 1) / 2,
     ),
-    # What its positional encoding may change. `spec` turns queries and keys.
+    # What its positional encoding may change; `spec` rotates queries and keys.
     places=frozenset({"nothing", "embedding", "queries and keys"}),
     # `spec` has the norms of `model.qk_norm` too.
     qk_norm=True,

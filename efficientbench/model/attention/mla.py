@@ -1,14 +1,10 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-Keys and values are projected up from one latent per token; position is in a part of the key apart from it, which is
-rotated by RoPE and shared by all heads. Rotated pairs are halves apart, as everywhere here; DeepSeek's own weights have
-them side by side, which is the same model with the rows of two projections in another order.
-
-Decoding keeps each token's normalized latent and rotated shared key. It multiplies queries by the keys' projection, and
-outputs by the values', so that all heads attend to the latents themselves (arXiv 2405.04434, section 2.1.2).
+Rotated pairs are halves apart, as everywhere here. DeepSeek's own weights have them side by side, which is the same
+model with the rows of two projections in another order.
 
 S = sequence, B = micro-batch, H = hidden size, N = query heads of this tensor-parallel rank, C = width of the latent,
-R = width of the shared key.
+P = width of the part of a key without position, R = width of the shared rotated key, E = width of a value.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from efficientbench.model.position import Position
 
 
 class Latents(State):
-    """The normalized latent of each token, and behind it the rotated key that all heads share."""
+    """Each token's normalized latent, followed by the rotated key that all heads share."""
 
     def __init__(self, kept: torch.Tensor) -> None:
         """Take a tensor [B, 1, T, C + R]."""
@@ -43,9 +39,22 @@ class Latents(State):
 
 
 class MultiLatentAttention(Stateful, MegatronModule):
-    """The attention layer, projections included. Tensor parallelism splits heads; every rank holds the latents whole.
+    """The attention layer, projections included: hidden states [S, B, H] → [S, B, H].
 
-    Not Megatron's own layer, which leaves the shared key's gradient unsummed over ranks without Transformer Engine.
+    For token t with hidden state h_t [H], and head n of N:
+
+        c_t = norm(W_DKV h_t) [C],  r_t = RoPE(W_KR h_t) [R]
+        k_tn = [W_UK,n c_t; r_t] [P + R],  v_tn = W_UV,n c_t [E]
+        q_tn = W_UQ,n norm(W_DQ h_t) [P + R], or W_Q,n h_t if queries have no latent; RoPE rotates its last R dimensions
+        o_tn = Σ_{j ≤ t} softmax_j(q_tn · k_jn / √(P + R)) v_jn [E]
+        u_t = W_O [o_t1; …; o_tN] [H]
+
+    All heads' keys and values come from one latent c_t per token; position is in the shared key r_t alone. Decoding
+    therefore keeps C + R numbers of a token, [B, 1, T, C + R], however many heads there are. It multiplies W_UK into
+    the queries and W_UV into the outputs, so that all heads attend to the latents themselves (section 2.1.2).
+
+    Tensor parallelism splits heads, and every rank computes all latents. Megatron's own layer is not used, because
+    without Transformer Engine it does not sum the shared key's gradient over ranks.
     """
 
     decodes_by = f"absorbed projections, {CACHED_ATTENTION}"
@@ -78,16 +87,16 @@ class MultiLatentAttention(Stateful, MegatronModule):
 
     def _replicated(self, inputs: int, outputs: int) -> torch.nn.Linear:
         linear = torch.nn.Linear(inputs, outputs, bias=False, dtype=self.config.params_dtype)
-        # Each rank then sees only its part of the sequence: Megatron sums gradients of parameters marked so.
+        # Each rank then sees only its part of the sequence; this mark lets Megatron sum the gradients over the ranks.
         linear.weight.sequence_parallel = self.config.sequence_parallel  # type: ignore[attr-defined]
         return linear
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: None = None, **unused: object
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend: hidden_states [S, B, H] → the same shape, no bias; with sequence parallelism this rank's part of S.
+        """Attend: hidden_states [S, B, H] → the same shape, and None for the bias.
 
-        The other arguments are those that Megatron's TransformerLayer passes to any attention.
+        With sequence parallelism S is this rank's part. Megatron's TransformerLayer passes the unused arguments.
         """
         widths = self.widths
         latent, shared_key = self.linear_kv_down_proj(hidden_states).split(
@@ -103,7 +112,16 @@ class MultiLatentAttention(Stateful, MegatronModule):
         return self.linear_proj(self._attend(*projected))
 
     def _attend(self, query: torch.Tensor, key_value: torch.Tensor, shared_key: torch.Tensor) -> torch.Tensor:
-        """Attend: projected queries, keys and values [S, B, N · …], shared key [S, B, R] → output [S, B, N · E]."""
+        """Attend by keys and values of each head, without absorbed projections.
+
+        Args:
+            query: [S, B, N · (P + R)]
+            key_value: [S, B, N · (P + E)]
+            shared_key: [S, B, R], not rotated yet.
+
+        Returns:
+            [S, B, N · E]
+        """
         widths = self.widths
         key, value = self._heads(key_value).split([widths.qk_nope_head_dim, widths.v_head_dim], dim=-1)
         position = self.position if self.cache is None else self.cache.chunk.at_positions()
@@ -112,14 +130,14 @@ class MultiLatentAttention(Stateful, MegatronModule):
         return self.config.attention_kernel(query, key, value, 1 / math.sqrt(self.key_dim))
 
     def _keep(self, latent: torch.Tensor, shared_key: torch.Tensor, chunk: Chunk) -> bool:
-        """Keep normalized latents [S, B, C] and shared keys [S, B, R]; return whether earlier tokens are kept too."""
+        """Add normalized latents [S, B, C] and shared keys [S, B, R] to the state; return whether it had tokens."""
         assert isinstance(self.state, Latents)
         rotated = chunk.at_positions().rotate(shared_key.unsqueeze(2))
         chunk.keep(self.state.kept, torch.cat([latent.unsqueeze(2), rotated], dim=-1))
         return not chunk.fresh
 
     def _absorbed(self, query: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-        """Attend to all that is kept: projected queries [S, B, N · key_dim] → output [S, B, N · E]."""
+        """Attend to the state's latents: projected queries [S, B, N · (P + R)] → output [S, B, N · E]."""
         widths = self.widths
         assert isinstance(self.state, Latents)
         plain, rotated = (
@@ -140,7 +158,7 @@ class MultiLatentAttention(Stateful, MegatronModule):
         return Latents(torch.zeros(rows, 1, tokens, width, dtype=self.config.params_dtype))
 
     def _query(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Project [S, B, H] → [S, B, N · key_dim]."""
+        """Project hidden states to queries: [S, B, H] → [S, B, N · (P + R)]."""
         if self.widths.q_lora_rank is None:
             return self.linear_q_proj(hidden_states)[0]
         return self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(hidden_states)))[0]
@@ -151,16 +169,16 @@ class MultiLatentAttention(Stateful, MegatronModule):
 
     @property
     def _local_heads(self) -> int:
-        """Return N."""
+        """N, the query heads of this tensor-parallel rank."""
         return int(self.config.num_attention_heads // self.tp_group.size())
 
     def _for_all_heads(self, shared_key: torch.Tensor) -> torch.Tensor:
-        """Return the whole sequence's shared key [S, B, R], whose gradient is summed over ranks: all heads read it."""
+        """Return the full sequence's shared key [S, B, R]; its gradient is summed over the tensor-parallel ranks."""
         if self.config.sequence_parallel:
             return gather_from_sequence_parallel_region(shared_key, group=self.tp_group)
         return copy_to_tensor_model_parallel_region(shared_key, group=self.tp_group)
 
 
 def spec(model: Decoder, position: Position) -> ModuleSpec:
-    """Return the ModuleSpec of the whole attention layer, projections included."""
+    """Return the ModuleSpec of the attention layer, projections included."""
     return ModuleSpec(module=MultiLatentAttention, params={"widths": model.attention, "position": position})

@@ -1,11 +1,11 @@
 """Native Sparse Attention (arXiv 2502.11089, equations 5 to 12): compressed, selected and window branch, gated.
 
 S = sequence, B = micro-batch, H = hidden size, D = head dimension, Hg = KV groups of this tensor-parallel rank,
-G = query heads of a group, C = compressed keys.
+G = query heads of a group, C = compressed keys; l, d, l', n, w as in architecture/nsa.py.
 
-RoPE turns the queries once, for all branches, and the keys of the selected and the window branch. Compressed keys are
-made of unturned keys, to which φ adds the position within the block, and are turned by the position of their block's
-first token: so their scores, too, depend on distances alone, which an MLP of turned keys would not grant.
+RoPE rotates the queries once, for all branches, and the keys of the selected and the window branch. φ compresses
+unrotated keys, to which it adds the position within the block; a compressed key is then rotated by the position of its
+block's first token. So its scores, too, depend on distances alone, which an MLP of rotated keys would not ensure.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from efficientbench.model.position import Position, position_table
 
 
 class Compression(torch.nn.Module):
-    """φ: the keys (or values) of a block → one, by an MLP with a position embedding within the block.
+    """φ: compresses the keys (or values) of a block to one, by an MLP with a position embedding within the block.
 
-    The groups of a layer share it. Every tensor-parallel rank holds it whole, and sums its gradient over their groups.
+    All groups of a layer share it. Every tensor-parallel rank has all of its weights, and the ranks sum its gradient.
     """
 
     def __init__(self, config: TransformerConfig, nsa: NSAConfig, dim: int, tp_group: torch.distributed.ProcessGroup):
@@ -48,27 +48,43 @@ class Compression(torch.nn.Module):
         self.weight_out = torch.nn.Parameter(torch.empty(dim, dim, **place))
 
     def forward(self, x: torch.Tensor, stride: int) -> torch.Tensor:
-        """Keys or values [B, Hg, S, D] → [B, Hg, C, D], one for the block that begins at each `stride`-th token."""
+        """Compress keys or values [B, Hg, S, D] → [B, Hg, C, D]; a block begins at each `stride`-th token."""
         return compress(x[None], [weight[None] for weight in self.weights()], stride, self.tp_group)[0]
 
     def weights(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the position embedding [l, D] and both weights, [D, l · D] and [D, D]; l = tokens in a block."""
+        """Return the position embedding [l, D] and both weights, [D, l · D] and [D, D]."""
         return self.position, self.weight_in, self.weight_out
 
 
 def compress(
     x: torch.Tensor, weights: Iterable[torch.Tensor], stride: int, tp_group: torch.distributed.ProcessGroup
 ) -> torch.Tensor:
-    """Compress by P φ at once, each with its part of `weights`: x [P, B, Hg, S, D] → [P, B, Hg, C, D]."""
+    """Compress x [P, B, Hg, S, D] → [P, B, Hg, C, D] by P networks φ at once, whose `weights` are stacked."""
     position, weight_in, weight_out = (copy_to_tensor_model_parallel_region(each, group=tp_group) for each in weights)
     blocks = x.unfold(3, position.shape[1], stride).transpose(4, 5) + position[:, None, None, None]
-    # Weights come first: the gradient of a batched product's first factor is contiguous without a copy.
+    # The weights are the first factor, whose gradient in a batched product is contiguous without a copy.
     inner = F.silu(weight_in @ blocks.flatten(4).flatten(1, 3).mT)
     return (weight_out @ inner).mT.view(*blocks.shape[:4], -1)
 
 
 class NativeSparseAttention(Stateful, MegatronModule):
-    """The whole attention layer, projections included."""
+    """The attention layer, projections included: hidden states [S, B, H] → [S, B, H].
+
+    For token t with hidden state h_t [H] and a head's query q_t [D], over the keys K_c and values V_c [keys, D] that
+    branch c has for the head's group:
+
+        o_t = Σ_c g_t,c · softmax(q_t K_cᵀ / √D) V_c,  g_t = sigmoid(W_g h_t) [3]        (equation 5)
+        compressed: φ(k_{i·d}, …, k_{i·d + l - 1}) for every i with i·d + l - 1 ≤ t      (equation 7)
+        selected: keys up to t in the n blocks of l' tokens with the largest sums of p_t (equations 9 to 12)
+        window: k_{t - w + 1}, …, k_t
+
+    p_t are the compressed branch's probabilities, summed over the group's heads (equations 8 and 10), so that all heads
+    of a group read the same blocks. The first block, the query's own and the one before it are always among the n. A
+    query thus reads about t / d + n · l' + w keys, not t.
+
+    Each branch has its own key and value projections. Kernels take queries [B · Hg, S, G, D], a branch's keys and
+    values [B · Hg, S or C, D], and gates [3, B · Hg, S, G, 1].
+    """
 
     decodes_by = "torch matmuls over compressed keys, gathered blocks and the window, softmax in float32"
 
@@ -97,7 +113,7 @@ class NativeSparseAttention(Stateful, MegatronModule):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: None = None, **unused: object
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend: hidden_states [S, B, H] → output [S, B, H] and no bias."""
+        """Attend: hidden_states [S, B, H] → output [S, B, H], and None for the bias."""
         mixed = self._mix(hidden_states)
         gates, _ = self.linear_gate(hidden_states)
         sequence, batch = gates.shape[:2]
@@ -113,19 +129,19 @@ class NativeSparseAttention(Stateful, MegatronModule):
         return self.linear_proj(gated.reshape(sequence, batch, -1))
 
     def _mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Project [S, B, H] → [S, B, Hg, G + 6, D]: queries, keys and values, nothing encoded."""
+        """Project [S, B, H] → [S, B, Hg, G + 6, D]: queries, keys and values, without positional encoding."""
         mixed, _ = self.linear_qkv(hidden_states)
         # Each group's query heads, keys and values lie together, so that a tensor-parallel rank holds whole groups.
         return mixed.view(*mixed.shape[:2], -1, self.group + 2 * BRANCHES, self.dim)
 
     def _turn(self, to_turn: torch.Tensor, position: Position) -> torch.Tensor:
-        """Encode the queries, and the keys of selected and window branch: [S, B, Hg, G + 2, D]."""
+        """Rotate the queries, and the keys of the selected and the window branch: [S, B, Hg, G + 2, D]."""
         encoded = position.rotate(to_turn.flatten(2, 3))
         return encoded.reshape(*encoded.shape[:2], -1, self.group + 2, self.dim)
 
     def _project(self, mixed: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return query [B · Hg, S, G, D], and each branch's keys and values [B · Hg, S or C, D], encoded."""
-        # Split and unbound, because their gradients are put together by one copy.
+        # By split and unbind, whose gradients are joined in one copy.
         to_turn, to_compress, values = mixed.split([self.group + 2, 2, 2], dim=3)
         by_token = self._turn(to_turn, self.position)
         turned = by_token.permute(1, 2, 0, 3, 4).flatten(0, 1)
@@ -137,7 +153,7 @@ class NativeSparseAttention(Stateful, MegatronModule):
         if self.cache is not None:
             assert isinstance(self.state, NSAState)
             self.state.fill(self._tokens(mixed, by_token), compressed_key, compressed_value, self.cache.chunk)
-        # A copy, because what is kept for the backward pass would else be all that `linear_qkv` has returned.
+        # A copy: a view would keep all that `linear_qkv` returned until the backward pass.
         selected_value, window_value = values.permute(3, 1, 2, 0, 4).contiguous().flatten(1, 2).unbind(0)
         return (
             query.contiguous(),
@@ -153,26 +169,26 @@ class NativeSparseAttention(Stateful, MegatronModule):
         """Compress keys and values [2, B, Hg, S, D] → [2, B, Hg, C, D]."""
         missing = self.nsa.compress_block - x.shape[3]
         if missing > 0:
-            # A sequence shorter than a block gets one key, which no query sees.
+            # A sequence shorter than a block gets one compressed key, which no query sees.
             x = F.pad(x, (0, 0, 0, missing))
         weights = zip(self.compress_key.weights(), self.compress_value.weights(), strict=True)
         compressed = compress(x, map(torch.stack, weights), self.nsa.compress_stride, self.compress_key.tp_group)
-        # As the kernels want them.
+        # The kernels take contiguous keys and values.
         return compressed.contiguous()
 
     def _tokens(self, mixed: torch.Tensor, turned: torch.Tensor) -> Tokens:
-        """Return the keys and values of what `_mix` and `_turn` return."""
+        """Split what `_mix` and `_turn` return into the keys and values of each branch."""
         raw_key, raw_value, selected_value, window_value = mixed[:, :, :, -4:].unbind(3)
         selected_key, window_key = turned[:, :, :, -2:].unbind(3)
         return Tokens(raw_key, raw_value, selected_key, selected_value, window_key, window_value)
 
     def _continue(self, gates: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """Attend to all that is kept: gates [3, B · Hg, S, G, 1], mixed [S, B, Hg, G + 6, D] → [B · Hg, S, G, D]."""
+        """Attend to the state: gates [3, B · Hg, S, G, 1], mixed [S, B, Hg, G + 6, D] → [B · Hg, S, G, D]."""
         assert self.cache is not None
         assert isinstance(self.state, NSAState)
         chunk = self.cache.chunk
         turned = self._turn(mixed[:, :, :, :-4], chunk.at_positions())
-        # Where there are fewer tokens than a block, what φ makes of them is not kept.
+        # Clamped: the compressed key of fewer tokens than a block is not kept.
         first_tokens = (chunk.positions + 1 - self.nsa.compress_block).clamp(min=0)
 
         def compressed(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,7 +209,7 @@ class NativeSparseAttention(Stateful, MegatronModule):
         return NSAState(self.nsa, tokens, (rows, groups, self.dim), self.config.params_dtype)
 
     def _attend(self, gates: torch.Tensor, query: torch.Tensor, *keys_and_values: torch.Tensor) -> torch.Tensor:
-        """Add up the branches' gated outputs (equation 5): gates [3, B · Hg, S, G, 1] → [B · Hg, S, G, D]."""
+        """Sum the branches' gated outputs (equation 5): gates [3, B · Hg, S, G, 1] → [B · Hg, S, G, D]."""
         nsa, scale = self.nsa, 1 / math.sqrt(self.dim)
         compressed_key, compressed_value, selected_key, selected_value, window_key, window_value = keys_and_values
         choice = Choice(nsa.select_block, nsa.select_count, nsa.compress_block, nsa.compress_stride)
@@ -206,5 +222,5 @@ class NativeSparseAttention(Stateful, MegatronModule):
 
 
 def spec(model: Decoder, position: Position) -> ModuleSpec:
-    """Return the ModuleSpec of the whole attention layer, projections included."""
+    """Return the ModuleSpec of the attention layer, projections included."""
     return ModuleSpec(module=NativeSparseAttention, params={"model": model, "position": position})

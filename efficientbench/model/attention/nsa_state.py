@@ -1,9 +1,9 @@
-"""The state that Native Sparse Attention keeps for decoding, and how it goes on from that.
+"""Decoding of Native Sparse Attention: the state of earlier tokens, and the attention of new tokens to it.
 
-Tokens are kept whole for the selected branch alone. The compressed branch has one key for a block of tokens, the window
-a ring of the latest ones, and φ gets the latest tokens, which are no whole block yet.
+Only the selected branch keeps every token. The compressed branch keeps one key for a block of tokens, and the window a
+ring of the latest tokens. The l - 1 latest raw keys and values are the start of the block that φ compresses next.
 B = rows, Hg = KV groups of this tensor-parallel rank, N = B · Hg, S = new tokens of a row, G = query heads of a group,
-D = head dimension, T = tokens that there is room for; l, d, l', n, w as in nsa_variant.py.
+D = head dimension; l, d, l', n, w as in architecture/nsa.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from efficientbench.model.kernels.nsa.choose_blocks import Choice, choose_blocks
 
 
 class Tokens(NamedTuple):
-    """Keys and values of new tokens, [S, B, Hg, D] each; all but the raw ones are encoded."""
+    """Keys and values of new tokens, [S, B, Hg, D] each; the keys of the selected and the window branch are rotated."""
 
     raw_key: torch.Tensor
     raw_value: torch.Tensor
@@ -30,15 +30,15 @@ class Tokens(NamedTuple):
 
 
 Compress = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""(raw keys, raw values [B, Hg, l - 1 + S, D]) → encoded compressed key and value [S, B, Hg, D] of the l tokens up to
-each new one."""
+"""(raw keys, raw values [B, Hg, l - 1 + S, D]) → for each new token the rotated compressed key and the compressed value
+of the l tokens up to it, [S, B, Hg, D] each."""
 
 
 class NSAState(State):
-    """Keys and values of the three branches. Behind the slots of two of them is one for what is not to be kept."""
+    """Keys and values of the three branches; the last slot of compressed and window keys takes discarded tokens."""
 
     def __init__(self, nsa: NSAConfig, tokens: int, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-        """`shape`: B, Hg and D."""
+        """Allocate slots for `tokens` tokens of each row; `shape`: B, Hg and D."""
         rows, groups, dim = shape
         kept = kept_keys(nsa, tokens)
 
@@ -51,12 +51,12 @@ class NSAState(State):
         self.raw_keys, self.raw_values = slots(nsa.compress_block - 1), slots(nsa.compress_block - 1)
 
     def write_whole(self, tokens: Tokens, chunk: Chunk) -> None:
-        """Keep the tokens of the selected branch."""
+        """Write the selected branch's keys and values of all new tokens."""
         chunk.keep(self.selected_keys, tokens.selected_key)
         chunk.keep(self.selected_values, tokens.selected_value)
 
     def write_window(self, tokens: Tokens, chunk: Chunk) -> None:
-        """Keep the latest tokens, each where the one that leaves the window was."""
+        """Write the latest tokens into the window's ring, over the tokens that leave it."""
         width = self.window_keys.shape[2] - 1
         offsets = torch.arange(len(chunk.positions), device=chunk.positions.device)[:, None]
         latest = (offsets < chunk.counts) & (offsets >= chunk.counts - width)
@@ -65,7 +65,7 @@ class NSAState(State):
         write_tokens(self.window_values, tokens.window_value, slots)
 
     def take_raw(self, tokens: Tokens, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the raw keys and values kept with the new ones behind, [B, Hg, l - 1 + S, D]; keep the latest."""
+        """Return the raw keys and values, earlier ones first, [B, Hg, l - 1 + S, D]; keep the l - 1 latest."""
         raw = []
         for kept, new in ((self.raw_keys, tokens.raw_key), (self.raw_values, tokens.raw_value)):
             joined = torch.cat([kept, new.permute(1, 2, 0, 3)], dim=2)
@@ -75,7 +75,7 @@ class NSAState(State):
         return raw[0], raw[1]
 
     def write_compressed(self, key: torch.Tensor, value: torch.Tensor, nsa: NSAConfig, chunk: Chunk) -> None:
-        """Keep those compressed keys and values [S, B, Hg, D] of the l tokens up to each new one that end a block."""
+        """Write the compressed keys and values [S, B, Hg, D] of those new tokens that end a block."""
         first = chunk.positions + 1 - nsa.compress_block
         offsets = torch.arange(len(first), device=first.device)[:, None]
         ends = (first >= 0) & (first % nsa.compress_stride == 0) & (offsets < chunk.counts)
@@ -84,7 +84,7 @@ class NSAState(State):
         write_tokens(self.compressed_values, value, slots)
 
     def fill(self, tokens: Tokens, key: torch.Tensor, value: torch.Tensor, chunk: Chunk) -> None:
-        """Keep the first tokens of a sequence and their compressed keys and values [N, C, D]."""
+        """Write the first tokens of the sequences, and their compressed keys and values [N, C, D]."""
         self.write_whole(tokens, chunk)
         self.write_window(tokens, chunk)
         self.take_raw(tokens, chunk)
@@ -97,7 +97,7 @@ class NSAState(State):
 def continued(
     state: NSAState, nsa: NSAConfig, chunk: Chunk, query: torch.Tensor, tokens: Tokens, compress: Compress, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Keep new tokens and attend to all kept: query [N, S, G, D] → what each branch returns, [N, S, G, D]."""
+    """Write new tokens into the state and attend to it: query [N, S, G, D] → each branch's output, [N, S, G, D]."""
     query = query * scale
     positions = chunk.positions.t().repeat_interleave(len(query) // chunk.positions.shape[1], dim=0)
     state.write_compressed(*compress(*state.take_raw(tokens, chunk)), nsa, chunk)
@@ -127,7 +127,7 @@ def _selected(
     positions: torch.Tensor,
     probabilities: torch.Tensor,
 ) -> torch.Tensor:
-    """Gather the blocks that each query chooses by its probabilities over compressed keys, and attend to them."""
+    """Choose each query's blocks by its probabilities over compressed keys, gather them, and attend to them."""
     blocks = -(-reach // nsa.select_block)
     choice = Choice(nsa.select_block, min(nsa.select_count, blocks), nsa.compress_block, nsa.compress_stride)
     chosen = choose_blocks(probabilities.sum(dim=2), positions, blocks, choice)
@@ -145,11 +145,11 @@ def _selected(
 def _window(
     state: NSAState, nsa: NSAConfig, chunk: Chunk, query: torch.Tensor, positions: torch.Tensor, tokens: Tokens
 ) -> torch.Tensor:
-    """Attend to the latest tokens, and keep the new ones."""
+    """Attend to the window of latest tokens, and write the new ones into it."""
     width = state.window_keys.shape[2] - 1
     alone = len(chunk.positions) == 1
     if alone:
-        # The token that it replaces has left the window.
+        # Written first: the token that it replaces has left the window.
         state.write_window(tokens, chunk)
     latest = chunk.positions[0] - (0 if alone else 1)
     places = latest[:, None] - (latest[:, None] - torch.arange(width, device=latest.device)) % width
@@ -167,6 +167,6 @@ def _window(
 
 
 def _softmax(scores: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """Return probabilities [N, S, G, K] in float32 of scores where they are not hidden; 0 where all are."""
+    """Return the softmax in float32 of scores [N, S, G, K] over the keys that are not hidden; 0 where all are."""
     shown = scores.float().masked_fill(hidden, -torch.inf)
     return shown.softmax(dim=-1).masked_fill(hidden, 0.0)

@@ -1,4 +1,4 @@
-"""The arithmetic of the models, apart from their structure: one file a part, each with the kernels of every device."""
+"""The kernels of the models, apart from their structure: one file for each part, with the kernels of every device."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The gradient of a bias by distance, of causal attention: a Triton kernel for NVIDIA GPUs. Not run on a GPU yet.
+"""The gradient of causal attention's bias by distance: a Triton kernel for NVIDIA GPUs. Not run on a GPU yet.
 
-It was compared with autograd's in Triton's interpreter, and compiled for GPUs that were not there.
+It was compared with autograd's gradient in Triton's interpreter, and compiled for GPUs that were not at hand.
 
-Scores are computed again, tile by tile. The tiles of one band, BLOCK queries by BLOCK keys that are as far away, have
-each distance at the same place: a program adds them up in registers, and sums along the diagonals once, at its end.
+The kernel recomputes scores, tile by tile. The tiles of a band, BLOCK queries by BLOCK keys at the same distance in
+blocks, have equal distances at equal positions. A program sums the tiles in registers, and their diagonals at its end.
 
 S = sequence, B = batch, D = head dimension; a band is numbered by its distance in blocks.
 """
@@ -19,12 +19,12 @@ WARPS = 4
 LEAST_DIM = 16
 """The narrowest matrices that Triton multiplies."""
 STAGES = {2: 2, 4: 1}
-"""Tiles that are loaded ahead, by bytes of an element: as many as an H200's shared memory holds."""
+"""Pipeline stages (tiles loaded ahead) by bytes of an element: as many as an H200's shared memory holds."""
 
 
 @triton.jit
 def _tile(pointer, rows, dims, row_stride, row_count, dim_count):  # type: ignore[no-untyped-def]
-    """Load rows of a head, [BLOCK, D], zeros beyond the last."""
+    """Load rows of a head, [BLOCK, D]; zeros beyond the last row and dimension."""
     mask = (rows < row_count)[:, None] & (dims < dim_count)[None, :]
     return tl.load(pointer + rows.to(tl.int64)[:, None] * row_stride + dims[None, :], mask=mask, other=0.0)
 
@@ -37,7 +37,7 @@ def _sum_band(  # type: ignore[no-untyped-def]
     value_s, value_b, value_h, bias_h,
     BLOCK: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Write the sums of one band of one head: of distances in it, then of those in the band before it."""
+    """Write one head's sums from one band: those of the band's distances, then those of the band before it."""
     band, batch_head = tl.program_id(0), tl.program_id(1)
     batch, head = batch_head // heads, batch_head % heads
     place, dims, value_dims = tl.arange(0, BLOCK), tl.arange(0, DIM), tl.arange(0, VALUE_DIM)
@@ -65,7 +65,7 @@ def _sum_band(  # type: ignore[no-untyped-def]
         product = tl.sum(grads.to(tl.float32) * outs.to(tl.float32), axis=1)
         grad_probabilities = tl.dot(grads, tl.trans(values), input_precision="ieee")
         total += probabilities * (grad_probabilities - product[:, None])
-    # Column c of the skewed tile: from row c on distance c of this band, before it that of the band before.
+    # Column c of the skewed tile has distance c: from row c on that of this band, above it that of the band before.
     turned = (place[:, None] - place[None, :]) & (BLOCK - 1)
     skewed = tl.gather(total, turned, axis=1)
     own = place[:, None] >= place[None, :]
@@ -88,7 +88,7 @@ def bias_gradient(
 
     Args:
         grad: gradient of the output, [S, B, heads, D].
-        out: the output, likewise.
+        out: the output, [S, B, heads, D].
         query: [S, B, heads, D]
         key: [S, B, groups, D]
         value: [S, B, groups, D]
@@ -97,10 +97,10 @@ def bias_gradient(
         scale: factor on the products, not on the bias.
 
     Returns:
-        [heads, S], in the bias's dtype. Equal inputs give equal bits: no atomic operation adds in an order of its own.
+        [heads, S], in the bias's dtype. Equal inputs give equal bits, because no sum is atomic.
     """
     sequence, batch, heads, dim = query.shape
-    # The kernel steps through rows as it likes, but along a row by one.
+    # The kernel takes any stride between rows, but elements of a row must be adjacent.
     grad, out, query, key, value = (
         each if each.stride(3) == 1 else each.contiguous() for each in (grad, out, query, key, value)
     )

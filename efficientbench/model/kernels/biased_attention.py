@@ -1,7 +1,7 @@
 """Causal softmax attention with a bias on the scores that depends on the head and the distance alone.
 
-S = sequence, B = batch, D = head dimension, R = queries of a block, N = keys that a block's last query sees. No kernel
-here holds a bias of S × S for each head, nor the scores of the whole sequence.
+No kernel here holds an S × S bias for each head, or the scores of all queries at once.
+S = sequence, B = batch, D = head dimension, R = queries of a block, N = keys that a block's last query sees.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from efficientbench.model.kernels import biased_attention_flex, flex, npu_fused
 
 BLOCK_ELEMENTS, BLOCK_ELEMENTS_OF_AN_ACCELERATOR = 2**20, 2**25
-"""Scores in one block: few enough to stay in a processor's cache, enough rows for the matmul's speed; on an
-accelerator, enough for few kernels."""
+"""Scores in one block. On a CPU: few enough for its cache, with enough rows for the matmul's speed. On an accelerator:
+so many that few kernels start."""
 
 Block = tuple[int, int, torch.Tensor, torch.Tensor]
 
@@ -25,7 +25,7 @@ BLOCKS = "blocks of queries, recomputed in the backward pass"
 
 
 def name(device_type: str, trained: Callable[[], bool]) -> str:
-    """Return the name of the kernel that serves a device type; `trained`: whether the bias is, where it matters."""
+    """Return the name of a device type's kernel; `trained()`: whether the bias is trained, asked only if it matters."""
     if npu_fused.serves(device_type):
         return f"{npu_fused.ATTENTION}; backward: {BLOCKS}" if trained() else npu_fused.ATTENTION
     if flex.runs(device_type):
@@ -43,7 +43,7 @@ def biased_causal_attention(
         key: [S, B, groups, D]
         value: [S, B, groups, D]
         scale: factor on the products, not on the bias.
-        bias: [heads, S], added to the score of a query and the key d tokens before it; it may be trained.
+        bias: [heads, S]; entry d is added to the score of a query and the key d tokens before it. It may be trained.
 
     Returns:
         [S, B, heads · D]
@@ -57,10 +57,10 @@ def biased_causal_attention(
 
 
 class BlockedAttention(torch.autograd.Function):
-    """Block after block of queries, in float32; keeps only its inputs for the backward pass.
+    """Attention to blocks of queries one after another, in float32; keeps only its inputs for the backward pass.
 
-    Keys are taken from the last to the first: the distance then grows by one along a block's rows and by one along its
-    columns, so that a strided view of the bias lies over the scores, and infinities in front of it are the causal mask.
+    Keys are read from the last to the first. The distance then grows by one along a block's rows and columns, so a
+    strided view of the bias has the shape of the scores, and infinities before its start are the causal mask.
     """
 
     @staticmethod
@@ -70,7 +70,7 @@ class BlockedAttention(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, bias)
         ctx.scale = scale
         if npu_fused.serves(query.device.type):
-            # It has no gradient for the bias: the backward pass is the one below.
+            # The fused kernel gives the bias no gradient: the backward pass below does.
             return npu_fused.biased_causal_attention(query, key, value, scale, bias)
         sequence, batch, heads, _ = query.shape
         keys, values = _reversed(key), _reversed(value)
@@ -125,7 +125,7 @@ def _probabilities(query: torch.Tensor, keys: torch.Tensor, scale: float, bias: 
     sequence, batch, heads, _ = query.shape
     elements = BLOCK_ELEMENTS if query.device.type == "cpu" else BLOCK_ELEMENTS_OF_AN_ACCELERATOR
     rows = min(max(elements // (batch * heads * sequence), 16), sequence)
-    # Distances from 1 - R to S - 1; a key after its query is at a negative one.
+    # Distances from 1 - R to S - 1; a key after its query has a negative distance.
     distances = F.pad(bias.detach().float(), (rows - 1, 0), value=-torch.inf)
     for first in range(0, sequence, rows):
         last = min(first + rows, sequence)
@@ -140,8 +140,8 @@ def _probabilities(query: torch.Tensor, keys: torch.Tensor, scale: float, bias: 
 def _sum_by_distance(grad_scores: torch.Tensor) -> torch.Tensor:
     """Sum the gradient of a block's scores [B, heads, R, N] over reversed keys by distance → [heads, N]."""
     _, heads, rows, seen = grad_scores.shape
-    # Rows padded to N + R, read as if they had N + R - 1 columns: each begins one column further right than the row
-    # above it, and what lay on one distance lies in one column.
+    # Rows padded to N + R columns, read as rows of N + R - 1: each begins one column further right than the row above
+    # it, so that equal distances are in one column.
     padded = grad_scores.new_zeros(heads, rows, seen + rows)
     torch.sum(grad_scores, dim=0, out=padded[:, :, :seen])
     skewed = padded.view(heads, -1)[:, : rows * (seen + rows - 1)].view(heads, rows, seen + rows - 1)

@@ -1,7 +1,7 @@
 """Causal attention with a bias by distance, by torch's FlexAttention, on NVIDIA GPUs. Not run on a GPU yet.
 
-FlexAttention could give the bias its gradient too, but would add that of every score by an atomic operation. So it
-takes the bias as a constant, and a kernel of ours sums by distance.
+FlexAttention's own gradient of the bias would add every score's part by an atomic operation. So FlexAttention takes the
+bias as a constant, and our own kernel computes its gradient.
 
 S = sequence, B = batch, D = head dimension.
 """
@@ -15,7 +15,7 @@ import torch
 from efficientbench.model.kernels import flex
 
 TRAINED = f"{flex.NAME}; gradient of the bias: own Triton kernel"
-"""The name of the kernel where the bias is trained."""
+"""The kernel's name if the bias is trained."""
 
 
 def attend(
@@ -25,7 +25,7 @@ def attend(
     by_distance = bias.detach().float()
 
     def add_bias(score: torch.Tensor, _: Any, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        # FlexAttention computes masked pairs too, and their distance must be a valid index.
+        # `abs`, because FlexAttention computes masked pairs too, and their distance must be a valid index.
         return score + by_distance[head, (i - j).abs()]
 
     parts = [each.permute(1, 2, 0, 3) for each in (query, key, value)]
@@ -44,7 +44,7 @@ def attend(
 
 
 class BiasGradient(torch.autograd.Function):
-    """Hands an attention's output [S, B, heads, D] on as it is, and gives the bias its gradient."""
+    """Passes the attention's output [S, B, heads, D] through unchanged, and computes the bias's gradient."""
 
     @staticmethod
     def forward(
@@ -63,7 +63,7 @@ class BiasGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Triton is where FlexAttention runs, and not on every machine.
+        # Imported late: Triton is installed where FlexAttention runs, but not on every machine.
         from efficientbench.model.kernels.bias_gradient_triton import bias_gradient
 
         out, query, key, value, bias, log_sums = ctx.saved_tensors

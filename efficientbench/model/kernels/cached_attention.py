@@ -1,6 +1,6 @@
-"""Attention of a few new queries to the keys and values that decoding keeps.
+"""Attention of a few new queries to the keys and values in a cache.
 
-Q = new tokens of a row, B = rows, T = keys that are read, D and E = head dimensions of keys and values.
+Q = new tokens of a row, B = rows, T = keys to read, D and E = head dimensions of keys and values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def cached_attention(
         keys: [B, groups, T, D]
         values: [B, groups, T, E]
         scale: factor on the products, not on the mask.
-        mask: [B, heads or 1, Q, T] float32, which shows each query one key or more.
+        mask: [B, heads or 1, Q, T] float32, −∞ hides a key; every query sees at least one key.
 
     Returns:
         [Q, B, heads · E]

@@ -1,4 +1,4 @@
-"""Causal softmax attention without a bias: the kernel of each device, and those that a run can ask for by name.
+"""Causal softmax attention without a bias: the kernel of each device, and the kernels that a run can name.
 
 S = sequence, Q = queries, B = micro-batch, D and E = head dimensions of queries and values.
 """
@@ -30,18 +30,18 @@ def _flash_takes_groups() -> bool:
 
 
 CPU_FLASH_TAKES_GROUPS = _flash_takes_groups()
-"""Whether the CPU's flash kernel knows grouped heads; that of torch 2.6 does not."""
+"""Whether the CPU's flash kernel takes grouped heads; torch 2.6's does not."""
 
 
 def name(device_type: str) -> str:
-    """Return the name of the kernel that serves a device type."""
+    """Return the name of a device type's kernel."""
     return npu_fused.ATTENTION if npu_fused.serves(device_type) else NAME
 
 
 def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
     """Return softmax(scale · q kᵀ + causal mask) v; query head h reads key/value group h // (heads / groups).
 
-    The queries are those of the last Q of the S tokens.
+    The queries belong to the last Q of the S tokens.
 
     Args:
         query: [Q, B, heads, D]
@@ -56,7 +56,7 @@ def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         return npu_fused.causal_attention(query, key, value, scale)
     value_dim = value.shape[-1]
     if value_dim != query.shape[-1] and query.device.type == "cpu":
-        # The CPU's flash kernel wants values as wide as keys. Without it all S × S scores would be in memory.
+        # The CPU's flash kernel takes only values as wide as keys; other kernels would hold all S × S scores in memory.
         value = F.pad(value, (0, query.shape[-1] - value_dim))
     if query.device.type == "cpu" and not CPU_FLASH_TAKES_GROUPS:
         key, value = _for_each_head(key, value, query)
@@ -65,7 +65,7 @@ def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         query.permute(1, 2, 0, 3),
         key.permute(1, 2, 0, 3),
         value.permute(1, 2, 0, 3),
-        # Not as a Boolean mask, with which the flash kernel computes the hidden half too (1.45 times as long).
+        # Not a Boolean mask, with which the flash kernel computes the hidden half too (1.45 times as long).
         is_causal=mask is None,
         attn_mask=mask,
         scale=scale,
@@ -88,11 +88,11 @@ def sdpa(backend: SDPBackend) -> AttentionKernel:
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
         value_dim = value.shape[-1]
         if backend is SDPBackend.FLASH_ATTENTION and value_dim < query.shape[-1]:
-            # Flash wants values as wide as keys.
+            # Flash takes only values as wide as keys.
             value = F.pad(value, (0, query.shape[-1] - value_dim))
         on_cpu = backend is SDPBackend.FLASH_ATTENTION and query.device.type == "cpu"
         if backend is SDPBackend.EFFICIENT_ATTENTION or (on_cpu and not CPU_FLASH_TAKES_GROUPS):
-            # It does not know grouped heads.
+            # This backend does not take grouped heads.
             key, value = _for_each_head(key, value, query)
         with sdpa_kernel(backend):
             out = F.scaled_dot_product_attention(
@@ -109,7 +109,7 @@ def sdpa(backend: SDPBackend) -> AttentionKernel:
 
 
 def transformer_engine(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Compute it by Transformer Engine's attention, which picks among kernels of its own."""
+    """Compute `causal_attention` by Transformer Engine, which chooses among its own kernels."""
     attend = _transformer_engine(query.shape[2], key.shape[2], query.shape[-1], value.shape[-1], scale)
     return attend(query, key, value)
 
@@ -139,4 +139,4 @@ KERNELS: dict[str, AttentionKernel] = {
     "te": transformer_engine,
     "math": sdpa(SDPBackend.MATH),
 }
-"""By the names that `kernels.attention` takes in a configuration."""
+"""Kernels by the names that a configuration's `kernels.attention` takes."""

@@ -1,4 +1,4 @@
-"""Choose the kernel of causal attention: the one that a run asks for, or the fastest of those that are right.
+"""Choose the kernel of causal attention: the one that a run names, or the fastest of the correct ones.
 
 S = sequence, B = micro-batch, D and E = head dimensions of queries and values.
 """
@@ -23,19 +23,19 @@ from efficientbench.model.kernels import TORCH_DTYPES, causal_attention, flex, k
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel
 
 CHECKED_SEQUENCE = 256
-"""Length at which a kernel is compared with the formula."""
+"""Sequence length at which a kernel is compared with the formula, in tokens."""
 DEVIATION = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 """Largest distance from the float32 formula, relative to its norm: a few roundings of the dtype."""
 NOT_TRIED = ("math", "flex")
-"""What `auto` leaves out. Math holds all scores, and torch's own choice takes it where nothing else serves.
-FlexAttention is compiled twice, which takes longer than a short run, and is made for masks of other forms."""
+"""Kernels that `auto` skips. Math holds all scores, and torch's own choice falls back to it anyway. FlexAttention is
+compiled twice, which takes longer than a short run, and is made for other masks."""
 REPETITIONS, ROUNDS = 5, 3
-"""Passes in one measurement, and measurements, of which the shortest counts."""
+"""Passes in one measurement, and measurements; the shortest one counts."""
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What one rank computes in a layer."""
+    """The shape of one rank's attention in a layer."""
 
     seq_len: int
     batch: int
@@ -47,12 +47,12 @@ class AttentionShape:
 
     @classmethod
     def of(cls, config: RunConfig) -> AttentionShape | None:
-        """Return the shape of a run's plain causal attention; None where scores are biased or the layer's own."""
+        """Return the shape of a run's plain causal attention; None if scores have a bias or the layer computes them."""
         model, training, tp = config.model, config.training, config.parallel.tp
         plain_scores = attention_of(model).plain_scores
         if plain_scores is None or position_of(model).place == "scores":
             return None
-        # With fewer key-value heads than ranks, each rank has one whole head.
+        # With fewer key-value heads than ranks, each rank has one full head.
         heads, groups = model.heads // tp, max(model.key_value_heads // tp, 1)
         dtype = TORCH_DTYPES[training.dtype]
         return cls(training.seq_len, training.micro_batch_size, heads, groups, *plain_scores(model), dtype)
@@ -60,20 +60,20 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """The kernel in use, and the measurements behind the choice."""
+    """The chosen kernel, and the measurements behind the choice."""
 
     name: str
     kernel: AttentionKernel
     times_s: tuple[tuple[str, float], ...] = ()
-    """Each kernel and its time forward and backward, the fastest first; empty where none was measured."""
+    """Kernels with their seconds per forward and backward pass, the fastest first; empty if none was measured."""
     refused: tuple[tuple[str, str], ...] = ()
-    """Each kernel that does not serve this shape here, and why."""
+    """Kernels that do not work for this shape on this device, with the reasons."""
     kept: bool = False
-    """Whether an earlier run measured."""
+    """Whether the times are an earlier run's."""
 
     @property
     def reasons(self) -> str:
-        """Return the measurements as text for the record; empty where there was none."""
+        """Return the measurements as text for the record; empty if there are none."""
         measured = ", ".join(f"{name} {time_s * 1e3:.2f} ms" for name, time_s in self.times_s)
         refused = ", ".join(name for name, _ in self.refused)
         earlier = ", of an earlier run" if self.kept else ""
@@ -83,17 +83,17 @@ class AttentionChoice:
 
 @functools.lru_cache(maxsize=16)
 def choose(asked: str, shape: AttentionShape, device_type: str, folder: Path) -> AttentionChoice:
-    """Return the kernel for a shape on this process's device; measure once in `folder`.
+    """Return the kernel for a shape on this process's device; measurements are cached in `folder`.
 
     Args:
-        asked: a name of `KERNELS`, or 'auto': by measurement where the device has several that are worth it, the first
-            one that serves where torch shall be deterministic, else the device's own.
-        shape: what a rank computes.
-        device_type: of this process's device.
-        folder: where measurements are kept.
+        asked: a name in `KERNELS`, or 'auto': on a GPU the fastest one, or the first correct one if torch is set to
+            deterministic algorithms; on other devices the device's own kernel.
+        shape: the attention that a rank computes.
+        device_type: the type of this process's device.
+        folder: the folder of the cached measurements.
 
     Raises:
-        ConfigError: the kernel asked for does not serve this shape here.
+        ConfigError: the kernel `asked` for does not work for this shape on this device.
     """
     if asked == "auto" and (device_type != "cuda" or not torch.cuda.is_available()):
         return AttentionChoice(causal_attention.name(device_type), causal_attention.causal_attention)
@@ -110,9 +110,9 @@ def choose(asked: str, shape: AttentionShape, device_type: str, folder: Path) ->
 
 
 def first_right(names: list[str], shape: AttentionShape, device: torch.device) -> AttentionChoice:
-    """Return the first of the kernels that is right on `device`: a measurement may choose another one in each run.
+    """Return the first of the kernels that is correct on `device`; torch's own choice if none is.
 
-    It is torch's own choice where none is.
+    For deterministic runs: a measurement could choose another kernel in the next run.
     """
     reasons = {name: unavailable_reason(name, shape, device) for name in names}
     refused = tuple((name, reason) for name, reason in reasons.items() if reason is not None)
@@ -123,9 +123,9 @@ def first_right(names: list[str], shape: AttentionShape, device: torch.device) -
 
 
 def fastest_kept(names: list[str], shape: AttentionShape, device: torch.device, folder: Path) -> AttentionChoice:
-    """Return `fastest`, by the times in `folder` where there are some of these conditions.
+    """Return `fastest`, by cached times in `folder` if it has any for these conditions.
 
-    Also a kernel that was right before is compared with the formula again.
+    A kernel from the cache is compared with the formula again.
     """
     path, conditions = kept_timings.place(folder, names, str(shape), device.type)
     kept = kept_timings.read(path, conditions)
@@ -139,7 +139,7 @@ def fastest_kept(names: list[str], shape: AttentionShape, device: torch.device, 
 
 
 def fastest(names: list[str], shape: AttentionShape, device: torch.device) -> AttentionChoice:
-    """Return the fastest of the kernels that are right on `device`; torch's own choice where none is."""
+    """Return the fastest of the kernels that are correct on `device`; torch's own choice if none is."""
     refused, times_s = {}, {}
     for name in names:
         reason = unavailable_reason(name, shape, device)
@@ -157,9 +157,9 @@ def fastest(names: list[str], shape: AttentionShape, device: torch.device) -> At
 
 
 def unavailable_reason(name: str, shape: AttentionShape, device: torch.device) -> str | None:
-    """Return why a kernel does not serve a shape on a device, or None.
+    """Return why a kernel does not work for a shape on a device; None if it works.
 
-    It serves if it runs on a shorter sequence, forward and backward, with the results of the formula.
+    It works if it runs forward and backward on at most `CHECKED_SEQUENCE` tokens, with the results of the formula.
     """
     if name == "flex" and not flex.runs(device.type):
         return "FlexAttention needs Triton and a GPU"
@@ -173,13 +173,13 @@ def unavailable_reason(name: str, shape: AttentionShape, device: torch.device) -
         return _first_line(error)
     wanted = _results(KERNELS["math"], tuple(x.float() for x in inputs), scale)
     distances = [float((a.float() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
-    # One by one, since max of numbers and a NaN may return either.
+    # One by one, because `max` of numbers and a NaN may return either.
     wrong = [each for each in distances if not each < DEVIATION[shape.dtype]]
     return f"it deviates from the formula by {wrong[0]:.1e} of its norm" if wrong else None
 
 
 Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Query, key, value, and the gradient of the output."""
+"""Query, key, value, and the output's gradient."""
 
 
 def _inputs(shape: AttentionShape, seq_len: int, device: torch.device) -> Inputs:
@@ -205,7 +205,7 @@ def _results(kernel: AttentionKernel, inputs: tuple[torch.Tensor, ...], scale: f
 
 
 def _time_s(kernel: AttentionKernel, shape: AttentionShape, device: torch.device) -> float:
-    """Return the time of one pass forward and backward, the shortest of several rounds."""
+    """Return the seconds of one forward and backward pass, the shortest of several rounds."""
     inputs, scale = _inputs(shape, shape.seq_len, device), 1 / math.sqrt(shape.key_dim)
     _results(kernel, inputs, scale)
     return min(_rounds(kernel, inputs, scale, device))

@@ -1,4 +1,4 @@
-"""Output projection and cross-entropy in one pass over blocks of tokens: the logits of a batch never exist at once.
+"""Output projection and cross-entropy in one pass over blocks of tokens: a batch's logits never exist all at once.
 
 A bound c (`softcap`) replaces the logits z by c · tanh(z / c) (arXiv 2408.00118, section 2), computed in float32.
 N = tokens, H = hidden size, V = vocabulary on this tensor-parallel rank.
@@ -28,18 +28,18 @@ def name(fuse: bool, device_type: str, dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class LossKernel:
-    """How the loss is computed: in blocks of which size, by which kernels."""
+    """The loss's block size and kernels."""
 
     block_logits: int = 2**24
     """Logits in one block: enough rows for the matmul's full speed, few enough to bound memory (64 MiB in float32)."""
     fuse: bool = False
-    """Softmax and gradient by compiled kernels, which make no float32 copy of the logits."""
+    """Whether compiled kernels compute softmax and gradient, without a float32 copy of the logits."""
     gradient_is_one: bool = False
-    """The caller's promise that the loss itself is what it minimizes. The forward pass then adds the table's gradient
-    to its `main_grad`, and keeps no float32 table until the backward pass has a factor."""
+    """The caller's promise that the loss's own gradient is 1. The forward pass then adds the table's gradient to its
+    `main_grad`, instead of keeping it in float32 until the backward pass knows the factor."""
 
     def rows(self, vocabulary: int) -> int:
-        """Return how many tokens one block has."""
+        """Return the number of tokens in one block."""
         return max(self.block_logits // vocabulary, 1)
 
 
@@ -97,7 +97,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         grad_hidden.mul_(scale)
         grad_weight.mul_(scale)
         if hasattr(embedding, "main_grad"):
-            # As the linear layers do: no second copy of the vocabulary's gradient, and no rounding of it.
+            # As the linear layers do, without a second or a rounded copy of the table's gradient.
             embedding.main_grad[: grad_weight.shape[0]] += grad_weight
             grad_embedding = None if ctx.looked_up else added_to_main_grad(embedding)
             return grad_hidden, grad_embedding, *[None] * 8
@@ -114,7 +114,7 @@ def _loss(
     with_gradient: bool,
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return losses [N] and, if asked for, the weighted losses' gradient by the unbounded logits [N, V]."""
+    """Return losses [N] and, with `with_gradient`, the weighted losses' gradient by the unbounded logits [N, V]."""
     dtype, slope = logits.dtype, None
     if softcap is not None:
         logits, slope = _bounded(logits, softcap)
@@ -128,7 +128,7 @@ def _loss(
 
 
 def _bounded(logits: torch.Tensor, softcap: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the bounded logits and their slope, both float32 [N, V]; float32 logits are overwritten."""
+    """Return the bounded logits and their derivative, both float32 [N, V]; float32 logits are overwritten."""
     ratio = logits.float().div_(softcap).tanh_()
     return ratio * softcap, ratio.square_().neg_().add_(1)
 
@@ -141,7 +141,7 @@ def _fused_loss(
     with_gradient: bool,
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute the same by compiled kernels, which read the logits two or three times and make no wider copy of them."""
+    """Compute `_loss` by compiled kernels, which read the logits two or three times and make no float32 copy."""
     largest, total, target_logit = fused(_statistics)(logits, labels, softcap)
     if group.size() > 1:
         largest_here = largest.clone()
@@ -157,7 +157,7 @@ def _fused_loss(
 def _statistics(
     logits: torch.Tensor, labels: torch.Tensor, softcap: float | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return for each row [N] the largest logit, Σ exp(logit − largest), and the label's logit, 0 on other ranks."""
+    """Return [N] each: the largest logit, Σ exp(logit − largest), and the label's logit (0 if another rank has it)."""
     wide = logits.float()
     if softcap is not None:
         wide = softcap * torch.tanh(wide / softcap)
@@ -191,7 +191,7 @@ def _grad_logits(
 def _softmax(
     logits: torch.Tensor, labels: torch.Tensor, group: ProcessGroup
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return losses [N], probabilities [N, V], each label's column [N], and 1 where this rank owns the label [N]."""
+    """Return losses [N], probabilities [N, V], the labels' columns [N], and 1 where this rank has the label [N]."""
     parallel = group.size() > 1
     logits = logits.float()
     largest = logits.amax(dim=-1)
@@ -224,18 +224,18 @@ def linear_cross_entropy(
 
     Args:
         hidden: [N, H]; its gradient is this rank's share, to be summed over the tensor-parallel ranks.
-        embedding: [rows, H], this rank's rows of the output embedding. Where it has a `main_grad`, as under Megatron's
+        embedding: [rows, H], this rank's rows of the output embedding. If it has a `main_grad`, as under Megatron's
             DistributedDataParallel, its gradient is added there.
-        vocabulary: rows that stand for tokens; padding follows.
+        vocabulary: number of rows that stand for tokens; padding follows.
         labels: [N], token ids counted from this rank's first row.
-        token_weights: [N] float32; 0 leaves a token out.
+        token_weights: [N] float32; 0 excludes a token.
         group: the tensor-parallel ranks.
         kernel: block size and kernels.
-        softcap: bound on the logits; None: they have none.
-        looked_up: whether the same table embeds on this stage. Its gradient is complete with that of the lookup, which
-            autograd adds.
+        softcap: bound on the logits; None: no bound.
+        looked_up: whether this stage also embeds by the same table. The table's gradient is then complete only with the
+            lookup's, which autograd adds.
     """
-    # The function itself cannot know: torch asks for gradients of parameters there also where none are taken.
+    # Decided here, because inside the function torch reports parameters as needing gradients even under no_grad.
     with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or embedding.requires_grad)
     loss: torch.Tensor = LinearCrossEntropy.apply(
         hidden, embedding, vocabulary, labels, token_weights, group, kernel, softcap, looked_up, with_gradient

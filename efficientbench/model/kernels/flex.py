@@ -11,27 +11,27 @@ import torch
 NAME = "torch flex_attention"
 FlexAttention = Callable[..., torch.Tensor]
 FlexAttentionWithSums = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-"""Takes what torch's function does; returns the output [B, heads, S, D] and the logarithms of the softmax's sums
+"""Takes the arguments of torch's function; returns the output [B, heads, S, D] and the logarithms of the softmax's sums
 [B, heads, S] in float32, which are not differentiable."""
 
 SMALL_TILES = {
     "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 32,
     "bwd_num_stages": 2, "bwd_num_warps": 4,
 }  # fmt: skip
-"""Options of the backward pass where torch's own would keep a thread's registers in memory."""
+"""Options of the backward pass where torch's defaults would spill registers to memory."""
 NARROW_TILES = {"fwd_BLOCK_N": 64}
-"""Options of the forward pass where torch's own for heads of 64, tiles of 128 keys, would do so on Blackwell, or with a
-bias need more than a multiprocessor's memory."""
+"""Options of the forward pass for heads of 64. torch's default, tiles of 128 keys, spills registers on Blackwell, and
+with a bias needs more than a multiprocessor's shared memory."""
 
 
 def kernel_options(device: torch.device) -> dict[str, int]:
-    """Return the options of a kernel without a bias: on Blackwell torch's own need too many registers."""
+    """Return the options of a kernel without a bias: on Blackwell torch's defaults need too many registers."""
     blackwell = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 10
     return SMALL_TILES | NARROW_TILES if blackwell else {}
 
 
 def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return softmax(scale · q kᵀ + causal mask) v; shapes as in `causal_attention`."""
+    """Return softmax(scale · q kᵀ + causal mask) v; shapes as in causal_attention.causal_attention."""
     out = compiled()(
         query.permute(1, 2, 0, 3),
         key.permute(1, 2, 0, 3),
@@ -46,7 +46,7 @@ def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 @functools.lru_cache(maxsize=4)
 def causal_block_mask(sequence: int, device: str) -> Any:
-    """Return which blocks of keys a block of queries sees."""
+    """Return FlexAttention's mask: the blocks of keys that each block of queries sees."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     return create_block_mask(lambda b, h, i, j: i >= j, None, None, sequence, sequence, device=device)
@@ -55,20 +55,20 @@ def causal_block_mask(sequence: int, device: str) -> Any:
 def attend_with_sums(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute what a FlexAttentionWithSums returns; the options are those of torch's function."""
+    """Compute a `FlexAttentionWithSums`; `options`: those of torch's function."""
     from torch.nn.attention import flex_attention as module
 
     if hasattr(module, "AuxRequest"):
         out, found = module.flex_attention(query, key, value, return_aux=module.AuxRequest(lse=True), **options)
         return out, found.lse.detach()
-    # As older releases of torch have it.
+    # Older releases of torch have this option instead.
     out, log_sums = module.flex_attention(query, key, value, return_lse=True, **options)
     return out, log_sums.detach()
 
 
 @functools.cache
 def compiled() -> FlexAttention:
-    """Return the kernel, compiled for each shape."""
+    """Return FlexAttention, compiled for each shape."""
     from torch.nn.attention.flex_attention import flex_attention as kernel
 
     return torch.compile(kernel, dynamic=False)
@@ -76,13 +76,13 @@ def compiled() -> FlexAttention:
 
 @functools.cache
 def compiled_with_sums() -> FlexAttentionWithSums:
-    """Return the kernel that returns its sums too, compiled for each shape."""
+    """Return FlexAttention that also returns its softmax sums, compiled for each shape."""
     return torch.compile(attend_with_sums, dynamic=False)
 
 
 @functools.cache
 def runs(device_type: str) -> bool:
-    """Return whether FlexAttention trains here: it has no backward pass on a CPU, and is compiled by Triton."""
+    """Return whether FlexAttention can train on this device type: it needs a GPU for backward passes, and Triton."""
     if device_type != "cuda" or not torch.cuda.is_available():
         return False
     from torch.utils._triton import has_triton

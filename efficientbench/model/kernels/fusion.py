@@ -1,7 +1,7 @@
-"""torch.compile for the small parts: functions of a few elementwise operations and a reduction become one kernel each.
+"""torch.compile for small functions: a few elementwise operations and a reduction become one kernel.
 
-They are compiled one by one and not with the model around them: collectives, recomputation and gradients that are added
-in place stay as they are, and a compiled part is tested against the same part as torch runs it.
+Each function is compiled alone, without the model around it. So collectives, recomputation and gradients that are added
+in place stay unchanged, and each compiled function is tested against its uncompiled form.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import torch
 
 @functools.cache
 def fused(function: Callable[..., Any], widths: tuple[int, ...] = ()) -> Callable[..., Any]:
-    """Return `function` compiled, once in a process for each of `widths`; a second shape compiles it for every size.
+    """Return `function` compiled, one copy in a process for each value of `widths`.
 
-    A model has layers of several widths, each with one number of tokens: `widths` gives each kernels for its sizes.
-
-    Not with fullgraph=True: a process that has met many shapes then continues with torch's own kernels.
+    The first shape of a copy gets its own kernel, a second shape a kernel for every size. Layers of different widths
+    would be such shapes, hence the copies. Without fullgraph=True, torch's own kernels serve after too many shapes.
 
     Args:
-        function: a module's, of tensors.
-        widths: sizes that the layers of a model differ in.
+        function: a function of tensors, defined at a module's top level.
+        widths: the sizes in which a model's layers differ.
     """
-    # The compiler remembers the shapes of a function by its code's file, line and name.
+    # The compiler knows a function by its code's file, line and name: a copy needs a name of its own.
     name = "_".join([function.__name__, *map(str, widths)])
     return torch.compile(types.FunctionType(function.__code__.replace(co_name=name), function.__globals__, name))

@@ -1,4 +1,4 @@
-"""Matmuls of rows that are grouped by expert: each group has a weight of its own.
+"""Matmuls of rows that are grouped by expert, with one weight for each group.
 
 N = rows, E = groups, I = inputs, O = outputs.
 """
@@ -14,14 +14,14 @@ from efficientbench.model.kernels import npu_fused, weight_gradient
 
 NAMES = {True: "torch grouped_mm", False: "torch mm, one expert after another"}
 AT_ONCE_FROM = (9, 10)
-"""Major compute capabilities on which torch's grouped_mm is one kernel: Hopper and Blackwell of data centres. On others
-it reads the offsets back each time, and multiplies one group after another."""
+"""Major compute capabilities on which torch's grouped_mm is one kernel: data-centre Hopper and Blackwell. On others it
+copies the offsets to the host in every call, and multiplies one group after another."""
 
 
 class RowGroups:
-    """How many rows each group has, for kernels on the device and as numbers on the host.
+    """The number of rows of each group, for kernels on the device and as numbers on the host.
 
-    Sizes that the device has counted are sent to the host at once, but the host waits for them only in `sizes`.
+    Sizes that the device counted are copied to the host at once, but the host waits for them only in `sizes`.
     """
 
     def __init__(self, sizes: torch.Tensor, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class RowGroups:
 
     @functools.cached_property
     def sizes(self) -> list[int]:
-        """Rows of each group. Waits until the device has counted them, but not for work that was queued later."""
+        """Rows of each group. Waits until the device has counted them, but not for work queued later."""
         if self._arrived is not None:
             self._arrived.synchronize()
         sizes: list[int] = self._on_host.tolist()
@@ -46,24 +46,24 @@ class RowGroups:
 
 
 def name(device_type: str, dtype: torch.dtype) -> str:
-    """Return the name of the kernel that serves a device type."""
+    """Return the name of a device type's kernel."""
     return npu_fused.GROUPED_MATMUL if npu_fused.serves(device_type) else NAMES[multiplies_at_once(device_type, dtype)]
 
 
 def weight_gradient_name(device_type: str, dtype: torch.dtype) -> str:
-    """Return how the weight gradients of all groups are added to their float32 sums."""
+    """Return the name of the kernel that adds the groups' weight gradients to their float32 sums."""
     if npu_fused.adds_weight_gradient(device_type, dtype, torch.float32):
         return npu_fused.GROUPED_WEIGHT_GRADIENT
     return f"{weight_gradient.name(device_type, dtype)}, one expert after another"
 
 
 def has_grouped_mm(device_type: str) -> bool:
-    """Return whether this torch has a call that multiplies all groups on the device type."""
+    """Return whether this torch has a function that multiplies all groups on the device type."""
     return hasattr(F, "grouped_mm") and device_type in ("cpu", "cuda")
 
 
 def multiplies_at_once(device_type: str, dtype: torch.dtype) -> bool:
-    """Return whether that call needs no numbers on the host; for `cuda` without a GPU, whether that is possible."""
+    """Return whether grouped_mm needs no sizes on the host; for `cuda` without a GPU, whether that is possible."""
     if device_type != "cuda" or not has_grouped_mm(device_type):
         return has_grouped_mm(device_type)
     known = torch.cuda.is_available()
@@ -76,7 +76,7 @@ def grouped_mm(x: torch.Tensor, weights: torch.Tensor, groups: RowGroups) -> tor
     Args:
         x: [N, I], the rows of group 0 first.
         weights: [E, I, O]
-        groups: of the N rows; some may have none.
+        groups: the groups of the N rows; a group may be empty.
 
     Returns:
         [N, O]
@@ -86,7 +86,7 @@ def grouped_mm(x: torch.Tensor, weights: torch.Tensor, groups: RowGroups) -> tor
     if npu_fused.serves(x.device.type):
         return npu_fused.grouped_mm(x, weights, groups.ends)
     if multiplies_at_once(x.device.type, x.dtype):
-        # Gradients may come expanded, which grouped_mm refuses.
+        # Contiguous, because grouped_mm refuses expanded tensors, which gradients may be.
         return F.grouped_mm(x.contiguous(), weights, offs=groups.ends)
     out = x.new_empty(x.shape[0], weights.shape[-1])
     for rows, weight, part in zip(x.split(groups.sizes), weights, out.split(groups.sizes), strict=True):
@@ -99,16 +99,16 @@ def accumulate_weight_gradient(
 ) -> None:
     """Add grad_outᵀ · x to gradient[e] over the rows of each group e.
 
-    On NVIDIA GPUs one product after another: cuBLAS adds it to the float32 sum unrounded, as Transformer Engine's
-    grouped layers do. torch's grouped_mm gives bf16 only (2.13: "output dtype must match mat_a"), which would be
-    rounded before it is added and pass through memory twice more; and on Blackwell it leaves what was in memory for
-    groups without rows (pytorch issue 172439). The numbers of rows were sent to the host in the forward pass.
+    On NVIDIA GPUs one product after another: cuBLAS adds it to the float32 sum unrounded, as in Transformer Engine's
+    grouped layers. torch's grouped_mm returns bf16 only (2.13: "output dtype must match mat_a"), which is rounded
+    before the sum and costs two more passes over memory. On Blackwell it also leaves the results of empty groups
+    uninitialized (pytorch issue 172439). The host has the groups' sizes since the forward pass.
 
     Args:
         x: [N, I]
         grad_out: [N, O]
-        groups: of the N rows.
-        gradient: [E, O, I]; may be wider than the others.
+        groups: the groups of the N rows.
+        gradient: [E, O, I]; its dtype may be wider than the factors'.
     """
     if not len(x):
         return

@@ -1,4 +1,4 @@
-"""Keep on disk how fast kernels were, for later runs of the same shape, device and versions."""
+"""A cache on disk of kernels' times, for later runs with the same shape, device and versions."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Timings:
-    """A measurement of kernels."""
+    """One measurement of kernels."""
 
     conditions: dict[str, str]
     """Everything that the times depend on."""
     times_s: tuple[tuple[str, float], ...]
-    """Each kernel that serves and its time, the fastest first; at least one."""
+    """Working kernels with their times, the fastest first; at least one."""
     refused: tuple[tuple[str, str], ...]
-    """Each other kernel, and why it does not serve."""
+    """The other kernels, with the reasons why they do not work."""
 
 
 _TIMINGS = TypeAdapter(Timings)
 
 
 def place(folder: Path, names: list[str], shape: str, device_type: str) -> tuple[Path, dict[str, str]]:
-    """Return where the times of kernels are kept, and their conditions: names, shape, device and versions."""
+    """Return the cache file of kernels' times, and their conditions: names, shape, device and versions."""
     device = device_called(device_type)
     conditions = {
         "kernels": " ".join(names),
@@ -52,9 +52,9 @@ def place(folder: Path, names: list[str], shape: str, device_type: str) -> tuple
 
 
 def read(path: Path, conditions: dict[str, str]) -> Timings | None:
-    """Return the times that `write` kept under these conditions; None without them.
+    """Return the times that `write` saved under these conditions; None if there are none.
 
-    A file that is damaged, or of something else, is ignored with a line in the log.
+    Ignore a file that is damaged or has other conditions, with a warning in the log.
     """
     try:
         kept = _TIMINGS.validate_json(read_whole(path))
@@ -73,7 +73,7 @@ def read(path: Path, conditions: dict[str, str]) -> Timings | None:
 
 
 def write(path: Path, timings: Timings) -> None:
-    """Keep times; where the file cannot be written, a line in the log says so and the next run measures again."""
+    """Save times; if the file cannot be written, log a warning, and the next run measures again."""
     try:
         write_whole(path, _TIMINGS.dump_json(timings, indent=2).decode() + "\n")
     except MetricsError as error:

@@ -29,7 +29,7 @@ UNDECLARED_ROTATION = "n/a: the positional encoding's declaration names no kerne
 
 
 def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
-    """Return, for each part of the model, the kernel that computes it on the device type, for the record."""
+    """Return the name of each model part's kernel on the device type, for the record."""
     model = config.model
     names = _attention(config, device_type)
     fused = bool(config.kernels.fused)
@@ -49,13 +49,13 @@ def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
 
 
 def kernel_reasons(config: RunConfig, device_type: str) -> dict[str, str]:
-    """Return the parts whose kernel was chosen by measurement, and what was measured, which differs in each run."""
+    """Return the parts whose kernel was chosen by measurement, with the measured times, which differ between runs."""
     choice = _choice(config, device_type)
     return {"attention": choice.reasons} if choice is not None and choice.reasons else {}
 
 
 def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
-    """Return the parts for which we have a better kernel on this device type, and why it does not run here.
+    """Return the parts that use a fallback on this device type, with the reasons why the better kernel does not run.
 
     Two runs of which only one uses a fallback differ in more than their models.
     """
@@ -73,9 +73,9 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
 
 
 def attention_work(config: RunConfig, device_type: str) -> AttentionWork:
-    """Return what the attention kernel on the device type computes more than its formula.
+    """Return the work of the device type's attention kernel beyond its formula.
 
-    Raises UndeclaredError: the layer computes its scores by itself, and its declaration names no kernels.
+    Raises UndeclaredError: the layer has its own scores, and its declaration names no kernels.
     """
     if attention_of(config.model).plain_scores is None:
         own = _declared(attention_of(config.model).kernels)
@@ -107,18 +107,18 @@ def _attention(config: RunConfig, device_type: str) -> dict[str, str]:
 
 
 def _choice(config: RunConfig, device_type: str) -> AttentionChoice | None:
-    """Return the kernel of plain causal attention; None where scores are biased or the layer's own."""
+    """Return the kernel of plain causal attention; None if scores have a bias or the layer computes them."""
     shape = AttentionShape.of(config)
     if shape is None:
         return None
     if config.parallel.cp > 1:
-        # Of `context_parallel.attention`, which takes the device's own.
+        # `context_parallel.attention` uses the device's own kernel.
         return AttentionChoice(causal_attention.name(device_type), causal_attention.causal_attention)
     return choose(config.kernels.attention, shape, device_type, Path(config.data.cache))
 
 
 def _position(config: RunConfig, device_type: str) -> dict[str, str]:
-    """Return the kernels of the positional encoding; of those, only what turns queries and keys has its own."""
+    """Return the kernels of the positional encoding; only encodings that rotate queries and keys have their own."""
     position = position_of(config.model)
     own = _declared(position.kernels)
     if own is not None:
@@ -127,5 +127,5 @@ def _position(config: RunConfig, device_type: str) -> dict[str, str]:
 
 
 def _declared(dotted: str | None) -> OwnKernels | None:
-    """Return the kernels that a declaration names; None where it names none."""
+    """Return the kernels that a declaration names; None if it names none."""
     return imported(dotted) if dotted else None

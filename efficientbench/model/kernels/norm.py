@@ -15,7 +15,7 @@ FUSED = "torch.compile, which keeps only the input and a factor per token"
 
 
 class FormulaRMSNorm(torch.autograd.Function):
-    """The formula in float32. torch's own keeps several float32 copies of the input on a CPU, and is slower there."""
+    """The formula in float32, for a CPU: torch's rms_norm keeps several float32 copies there, and is slower."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
@@ -65,8 +65,8 @@ class FusedRMSNorm(torch.autograd.Function):
 class FusedSumAndNorm(torch.autograd.Function):
     """A sum and its RMSNorm by a few compiled kernels; keeps the sum and a factor per token.
 
-    Apart, the norm would read the sum once more, and the backward pass would add the sum's two gradients in a pass of
-    its own.
+    A separate norm would read the sum once more, and the backward pass would add the sum's two gradients in an extra
+    pass.
     """
 
     @staticmethod
@@ -123,7 +123,7 @@ def _add_and_normalize_backward(
 def sum_and_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + residual and the sum's `rms_norm`, by compiled kernels; both are [..., H] in the inputs' dtype."""
+    """Return x + residual and that sum's `rms_norm`, by compiled kernels; both are [..., H] in the inputs' dtype."""
     total, normed = FusedSumAndNorm.apply(x, residual, weight, epsilon)
     return total, normed
 
@@ -131,13 +131,13 @@ def sum_and_norm(
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, fuse: bool = False) -> torch.Tensor:
     """Return x / sqrt(mean(x²) + epsilon) · weight over the last dimension; x [..., H], weight [H] or None for ones.
 
-    `fuse`: by compiled kernels.
+    `fuse`: use compiled kernels.
     """
     if fuse:
         compiled: torch.Tensor = FusedRMSNorm.apply(x, weight, epsilon)
         return compiled
     if x.device.type == "cpu":
-        # A call by `apply` takes longer than what it computes for a token.
+        # For one token, `apply` takes longer than the computation.
         if not torch.is_grad_enabled():
             return _by_formula(x, weight, epsilon)[0]
         normed: torch.Tensor = FormulaRMSNorm.apply(x, weight, epsilon)

@@ -1,7 +1,7 @@
-"""torch_npu's fused kernels on Ascend NPUs. Tested with their formulas in their place, never on an NPU.
+"""torch_npu's fused kernels on Ascend NPUs. Tests replace them by their formulas; they never ran on an NPU.
 
-Signatures: `npu_native_functions_by_codegen.yaml`, meaning and limits: `_op_plugin_docs.py`, both in the wheel of
-torch-npu 2.13.0. torch_npu registers the gradients of all of them but the grouped matmuls.
+The wheel of torch-npu 2.13.0 has their signatures in `npu_native_functions_by_codegen.yaml`, their meaning and limits
+in `_op_plugin_docs.py`. torch_npu registers gradients for all of them except the grouped matmuls.
 
 S = sequence, Q = queries, B = batch, D and E = head dimensions of keys and of values.
 """
@@ -25,26 +25,26 @@ SWIGLU = "torch_npu npu_swiglu"
 GROUPED_MATMUL = "torch_npu npu_grouped_matmul"
 GROUPED_WEIGHT_GRADIENT = "torch_npu npu_grouped_matmul_add_"
 PARTS = ("attention", "norm", "swiglu", "grouped_mm")
-"""Parts of every model, as the record names them, that these kernels compute."""
+"""The model parts that these kernels compute, by their names in the record."""
 UNDOCUMENTED = f"torch_npu's fused kernels are documented for Ascend {' and '.join(FUSED)}"
-"""Why they do not run on another NPU."""
+"""The reason why the fused kernels do not run on another NPU."""
 
 MASK_SIZE = 2048
 WHOLE_MASK, LEFT_UP_CAUSAL, RIGHT_DOWN_CAUSAL, BAND = 1, 2, 3, 4
-"""`sparse_mode`: a mask of all queries by all keys; causal from the first query and key, or from the last ones, equal
-where there are as many of both; causal with as many keys before a query as `pre_tockens` says."""
+"""Values of `sparse_mode`: a mask of all queries by all keys; causal, aligned at the first query and key; causal,
+aligned at the last ones (the same for equal numbers); causal with `pre_tockens` keys before a query."""
 BIAS_ROWS = 1024
-"""Queries whose bias exists at once. With more, the kernel takes a bias for the compressed form of ALiBi's."""
+"""Queries whose bias exists at once. The kernel takes a bias with more rows for ALiBi's compressed form."""
 
 
 def torch_npu() -> ModuleType:
-    """Return the vendor's package, which holds the kernels."""
+    """Return the vendor's package, which has the kernels."""
     return importlib.import_module("torch_npu")
 
 
 @functools.cache
 def chip_family() -> str | None:
-    """Return the family of this machine's NPU; None without one, or for an unknown one."""
+    """Return the family of this machine's NPU; None without an NPU, or for an unknown chip."""
     if importlib.util.find_spec("torch_npu") is None:
         return None
     return family(str(torch_npu().npu.get_device_name(0)))
@@ -65,13 +65,14 @@ def biased_causal_attention(
 ) -> torch.Tensor:
     """Compute kernels.biased_attention.biased_causal_attention, without a gradient for the bias."""
     heads, sequence = bias.shape
-    # The kernel scales the sum of products and bias. From the largest distance down to 0, then what the mask hides.
+    # Divided, because the kernel scales the sum of products and bias. `falling` has the largest distance first; behind
+    # distance 0 it has entries that the mask hides.
     by_distance = (bias.detach().float() / scale).to(query.dtype)
     falling = F.pad(by_distance.flip(1), (0, BIAS_ROWS - 1))
     outputs = []
     for first in range(0, sequence, BIAS_ROWS):
         last = min(first + BIAS_ROWS, sequence)
-        # Seen from the last query up, distances fall by one along rows and along columns.
+        # With the last query first, distances fall by one along rows and along columns.
         upwards = falling.as_strided((heads, last - first, last), (falling.stride(0), 1, 1), sequence - last)
         pse = upwards.flip(1)[None]
         outputs.append(_fusion_attention(query[first:last], key[:last], value[:last], scale, pse))
@@ -83,7 +84,7 @@ def _fusion_attention(
 ) -> torch.Tensor:
     """Attend: query [Q, B, heads, D], key [S, B, groups, D], value [S, B, groups, E] → [Q, B, heads · E].
 
-    `pse` [1, heads, Q, S] is what the kernel calls a bias, which it scales with the products.
+    `pse`: a bias [1, heads, Q, S], which the kernel scales together with the products; None: no bias.
     """
     out: torch.Tensor = torch_npu().npu_fusion_attention(
         query.flatten(2),
@@ -107,15 +108,15 @@ def range_attention(
     window: int | None,
     mask: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend to the latest `window` keys, a query's own among them, or to those that `mask` does not hide.
+    """Attend to the latest `window` keys, the query's own included, or to the keys that `mask` does not hide.
 
     Args:
         query: [B, Q, heads, D]
         key: [B, S, groups, D]
         value: [B, S, groups, D]
         scale: factor on the scores.
-        window: keys that a query sees, where there are as many of both; None: `mask` says which.
-        mask: [Q, S], True hides, and no row hides all.
+        window: how many keys a query sees, if there are as many queries as keys; None: those that `mask` shows.
+        mask: [Q, S], True hides a key, and every row shows at least one; None: `window` decides.
 
     Returns:
         The output [B, Q, heads, D] and the logarithms of the softmax's sums, [B, Q, heads] in float32, not
@@ -133,14 +134,14 @@ def range_attention(
         next_tockens=0,
         sparse_mode=WHOLE_MASK if window is None else BAND,
     )[:3]
-    # The statistics come eight times, side by side.
+    # The kernel returns eight copies of each statistic, side by side.
     log_sums = largest.detach()[..., 0] + sums.detach()[..., 0].log()
     return out, log_sums.transpose(1, 2)
 
 
 @functools.cache
 def _compressed_causal_mask(device: torch.device) -> torch.Tensor:
-    """Return [2048, 2048], True hides: the kernel reads no more of a causal mask, whatever the sequence's length."""
+    """Return [2048, 2048], True hides a key: the kernel reads a causal mask of this size for any sequence length."""
     return torch.ones(MASK_SIZE, MASK_SIZE, dtype=torch.bool, device=device).triu(1)
 
 
@@ -170,7 +171,7 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 def grouped_mm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Compute kernels.grouped_mm.grouped_mm for at least one row; `ends` [E]: the row after each group's last."""
-    # One tensor of rows, one of weights and one of results, cut along the rows at the groups' ends.
+    # The options mean: one tensor each of rows, weights and results, with rows cut at the groups' ends.
     out: list[torch.Tensor] = torch_npu().npu_grouped_matmul(
         [x.contiguous()], [weights], group_list=ends.long(), split_item=2, group_type=0, group_list_type=0
     )
@@ -178,7 +179,7 @@ def grouped_mm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> to
 
 
 def adds_weight_gradient(device_type: str, dtype: torch.dtype, sum_dtype: torch.dtype) -> bool:
-    """Return whether `accumulate_weight_gradient` takes these dtypes; older versions of torch_npu do not have it."""
+    """Return whether `accumulate_weight_gradient` takes these dtypes; older versions of torch_npu lack its kernel."""
     halves = dtype in (torch.bfloat16, torch.float16) and sum_dtype == torch.float32
     return serves(device_type) and halves and hasattr(torch_npu(), "npu_grouped_matmul_add_")
 
@@ -186,5 +187,5 @@ def adds_weight_gradient(device_type: str, dtype: torch.dtype, sum_dtype: torch.
 def accumulate_weight_gradient(
     x: torch.Tensor, grad_out: torch.Tensor, ends: torch.Tensor, gradient: torch.Tensor
 ) -> None:
-    """Compute kernels.grouped_mm.accumulate_weight_gradient, for what `adds_weight_gradient` and at least one row."""
+    """Compute kernels.grouped_mm.accumulate_weight_gradient for at least one row, if `adds_weight_gradient`."""
     torch_npu().npu_grouped_matmul_add_(gradient, grad_out.contiguous(), x, ends.long())

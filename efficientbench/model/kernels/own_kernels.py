@@ -1,4 +1,4 @@
-"""Description of the kernels that a variant declares."""
+"""The description by which a variant declares its own kernels."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def _no_fallbacks(config: RunConfig, device_type: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class OwnKernels:
-    """Kernels of a variant's own; each function takes the run and the type of its device."""
+    """A variant's own kernels; each function takes the run's configuration and the device type."""
 
     names: Callable[[RunConfig, str], dict[str, str]]
-    """Part of the model → the kernel that computes it."""
+    """Model part → name of its kernel."""
     fallbacks: Callable[[RunConfig, str], dict[str, str]] = _no_fallbacks
-    """Part for which there is a better kernel on this device type → why it does not run here."""
+    """Model part that uses a fallback on this device type → why the better kernel does not run."""
     work: Callable[[RunConfig, str], AttentionWork] = lambda config, device_type: AttentionWork()
-    """What the kernels compute more than the formulas."""
+    """The kernels' work beyond the formulas."""

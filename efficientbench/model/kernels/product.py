@@ -1,6 +1,6 @@
-"""A product of two matrices, by the CPU's faster library where torch takes the slower one.
+"""A product of two matrices, by the CPU's faster library where torch uses the slower one.
 
-torch multiplies float32 matrices by oneMKL on x86, and has oneDNN for narrower dtypes.
+On x86 torch multiplies float32 matrices by oneMKL, and uses oneDNN only for narrower dtypes.
 N = rows, I = inputs, O = outputs.
 """
 
@@ -16,7 +16,7 @@ ONEDNN = "oneDNN"
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return x [N, I] · weightᵀ [I, O] → [N, O], in `out` where it is given; without gradient."""
+    """Return x [N, I] · weightᵀ [I, O] → [N, O], written into `out` unless that is None; no gradient."""
     if not by_onednn(x.device.type, x.dtype):
         return torch.mm(x, weight.t(), out=out)
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
@@ -25,6 +25,6 @@ def linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = Non
 
 @functools.cache
 def by_onednn(device_type: str, dtype: torch.dtype) -> bool:
-    """Return whether `linear` asks oneDNN itself, by the operator that torch.compile puts in a linear layer's place."""
+    """Return whether `linear` calls oneDNN itself, by the operator with which torch.compile replaces linear layers."""
     faster = device_type == "cpu" and dtype == torch.float32 and onednn_is_faster()
     return faster and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -13,7 +13,7 @@ FUSED = "torch.compile"
 
 
 class ReLU2(torch.autograd.Function):
-    """Keeps only its input for the backward pass."""
+    """ReLU² that keeps only its input for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, fuse: bool) -> torch.Tensor:
@@ -41,7 +41,7 @@ def _activate_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def relu2(x: torch.Tensor, fuse: bool = False) -> torch.Tensor:
     """Return max(x, 0)² for x of any shape.
 
-    `fuse`: by compiled kernels.
+    `fuse`: use compiled kernels.
     """
     if not fuse and not torch.is_grad_enabled():
         return torch.relu(x).square_()

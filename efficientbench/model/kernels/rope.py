@@ -15,7 +15,7 @@ NAME, FUSED = "torch elementwise", "torch.compile"
 
 
 class Rotate(torch.autograd.Function):
-    """Rotates pairs (x_i, x_{i + R/2}) of the last R dimensions and leaves those before as they are.
+    """Rotates pairs (x_i, x_{i + R/2}) of the last R dimensions, and leaves the dimensions before them unchanged.
 
     The backward pass is the rotation by the opposite angle.
     """
@@ -34,7 +34,7 @@ class Rotate(torch.autograd.Function):
 
 def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool, back: bool) -> torch.Tensor:
     if torch.compiler.is_compiling():
-        # Within a compiled step, which cannot write into views.
+        # A compiled step cannot write into views.
         return _rotate_whole(x, cos, sin, back)
     turn = fused(_rotate_whole, x.shape[2:]) if fuse else _rotate
     turned: torch.Tensor = turn(x, cos, sin, back)
@@ -42,7 +42,7 @@ def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool, bac
 
 
 def _rotate_whole(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool) -> torch.Tensor:
-    """`_rotate` without writing into parts of its result, for the compiler."""
+    """Compute `_rotate` without writing into parts of the result, for the compiler."""
     left = x.shape[-1] - 2 * cos.shape[-1]
     first, second = x[..., left:].chunk(2, dim=-1)
     sign = -1 if back else 1
@@ -50,7 +50,7 @@ def _rotate_whole(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: b
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool) -> torch.Tensor:
-    """Rotate by the angles, or with `back` by their opposites."""
+    """Rotate by the angles, or by their opposites if `back`."""
     if npu_fused.serves(x.device.type):
         return npu_fused.rotate(x, cos, -sin if back else sin)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -65,9 +65,9 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool) -
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool = False) -> torch.Tensor:
-    """Rotate the last R dimensions of x [S, B, heads, D] by the angles whose cos and sin are [S, 1, 1, R/2].
+    """Rotate the last R dimensions of x [S, B, heads, D] by angles with cos and sin [S, 1 or B, 1, R/2].
 
-    `fuse`: by a compiled kernel.
+    `fuse`: use a compiled kernel.
     """
     if not torch.is_grad_enabled():
         return _turn(x, cos, sin, fuse, back=False)

@@ -15,7 +15,7 @@ FUSED = "torch.compile, activation recomputed in backward"
 
 
 class SwiGLU(torch.autograd.Function):
-    """Keeps only its input for the backward pass, which computes the activation again."""
+    """SwiGLU that keeps only its input for the backward pass, which recomputes the activation."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ def _gated(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 class FusedSwiGLU(torch.autograd.Function):
-    """The same by one compiled kernel each way, which rounds once."""
+    """SwiGLU by one compiled kernel for each pass, which rounds once."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ def _activate_backward(grad: torch.Tensor, gate_up: torch.Tensor) -> torch.Tenso
 def swiglu(gate_up: torch.Tensor, fuse: bool = False) -> torch.Tensor:
     """Return silu(gate) · up [..., F] for gate_up [..., 2 · F], gate and up side by side.
 
-    `fuse`: by compiled kernels.
+    `fuse`: use compiled kernels.
     """
     if not fuse and npu_fused.serves(gate_up.device.type):
         return npu_fused.swiglu(gate_up)

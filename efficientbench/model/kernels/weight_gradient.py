@@ -1,4 +1,4 @@
-"""Weight gradients, added to a sum that is wider than what is multiplied.
+"""Weight gradients, added to a sum whose dtype may be wider than the factors'.
 
 N = rows, O = outputs, I = inputs.
 """
@@ -17,13 +17,13 @@ WIDENED = "factors widened to float32, one matmul that adds"
 NARROW = "matmul, then a sum in float32"
 ONEDNN = f"matmul by {product.ONEDNN}, then a sum"
 ROWS_AT_ONCE = 8192
-"""Rows of the sum that are added at once where the product is a tensor of its own."""
+"""Rows of the sum to add at once where the product is a separate tensor."""
 WIDENED_AT_ONCE = 1024
-"""Rows of the factors that are widened at once: enough for the matmul's full speed, few enough to bound memory."""
+"""Rows of the factors to widen at once: enough for the matmul's full speed, few enough to bound memory."""
 
 
 def name(device_type: str, dtype: torch.dtype) -> str:
-    """Return how a device type adds gradients of a dtype."""
+    """Return the name of the way in which a device type adds gradients of a dtype."""
     if product.by_onednn(device_type, dtype):
         return ONEDNN
     if dtype == torch.float32 or adds_wide(device_type, dtype):
@@ -32,7 +32,7 @@ def name(device_type: str, dtype: torch.dtype) -> str:
 
 
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Add leftᵀ · right to total [O, I], for left [N, O] and right [N, I]; total may be wider than the others."""
+    """Add left [N, O]ᵀ · right [N, I] to total [O, I], whose dtype may be wider than the factors'."""
     if total.dtype == left.dtype and not product.by_onednn(left.device.type, left.dtype):
         total.addmm_(left.t(), right)
     elif total.dtype == torch.float32 and adds_wide(left.device.type, left.dtype):
@@ -41,16 +41,16 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
         for some_left, some_right in zip(left.split(WIDENED_AT_ONCE), right.split(WIDENED_AT_ONCE), strict=True):
             total.addmm_(some_left.float().t(), some_right.float())
     else:
-        # A few rows at a time: the product is a tensor of its own, and a narrower one is copied to float32 first.
+        # A few rows at a time: the product is a separate tensor, which is also copied to float32 if it is narrower.
         for rows in range(0, total.shape[0], ROWS_AT_ONCE):
             total[rows : rows + ROWS_AT_ONCE] += product.linear(left[:, rows : rows + ROWS_AT_ONCE].t(), right.t())
 
 
 def added_to_main_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Mark a parameter whose gradient was added to its `main_grad`, and return what autograd gets: without values.
+    """Mark that a parameter's gradient was added to its `main_grad`; return an uninitialized gradient for autograd.
 
-    Megatron's hook on the parameter needs some gradient to notice that this one is complete and can be sent; by the
-    mark it does not add it.
+    Megatron's hook on the parameter needs some gradient to notice that `main_grad` is complete and can be reduced; the
+    mark keeps the hook from adding it.
     """
     parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
     return torch.empty_like(parameter)
@@ -58,10 +58,9 @@ def added_to_main_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 @functools.cache
 def widens(device_type: str, dtype: torch.dtype) -> bool:
-    """Return whether factors are widened first.
+    """Return whether factors are widened to float32 first: on a CPU without matrix products in bf16.
 
-    A CPU without matrix products in their dtype does that: float32 is many times faster there, and nothing is rounded
-    before the sum.
+    float32 is many times faster there, and nothing is rounded before the sum.
     """
     return device_type == "cpu" and dtype == torch.bfloat16 and multiplies_bf16() is False
 
@@ -72,13 +71,13 @@ def _add_wide(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> N
 
 @functools.cache
 def adds_wide(device_type: str, dtype: torch.dtype) -> bool:
-    """Return whether a matmul of narrow factors adds to a float32 sum here: tried once, and its result compared.
+    """Return whether a matmul of narrow factors can add to a float32 sum on this device: tried once, and checked.
 
-    torch's overload with an output dtype is of CUDA's BLAS, and newer than the oldest torch that we run on.
+    torch has the overload with an output dtype for CUDA's BLAS alone, and not in the oldest torch that we support.
     """
     if device_type != "cuda" or not torch.cuda.is_available() or not hasattr(torch.ops.aten.addmm, "dtype_out"):
         return False
-    # Sums that neither factors nor product hold in the narrow dtype: 1 + 2^-16 is lost where anything is rounded.
+    # The sum 1 + 2^-16 does not fit into a narrow dtype: it is lost if anything is rounded.
     left = torch.full((16, 32), 2.0**-8, dtype=dtype, device=device_type)
     right = torch.full((16, 64), 2.0**-12, dtype=dtype, device=device_type)
     total = torch.ones(32, 64, dtype=torch.float32, device=device_type)

@@ -1,4 +1,4 @@
-"""Write a checkpoint of whole weights in one process, without ranks or a model."""
+"""Write a checkpoint of full weights in one process, without ranks or a model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from efficientbench.training.checkpoints.save import Saver
 from efficientbench.training.checkpoints.shards import Shard
 
 TIME_LIMIT_S = 86_400.0
-"""For the disk to take all weights; there is no rank to wait for."""
+"""The time in which all weights must be on the disk; there is no other rank to wait for."""
 
 
 def write_weights(run_folder: Path, content: Manifest, weights: Mapping[str, torch.Tensor], backend: str) -> None:
     """Write a checkpoint as all ranks of a run would.
 
     Args:
-        run_folder: gets `checkpoint/step_<number>/`.
-        content: of the manifest; its list of files is filled here.
-        weights: whole tensors on the host, by global names, each expert's by names of its own.
-        backend: of torch.distributed on the host.
+        run_folder: the folder in which to make `checkpoint/step_<number>/`.
+        content: the manifest; its list of files is filled here.
+        weights: full tensors on the host by global name, a separate name for each expert.
+        backend: the host's backend of torch.distributed.
 
     Raises:
         SaveError, OSError: see `Saver.save`.

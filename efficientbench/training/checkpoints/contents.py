@@ -1,10 +1,10 @@
 """The contents of a checkpoint: `tensors_to_write` decides, and `tensors_to_read` asks for the same names again.
 
-Weights, the optimizer's states and random generators lie in it as named rectangles (`shards`). Their names are
+Weights, the optimizer's states and random generators are stored as named rectangles (`shards`). Their names are
 `model.<global name>`, `optimizer.main.<…>` (float32 masters of bf16 and fp16 weights), `optimizer.exp_avg.<…>` and
-`optimizer.exp_avg_sq.<…>` of what AdamW updates, `optimizer.momentum.<…>` of what Muon updates, and
-`rng.<rank>.<generator>`. No name depends on the layout, nor on which of Megatron's optimizers made the states: every
-layout reads what any other wrote. Plain numbers stand in the manifest beside them (`manifest.Manifest`).
+`optimizer.exp_avg_sq.<…>` (AdamW's moments), `optimizer.momentum.<…>` (Muon's), and `rng.<rank>.<generator>`. Weights
+and states have the same names in every layout and under each of Megatron's optimizers, so every layout reads what any
+other wrote. Plain numbers are in the manifest (`manifest.Manifest`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from efficientbench.training.update.muon import Muon
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Return what an optimizer keeps of each parameter, beside a count of updates."""
+    """Return the names of an optimizer's states of each parameter, without the count of updates."""
     return ("momentum",) if isinstance(optimizer, Muon) else ("exp_avg", "exp_avg_sq")
 
 
 def tensors_to_write(
     parameters: list[ShardedParameter], optimizer: MegatronOptimizer, device: torch.device, everything: bool
 ) -> Iterator[Shard]:
-    """Yield what this rank writes; `everything`: what a run needs to resume, else the weights alone."""
+    """Yield the shards that this rank writes; `everything`: all that a run needs to resume, else the weights alone."""
     for each in parameters:
         if each.writes_weight:
             yield from each.shards("model", each.parameter)
@@ -43,7 +43,7 @@ def tensors_to_write(
 def tensors_to_read(
     parameters: list[ShardedParameter], optimizer: MegatronOptimizer, everything: bool
 ) -> Iterator[Shard]:
-    """Yield what this rank reads, whoever wrote it, without the random generators."""
+    """Yield the shards that this rank reads, whichever rank wrote them, without random generators."""
     for each in parameters:
         yield from each.shards("model", each.parameter)
     if everything:
@@ -53,7 +53,7 @@ def tensors_to_read(
 def _optimizer_states(
     parameters: list[ShardedParameter], optimizer: MegatronOptimizer, to_write: bool
 ) -> Iterator[Shard]:
-    """Yield masters and moments, which must be there; `to_write`: only those that this rank writes."""
+    """Yield masters and moments, which must exist already; `to_write`: only those that this rank writes."""
     states = _states(optimizer)
     for each in parameters:
         state = states.get(each.parameter)
@@ -68,20 +68,21 @@ def _optimizer_states(
 
 @dataclass(frozen=True)
 class _ParameterState:
-    """What the optimizer keeps of one parameter on this rank."""
+    """The optimizer's states of one parameter on this rank."""
 
     optimizer: torch.optim.Optimizer
+    """The torch optimizer that updates the parameter."""
     main: torch.Tensor
-    """What the optimizer updates: a float32 master, or the weight itself."""
+    """The tensor that the optimizer updates: a float32 master, or the weight itself."""
     begin: int = 0
-    """The first element of this rank's part of the parameter that `main` holds."""
+    """The position of `main`'s first element in this rank's part of the parameter."""
     sharded: bool = False
-    """Whether the data-parallel ranks share the states out."""
+    """Whether the data-parallel ranks split the states."""
 
 
 def _states(optimizer: MegatronOptimizer) -> dict[torch.nn.Parameter, _ParameterState]:
-    # Each of Megatron's optimizers keeps masters in another place. They are found here, so that what is written does
-    # not depend on the optimizer that wrote it.
+    # Each of Megatron's optimizers keeps masters elsewhere; here they get one form, so that a checkpoint does not
+    # depend on the optimizer that wrote it.
     found = {}
     for part in optimizer.chained_optimizers:
         groups = part.optimizer.param_groups
@@ -98,11 +99,11 @@ def _states(optimizer: MegatronOptimizer) -> dict[torch.nn.Parameter, _Parameter
 
 
 def fill_optimizer(optimizer: MegatronOptimizer, updates: float | None) -> None:
-    """Make the states that the optimizer would make at its first update, where it has none.
+    """Make the missing states that the optimizer would make at its first update.
 
     Args:
-        optimizer: of this rank.
-        updates: set the number of updates made; None: leave it, and take 0 where there is none.
+        optimizer: this rank's optimizer.
+        updates: the number of updates to set; None: keep the counts, and set missing ones to 0.
     """
     for part in optimizer.chained_optimizers:
         for group in part.optimizer.param_groups:
@@ -117,11 +118,11 @@ def fill_optimizer(optimizer: MegatronOptimizer, updates: float | None) -> None:
 
 def _count_updates(optimizer: torch.optim.Optimizer, group: dict[str, Any], main: torch.Tensor, updates: float) -> None:
     if isinstance(optimizer, Muon):
-        # Its momentum is that of the run's step.
+        # Muon counts no updates: its momentum follows from the run's step.
         return
     if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
-        # A tensor for each parameter. Megatron's own loading gives all parameters one tensor, which each of them then
-        # advances: Adam's bias correction would be wrong from the second resumed step on.
+        # A separate tensor for each parameter. Megatron's own loading gives all parameters one tensor, which each of
+        # them then advances: Adam's bias correction would be wrong from the second resumed step on.
         device = main.device if group["fused"] or group["capturable"] else torch.device("cpu")
         optimizer.state[main]["step"] = torch.tensor(updates, dtype=torch.float32, device=device)
     else:
@@ -130,7 +131,7 @@ def _count_updates(optimizer: torch.optim.Optimizer, group: dict[str, Any], main
 
 
 def updates_made(optimizer: MegatronOptimizer) -> float:
-    """Return how many updates the optimizer has made; 0 where this rank has none of its states."""
+    """Return the number of updates that the optimizer has made; 0 if this rank has none of its states."""
     counts = [
         float(part.optimizer.state[main].get("step", group.get("step", 0)))
         for part in optimizer.chained_optimizers
@@ -141,7 +142,7 @@ def updates_made(optimizer: MegatronOptimizer) -> float:
 
 
 def loss_scale(optimizer: MegatronOptimizer) -> dict[str, Any] | None:
-    """Return the state of fp16's loss scaling as plain numbers; None in other dtypes."""
+    """Return the state of fp16's loss scaler as plain numbers; None for other dtypes."""
     scaler = getattr(optimizer.chained_optimizers[0], "grad_scaler", None)
     if scaler is None:
         return None
@@ -149,16 +150,16 @@ def loss_scale(optimizer: MegatronOptimizer) -> dict[str, Any] | None:
 
 
 def set_loss_scale(optimizer: MegatronOptimizer, saved: dict[str, Any]) -> None:
-    """Set every part of the optimizer to what `loss_scale` returned."""
+    """Set the loss scaler of every part of the optimizer to a state from `loss_scale`."""
     for part in optimizer.chained_optimizers:
         device = part.grad_scaler.scale.device
         part.grad_scaler.load_state_dict({**saved, "scale": torch.tensor(saved["scale"], device=device)})
 
 
 def generators(device: torch.device) -> Iterator[Shard]:
-    """Yield the states of this rank's random generators; what is read into them counts after `set_generators`.
+    """Yield the states of this rank's random generators; after reading into them, call `set_generators`.
 
-    They are read again in the same layout only, since no layer draws from them.
+    They are read only in the same layout. Another layout does without them, since no layer draws random numbers.
     """
     tracked = {f"tracked.{name}": state for name, state in get_cuda_rng_tracker().get_states().items()}
     states = {"host": torch.get_rng_state(), **tracked}
@@ -170,7 +171,7 @@ def generators(device: torch.device) -> Iterator[Shard]:
 
 
 def set_generators(read: list[Shard], device: torch.device) -> None:
-    """Set this rank's random generators to states that `generators` named."""
+    """Set this rank's random generators to the states of `read`, which have the names of `generators`."""
     states = {shard.name.split(".", 2)[2]: shard.tensor for shard in read}
     torch.set_rng_state(states["host"])
     if "device" in states:

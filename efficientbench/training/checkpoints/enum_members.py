@@ -10,13 +10,12 @@ from efficientbench.basics.errors import CheckpointError
 
 
 def only_members_of(*enums: type[Enum]) -> Callable[[Any, Any], Enum]:
-    """Return the function that takes the place of `getattr` where a pickle is read.
+    """Return a function that replaces `getattr` while a pickle is read, and returns only members of these enums.
 
-    It returns members of these enums and nothing else, whatever it is called with; `getattr` itself would give a pickle
-    every attribute of every object that it can name, and with them any code. torch's safe loader takes it as
-    `torch.serialization.safe_globals([(only_members_of(Kind), "builtins.getattr"), Kind])`.
+    `getattr` itself would give a pickle every attribute of every object that it can name, and so any code. torch's safe
+    loader takes it as `torch.serialization.safe_globals([(only_members_of(Kind), "builtins.getattr"), Kind])`.
 
-    The function raises CheckpointError where it is asked for anything else.
+    The function raises CheckpointError for any other attribute.
     """
     members = {(enum, name): member for enum in enums for name, member in enum.__members__.items()}
 

@@ -1,4 +1,4 @@
-"""A run's checkpoints as its ranks see them: when one is due, and how a run resumes from one."""
+"""A run's checkpoints on its ranks: when one is due, and how a run resumes from one."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Checkpoints:
         optimizer: MegatronOptimizer,
         progress: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """Take what a checkpoint of this rank is made of.
+        """Take the parts of this rank's checkpoints.
 
         Args:
-            config: of the run.
-            layout: of the run.
-            steps: optimizer steps of the whole run.
+            config: the run's configuration.
+            layout: the run's layout.
+            steps: optimizer steps of the run, from its first to its last.
             data: fingerprint of each source's tokens.
-            run_folder: where `checkpoint/` lies.
-            parameters: of this rank.
-            optimizer: of this rank.
-            progress: returns what the listeners of rank 0 keep for the next attempt, as plain data.
+            run_folder: the run's folder, which has `checkpoint/`.
+            parameters: this rank's parameters.
+            optimizer: this rank's optimizer.
+            progress: returns the state of rank 0's listeners for the next attempt, as plain data.
         """
         self.config, self.layout, self.steps = config, asdict(layout), steps
         self.data, self.optimizer, self.progress = data, optimizer, progress
@@ -59,7 +59,7 @@ class Checkpoints:
         self._last_step = 0
 
     def is_due(self, step: int, stopped: bool) -> bool:
-        """Return whether a checkpoint follows this step: at each interval, at a stop, and at the run's end."""
+        """Return whether a checkpoint is due after this step: at each interval, at a stop, and at the run's end."""
         interval = self.config.checkpoint.interval
         due = stopped or step == self.steps or (interval > 0 and step % interval == 0)
         return due and step != self._last_step
@@ -67,14 +67,15 @@ class Checkpoints:
     def save(self, step: int, stopped: bool, steps_left_out: int = 0) -> None:
         """Begin the checkpoint after `step` steps; a synchronous one is complete when this returns.
 
-        The last one of a run holds the weights alone: no run resumes from it, and they are a sixth of the whole.
+        A run's last checkpoint holds the weights alone, since no run resumes from it. With AdamW in bf16 they are a
+        seventh of a full checkpoint.
 
         Raises:
             SaveError, OSError: see `Saver.save`.
         """
         last = step == self.steps and not stopped
         if not last:
-            # A rank whose optimizer has made no update yet must write its moments too, or no rank could read them.
+            # A rank whose optimizer has made no update yet must write its moments too, or no rank can read them.
             contents.fill_optimizer(self.optimizer, None)
         manifest = Manifest(
             step=step,
@@ -94,10 +95,10 @@ class Checkpoints:
         self._last_step = step
 
     def restore(self, folder: Path) -> Manifest:
-        """Set model, optimizer, loss scale and random generators to those of a checkpoint, of any layout.
+        """Set model, optimizer, loss scale and, in the same layout, random generators to those of a checkpoint.
 
         Raises:
-            CheckpointError: a file is damaged, or the checkpoint is of another run; nothing was trained then.
+            CheckpointError: a file is damaged, or the checkpoint is of another run.
         """
         manifest = verify_together(folder)
         if manifest.data != self.data:
@@ -121,13 +122,13 @@ class Checkpoints:
         return manifest
 
     def initialise(self, folder: Path, sha256: str | None) -> None:
-        """Set the weights to those of another run's checkpoint, of any layout and dtype, and nothing else.
+        """Set only the weights to those of another run's checkpoint, of any layout and dtype.
 
-        The float32 masters become the weights as this run rounds them; all other states stay those of a new optimizer.
+        The float32 masters become the weights as rounded to this run's dtype; all other states stay new.
 
         Args:
-            folder: of the checkpoint.
-            sha256: its `manifest.identity`; None: any.
+            folder: the checkpoint's folder.
+            sha256: the checkpoint's `manifest.identity`; None: any checkpoint.
 
         Raises:
             CheckpointError: a file is damaged, or the checkpoint is another one or of another model.
@@ -139,12 +140,12 @@ class Checkpoints:
         self.optimizer.reload_model_params()
 
     def _read(self, folder: Path, manifest: Manifest, shards: list[Shard]) -> None:
-        """Fill the tensors of `shards` from a checkpoint that was verified.
+        """Fill the tensors of `shards` from a verified checkpoint.
 
         Raises:
-            CheckpointError: it has other tensors.
+            CheckpointError: the checkpoint has other tensors.
         """
-        # Read here once more, because an error within Megatron's reading would hide the reason.
+        # Megatron reads the metadata again, but its error would hide the reason.
         metadata = MetadataReader(folder, manifest.files).read_metadata()
         try:
             check_shapes(metadata, shards)

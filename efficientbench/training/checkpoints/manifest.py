@@ -1,8 +1,8 @@
-"""Find a run's checkpoints and verify them by `manifest.json`, which lists the files beside it with their checksums.
+"""Find a run's checkpoints and verify them by `manifest.json`, which lists the folder's other files with checksums.
 
-A checkpoint is complete when its folder has its final name, `checkpoint/step_00000100`, or of a fine-tuning
-`checkpoint/checkpoint-100`: the folder gets it only after the manifest, with size and SHA-256 of every file, is on the
-disk. No torch here: the parent process reads this too.
+A checkpoint is complete when its folder has its final name: `checkpoint/step_00000100`, or `checkpoint/checkpoint-100`
+for a fine-tuning. The folder gets that name only after the manifest, with size and SHA-256 of every file, is on the
+disk. No torch here: the parent process imports this too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARTIAL = ".partial_"
 DAMAGED = "damaged_"
 READ_BYTES = 1 << 20
 COMPLETE = re.compile(r"(?:step_|checkpoint-)(\d+)")
-"""Name of a complete checkpoint, with its steps: pretraining's and transformers'."""
+"""The name of a complete checkpoint with its steps, in pretraining's and in transformers' form."""
 
 
 @dataclass(frozen=True)
@@ -43,34 +43,36 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds besides tensors (see `contents`), and the list of its files."""
+    """A checkpoint's plain data (its tensors: see `contents`), and the list of its files."""
 
     step: int
-    """Steps trained before it; the position in the data too, since a step's samples follow from its number."""
+    """Completed steps; also the position in the data, since a step's samples follow from its number."""
     stopped: bool
-    """Whether the run was asked to stop after that step: a validation that is due then comes when it resumes."""
+    """Whether the run was asked to stop after that step: a validation due at that step follows when it resumes."""
     holds: str
-    """'everything', or 'weights': the last one of a run that trained to its end, from which no run resumes."""
+    """'everything', or 'weights' for the last checkpoint of a complete run, from which no run resumes."""
     config: dict[str, Any]
+    """The run's configuration."""
     data: list[str]
     """The fingerprint of each source's tokens."""
     layout: dict[str, Any]
+    """The run's layout."""
     formula: str
-    """`efficientbench.metrics.formulas.definitions.FORMULAS` of the run."""
+    """The run's `efficientbench.metrics.formulas.definitions.FORMULAS`."""
     steps_left_out: int
     """Steps that were skipped because loss or gradients were not finite."""
     optimizer_step: float
-    """Updates that the optimizer has made: fewer than steps where fp16 skipped some."""
+    """Updates that the optimizer has made: fewer than steps if some were skipped."""
     loss_scale: dict[str, Any] | None
-    """The state of fp16's loss scaling."""
+    """The state of fp16's loss scaler; None for other dtypes."""
     progress: dict[str, Any]
-    """What the listeners keep from one attempt of a run to the next."""
+    """The listeners' state for the run's next attempt."""
     files: dict[str, File] = field(default_factory=dict)
-    """Path below the checkpoint's folder → the file."""
+    """Path below the checkpoint's folder → size and checksum of the file."""
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:
-        """Write it into the checkpoint's folder, and force it onto the disk."""
+        """Write the manifest into the checkpoint's folder, and force it onto the disk."""
         with (folder / MANIFEST).open("x", encoding="utf-8") as file:
             file.write(_text(asdict(self)))
             file.flush()
@@ -88,10 +90,10 @@ def _text(content: Mapping[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of one checkpoint, whose own checksum must be right.
+    """Return a checkpoint's manifest after a check of its own checksum.
 
     Raises:
-        CheckpointError: it is missing, damaged, or of another format; the message names the file.
+        CheckpointError: the manifest is missing, damaged, or of another format; the message names the file.
     """
     path = folder / MANIFEST
     try:
@@ -99,12 +101,12 @@ def read_manifest(folder: Path) -> Manifest:
             raise CheckpointError(f"{path}: {'is no regular file' if path.exists() else 'missing'}")
         text = read_whole(path).decode("utf-8")
         content = parse_json(text)["content"]
-        # Byte for byte, so that not even a space may have changed.
+        # Compared byte for byte, so that even a changed space is found.
         if _text(content) != text:
             raise ValueError("its checksum does not fit its content")
         if content["format"] != FORMAT:
             raise CheckpointError(f"{path}: written in format {content['format']}; this program reads {FORMAT}")
-        # Who wrote the checksum may have put anything in the place of anything.
+        # A right checksum does not prove right types: whoever wrote it may mean harm.
         return _MANIFEST.validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
@@ -118,10 +120,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def identity(folder: Path) -> str:
-    """Return the SHA-256 (hex) of a checkpoint's manifest, which has those of all its other files.
+    """Return the SHA-256 (hex) of a checkpoint's manifest, which lists the checksums of all other files.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the manifest cannot be read.
     """
     return _seen(folder / MANIFEST).sha256
 
@@ -130,16 +132,16 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> Manifest:
     """Read the manifest, and compare size and SHA-256 of the files with it.
 
     Args:
-        folder: of one checkpoint.
-        part: number of this rank among `parts` ranks, each of which verifies some of the files.
-        parts: how many ranks verify all files together.
+        folder: the checkpoint's folder.
+        part: this rank's number among `parts` ranks; each compares the SHA-256 of some files.
+        parts: number of ranks that verify all files together.
 
     Raises:
         CheckpointError: a file is missing, surplus or not as it was written; the message names it.
     """
     manifest = check_sizes(folder)
     mine = sorted(manifest.files.items())[part::parts]
-    # Hashing lets other threads run.
+    # Threads help, because hashing releases the GIL.
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
         for (name, wanted), seen in zip(mine, threads.map(lambda item: _seen(folder / item[0]), mine), strict=True):
             if seen != wanted:
@@ -148,10 +150,10 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> Manifest:
 
 
 def check_sizes(folder: Path) -> Manifest:
-    """Read the manifest, and check that its files exist, and no others, with their sizes; their content is not read.
+    """Read the manifest, and check that exactly its files exist, with their sizes; do not read their content.
 
     Raises:
-        CheckpointError: one is missing, surplus or of another size; the message names it.
+        CheckpointError: a file is missing, surplus or of another size; the message names it.
     """
     manifest = read_manifest(folder)
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} - {MANIFEST}
@@ -176,7 +178,7 @@ def fingerprint(path: Path) -> File:
     """Return size and SHA-256 of a file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     digest, size_bytes = hashlib.sha256(), 0
     with open_regular(path, buffering=0) as file:
@@ -187,9 +189,9 @@ def fingerprint(path: Path) -> File:
 
 
 def seal(folder: Path, content: Manifest) -> None:
-    """Write the manifest of a folder whose files are all there; those that its list lacks are hashed here.
+    """Write the manifest of a folder with all its files; hash the files that its list lacks.
 
-    Raises OSError: the disk is full.
+    Raises OSError if the disk is full.
     """
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -202,7 +204,7 @@ def seal(folder: Path, content: Manifest) -> None:
 def publish(folder: Path, final: Path, content: Manifest, keep: int) -> None:
     """Make a folder the checkpoint `final`: seal it, rename it, and remove all but the `keep` last ones."""
     seal(folder, content)
-    # In this order: a crash at any point leaves either no checkpoint or one whose every byte is on the disk.
+    # In this order, so that a crash at any point leaves either no checkpoint or one that is entirely on the disk.
     os.rename(folder, final)
     flush(final.parent)
     keep_last(final.parents[1], final, keep)
@@ -215,7 +217,7 @@ def written(path: Path) -> File:
 
 
 def flush(path: Path) -> None:
-    """Force onto the disk what was written: a file's content, or a folder's names."""
+    """Force a file's content, or a folder's list of names, onto the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -224,9 +226,9 @@ def flush(path: Path) -> None:
 
 
 def verify_where_listed(folder: Path) -> None:
-    """Verify a folder that has a manifest, as adapters and models do that this program wrote.
+    """Verify a folder if it has a manifest, as adapters and models of this program have.
 
-    Raises CheckpointError: a file is damaged; the message names it.
+    Raises CheckpointError if a file is damaged; the message names it.
     """
     if os.path.lexists(folder / MANIFEST):
         verify(folder)
@@ -245,9 +247,9 @@ def checkpoint_folder(run_folder: Path, step: int) -> Path:
 
 
 def complete(run_folder: Path) -> list[Path]:
-    """Return what has the name of a complete checkpoint in the run's folder, oldest first, unverified.
+    """Return the paths in the run's folder with the name of a complete checkpoint, oldest first, unverified.
 
-    Also what is no folder, as a link that leads nowhere: it would be in the way of the run's next checkpoint.
+    They include paths that are no folders, such as a broken link, which would block the run's next checkpoint.
     """
     return sorted((path for path in (run_folder / "checkpoint").glob("*") if COMPLETE.fullmatch(path.name)), key=_step)
 
@@ -259,9 +261,9 @@ def _step(folder: Path) -> int:
 
 
 def find_good(run_folder: Path, check: Callable[[Path], Manifest] | None = None) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint that is whole (None without one), and why each newer one is not.
+    """Return the newest intact checkpoint (None if there is none), and for each newer one what is wrong with it.
 
-    `check`: `verify`, which is the default, or `check_sizes`, which reads no content: hashing terabytes takes minutes.
+    `check`: `check_sizes`, which reads no content, since hashing terabytes takes minutes; None: `verify`.
     """
     problems = []
     for folder in reversed(complete(run_folder)):
@@ -275,7 +277,7 @@ def find_good(run_folder: Path, check: Callable[[Path], Manifest] | None = None)
 
 
 def set_damaged_aside(run_folder: Path, good: Path) -> None:
-    """Rename what is newer than the `good` one, from which the run resumes: it will write the same numbers again."""
+    """Rename checkpoints newer than `good`, from which the run resumes: it will write the same steps again."""
     for folder in complete(run_folder):
         if _step(folder) > _step(good):
             aside = folder.with_name(f"{DAMAGED}{folder.name}")
@@ -284,7 +286,7 @@ def set_damaged_aside(run_folder: Path, good: Path) -> None:
 
 
 def remove_partial(run_folder: Path) -> None:
-    """Remove what was left by attempts that ended in the middle of a save."""
+    """Remove the folders of attempts that ended during a save."""
     for folder in (run_folder / "checkpoint").glob(f"{PARTIAL}*"):
         _remove(folder)
 
@@ -292,14 +294,14 @@ def remove_partial(run_folder: Path) -> None:
 def keep_last(run_folder: Path, newest: Path, keep: int) -> None:
     """Remove all but the `keep` last checkpoints up to `newest`, which is complete."""
     for folder in [each for each in complete(run_folder) if _step(each) <= _step(newest)][:-keep]:
-        # A removal that is cut short must leave nothing that looks like a checkpoint.
+        # Renamed first: an interrupted removal must leave nothing that looks like a checkpoint.
         away = folder.with_name(f"{PARTIAL}{folder.name}")
         folder.rename(away)
         _remove(away)
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder with what it holds; of a link, the link alone."""
+    """Remove a folder with its content; of a link, only the link."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     else:

@@ -1,6 +1,6 @@
 """Every private or deep name of Megatron and torch that checkpoints use. Look here first after an upgrade of either.
 
-Its test lists what the other files rely on, and checks that they import it from here alone.
+A test lists these names, and checks that the other files import them only from here.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ __all__ = [
 
 
 def default_store() -> dist.Store:
-    """Return the key-value store over which the ranks met."""
+    """Return the key-value store through which the ranks met."""
     store: dist.Store = dist.distributed_c10d._get_default_store()
     return store
 
 
 def writing_process(queue: AsyncCallsQueue) -> Any:
-    """Return the forked process of the oldest asynchronous save; None where this rank had nothing to write."""
+    """Return the forked process of the oldest asynchronous save; None if this rank had nothing to write."""
     return queue.async_calls[0].async_caller.process
 
 
 def save_callbacks(strategy: TorchDistSaveShardedStrategy, writer: FileSystemWriterAsync, planned: Any) -> AsyncRequest:
-    """Return the request that writes what `save_state_dict_async_plan` has planned."""
+    """Return the request that writes a plan of `save_state_dict_async_plan`."""
     return strategy._get_save_and_finalize_callbacks(writer, planned)
 
 
 def first_element(optimizer: DistributedOptimizer, parameter: torch.nn.Parameter) -> int:
-    """Return where the states of this rank begin within a parameter, in elements."""
+    """Return the position of this rank's first optimizer state within a parameter, in elements."""
     begin: int = optimizer._get_model_param_range_map(parameter)["param"].start
     return begin

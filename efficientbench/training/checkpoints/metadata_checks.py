@@ -1,6 +1,6 @@
-"""Refuses metadata that describes other tensors than the checkpoint's files hold, before anything is made of it.
+"""Refuse metadata that describes other tensors than the checkpoint's files hold, before anything uses it.
 
-Checksums prove that a checkpoint is what was written; who wrote it may mean harm.
+Checksums prove that a checkpoint is what was written, but whoever wrote it may mean harm.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def check_metadata(metadata: Metadata, sizes: Mapping[str, int]) -> None:
     """Check every tensor, its parts and their places in the files.
 
     Args:
-        metadata: as a file gave it; any of its fields may be anything.
-        sizes: bytes of each file that may be read.
+        metadata: the metadata as read from a file; any field may hold anything.
+        sizes: sizes in bytes of the files that may be read.
 
     Raises:
-        CheckpointError: what is wrong with it.
+        CheckpointError: the metadata is wrong; the message says how.
     """
     described_bytes = 0
     for name, stored in metadata.state_dict_metadata.items():
@@ -48,7 +48,7 @@ def check_metadata(metadata: Metadata, sizes: Mapping[str, int]) -> None:
 
 
 def _checked_bytes(name: str, stored: TensorStorageMetadata) -> int:
-    """Return the size of a tensor whose parts lie within it and have its size together."""
+    """Return the bytes of a tensor after a check that its parts lie within it and add up to its size."""
     shape: Any = tuple(stored.size)
     if not isinstance(stored.properties.dtype, torch.dtype) or not _are_counts(shape):
         raise CheckpointError(f"{name} has no dtype or no shape")
@@ -69,10 +69,10 @@ def _are_counts(numbers: Iterable[object]) -> bool:
 
 
 def check_shapes(metadata: Metadata, shards: Iterable[Shard]) -> None:
-    """Check that the tensors which a rank will read have the shapes that it has for them.
+    """Check that the stored tensors have the shapes of a rank's shards.
 
     Raises:
-        CheckpointError: the first that is missing or has another shape.
+        CheckpointError: a tensor is missing or has another shape; the message names the first.
     """
     for shard in shards:
         stored = metadata.state_dict_metadata.get(shard.name)

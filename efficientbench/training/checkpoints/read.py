@@ -1,4 +1,4 @@
-"""Read a checkpoint in one process without ranks: the metadata as plain data, and every weight whole."""
+"""Read a checkpoint in one process without ranks: the metadata as plain data, and every weight in full."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ALLOWED = {
     ("torch", "Size"),
     *(("torch", name) for name in ("bfloat16", "float16", "float32", "float64", "int64", "uint8")),
 }
-"""What the pickle of `.metadata` may name: classes of plain data and functions that return it."""
+"""Names that the pickle of `.metadata` may use: classes of plain data, and functions that return it."""
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -48,18 +48,18 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 class MetadataReader(FileSystemReader):
-    """torch's reader of the distributed format, which here unpickles nothing but plain data."""
+    """torch's reader of the distributed format, restricted to unpickle only plain data."""
 
     def __init__(self, folder: Path, files: Collection[str]) -> None:
-        """`files`: names below the folder that may be read."""
+        """`files`: paths below the folder that may be read."""
         super().__init__(folder)
         self.folder, self.files = folder, files
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return `.metadata`, which must describe tensors in the checkpoint's own files and nothing else.
+        """Return `.metadata`, which must describe only tensors in the checkpoint's own files.
 
         Raises:
-            CheckpointError: it does not.
+            CheckpointError: the metadata is damaged or describes anything else.
         """
         path = self.folder / ".metadata"
         try:
@@ -70,7 +70,7 @@ class MetadataReader(FileSystemReader):
             check_metadata(metadata, {name: (self.folder / name).stat().st_size for name in self.files})
         except CheckpointError as error:
             raise CheckpointError(f"{path}: refused, {error}") from None
-        # A pickle may hold anything in the place of anything.
+        # A pickle may hold values of any type, which fail in any way.
         except Exception as error:
             raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {error})") from None
         metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
@@ -79,18 +79,18 @@ class MetadataReader(FileSystemReader):
 
 
 class Weights(Mapping[str, torch.Tensor]):
-    """A checkpoint's weights by global name, each read from the disk when it is asked for.
+    """A checkpoint's weights by global name; each access reads the weight from the disk.
 
-    Each is whole and on the host, in the dtype that it was trained in; no process group is needed. The names are those
-    by which `model/initial_weights.py` draws. Each expert's weights have names of their own, and a tied output
-    projection is the embedding. Reading a weight raises CheckpointError where its file is damaged.
+    A weight is a full tensor on the host, in the dtype of training; no process group is needed. The global names are
+    those of `model/initial_weights.py`: each expert's weights have separate names, and a tied output projection is the
+    embedding. Reading a weight raises CheckpointError if its file is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Verify the checkpoint of a folder, like `<run folder>/checkpoint/step_00000100`.
+        """Verify a checkpoint's folder, such as `<run folder>/checkpoint/step_00000100`.
 
         Raises:
-            CheckpointError: a file is damaged or holds what no checkpoint holds; the message names it.
+            CheckpointError: a file is damaged or is refused; the message names it.
         """
         self.folder, self.manifest = folder, verify(folder)
         metadata = MetadataReader(folder, self.manifest.files).read_metadata()
@@ -108,7 +108,7 @@ class Weights(Mapping[str, torch.Tensor]):
         stored = self._stored[name]
         weight = torch.empty(stored.size, dtype=stored.properties.dtype)
         missing = weight.numel()
-        # Not with torch's own planner, which differs between its versions.
+        # Not by torch's own planner, which differs between torch's versions.
         for offset, part in self._parts[name]:
             tensor = _read_tensor(self.folder / part.relative_path, part.offset, part.length)
             try:

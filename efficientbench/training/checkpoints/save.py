@@ -1,7 +1,7 @@
 """Write a checkpoint: all ranks together, into a folder that gets its final name at the end.
 
-After a synchronous save training continues once everything is on the disk. After an asynchronous one it continues once
-the tensors have been fetched from the device, and a forked process writes them.
+A synchronous save returns when everything is on the disk. An asynchronous one returns when the tensors are copied from
+the device to the host, and a forked process writes them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from efficientbench.training.checkpoints.storage import SaveStrategy, Writer
 
 POLL_S = 0.02
 OTHERS_EXTRA_S = 5.0
-"""How much longer the first rank waits for the others than they may take: a rank that is late reports that itself."""
+"""The extra time that rank 0 waits for the other ranks, so that a late rank reports itself first."""
 
 
 class SaveError(RuntimeError):
@@ -47,7 +47,7 @@ class SaveError(RuntimeError):
 
 
 def sharded_state_dict(shards: Iterable[Shard]) -> dict[str, Any]:
-    """Return rectangles as dist_checkpointing wants them."""
+    """Return shards in the form that dist_checkpointing takes."""
     return {
         str(number): ShardedTensor(
             key=shard.name,
@@ -56,7 +56,7 @@ def sharded_state_dict(shards: Iterable[Shard]) -> dict[str, Any]:
             local_shape=tuple(shard.tensor.shape),
             global_shape=shard.whole,
             global_offset=shard.offset,
-            # No regular grid: what a rank holds of a parameter may be cut anywhere.
+            # No regular grid: a rank's part of a parameter may be cut anywhere.
             axis_fragmentations=None,
         )
         for number, shard in enumerate(shards)
@@ -67,16 +67,16 @@ class Saver:
     """Writes checkpoints into a run's folder. Every method is called by all ranks together."""
 
     def __init__(self, run_folder: Path, keep: int, time_limit_s: float) -> None:
-        """Write nothing yet.
+        """Take the limits of later saves.
 
         Args:
-            run_folder: where `checkpoint/` lies.
-            keep: how many of the last checkpoints to keep.
-            time_limit_s: how long a rank may take to write its part.
+            run_folder: the run's folder, which has `checkpoint/`.
+            keep: number of last checkpoints to keep.
+            time_limit_s: how long a rank may take to write its part, in seconds.
         """
         self.run_folder, self.keep, self.time_limit_s = run_folder, keep, time_limit_s
         self.writing: AsyncCallsQueue | None = None
-        """The asynchronous save that is under way."""
+        """The asynchronous save that is under way; None without one."""
         self._writer: Writer
         self._folder = run_folder
         self._deadline_s = 0.0
@@ -85,9 +85,9 @@ class Saver:
         """Begin a checkpoint; a synchronous one is complete when this returns.
 
         Args:
-            content: of rank 0; its list of files is filled here.
-            shards: what this rank writes.
-            asynchronous: let a forked process write; `finish` ends it.
+            content: the manifest, of which rank 0's is written; its list of files is filled here.
+            shards: the shards that this rank writes.
+            asynchronous: whether a forked process writes; `is_written` and `finish` then wait for it.
 
         Raises:
             SaveError: a rank did not write its part in time, or could not; the message names the rank.
@@ -117,7 +117,11 @@ class Saver:
                 finalize()
 
     def is_written(self) -> bool:
-        """Return whether an asynchronous save is under way that all ranks have written."""
+        """Return whether all ranks have written the asynchronous save; False without one.
+
+        Raises:
+            SaveError: this rank's process is late; it is killed.
+        """
         if self.writing is None:
             return False
         process = writing_process(self.writing)
@@ -128,7 +132,7 @@ class Saver:
         return not any(gather(writes, bool))
 
     def finish(self) -> None:
-        """Wait until all ranks have written the asynchronous save that is under way, if any, and complete it."""
+        """Wait until all ranks have written the asynchronous save, and complete it; do nothing without one."""
         if self.writing is None:
             return
         while not self.is_written():
@@ -138,7 +142,7 @@ class Saver:
         self.writing = None
 
     def _make_folder(self, step: int) -> Path:
-        """Make a folder that no other attempt has written into."""
+        """Make a folder with a name that no other attempt has used."""
         final = manifest.checkpoint_folder(self.run_folder, step)
         folder = final.with_name(f"{manifest.PARTIAL}{final.name}_{uuid.uuid4().hex[:8]}")
         folder = gather(folder, Path)[0]
@@ -149,8 +153,8 @@ class Saver:
 
     def _write_now(self, request: AsyncRequest, folder: Path) -> None:
         if request.async_fn is not None:
-            # A thread, because a file system that hangs would hang this one for good. It fetches each tensor from the
-            # device as it writes it: `preload_fn` would hold all of them in the host's memory.
+            # In a separate thread, because a file system that hangs would hang the caller for good. The thread copies
+            # each tensor from the device as it writes it: `preload_fn` would hold all tensors in the host's memory.
             writing = threading.Thread(target=request.async_fn, args=request.async_fn_args, daemon=True)
             writing.start()
             writing.join(self.time_limit_s)
@@ -159,7 +163,7 @@ class Saver:
         self._wait_for_all(folder)
 
     def _wait_for_all(self, folder: Path) -> None:
-        """Wait over the store and not by a collective, which could not name the rank that is late."""
+        """Wait for all ranks through the store; a collective could not name the late rank."""
         store = default_store()
         keys = [f"{folder.name}/{rank}" for rank in range(dist.get_world_size())]
         store.set(keys[dist.get_rank()], "written")
@@ -181,7 +185,7 @@ class Saver:
 
     @contextlib.contextmanager
     def _errors_of(self, folder: Path) -> Iterator[None]:
-        """Turn Megatron's errors into the reason of the rank that failed, and remove what was written."""
+        """Turn Megatron's errors into the reason of the rank that failed, and remove the partial folder."""
         try:
             yield
         except CheckpointException as error:
@@ -207,7 +211,7 @@ class Saver:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _publish(self, folder: Path, content: Manifest) -> None:
-        """Make it a checkpoint: write the manifest, then give the folder its final name."""
+        """Make the folder a checkpoint: gather the files' checksums, write the manifest, and rename the folder."""
         for written in gather(self._writer.written, dict[str, manifest.File]):
             content.files.update(written)
         if dist.get_rank() == 0:

@@ -1,8 +1,8 @@
-"""The rectangles of whole tensors that this rank has, by names and places that no layout changes.
+"""This rank's rectangles of full tensors, with names and offsets that do not depend on the layout.
 
-Checkpoints know whole parameters by their global names, so that any layout can read what another wrote. A rank's part
-of a parameter lies in one flat run of memory, whole or (the distributed optimizer's states) cut anywhere. It consists
-of a few rectangles of the whole parameter, each a contiguous view.
+Checkpoints store full parameters by global name, so that any layout can read what another wrote. A rank's part of a
+parameter is one contiguous range of memory; the distributed optimizer's states are a range cut from it anywhere. Either
+consists of a few rectangles of the full parameter, each a contiguous view.
 """
 
 from __future__ import annotations
@@ -31,58 +31,58 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 ON_SEVERAL_STAGES = (EMBEDDING, "position_table")
-"""Parameters of which several pipeline stages have a copy; the first stage writes them."""
+"""Parameters with copies on several pipeline stages; the first stage writes them."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A rectangle of a whole tensor, and this rank's storage of it."""
+    """A rectangle of a full tensor, and this rank's storage of it."""
 
     name: str
-    """Of the whole tensor, the same in every layout."""
+    """The full tensor's name, the same in every layout."""
     whole: Shape
-    """The whole tensor's shape."""
+    """The full tensor's shape."""
     offset: Shape
-    """Where the rectangle begins in the whole tensor."""
+    """The rectangle's first index in the full tensor."""
     tensor: torch.Tensor
-    """A view of what the model or the optimizer uses."""
+    """A view of the model's or the optimizer's tensor."""
 
 
 class Block(NamedTuple):
-    """A rectangle of a whole parameter that lies in one run within this rank's part of the parameter."""
+    """A rectangle of a full parameter that is contiguous within this rank's part of the parameter."""
 
     name: str
-    """In the whole model; the weights of each expert have names of their own."""
+    """The parameter's global name; the weights of each expert have separate names."""
     whole: Shape
-    """The whole parameter's shape."""
+    """The full parameter's shape."""
     offset: Shape
-    """Where the rectangle begins in the whole parameter."""
+    """The rectangle's first index in the full parameter."""
     shape: Shape
-    """Of the rectangle."""
+    """The rectangle's shape."""
     begin: int
-    """Where the rectangle begins in this rank's part, in elements."""
+    """The position of the rectangle's first element in this rank's part."""
 
 
 @dataclass(frozen=True)
 class ShardedParameter:
-    """One parameter of this rank, and where its elements lie in the whole model."""
+    """One parameter of this rank, and the place of its elements in the full model."""
 
     parameter: torch.nn.Parameter
     """This rank's part."""
     blocks: list[Block]
-    """All elements of the part, without padding."""
+    """Rectangles with all elements of the part, without padding."""
     writes_weight: bool
-    """Whether this rank writes the weight: of equal copies on several ranks or stages only one is written."""
+    """Whether this rank writes the weight: only one of equal copies on several ranks or stages is written."""
     writes_own_states: bool
-    """Whether this rank writes optimizer states that data-parallel ranks share out; each of them writes its own."""
+    """Whether this rank writes its part of the optimizer states, if data-parallel ranks split them."""
 
     def shards(self, prefix: str, storage: torch.Tensor, begin: int = 0) -> Iterator[Shard]:
-        """Yield the rectangles within a storage that holds elements of this part from `begin` on.
+        """Yield the rectangles within a storage that has the elements of this part from `begin` on.
 
         Args:
-            prefix: goes before the parameter's name.
-            storage: any shape; elements in the order of the part.
-            begin: in elements of the part.
+            prefix: prefix of the parameter's name.
+            storage: a tensor of any shape, with elements in the order of the part.
+            begin: the position of the storage's first element in the part.
         """
         flat = storage.detach().view(-1)
         end = begin + flat.numel()
@@ -116,9 +116,9 @@ def sharded_parameters(stages: list[GPT], model: ModelConfig) -> list[ShardedPar
 
 
 def _blocks(name: str, parameter: torch.nn.Parameter, model: ModelConfig) -> list[Block]:
-    """Return where this rank's part lies in the whole model: the inverse of `initial_weights.shard`.
+    """Return the rectangles of this rank's part in the full model: the inverse of `initial_weights.shard`.
 
-    Rows that only pad the part are left out.
+    Rows of padding are skipped.
     """
     tp_rank, tp_size = tensor_parallel_rank(name)
     whole, local, dim = full_shape(name, parameter, model, tp_size), list(parameter.shape), split_dim(parameter)
@@ -126,7 +126,7 @@ def _blocks(name: str, parameter: torch.nn.Parameter, model: ModelConfig) -> lis
     rank = 0 if dim is None else tp_rank
     dim = dim or 0
     if EXPERTS in name:
-        # One tensor has the weights of all experts of this rank; a checkpoint has a tensor for each expert.
+        # One parameter has the weights of all experts of this rank; a checkpoint has a tensor for each expert.
         names = expert_names(name, local[0])
         whole, local, dim = whole[1:], local[1:], dim - 1
     # A stride of 2 is a gate and an up projection side by side, each of which is split.
@@ -145,7 +145,7 @@ def _blocks(name: str, parameter: torch.nn.Parameter, model: ModelConfig) -> lis
 
 
 def rectangles(shape: Shape, begin: int, end: int) -> Iterator[tuple[Shape, Shape]]:
-    """Cut elements `begin` to `end` of a row-major tensor into rectangles, in order: (offset, shape) of each."""
+    """Cut elements `begin` to before `end` of a row-major tensor into rectangles; yield (offset, shape) in order."""
     if begin >= end:
         return
     if len(shape) == 1:

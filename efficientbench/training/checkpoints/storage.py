@@ -1,8 +1,8 @@
-"""megatron.core.dist_checkpointing's format on disk, written and read without a helper process or foreign objects.
+"""megatron.core.dist_checkpointing's format on disk, written and read without a manager process or foreign objects.
 
 Megatron's own writer collects results through a manager process, which takes seconds to start, outlives a killed rank,
-and hangs a save whose writer dies. Its reader unpickles whatever a file holds. Both are replaced through the strategies
-that dist_checkpointing asks for.
+and hangs a save whose writer dies. Its reader unpickles any object. Strategies, which dist_checkpointing takes as
+arguments, replace both.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SaveStrategy(megatron_internals.TorchDistSaveShardedStrategy):
-    """Writes one file a rank."""
+    """Writes one file per rank."""
 
     writer: Writer
-    """Of the last save."""
+    """The writer of the last save."""
 
     def __init__(self) -> None:
         super().__init__("torch_dist", 1, thread_count=1)
@@ -52,7 +52,7 @@ class SaveStrategy(megatron_internals.TorchDistSaveShardedStrategy):
         )
         metadata = planned[1]
         if metadata is not None:
-            # For a cache of plans that is not used; it would be the larger part of the file.
+            # For a cache of plans that we do not use; it would be the larger part of the file.
             del metadata.all_local_plans
         return megatron_internals.save_callbacks(self, self.writer, planned)
 
@@ -63,13 +63,13 @@ class Writer(megatron_internals.FileSystemWriterAsync):
     def __init__(self, folder: str) -> None:
         super().__init__(folder, thread_count=1)
         self.written: dict[str, File] = {}
-        """Name of this rank's file → size and checksum of what was written."""
+        """Name of this rank's file → its size and checksum."""
         self.failure: Exception | None = None
-        """Why this rank's part could not be written."""
+        """The error that kept this rank from writing its part; None without one."""
 
     def prepare_write_data(self, plan: SavePlan, planner: SavePlanner) -> None:
-        """Note what is to be written; nothing is copied yet."""
-        # Bytes would be pickles, which a reader had to trust.
+        """Record the tensors to write; nothing is copied yet."""
+        # Bytes would be pickles, which a reader would have to trust.
         assert all(item.type != WriteItemType.BYTE_IO for item in plan.items), "a checkpoint holds tensors alone"
         name = f"{plan.storage_data.prefix}0.distcp"
         tensors = [(item, planner.resolve_data(item).detach()) for item in plan.items]
@@ -85,11 +85,11 @@ class Writer(megatron_internals.FileSystemWriterAsync):
             return None, None, []
         transforms = [self.transforms] if hasattr(self, "transforms") else []
         write = partial(_write, os.getpid(), transforms, self.results)
-        # Into memory that is given back: torch keeps what is pinned for asynchronous copies, rounded up, to the end.
+        # False: not into pinned memory, which torch rounds up and never frees.
         return write, partial(self.preload_tensors, self.write_buckets, False), [0, self.write_buckets, None]
 
     def retrieve_write_results(self) -> list[WriteResult] | megatron_internals.WRAPPED_EXCEPTION:
-        """Return what `_write` has left in the shared file, once it has ended."""
+        """Return the outcome in the shared file of `_write`, which must have ended."""
         if not self.write_buckets:
             return []
         path, name, _ = self.write_buckets[0]
@@ -107,22 +107,21 @@ class Writer(megatron_internals.FileSystemWriterAsync):
 
 
 def _write(parent: int, transforms: list[Any], results: Any, rank: int, buckets: list[Any], unused: None) -> None:
-    """Write this rank's tensors, then leave the outcome in the file `results`; runs in a thread or a forked process.
+    """Write this rank's tensors, then the outcome into the file `results`; runs in a thread or a forked process.
 
-    `parent` is the process id of the rank, and `results` a file that it reads afterwards; the other arguments are those
-    that Megatron passes on.
+    `parent` is the rank's process id, and the rank reads `results` afterwards; Megatron passes the other arguments.
     """
     if os.getpid() != parent:
-        # Forked: this process must not outlive its rank, and leaves the rank's signals to the rank.
+        # Forked: this process must not outlive its rank, and ignores the signals that are sent to the rank.
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)  # the rank ended before it could be watched
         for number in STOP_EXIT_CODES:
             signal.signal(number, signal.SIG_IGN)
-        # A fork has none of the rank's threads: work that torch shares out among them would wait for good.
+        # A fork has none of the rank's threads: an operation that torch splits among them would hang.
         torch.set_num_threads(1)
     ((path, name, (_, tensors)),) = buckets
-    # One dense copy at a time: a view would be saved with all the storage that it looks into.
+    # One dense copy at a time: a view would be saved with all of its storage.
     dense = ((item, tensor.to("cpu", copy=True)) for item, tensor in tensors)
     outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
     unfinished: queue.Queue[int] = queue.Queue()
@@ -142,10 +141,10 @@ def _write(parent: int, transforms: list[Any], results: Any, rank: int, buckets:
 
 
 class LoadStrategy(megatron_internals.TorchDistLoadShardedStrategy):
-    """Reads into existing tensors, and unpickles nothing but the metadata's own classes."""
+    """Reads into existing tensors, and unpickles only the metadata's own classes."""
 
     def __init__(self, files: Collection[str]) -> None:
-        """`files`: names in the checkpoint's manifest, which alone may be read."""
+        """`files`: paths in the checkpoint's manifest; no other file may be read."""
         super().__init__()
         self.files = files
 
@@ -163,13 +162,13 @@ class LoadStrategy(megatron_internals.TorchDistLoadShardedStrategy):
 
 
 class CommonStrategy(megatron_internals.TorchCommonLoadStrategy):
-    """`common.pt`, which Megatron writes though it holds nothing here."""
+    """Reads `common.pt`, which Megatron writes although it holds nothing here."""
 
     def load_common(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Read it as plain data.
+        """Read `common.pt` as plain data.
 
         Raises:
-            CheckpointError: it holds anything else.
+            CheckpointError: the file holds anything else.
         """
         path = os.path.join(checkpoint_dir, "common.pt")
         try:

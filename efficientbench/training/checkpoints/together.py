@@ -12,9 +12,9 @@ from efficientbench.training.checkpoints.manifest import Manifest, verify
 
 
 def verify_together(folder: Path) -> Manifest:
-    """Verify some of the files on each rank, and raise on all ranks before any of them reads a weight.
+    """Verify some of the files on each rank; raise on all ranks, before any rank reads a weight.
 
-    Raises CheckpointError: a file is damaged; the message names it.
+    Raises CheckpointError if a file is damaged; the message names it.
     """
     problem, manifest = None, None
     try:

@@ -1,1 +1,1 @@
-"""What a step reads: batches of text and of conversations, and the validation text."""
+"""The data of a step: micro-batches of text or conversations, and the validation text."""

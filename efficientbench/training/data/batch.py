@@ -1,4 +1,4 @@
-"""What a model reads at once."""
+"""The micro-batch that a model reads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class Batch:
     """One micro-batch of one data-parallel rank, on its device; under context parallelism S is this rank's part."""
 
     tokens: torch.Tensor
-    """[B, S]"""
+    """[B, S] token ids."""
     labels: torch.Tensor
-    """[B, S]: the tokens that follow."""
+    """[B, S] ids of the next tokens."""
     weights: torch.Tensor
-    """[B, S] float32: what the loss of each position is multiplied by; 0 leaves it out."""
+    """[B, S] float32, the factor on each position's loss; 0 excludes the position."""
     targets: int
-    """How many of its positions the step's mean loss counts, whatever their weights add up to."""
+    """Positions of the micro-batch that count in the step's mean loss, whatever the sum of their weights."""
     divisor: float
-    """What the weighted losses of a training step are divided by: the step's targets over all ranks, for one
-    micro-batch of one replica (a rank of data or context parallelism)."""
+    """The divisor of the weighted losses in training: the step's targets over all ranks, divided by the number of
+    micro-batches of all replicas (ranks of data and context parallelism)."""

@@ -1,4 +1,4 @@
-"""Micro-batches from tokens on disk, in an order that no layout changes.
+"""Micro-batches from tokens on disk, in an order that does not depend on the layout.
 
 B = micro-batch, S = sequence.
 """
@@ -29,20 +29,20 @@ from efficientbench.training.data.validation import ValidationText, choose_docum
 
 
 class VerifiedReader:
-    """Megatron's reader of one `.bin`, which verifies each block that it reads."""
+    """Megatron's reader of one `.bin`, with a check of each block that it reads."""
 
     def __init__(self, reader: Any, blocks: BlockReader) -> None:
         self._reader, self._blocks = reader, blocks
 
     def read(self, dtype: type[np.number], count: int, offset: int) -> np.ndarray:
-        """Return `count` tokens from byte `offset`, [count]. Raises DataError for a block that is damaged."""
+        """Return [count] tokens from byte `offset`. Raises DataError if a block is damaged."""
         tokens: np.ndarray = self._reader.read(dtype=dtype, count=count, offset=offset)
         self._blocks.verify(int(offset), int(offset) + tokens.nbytes)
         return tokens
 
 
 def verify_reads(samples: GPTDataset | BlendedDataset, blocks: Mapping[Path, BlockReader]) -> None:
-    """Let `samples` verify the tokens that they read of the corpora in `blocks`, which are named by their prefix."""
+    """Let `samples` verify the tokens that they read; `blocks`: a corpus's prefix → the verifier of its blocks."""
     for source in samples.datasets if isinstance(samples, BlendedDataset) else [samples]:
         pair = source.dataset
         if Path(pair.path_prefix) in blocks:
@@ -51,11 +51,11 @@ def verify_reads(samples: GPTDataset | BlendedDataset, blocks: Mapping[Path, Blo
 
 Samples: TypeAlias = GPTDataset | BlendedDataset | PackedConversations | ValidationText
 HostBatch: TypeAlias = tuple[tuple[torch.Tensor, ...], int]
-"""Tokens, labels and weights of one micro-batch, not yet on the device, and its targets."""
+"""Tokens, labels and weights of one micro-batch on the host, and its number of targets."""
 
 
 class Batches:
-    """Training and validation micro-batches of this rank, each read while the device computes the one before."""
+    """Training and validation micro-batches of this rank, each read while the device computes the previous one."""
 
     def __init__(
         self,
@@ -69,17 +69,18 @@ class Batches:
         """Build or open the sample index; all ranks must call this together.
 
         Args:
-            config: the run.
-            steps: optimizer steps that the training split must serve, in as many epochs as that takes.
-            prefixes: each source's tokenized corpus, `<prefix>.bin` and `<prefix>.idx`, as `config.data.weights`
-                orders them.
-            vocabulary: the tokenizer's facts.
-            device: where batches go.
-            blocks: verify the tokens that are read, by the prefix of their corpus; all others were verified before.
+            config: the run's configuration.
+            steps: optimizer steps for which to draw samples, in as many epochs as necessary.
+            prefixes: prefix of each source's tokenized corpus, `<prefix>.bin` and `<prefix>.idx`, in the order of
+                `config.data.weights`.
+            vocabulary: the tokenizer's vocabulary.
+            device: the device of the micro-batches.
+            blocks: a corpus's prefix → the verifier of its blocks as they are read; the other corpora were verified
+                beforehand.
 
         Raises:
-            DataError: a block that is damaged; also while batches are read.
-            TrainingError: a split without documents.
+            DataError: a block is damaged; also raised while batches are read.
+            TrainingError: a split has no documents.
         """
         self.config, self.device = config, device
         training = config.training
@@ -88,7 +89,7 @@ class Batches:
         splits = split_documents(prefixes, config.data.split, vocabulary.vocab_size, cache)
         self.training: GPTDataset | BlendedDataset | PackedConversations
         if training.objective != "pretrain":
-            # What reinforcement learning learns from is written by the model: it only validates on conversations.
+            # In reinforcement learning the model writes its own training samples; conversations only validate.
             samples = self.training_samples if training.objective == "sft" else 0
             self.training, self.validation = open_conversations(
                 config, samples, prefixes[0], splits[0], vocabulary.eod, (blocks or {}).get(prefixes[0])
@@ -98,7 +99,7 @@ class Batches:
             verify_reads(self.training, blocks or {})
             self.validation = ValidationText(open_validation(config, prefixes, splits, blocks or {}), training.seq_len)
         self.duplicates = [split.duplicates for split in splits]
-        """Of each source, documents left to training because their text occurs more than once."""
+        """Documents of each source that stay in training because their text occurs more than once."""
         self._pins = _pins(device)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches", initializer=self._begin_reading)
         self._next_step: tuple[int, Future[HostBatch]] | None = None
@@ -113,12 +114,12 @@ class Batches:
 
     @property
     def too_long(self) -> list[int] | None:
-        """Of each source, conversations for training that no sequence can hold; None of text, which is cut."""
+        """Training conversations of each source that are too long for a sequence; None for text, which is cut."""
         return [self.training.too_long] if isinstance(self.training, PackedConversations) else None
 
     @property
     def micro_batches(self) -> int:
-        """How many micro-batches one rank computes in an optimizer step."""
+        """Micro-batches that one rank computes in an optimizer step."""
         training = self.config.training
         replicas = parallel_state.get_data_parallel_world_size()
         return training.global_batch_size // (training.micro_batch_size * replicas)
@@ -129,7 +130,7 @@ class Batches:
         first, end = (step - 1) * size, step * size
         if isinstance(self.training, PackedConversations):
             targets = self.training.targets(first, end)
-        else:  # of text every position is a target
+        else:  # every position of text is a target
             targets = size * self.config.training.seq_len
         replicas = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
         divisor = targets / (self.micro_batches * replicas)
@@ -137,29 +138,29 @@ class Batches:
 
     @property
     def recheck_micro_batches(self) -> int:
-        """How many micro-batches one rank computes in a recheck: interleaved stages take a round of the pipeline's."""
+        """Micro-batches that one rank computes in a recheck: one, or a round of the pipeline for interleaved stages."""
         parallel = self.config.parallel
         return parallel.pp if parallel.vpp > 1 else 1
 
     def recheck_step(self, step: int) -> Iterator[Batch]:
-        """Yield the first of `training_step`'s micro-batches, again."""
+        """Yield the first `recheck_micro_batches` of `training_step`'s micro-batches again."""
         return itertools.islice(self.training_step(step), self.recheck_micro_batches)
 
     @property
     def validation_micro_batches(self) -> int:
-        """How many micro-batches one rank computes in a validation; the last may have rows without a target."""
+        """Micro-batches that one rank computes in a validation; the last ones may have rows without a target."""
         parallel = self.config.parallel
         replicas = parallel_state.get_data_parallel_world_size()
         count = -(-len(self.validation) // (self.config.training.micro_batch_size * replicas))
-        # Interleaved stages take micro-batches in rounds of the pipeline's length.
+        # Interleaved stages compute micro-batches in rounds of the pipeline's length.
         return -(-count // parallel.pp) * parallel.pp if parallel.vpp > 1 else count
 
     def validation_step(self) -> Iterator[Batch]:
-        """Yield this rank's micro-batches of the validation text: the same in every validation."""
+        """Yield this rank's micro-batches of the validation text, the same in every validation."""
         return self._micro_batches(self.validation, 0, self.validation_micro_batches, divisor=1)
 
     def own_validation_rows(self) -> range:
-        """Return which rows of the validation text this rank's replica computes."""
+        """Return the numbers of the validation text's rows that this rank's replica computes."""
         count = self.validation_micro_batches * self.config.training.micro_batch_size
         first = parallel_state.get_data_parallel_rank() * count
         return range(first, first + count)
@@ -167,7 +168,7 @@ class Batches:
     def _micro_batches(
         self, dataset: Samples, first: int, count: int, divisor: float, then: int | None = None
     ) -> Iterator[Batch]:
-        """Yield `count` micro-batches of the samples from `first`; near the end, begin to read that from `then`."""
+        """Yield `count` micro-batches of the samples from `first`; before the last, begin to read that from `then`."""
         size = self.config.training.micro_batch_size
         offset = parallel_state.get_data_parallel_rank() * count * size
         coming = self._reading(dataset, first + offset)
@@ -181,7 +182,7 @@ class Batches:
             yield Batch(tokens, labels, weights, targets, divisor)
 
     def _reading(self, dataset: Samples, start: int) -> Future[HostBatch]:
-        """Return the micro-batch of samples from `start`, perhaps begun before: several stages of a rank read one."""
+        """Return the micro-batch of samples from `start`, which may be under way: a rank's stages read the same one."""
         if dataset is self.training and self._next_step is not None and self._next_step[0] == start:
             return self._next_step[1]
         return self._read(dataset, start)
@@ -191,7 +192,7 @@ class Batches:
 
     def _begin_reading(self) -> None:
         if self._pins:
-            # Without this the thread would use device 0, and all ranks would take memory there.
+            # Without this the thread would use device 0, where all ranks would allocate memory.
             torch.get_device_module(self.device).set_device(self.device.index)
 
     def _read_now(self, dataset: Samples, start: int) -> HostBatch:
@@ -199,14 +200,14 @@ class Batches:
         tokens, labels, weights = (
             _own_part(torch.stack([sample[key] for sample in samples])) for key in ("tokens", "labels", "loss_mask")
         )
-        # The device copies from pinned memory by itself, after the work that is queued there.
+        # The device copies from pinned memory asynchronously, after its queued work.
         parts = tuple(part.pin_memory() if self._pins else part for part in (tokens, labels, weights))
         return parts, int(weights.count_nonzero())
 
 
 def _pins(device: torch.device) -> bool:
-    """Return whether memory of the host can be pinned for this device."""
-    # torch 2.6 raises an error when it is asked for an accelerator that is not there.
+    """Return whether the host's memory can be pinned for this device."""
+    # torch 2.6 raises an error for the current accelerator if there is none.
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None or accelerator.type != device.type:
         return False
@@ -229,12 +230,16 @@ def _own_part(sequences: torch.Tensor) -> torch.Tensor:
 def open_validation(
     config: RunConfig, prefixes: Sequence[Path], splits: Sequence[Split], blocks: Mapping[Path, BlockReader]
 ) -> list[np.ndarray]:
-    """Return the documents of a run's validation text, as `choose_documents` does.
+    """Return the documents of a run's validation text, as `choose_documents` returns them.
 
-    `prefixes` and `splits`: of each source; `blocks`: as of `Batches`.
+    Args:
+        config: the run's configuration.
+        prefixes: prefix of each source's corpus.
+        splits: the split of each source.
+        blocks: as in `Batches.__init__`.
 
     Raises:
-        TrainingError: there is none.
+        TrainingError: no source has a validation document.
     """
     sources = [
         (weight, IndexedDocuments(prefix, blocks.get(prefix)), split.validation)

@@ -1,8 +1,8 @@
-"""Conversations as training samples: packed whole into sequences, with a mask of what is learned.
+"""Conversations as training samples: packed uncut into sequences, with a mask of the learned tokens.
 
-A sequence of S positions holds S + 1 tokens, of which all but the first are targets where the mask says so. A
-conversation is never cut: one of more than S + 1 tokens is left out, and counted. The end of a sequence that no waiting
-conversation fits is padding, which is no target. As in training text, a token attends to all before it in its sequence.
+A sequence of S positions holds S + 1 tokens; all but the first are targets if the mask is 1. A conversation is never
+cut: one of more than S + 1 tokens is skipped, and counted. The rest of a sequence that no waiting conversation fits is
+padding, which is no target. As in training text, a token attends to all tokens before it in its sequence.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from efficientbench.training.data.validation import ValidationText
 def open_conversations(
     config: RunConfig, samples: int, prefix: Path, split: Split, pad: int, blocks: BlockReader | None
 ) -> tuple[PackedConversations, ValidationText]:
-    """Return the training samples and the validation text of a pair of conversations.
+    """Return the training samples and the validation text of a corpus of conversations.
 
     Args:
-        config: the run.
-        samples: sequences that training draws, in as many epochs as that takes.
-        prefix: of the pair.
-        split: of the pair.
-        pad: the token after the last conversation of a sequence.
-        blocks: verifies the tokens that are read; None: they were verified before.
+        config: the run's configuration.
+        samples: sequences that training draws, in as many epochs as necessary.
+        prefix: prefix of the corpus, a pair of token ids and masks.
+        split: split of the corpus.
+        pad: token id of the padding.
+        blocks: verifies tokens as they are read; None: they were verified beforehand.
 
     Raises:
-        TrainingError: training or validation has no conversation that a sequence can hold.
+        TrainingError: training or validation has no conversation that fits into a sequence.
     """
     training = config.training
     found = Conversations(prefix, training.seq_len, blocks)
@@ -55,41 +55,41 @@ def open_conversations(
 
 
 class Conversations:
-    """The conversations of one pair that fit into a sequence, by their numbers in the pair."""
+    """The conversations of one corpus, by number, and the sequence length that they must fit."""
 
     def __init__(self, prefix: Path, seq_len: int, blocks: BlockReader | None = None) -> None:
-        """`blocks`: of the `.bin`, verifies what is read; None: that was verified before."""
+        """`blocks`: verifies each block of the `.bin` as it is read; None: the file was verified beforehand."""
         self.ids, self.mask = IndexedDocuments(prefix, blocks), IndexedDocuments(mask_prefix(prefix))
         self.lengths, self.seq_len = self.ids.lengths(), seq_len
 
     def fitting(self, numbers: np.ndarray) -> np.ndarray:
-        """Return those of these conversations that a sequence can hold, in their order."""
+        """Return the numbers of those conversations that fit into a sequence, in the same order."""
         return numbers[self.lengths[numbers] <= self.seq_len + 1]
 
     def targets(self, number: int) -> int:
-        """Return how many tokens of a conversation are learned; its first has nothing before it."""
+        """Return how many tokens of a conversation are learned; the first is not, since no token precedes it."""
         return int(self.mask[number][1:].sum(dtype=np.int64))
 
 
 class PackedConversations:
-    """Samples of one pair's conversations: `samples[n]` is a sequence; each epoch has another order."""
+    """Samples of one corpus's conversations: `samples[n]` is a sequence; each epoch has another order."""
 
     def __init__(self, conversations: Conversations, numbers: np.ndarray, samples: int, seed: int, pad: int) -> None:
         """Pack as many epochs as the samples need; the same arguments give the same samples.
 
         Args:
-            conversations: of the pair.
-            numbers: of those that are trained on; one of them fits into a sequence.
+            conversations: the conversations of the corpus.
+            numbers: numbers of the training conversations; at least one fits into a sequence.
             samples: sequences that training draws.
-            seed: of the order.
-            pad: the token after the last conversation of a sequence.
+            seed: seed of the order.
+            pad: token id of the padding.
         """
         self._conversations, self._pad = conversations, pad
         fitting = conversations.fitting(numbers)
         self.too_long = len(numbers) - len(fitting)
-        """Conversations that no sequence can hold."""
+        """Number of conversations that are too long for a sequence."""
         self.tokens = int(conversations.lengths[fitting].sum())
-        """Of the conversations of one epoch."""
+        """Tokens of the conversations of one epoch."""
         self._rows: list[list[int]] = []
         epoch = 0
         while len(self._rows) < samples:
@@ -99,7 +99,7 @@ class PackedConversations:
         self._targets = np.array([sum(map(targets.__getitem__, row)) for row in self._rows], np.int64)
 
     def targets(self, first: int, end: int) -> int:
-        """Return how many tokens the samples from `first` up to `end` teach."""
+        """Return the number of targets of the samples from `first` to before `end`."""
         return int(self._targets[first:end].sum())
 
     def __getitem__(self, sample: int) -> dict[str, torch.Tensor]:
@@ -119,11 +119,11 @@ class PackedConversations:
 def choose_conversations(
     conversations: Conversations, numbers: np.ndarray, targets: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return ids and masks of the first conversations that hold so many targets together, or of all there are.
+    """Return token ids and masks of the first conversations with `targets` targets together, or of all.
 
     Args:
-        conversations: of the pair.
-        numbers: of those for validation, in order.
+        conversations: the conversations of the corpus.
+        numbers: numbers of the validation conversations, in order.
         targets: tokens to score.
     """
     ids, masks = [], []

@@ -1,4 +1,4 @@
-"""Pack whole conversations into sequences, by their lengths alone."""
+"""Pack uncut conversations into sequences, by their lengths alone."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from itertools import islice
 import numpy as np
 
 WAITING = 1000
-"""Conversations from which the next one of a sequence is chosen."""
+"""Number of waiting conversations from which the next one of a sequence is chosen."""
 
 
 def packed_epoch(numbers: list[int], lengths: np.ndarray, capacity: int, seed: int, epoch: int) -> list[list[int]]:
-    """Return the sequences of one epoch: numbers of the conversations in each, every one once.
+    """Return the sequences of one epoch as lists of conversation numbers; each conversation occurs once.
 
     Args:
-        numbers: of the conversations.
-        lengths: of all conversations of the pair, in tokens.
+        numbers: numbers of the conversations.
+        lengths: lengths of all conversations of the corpus, in tokens.
         capacity: tokens of a sequence.
-        seed: of the run.
-        epoch: counted from 0.
+        seed: the run's seed.
+        epoch: number of the epoch, counted from 0.
     """
     draw = random.Random(f"{seed} {epoch}")
     shuffled = list(numbers)
     draw.shuffle(shuffled)
     rows = list(best_fit(((int(lengths[number]), number) for number in shuffled), capacity))
-    # The first sequences have the longest conversations, and the last ones what was left.
+    # Best fit puts the longest conversations into the first sequences.
     draw.shuffle(rows)
     return rows
 
 
 def best_fit(conversations: Iterable[tuple[int, int]], capacity: int) -> Iterator[list[int]]:
-    """Yield sequences: each takes the longest waiting conversation that fits into its rest, until none does.
+    """Yield sequences: each takes the longest waiting conversation that fits into its rest, until none fits.
 
     Args:
-        conversations: length and number of each; none is longer than the capacity.
+        conversations: (length, number) of each conversation; none is longer than the capacity.
         capacity: tokens of a sequence.
     """
     coming = iter(conversations)

@@ -1,4 +1,4 @@
-"""The training samples: Megatron's index over the documents that are trained on, built once for all ranks and runs."""
+"""The training samples: Megatron's index over the training documents, built once for all ranks and runs."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from efficientbench.data_tools.tokens.cached_files import cached_file, is_intact
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.tokens.splitting import Split
 
-# Megatron's sample indices in a cache on disk, which runs share.
+# Runs share Megatron's sample indices in a cache on disk.
 #
-# Megatron would read them by `numpy.load(allow_pickle=True)`: whoever can write to the cache would have code of his
-# own run in every run that reads it, and a damaged file would end the run, or train on other samples. Here Megatron
-# builds indices and never sees the cache: they are read as plain arrays alone, after their checksums.
+# Megatron would read them by `numpy.load(allow_pickle=True)`: whoever can write to the cache could run code in every
+# run that reads it, and a damaged file would end the run or select other samples. Here Megatron builds indices and
+# never sees the cache: they are read only as plain arrays, after a check of their checksums.
 
 
 logger = logging.getLogger(__name__)
 
 
 def load_or_build(paths: Sequence[Path], build: Callable[[], tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
-    """Return the arrays at `paths`, memory-mapped. On rank 0, build and write all of them if one is not usable.
+    """Return the arrays at `paths`, memory-mapped. On rank 0, build and write all of them if one is unusable.
 
     The other ranks call this when rank 0 has finished.
 
     Raises:
-        TrainingError: another rank cannot use what rank 0 has written.
+        TrainingError: another rank cannot use the files of rank 0.
         DataError: the disk is full, or the cache cannot be written.
     """
     found = [_load(path) for path in paths]
@@ -62,11 +62,11 @@ def load_or_build(paths: Sequence[Path], build: Callable[[], tuple[np.ndarray, .
 
 
 def _load(path: Path) -> np.ndarray | None:
-    """Return the array of whole numbers that a file holds; None, and a warning in the log, for anything else."""
+    """Return a file's array of integers; None if the file is missing, or (with a warning) damaged or something else."""
     if not is_intact(path):
         return None
     try:
-        # Unlike `numpy.load` it knows no other format than .npy, and no objects.
+        # Unlike `numpy.load` this reads no format but .npy, and no objects.
         array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
         problem = None if array.dtype.kind in "iu" else f"holds {array.dtype}, not whole numbers"
     except Exception as error:  # a hostile header makes numpy's parser fail in many ways
@@ -78,13 +78,13 @@ def _load(path: Path) -> np.ndarray | None:
 
 
 ATTENDS_ACROSS_DOCUMENTS = True
-"""A training sequence holds documents end to end, and a token attends to all before it, those of other documents too.
-An end-of-document token separates them, as in GPT-2's and Megatron's default."""
+"""A training sequence holds documents end to end, and a token attends to all tokens before it, also of other documents.
+An end-of-document token separates them, as in GPT-2 and by Megatron's default."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What Megatron's datasets read of a tokenizer."""
+    """The attributes that Megatron's datasets read of a tokenizer."""
 
     vocab_size: int
     eod: int
@@ -93,17 +93,18 @@ class Vocabulary:
 
 @dataclass
 class _TrainingConfig(GPTDatasetConfig):
-    """Megatron's configuration, with our own choice of the training documents and our own cache."""
+    """Megatron's configuration, with our own choice of training documents and our own cache."""
 
     index_folder: Path = Path()
+    """The folder of the cached indices."""
     documents: dict[str, np.ndarray] = field(default_factory=dict)
-    """Prefix → numbers of the sequences in the `.idx` that are trained on."""
+    """Prefix → numbers of the training sequences in the `.idx`."""
     document_split: str = ""
-    """What chose them, for the name of the index."""
+    """The split that chose the documents, for the index's name."""
 
 
 class _TrainingDataset(GPTDataset):
-    """Megatron's dataset over the chosen documents, instead of a range of all, with its indices in our cache."""
+    """Megatron's dataset over chosen documents instead of a range, with its indices in our cache."""
 
     def __init__(
         self,
@@ -150,17 +151,17 @@ class _Builder(BlendedMegatronDatasetBuilder):
 def open_training(
     config: RunConfig, samples: int, prefixes: Sequence[Path], splits: Sequence[Split], vocabulary: Vocabulary
 ) -> GPTDataset | BlendedDataset:
-    """Build or open the samples of a run; all ranks must call this together.
+    """Build or open the training samples of a run; all ranks must call this together.
 
     Args:
-        config: the run.
-        samples: that training draws, in as many epochs as that takes.
-        prefixes: each source's pair.
-        splits: of the sources, whose training documents are drawn from.
-        vocabulary: the tokenizer's facts.
+        config: the run's configuration.
+        samples: number of samples that training draws, in as many epochs as necessary.
+        prefixes: prefix of each source's corpus.
+        splits: split of each source, with its training documents.
+        vocabulary: the tokenizer's vocabulary.
 
     Raises:
-        TrainingError: a source without a training document.
+        TrainingError: a source has no training document.
     """
     for prefix, split in zip(prefixes, splits, strict=True):
         if not len(split.training):
@@ -171,7 +172,7 @@ def open_training(
         sequence_length=config.training.seq_len,
         blend=([str(prefix) for prefix in prefixes], list(config.data.weights) if len(prefixes) > 1 else None),
         split="1,0,0",
-        # Neither a folder nor None, which means a folder beside the tokens: Megatron reads and writes no index.
+        # The empty string: Megatron reads and writes no index. None would mean a folder beside the tokens.
         path_to_cache="",
         index_folder=cache,
         tokenizer=vocabulary,
@@ -193,7 +194,7 @@ def open_training(
 
 
 def no_document(config: RunConfig, prefix: Path, part: str) -> TrainingError:
-    """Return the error for a split that leaves one of its parts empty."""
+    """Return the error for a split with an empty part."""
     return TrainingError(
         f"{prefix}: the {part} split (data.split={list(config.data.split)}) has no document with a text of its own; "
         "more documents or another split would give it some"
@@ -201,10 +202,10 @@ def no_document(config: RunConfig, prefix: Path, part: str) -> TrainingError:
 
 
 def blend_surplus(sources: int, sizes: Sequence[int]) -> float:
-    """Return by what fraction the samples of each source must exceed its share of the smallest split.
+    """Return the fraction by which the samples of each source must exceed its share of the smallest split.
 
-    Shares are rounded up, which makes a blend up to `sources - 1` samples longer than was asked, and Megatron draws a
-    source for it as soon as it is behind: a source of weight w and share s is drawn at most s + w (sources - 1) + 1
-    times. Megatron's own surplus of 0.5 % falls short of this for small splits, and the run would end with an error.
+    Shares are rounded up, which makes a blend up to `sources - 1` samples longer than requested, and Megatron draws
+    from a source as soon as it is behind. So a source of weight w and share s is drawn at most s + w (sources - 1) + 1
+    times. Megatron's own surplus of 0.5 % is too small for small splits, and the run would end with an error.
     """
     return max(0.005, sources / min(sizes))

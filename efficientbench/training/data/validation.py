@@ -1,8 +1,8 @@
 """The text of a validation: the same target tokens for every sequence length, batch, layout and variant.
 
-A document's first token is context alone; all others are targets. Each document begins a sequence; a longer one is cut
-into pieces of a sequence each, and a token does not see the pieces before its own. So a longer sequence scores the same
-tokens with more context.
+A document's first token is only context; all others are targets. Each document begins a sequence. A document longer
+than a sequence is cut into pieces, and a token does not see earlier pieces. So longer sequences score the same tokens
+with more context.
 S = sequence.
 """
 
@@ -23,26 +23,28 @@ if TYPE_CHECKING:
     from efficientbench.training.data.batch import Batch
 
 LARGEST_SHARE = 16
-"""No document has more than one in so many of the targets, so that a few long ones do not decide the loss."""
+"""A document has at most 1 / LARGEST_SHARE of the targets, so that a few long documents do not decide the loss."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A piece of a document, which fills one sequence or the beginning of it."""
+    """A piece of a document, which fills one sequence or its beginning."""
 
     document: int
+    """Number of the document."""
     first: int
-    """Place of its first token in the document."""
+    """Position of the piece's first token in the document."""
     targets: int
+    """Number of the piece's target tokens."""
 
 
 class ValidationText:
-    """Documents and their pieces as samples: `text[row]` is one sequence; beyond the last piece it has no target."""
+    """Pieces of documents as samples: `text[row]` is one sequence; rows beyond the last piece have no target."""
 
     def __init__(
         self, documents: Sequence[np.ndarray], seq_len: int, masks: Sequence[np.ndarray] | None = None
     ) -> None:
-        """`documents`: the tokens of each, two or more; `masks`: 1 at those that are targets, None where all are."""
+        """`documents`: tokens of each, at least two; `masks`: 1 for targets, or None if all tokens are targets."""
         self.seq_len = seq_len
         self.masks = None if masks is None else [torch.from_numpy(mask.astype(np.float32)) for mask in masks]
         self.documents = [torch.from_numpy(document.astype(np.int64)) for document in documents]
@@ -78,21 +80,21 @@ class ValidationText:
         return {"tokens": tokens, "labels": labels, "loss_mask": loss_mask}
 
     def by_document(self, sums: np.ndarray) -> np.ndarray:
-        """Add up figures of rows [rows or more, n] by document: [documents, n]."""
+        """Sum the values of rows, [rows or more, n], by document: [documents, n]."""
         totals = np.zeros((len(self.documents), sums.shape[1]))
         np.add.at(totals, [row.document for row in self.rows], sums[: len(self.rows)])
         return totals
 
 
 def choose_documents(sources: Sequence[tuple[float, IndexedDocuments, np.ndarray]], targets: int) -> list[np.ndarray]:
-    """Return the first documents of each source that hold its share of the targets, or all there are.
+    """Return the first documents of each source that have its share of the targets, or all documents.
 
     Args:
-        sources: each one's share, its documents, and the numbers of those for validation, in order.
+        sources: each source's share, its documents, and the numbers of its validation documents, in order.
         targets: tokens to score.
 
     Returns:
-        Their tokens: each begins with its document, and may end before it.
+        The tokens of each document, from its beginning, perhaps cut at the end.
     """
     most = max(targets // LARGEST_SHARE, 1)
     chosen = []
@@ -111,12 +113,12 @@ def choose_documents(sources: Sequence[tuple[float, IndexedDocuments, np.ndarray
 def row_losses(
     batch: Batch, token_bytes: torch.Tensor | None, losses: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return what Megatron wants of a loss, and loss, tokens and UTF-8 bytes of each sequence [B, 3].
+    """Return the loss and its divisor for Megatron, and loss, tokens and UTF-8 bytes of each sequence [B, 3].
 
     Args:
         batch: one micro-batch.
-        token_bytes: [V] int64, UTF-8 bytes of each token; None where the tokenizer does not know them.
-        losses: [B], sums over the targets of each sequence.
+        token_bytes: [V] int64, UTF-8 bytes of each token; None if the tokenizer does not know them.
+        losses: [B], the sum over the targets of each sequence.
     """
     # Weights of validation text are 0 and 1.
     tokens = batch.weights.sum(dim=1)

@@ -1,1 +1,1 @@
-"""Learning from rewards of what the model itself writes (GRPO, arXiv 2402.03300, without its clipping)."""
+"""Reinforcement learning from rewards of the model's own completions (GRPO, arXiv 2402.03300, without clipping)."""

@@ -1,10 +1,10 @@
 """Advantages, and micro-batches whose weighted loss has the gradient of the policy.
 
-The loss of a step is −Σ A · log p over all tokens that the model sampled, over the number of those tokens in the step:
-GRPO (arXiv 2402.03300) without division by the rewards' deviation, without a penalty and, since each sample is learned
-from once by the model that wrote it, without clipping; DAPO's mean over tokens (arXiv 2503.14476, equation 8).
+The loss of a step is −Σ A · log p over all tokens that the model sampled, divided by their number in the step. This is
+GRPO (arXiv 2402.03300) without division by the rewards' deviation, without a KL penalty and without clipping, since the
+model learns once from each sample that it wrote itself; with DAPO's mean over tokens (arXiv 2503.14476, equation 8).
 
-Q = questions, n = samples of each, S = sequence.
+Q = questions, n = samples of each question, S = sequence.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ class Rollout:
     """A prompt with one sampled completion."""
 
     tokens: tuple[int, ...]
-    """Prompt and completion."""
+    """Tokens of prompt and completion."""
     sampled: tuple[bool, ...]
-    """Of each token, whether the model chose it: not the prompt's, nor those that a tool wrote."""
+    """Whether the model sampled each token; False for the prompt and for a tool's output."""
     advantage: float
+    """The completion's advantage A."""
 
 
 def advantages(rewards: torch.Tensor) -> torch.Tensor:
@@ -35,21 +36,21 @@ def advantages(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def without_signal(rewards: torch.Tensor) -> int:
-    """Return how many questions teach nothing, since the rewards [Q, n] of all their samples are equal."""
+    """Return the number of questions without a gradient, because all their samples' rewards [Q, n] are equal."""
     return int((rewards == rewards[:, :1]).all(dim=1).sum())
 
 
 def micro_batches(
     rollouts: Sequence[Rollout], seq_len: int, size: int, divisor: float, device: torch.device
 ) -> Iterator[Batch]:
-    """Yield micro-batches of so many rollouts, each padded to S + 1 tokens that count nothing.
+    """Yield micro-batches of `size` rollouts, each padded to S + 1 tokens; padding has weight 0.
 
     Args:
-        rollouts: of this rank, in whole micro-batches, none of them longer than S + 1 tokens.
+        rollouts: this rank's rollouts, a multiple of `size`, none longer than S + 1 tokens.
         seq_len: S.
         size: rollouts of a micro-batch.
-        divisor: as of `Batch`, with the sampled tokens of the whole step as its targets.
-        device: of this rank.
+        divisor: `Batch.divisor`, with the sampled tokens of the step as targets.
+        device: this rank's device.
     """
     for first in range(0, len(rollouts), size):
         rows = rollouts[first : first + size]

@@ -1,4 +1,4 @@
-"""Micro-batches of what the model itself has written, for the trainer that serves all objectives."""
+"""Micro-batches of rollouts, for the trainer that serves all objectives."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from efficientbench.training.reinforcement.advantages import Rollout, micro_batc
 
 
 class RolloutBatches(Batches):
-    """Batches whose training steps have the rollouts that they are given; validation is that of conversations."""
+    """Batches whose training steps read `rollouts`; validation reads conversations."""
 
     rollouts: Sequence[Rollout] = ()
-    """Of all replicas for the next step, in the order that each replica's part follows."""
+    """The rollouts of all replicas for the next step, replica after replica; the caller sets them."""
 
     def training_step(self, step: int) -> Iterator[Batch]:
         """Yield this rank's micro-batches of the rollouts."""
@@ -27,5 +27,5 @@ class RolloutBatches(Batches):
 
     @property
     def too_long(self) -> None:
-        """Of no source: what it learns from is in none."""
+        """None, because rollouts come from no source."""
         return None

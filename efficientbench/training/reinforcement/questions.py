@@ -1,4 +1,4 @@
-"""The questions of reinforcement learning: in which tokens they are asked, and which of them in a step."""
+"""The questions of reinforcement learning: their prompts as tokens, and the questions of each step."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ class Question:
     """One question."""
 
     row: int
-    """Of the task's rows, counted from 0."""
+    """Number of the task's row, counted from 0."""
     example: Example
+    """The row's example."""
     prompt: list[int]
-    """The tokens after which the assistant speaks."""
+    """The prompt's tokens, which the assistant's answer follows."""
 
 
 class Questions:
-    """Those that a run learns from; each epoch asks them in another order."""
+    """The questions that a run learns from; each epoch asks them in another order."""
 
     def __init__(self, config: RunConfig, tokenizer: TextTokenizer, name: str) -> None:
-        """Read and render them.
+        """Read the task's rows and render their prompts.
 
         Args:
-            config: the run.
-            tokenizer: of its model.
-            name: what the user calls the tokenizer.
+            config: the run's configuration.
+            tokenizer: the model's tokenizer.
+            name: the user's name of the tokenizer, for messages.
 
         Raises:
-            ConfigError: there are none, or none leaves room for an answer.
-            DataError: a row is none of the task's, or the tokenizer has no chat tokens.
+            ConfigError: the task has no rows, or no question leaves room for an answer.
+            DataError: a row is not in the task's format, or the tokenizer has no chat tokens.
         """
         rl, training, longest = config.rl, config.training, config.model.position.longest
         self.renderer = make_renderer(tokenizer, name)
@@ -57,7 +58,7 @@ class Questions:
         ]
         self.asked = [each for each in found if len(each.prompt) + rl.max_new_tokens <= capacity]
         self.too_long = len(found) - len(self.asked)
-        """Questions that leave no room for the longest answer, and are not asked."""
+        """Number of questions that are not asked, because they leave no room for the longest answer."""
         if not self.asked:
             raise ConfigError(
                 f"rl.questions: none of the {len(found):,} questions of {rl.task} has at most "
@@ -66,10 +67,10 @@ class Questions:
             )
 
     def of_step(self, step: int) -> list[tuple[int, Question]]:
-        """Return the questions of a step; steps count from 1.
+        """Return (turn, question) for each question of a step; steps count from 1.
 
-        Each comes with its turn: how many were asked before it since the first step. Its answers are drawn by that
-        number, so that they differ where an epoch asks the same question again.
+        The turn is the number of questions asked before it since the first step. It seeds the sampling of answers, so
+        that they differ when a later epoch asks the same question again.
         """
         return [(turn, self._of_turn(turn)) for turn in range((step - 1) * self.per_step, step * self.per_step)]
 
@@ -82,13 +83,13 @@ def open_rows(key: str, task: str, path: str | None) -> Examples:
     """Open the rows of a task.
 
     Args:
-        key: of the section `rl` that has the path.
-        task: one of ours, or `package.module:Class`.
-        path: a file, a folder or a glob; None: the task makes its rows.
+        key: the key in section `rl` that has the path, for messages.
+        task: the task's name, or `package.module:Class`.
+        path: a file, a folder or a glob; None: the task makes its own rows.
 
     Raises:
-        ConfigError: the task makes none, or the files have none.
-        DataError: there is no such task, or no such file.
+        ConfigError: there is no path and the task makes no rows, or the files have no rows.
+        DataError: the task or the file does not exist.
     """
     if path is None and made_rows(task, find_task(task)) is None:
         raise ConfigError(f"rl.{key}: missing: a file, folder or glob of the rows of {task}")
@@ -99,7 +100,7 @@ def open_rows(key: str, task: str, path: str | None) -> Examples:
 
 
 def check_rewards(rl: ReinforcementConfig) -> None:
-    """Refuse a reward that is not there, a task without one, and a test whose answers cannot be scored.
+    """Refuse an unknown reward, a task without a reward, and a test task that cannot score answers.
 
     Raises:
         ConfigError, DataError: the message says what is missing.

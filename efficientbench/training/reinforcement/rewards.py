@@ -1,4 +1,4 @@
-"""The reward of a completion: one function of an example and of what the model wrote to it."""
+"""The reward of a completion: a function of an example and the model's completion."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from efficientbench.data_tools.chat.task import Example, Task
 from efficientbench.data_tools.chat.tasks.gsm8k import Gsm8k
 
 Reward: TypeAlias = Callable[[Example, str], float]
-"""(example, completion) → how good the completion is; more is better."""
+"""(example, completion) → the reward; higher is better."""
 LARGEST = 1e38
-"""Of a reward's amount: the difference of two is a number of float32, too."""
+"""The largest absolute reward, so that the difference of two rewards fits into float32."""
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class RewardError(ConfigError):
-    """A reward function failed, or returned what is no reward."""
+    """A reward function failed, or did not return a finite number."""
 
 
 def reward_of_task(task: Task) -> Reward:
-    """Return what a task itself gives for an answer; the reward raises a DataError where it would run a program."""
+    """Return the task's own reward, which raises DataError if it would have to run a program."""
     return lambda example, completion: task.reward(example, completion, _run_nothing)
 
 
 def _run_nothing(program: str, tests: str) -> bool:
-    """Refuse to run what a model has written. Raises DataError: always."""
+    """Refuse to run a model's program. Always raises DataError."""
     raise DataError(
         "its answers are programs, which a training does not run: name another reward by "
         "rl.reward=package.module:function"
@@ -44,12 +44,12 @@ OWN: dict[str, Reward] = {"gsm8k": reward_of_task(Gsm8k())}
 
 
 def find_reward(name: str) -> Reward:
-    """Return the reward of a name, ours or `package.module:function`, whose module is imported.
+    """Return the reward function of a name in `OWN`, or of `package.module:function`, whose module is imported.
 
-    Call it only with what the user's own command names: importing runs code.
+    Call this only with a name from the user's own command, because importing runs code.
 
     Raises:
-        ConfigError: there is no such reward, or its module cannot be imported.
+        ConfigError: the reward does not exist, or its module cannot be imported.
     """
     if name in OWN:
         return OWN[name]
@@ -68,7 +68,7 @@ def find_reward(name: str) -> Reward:
 
 
 def reward_files(name: str | None) -> list[Path]:
-    """Return the file of a reward from outside this project, which has been imported; none for our own."""
+    """Return the file of an imported reward from outside this project; an empty list for our own rewards."""
     if name is None or name in OWN:
         return []
     file = sys.modules[name.partition(":")[0]].__file__
@@ -79,11 +79,11 @@ def rewards_of(name: str, reward: Reward, example: Example, completions: Sequenc
     """Return the reward of each completion of one question.
 
     Args:
-        name: of the reward, for messages.
-        reward: the function.
-        example: the question.
-        completions: what the model wrote, by sample.
-        question: its number, for messages.
+        name: the reward's name, for messages.
+        reward: the reward function.
+        example: the question's example.
+        completions: the model's completion of each sample.
+        question: the question's number, for messages.
 
     Raises:
         RewardError: the function raises, or returns no finite number; the message names question and sample.
@@ -102,7 +102,7 @@ def _checked(name: str, reward: Reward, example: Example, completion: str, where
     except Exception as error:  # code of others fails in any way
         raise RewardError(f"reward {name} failed at {where}: {type(error).__name__}: {error}") from None
     try:
-        # NumPy's numbers too.
+        # NumPy's numbers are Real too.
         value = float(found) if isinstance(found, Real) else None
     except OverflowError:
         value = math.inf

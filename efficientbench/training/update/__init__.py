@@ -1,1 +1,1 @@
-"""What a step changes: optimizers, learning rate, decay."""
+"""The update of a step: optimizers, learning rate, weight decay, and the check that gradients are finite."""

@@ -1,9 +1,9 @@
 """Muon: the momentum of a matrix, made orthogonal, is the direction of its update (Jordan et al. 2024).
 
 https://kellerjordan.github.io/posts/muon/ has the method, the iteration's factors and the scale of the update; the
-momentum's rise over the first steps is nanochat's. Layers keep several matrices in one weight: each is taken apart, as
-`costs.matrices` declares them. Experts are apart too. Of a matrix that tensor-parallel ranks share each gathers the
-whole, computes its update, and keeps its own part.
+momentum's rise over the first steps is nanochat's. A weight may hold several matrices, which are updated separately, as
+`costs.matrices` declares; experts are separate too. If tensor-parallel ranks split a matrix, each of them gathers all
+parts, computes the update, and keeps its own part.
 
 m, n = rows and columns of a matrix; E = experts in a weight, or 1.
 """
@@ -32,12 +32,12 @@ FIRST_MOMENTUM, MOMENTUM, RISING_STEPS = 0.85, 0.95, 300
 
 
 def momentum(step: int) -> float:
-    """Return the momentum of a step of the run, counted from 1: it rises along a line, then stays."""
+    """Return the momentum of a step, counted from 1: it rises linearly, then stays constant."""
     return FIRST_MOMENTUM + (MOMENTUM - FIRST_MOMENTUM) * min((step - 1) / RISING_STEPS, 1.0)
 
 
 def set_momentum(optimizer: MegatronOptimizer, step: int) -> None:
-    """Set the momentum of what Muon updates to that of a step of the run, counted from 1."""
+    """Set Muon's momentum to that of a step, counted from 1."""
     for part in optimizer.chained_optimizers:
         if isinstance(part.optimizer, Muon):
             for group in part.optimizer.param_groups:
@@ -46,9 +46,9 @@ def set_momentum(optimizer: MegatronOptimizer, step: int) -> None:
 
 @torch.no_grad()
 def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
-    """Bring the singular values of each matrix [E, m, n] near 1 by Newton-Schulz, in the dtype of the matrices.
+    """Bring the singular values of each matrix [E, m, n] near 1 by Newton-Schulz steps, in the matrices' dtype.
 
-    They end between about 0.7 and 1.2, which serves an update as well as 1 does, after few steps.
+    A few steps bring them between about 0.7 and 1.2, which serves an update as well as 1 does.
     """
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
@@ -62,11 +62,11 @@ def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def direction(update: torch.Tensor, heights: Sequence[int]) -> torch.Tensor:
-    """Return the orthogonalized matrices of a whole weight [E, rows, n], each scaled by max(1, m / n)^½.
+    """Return the orthogonalized matrices of a full weight [E, rows, n], each scaled by max(1, m / n)^½.
 
     Args:
-        update: the weight's momentum.
-        heights: rows of each matrix before those of the next follow, again and again down the weight.
+        update: [E, rows, n], the weight's momentum.
+        heights: how many rows of each matrix follow one another; the pattern repeats down the weight.
     """
     found = []
     by_group = update.unflatten(-2, (-1, sum(heights)))
@@ -82,17 +82,17 @@ class Matrices:
     """The matrices of one weight, of which this rank may hold a part."""
 
     weight: torch.nn.Parameter
-    """The model's own, with Megatron's marks of how it is split."""
+    """The model's parameter, with Megatron's marks of how it is split."""
     heights: tuple[int, ...]
-    """As of `direction`."""
+    """The rows of each matrix, as `direction` takes them."""
     group: dist.ProcessGroup | None
-    """The ranks that split it; None: this rank holds it whole."""
+    """The ranks that split the weight; None: it is not split."""
     dtype: torch.dtype
-    """In which products are computed."""
+    """The dtype of the products."""
 
     @classmethod
     def of(cls, name: str, weight: torch.nn.Parameter, model: ModelConfig, dtype: torch.dtype) -> Matrices:
-        """Return those of a weight by its global name.
+        """Return the matrices of a weight by its global name.
 
         Raises:
             ConfigError: the attention declares no such weight.
@@ -107,7 +107,7 @@ class Matrices:
         return cls(weight, stack.heights, group, dtype)
 
     def direction(self, update: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of the direction, of this rank's part of the momentum, in float32."""
+        """Return this rank's part of the direction, in float32, for this rank's part of the momentum."""
         whole = self._gathered(update.to(self.dtype))
         found = direction(whole if whole.dim() == 3 else whole.unsqueeze(0), self.heights).view(whole.shape)
         if self.group is not None:
@@ -115,7 +115,7 @@ class Matrices:
         return found.float()
 
     def _gathered(self, part: torch.Tensor) -> torch.Tensor:
-        """Return the whole of what ranks hold parts of: the inverse of `initial_weights.shard`."""
+        """Gather the ranks' parts into the full tensor: the inverse of `initial_weights.shard`."""
         if self.group is None:
             return part
         parts = part.new_empty(self.group.size() * part.numel())
@@ -127,7 +127,7 @@ class Matrices:
 
 
 def _declared(name: str, model: ModelConfig) -> Stack:
-    """Return the matrices of a weight by its global name. Raises ConfigError: the attention declares no such weight."""
+    """Return the declared matrices of a weight by its global name. Raises ConfigError if the weight is not declared."""
     within = name.split(".", 3)[3]
     try:
         return layer_matrices(model)[within]
@@ -141,12 +141,12 @@ def _declared(name: str, model: ModelConfig) -> Stack:
 class Muon(torch.optim.Optimizer):
     """Muon with Nesterov's momentum and decoupled weight decay, on float32 weights.
 
-    Each group has `matrices` beside `params`, in their order. Like torch's fused AdamW it obeys two attributes, tensors
-    on the device: `found_inf` of 1 leaves everything as it is, `grad_scale` divides the gradients.
+    Each group has `matrices` in the order of its `params`. Like torch's fused AdamW it obeys two attributes, which are
+    tensors on the device: `found_inf` of 1 skips the update, `grad_scale` divides the gradients.
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Take groups as torch takes them, with `matrices`."""
+        """Take parameter groups in torch's form, with `matrices`."""
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "momentum": momentum(1)})
 
     @torch.no_grad()
@@ -165,5 +165,5 @@ class Muon(torch.optim.Optimizer):
                 updated = weight * (1 - group["lr"] * group["weight_decay"])
                 updated.sub_(update, alpha=group["lr"])
                 for kept, new in ((before, after), (weight, updated)):
-                    # What is not finite must not reach either, not even times 0.
+                    # A factor of 0 would not do: numbers that are not finite must not reach momentum or weight.
                     kept.copy_(new if skip is None else torch.where(skip > 0, kept, new))

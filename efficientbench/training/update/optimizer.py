@@ -1,8 +1,8 @@
-"""AdamW and Muon on Megatron's optimizers: float32 masters, clipping, loss scaling, updates that no host waits for.
+"""AdamW and Muon on Megatron's optimizers: float32 masters, clipping, loss scaling, and updates without a host's wait.
 
 Megatron's own `step` reads the norm on the host, which drains the device's queue between the backward pass and the
-update. `QueuedUpdate` uses Megatron's lists, groups, shards and copies too, but leaves the norm where it was computed:
-the device clips, and skips the update by itself where the step is not finite.
+update. `QueuedUpdate` uses Megatron's lists, groups, shards and copies too, but leaves the norm on the device, which
+clips, and skips the update of a step that is not finite.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from efficientbench.training.update.parameter_roles import Role, group_overrides
 
 
 def wrap_data_parallel(model: GPTModel, config: RunConfig) -> DistributedDataParallel:
-    """Return the stage with float32 gradient buffers, which are reduced over the data-parallel ranks."""
+    """Return the stage with float32 gradient buffers, which Megatron reduces over the data-parallel ranks."""
     parallel = config.parallel
     replicas = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
     overlaps = parallel.overlap and replicas > 1
@@ -54,10 +54,10 @@ def wrap_data_parallel(model: GPTModel, config: RunConfig) -> DistributedDataPar
 
 
 def gather_weights(stages: list[DistributedDataParallel]) -> None:
-    """Wait until all weights are those of the last update; all data-parallel ranks call it together.
+    """Wait until all weights are those of the last update; all data-parallel ranks call this together.
 
-    Where weights are gathered during the forward pass, only modules that are called wait for theirs: whatever else
-    reads weights would read those of an earlier step.
+    If weights are gathered during the forward pass, each module waits for its own weights when it is called. Another
+    reader would get weights of an earlier step.
     """
     for stage in stages:
         if stage.ddp_config.overlap_param_gather:
@@ -65,7 +65,7 @@ def gather_weights(stages: list[DistributedDataParallel]) -> None:
 
 
 def build_optimizer(stages: list[DistributedDataParallel], config: RunConfig) -> MegatronOptimizer:
-    """Return Megatron's optimizer over the gradient buffers of this rank's stages; `set_rates` before each step."""
+    """Return Megatron's optimizer over this rank's gradient buffers; call `set_rates` before each step."""
     training, roles = config.training, parameter_roles(stages)
     settings = OptimizerConfig(
         optimizer="adam",
@@ -84,7 +84,7 @@ def build_optimizer(stages: list[DistributedDataParallel], config: RunConfig) ->
         use_distributed_optimizer=config.parallel.distributed_optimizer,
     )
     taken = [each for each, role in roles.items() if role == "matrices"] if training.optimizer == "muon" else []
-    # Megatron leaves out of its optimizer what needs no gradient.
+    # Megatron's optimizer skips parameters that need no gradient.
     for parameter in taken:
         parameter.requires_grad = False
     optimizer = get_megatron_optimizer(
@@ -109,13 +109,13 @@ def _muon_parts(
     roles: Mapping[torch.nn.Parameter, Role],
     adamw: MegatronOptimizer,
 ) -> Iterator[MegatronOptimizer]:
-    """Yield what updates the layers' matrices: of experts that ranks share out, a part of their own.
+    """Yield the optimizers of the layers' matrices: one, and another for experts that ranks split.
 
     Args:
-        stages: of this rank.
-        config: of the run.
-        roles: of this rank's parameters.
-        adamw: what updates all else, whose settings and loss scale each part has too.
+        stages: this rank's stages.
+        config: the run's configuration.
+        roles: the role of each of this rank's parameters.
+        adamw: the optimizer of all other parameters, whose settings and loss scale each part shares.
     """
     training, first = config.training, adamw.chained_optimizers[0]
     dtype = torch.float32 if training.dtype == "fp32" else torch.bfloat16
@@ -146,16 +146,16 @@ def _muon_parts(
 
 
 def _use_fused_kernel(optimizer: torch.optim.Optimizer | None) -> None:
-    # Megatron builds torch's AdamW without naming a kernel, which then walks over the parameters one by one.
+    # Megatron builds torch's AdamW without choosing a kernel; the default updates parameters one by one.
     if type(optimizer) is torch.optim.AdamW:
         for group in optimizer.param_groups:
             group["fused"], group["foreach"] = True, False
 
 
 def _copy_together(part: DistributedOptimizer) -> None:
-    """Let weights take the values of their float32 masters by one call, where Megatron makes one for each weight."""
+    """Copy all float32 masters to their weights by one call, where Megatron makes one call for each weight."""
     weights, masters = [], []
-    # Not `shard_fp32_groups`: weights in float32 are their own masters, which Megatron copies onto themselves.
+    # Not `shard_fp32_groups`: float32 weights are their own masters, which Megatron copies onto themselves.
     for shards, group in zip(part.shard_fp32_from_float16_groups, part.model_float16_groups, strict=True):
         for master, weight in zip(shards, group, strict=True):
             span = part._get_model_param_range_map(weight)["gbuf_world_in_bucket"]
@@ -172,8 +172,9 @@ def _nothing() -> None:
 def _scale_together(optimizer: MegatronOptimizer) -> None:
     """Let all parts of the optimizer use one loss scale, which changes when the gradients of any part overflow.
 
-    Experts that ranks share out have a part of their own. Megatron changes a part's scale by that part's gradients, but
-    multiplies the loss by the first part's: after an overflow in experts alone, their gradients would be too large.
+    Experts that ranks split have a separate part. Megatron changes a part's scale by that part's gradients, but
+    multiplies the loss by the first part's scale. After an overflow in experts alone, their gradients would be too
+    large.
     """
     prepare, scalers = optimizer.prepare_grads, [part.grad_scaler for part in optimizer.chained_optimizers]
 
@@ -190,10 +191,9 @@ def _scale_together(optimizer: MegatronOptimizer) -> None:
 
 
 def set_rates(optimizer: MegatronOptimizer, learning_rate: float, weight_decay: float) -> None:
-    """Set every parameter group to its learning rate of this step, and those that decay to the weight decay.
+    """Set every parameter group's learning rate and weight decay for this step.
 
-    Megatron's groups carry the factors `lr_mult`, and `wd_mult`, 0 or 1, which nothing but its own scheduler would
-    multiply in.
+    Megatron's groups have the factors `lr_mult`, and `wd_mult`, 0 or 1, which only its own scheduler would apply.
     """
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["lr_mult"]
@@ -203,7 +203,8 @@ def set_rates(optimizer: MegatronOptimizer, learning_rate: float, weight_decay: 
 def can_queue(optimizer: MegatronOptimizer, device: torch.device) -> bool:
     """Return whether `QueuedUpdate` works: tried on `device`, since not every fused AdamW can skip a step and clip.
 
-    fp16's loss scaler decides on the host, and Apex's and Transformer Engine's AdamW have no such flag.
+    It does not work with fp16, whose loss scaler decides on the host, nor with Apex's and Transformer Engine's AdamW,
+    which have no flag to skip a step.
     """
     parts = optimizer.chained_optimizers
     ours = all(part.optimizer is None or type(part.optimizer) in (torch.optim.AdamW, Muon) for part in parts)
@@ -211,7 +212,7 @@ def can_queue(optimizer: MegatronOptimizer, device: torch.device) -> bool:
 
 
 def _obeys(device: torch.device) -> bool:
-    """Return whether the device's fused AdamW skips a step by a flag, and divides gradients by a factor."""
+    """Return whether the device's fused AdamW skips a step by a flag, and divides gradients by a number."""
     weight = torch.ones(2, device=device, requires_grad=True)
     try:
         adamw = torch.optim.AdamW([weight], lr=0.5, betas=(0.5, 0.5), fused=True)
@@ -222,16 +223,16 @@ def _obeys(device: torch.device) -> bool:
             state = [value.cpu() for value in adamw.state[weight].values()]
             if flag and (any(map(torch.count_nonzero, state)) or not bool((weight.cpu() == 1).all())):
                 return False
-        # Half of 8 / 4.
+        # The moment after one step is half of 8 / 4.
         return bool((adamw.state[weight]["exp_avg"].cpu() == 1).all())
     except RuntimeError:
-        # The device has no such kernel, or one that takes neither.
+        # The device has no fused kernel, or one that takes neither flag nor divisor.
         return False
 
 
 @contextlib.contextmanager
 def _flagged(optimizers: list[torch.optim.AdamW | Muon], skip: torch.Tensor, divisor: torch.Tensor) -> Iterator[None]:
-    """Let fused AdamW and Muon skip the block's step where `skip` is 1, else divide gradients by `divisor`."""
+    """Let fused AdamW and Muon skip the block's step if `skip` is 1, else divide gradients by `divisor`."""
     # The attributes that torch.amp.GradScaler sets.
     for each in optimizers:
         each.found_inf, each.grad_scale = skip, divisor  # type: ignore[union-attr]
@@ -241,17 +242,17 @@ def _flagged(optimizers: list[torch.optim.AdamW | Muon], skip: torch.Tensor, div
 
 
 class QueuedUpdate:
-    """The optimizer's part of a step, queued on the device, for an optimizer that `can_queue`."""
+    """The norm, clipping and update of a step, queued on the device, for an optimizer that `can_queue`."""
 
     def __init__(
         self, optimizer: MegatronOptimizer, device: torch.device, own_norm: Callable[[], torch.Tensor] | None = None
     ) -> None:
-        """Take what to update.
+        """Take the optimizer to update with.
 
         Args:
-            optimizer: of this rank.
-            device: of this rank.
-            own_norm: returns the norm of this rank's own gradients, where there is no other rank; else None.
+            optimizer: this rank's optimizer.
+            device: this rank's device.
+            own_norm: returns the norm of this rank's own gradients; only for a single rank, else None.
         """
         self.optimizer, self.device, self.own_norm = optimizer, device, own_norm
 
@@ -264,7 +265,7 @@ class QueuedUpdate:
         self.optimizer.prepare_grads()
         if self.own_norm is not None:
             return self.own_norm()
-        # Experts that ranks share out are summed over other ranks than the rest.
+        # Experts that ranks split are summed over other ranks than the rest.
         gradients: dict[dist.ProcessGroup, list[torch.Tensor]] = {}
         for part in self.optimizer.chained_optimizers:
             own = gradients.setdefault(part.get_grad_stats_parallel_group(), [])
@@ -278,16 +279,16 @@ class QueuedUpdate:
 
     @torch.no_grad()
     def update(self, norm: torch.Tensor, skip: torch.Tensor) -> None:
-        """Queue clipping and update; where `skip` is 1, weights, moments and step counts stay as they are.
+        """Queue clipping and update; if `skip` is 1, weights, moments and step counts do not change.
 
         Args:
-            norm: of this step.
+            norm: [], this step's norm of all gradients.
             skip: [] float32 on the device, 0 or 1, the same on all ranks.
         """
         parts = [part for part in self.optimizer.chained_optimizers if part.optimizer is not None]
         clip = parts[0].config.clip_grad if parts else 0.0
-        # AdamW's kernel divides as it reads: clipping by itself would be a pass over all gradients. The quotient is
-        # that of torch's clip_grads_with_norm_. In a skipped step it may be NaN, and the kernel does not read it.
+        # AdamW's kernel divides as it reads gradients: separate clipping would be another pass over them. The divisor
+        # is that of torch's clip_grads_with_norm_. In a skipped step it may be NaN, and the kernel does not read it.
         divisor = ((norm + 1e-6) / clip).clamp(min=1.0) if clip > 0.0 else torch.ones_like(norm)
         with _flagged([part.optimizer for part in parts], skip, divisor):
             self.optimizer.step_with_ready_grads()

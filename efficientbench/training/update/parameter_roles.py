@@ -16,14 +16,14 @@ from efficientbench.model.initial_weights import EMBEDDING, global_parameters
 from efficientbench.model.position import POSITION_TABLE
 
 Role = Literal["matrices", "embedding", "head", "others"]
-"""Matrices of the layers; the embedding, which a tied output projection is too; an output projection with a table of
-its own; all else: norms, biases, routers and tables of positions."""
+"""Matrices of the layers; the embedding, tied or not; an untied output projection; all other parameters: norms, biases,
+routers and tables of positions."""
 
 
 def decays(parameter: torch.nn.Parameter) -> bool:
-    """Return whether weight decay falls on a parameter: on the matrices of linear layers, router and embedding.
+    """Return whether a parameter has weight decay: the matrices of linear layers, router, embedding and output do.
 
-    It does not on norms and biases, nor on tables of positions, which `model.position.position_table` marks.
+    Norms and biases have none, nor have tables of positions, which `model.position.position_table` marks.
     """
     return parameter.dim() > 1 and not getattr(parameter, POSITION_TABLE, False)
 
@@ -45,10 +45,10 @@ def _role(name: str, parameter: torch.nn.Parameter) -> Role:
 def group_overrides(
     roles: Mapping[torch.nn.Parameter, Role], training: TrainingConfig
 ) -> dict[ParamKey, ParamGroupOverride]:
-    """Return in what the groups of Megatron's optimizer differ from one whose rate is `training.learning_rate`.
+    """Return the overrides that split the parameters into groups of Megatron's optimizer.
 
-    That is the factor `lr_mult` on the learning rate of a role with a rate of its own, and `wd_mult` = 0 where nothing
-    decays.
+    A role whose rate is not `training.learning_rate` has the factor `lr_mult`; parameters without weight decay have
+    `wd_mult` = 0.
     """
     found = {_key("does not decay", {each for each in roles if not decays(each)}): ParamGroupOverride(wd_mult=0.0)}  # type: ignore[typeddict-item]
     for role, rate in rates(training).items():
@@ -73,12 +73,12 @@ def _key(name: str, parameters: set[torch.nn.Parameter]) -> ParamKey:
 
 
 def decayed_names(stages: list[DistributedDataParallel]) -> set[str]:
-    """Return the names of this rank's parameters on which weight decay falls, with `*` for the layer's number."""
+    """Return the names of this rank's parameters with weight decay, with `*` for the layer's number."""
     return {_without_number(name) for name, parameter in _named(stages) if decays(parameter)}
 
 
 def role_names(stages: list[DistributedDataParallel]) -> dict[str, list[str]]:
-    """Return the names of this rank's parameters by their role, with `*` for the layer's number."""
+    """Return the names of this rank's parameters by role, with `*` for the layer's number."""
     found: dict[str, set[str]] = {}
     for name, parameter in _named(stages):
         found.setdefault(_role(name, parameter), set()).add(_without_number(name))

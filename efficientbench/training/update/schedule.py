@@ -24,7 +24,7 @@ def learning_rate(training: TrainingConfig, step: int, steps: int) -> float:
     warmup = round(training.lr_warmup_fraction * steps)
     fall = steps - warmup
     if training.lr_schedule == "trapezoid":
-        # Both shares may round up: the rise goes first.
+        # Both shares may round up; the rise then has precedence.
         fall = min(round(training.wsd_decay_fraction * steps), fall)
     peak, end = training.learning_rate * training.lr_scale, training.min_learning_rate * training.lr_scale
     if step <= warmup:

@@ -16,26 +16,26 @@ from efficientbench.model.kernels.fusion import fused
 from efficientbench.model.kernels.nsa.reach import Reach
 
 LOCAL_BLOCKS = 2
-"""How many blocks up to a query's own are always chosen; the first block is, too."""
+"""Blocks that are always chosen besides the first one: the query's own, and those just before it."""
 MOST_SCORES, MOST_SCORES_COMPILED = 2**27, 2**30
-"""Scores that exist at once where queries choose together. Compiled kernels make no float32 copy: 2 GiB in bf16."""
+"""Scores that exist at once in `choose_at_once`. Compiled kernels make no float32 copy: 2 GiB in bf16."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The geometry of the choice."""
+    """The sizes of selected blocks and compressed keys."""
 
     block: int
-    """Tokens in a block to choose (l')."""
+    """Tokens in a selected block (l')."""
     count: int
     """Blocks that a query reads (n)."""
     length: int
-    """Tokens in a compressed key (l)."""
+    """Tokens of a compressed key (l)."""
     stride: int
-    """Tokens from one compressed key's start to the next (d)."""
+    """Tokens from the start of one compressed key to the start of the next (d)."""
 
     def without_scores(self, batch: int, sequence: int, device: torch.device) -> torch.Tensor:
-        """Return [N, S, count]: the first block alone, as is right until the first compressed key lies in the past."""
+        """Return the choice of queries without a compressed key in their past, [N, S, count]: the first block alone."""
         chosen = torch.full((batch, sequence, self.count), -1, device=device)
         chosen[..., 0] = 0
         return chosen
@@ -43,12 +43,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class SelectionShape:
-    """The sizes on which the kernel of the attention to the chosen blocks depends."""
+    """The sizes on which the choice of the selected branch's kernel depends."""
 
     block: int
     """Tokens in a block."""
     count: int
-    """Blocks of a query."""
+    """Blocks that a query reads."""
     head_dim: int
     group: int
     """Query heads that share a choice."""
@@ -67,17 +67,17 @@ class SelectionShape:
 def choose_blocks(
     probabilities: torch.Tensor, positions: torch.Tensor, blocks: int, choice: Choice, fuse: bool = False
 ) -> torch.Tensor:
-    """Return the blocks that each query reads, from its probabilities over the compressed keys.
+    """Return the blocks that each query reads, by its probabilities over the compressed keys.
 
     Args:
         probabilities: [N, C, K], summed over the query heads of a group (equation 10).
-        positions: of the queries, [C] or [N, C].
-        blocks: how many there are to choose from, that of the last query included.
-        choice: blocks and compressed keys.
-        fuse: by compiled kernels.
+        positions: the queries' positions, [C] or [N, C].
+        blocks: the number of blocks up to the last query's own.
+        choice: sizes of blocks and compressed keys.
+        fuse: use compiled kernels.
 
     Returns:
-        [N, C, count], numbers of blocks in no order, -1 where there are fewer blocks than `count`.
+        [N, C, count], block numbers in no order; -1 where a query has fewer than `count` blocks.
     """
     rank, mark = (fused(_ranking), fused(_marked)) if fuse else (_ranking, _marked)
     best, chosen = rank(probabilities, positions, blocks, choice).topk(min(choice.count, blocks), dim=-1)
@@ -97,19 +97,19 @@ def choose_at_once(
     choice: Choice,
     fuse: bool,
 ) -> torch.Tensor:
-    """Return the blocks that each query reads, by few operations on all queries, however long the sequence.
+    """Return the blocks that each query reads, by few operations on as many queries as memory allows.
 
     Args:
         query: [N, S, G, D]
         key: compressed keys [N, K, D].
-        log_sums: [N, S, G] in float32, logarithm of each query's sum of exp(scores); of no meaning without a key.
+        log_sums: [N, S, G] in float32, logarithm of each query's sum of exp(scores); any value if it sees no key.
         scale: factor on the scores.
         reach: the compressed keys that a query sees.
-        choice: blocks and compressed keys.
-        fuse: by compiled kernels.
+        choice: sizes of blocks and compressed keys.
+        fuse: use compiled kernels.
 
     Returns:
-        [N, S, count], as `choose_blocks` does.
+        [N, S, count], as `choose_blocks` returns them.
     """
     batch, sequence, group, _ = query.shape
     weigh = fused(_weights) if fuse else _weights
@@ -123,9 +123,9 @@ def choose_at_once(
 
 
 def chunks(sequence: int, keys: int, reach: Reach, heads: int, fuse: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield the first query, the one after the last, and how many keys they are compared with, of each chunk.
+    """Yield each chunk of queries: its first query, the one after its last, and the number of keys that it sees.
 
-    `heads`: those of all sequences and groups; `fuse`: compiled kernels choose.
+    `heads`: query heads of all sequences and groups; `fuse`: whether compiled kernels choose.
     """
     rows = max((MOST_SCORES_COMPILED if fuse else MOST_SCORES) // (heads * keys), 1)
     for first in range(0, sequence, rows):
@@ -134,18 +134,18 @@ def chunks(sequence: int, keys: int, reach: Reach, heads: int, fuse: bool) -> It
 
 
 def _weights(scores: torch.Tensor, log_sums: torch.Tensor, scale: float, first: int, reach: Reach) -> torch.Tensor:
-    """Return probabilities summed over the heads of a group, [N, C, K] in float32, of scores [N, C · G, K]."""
+    """Return the probabilities of scores [N, C · G, K], summed over the heads of a group: [N, C, K] in float32."""
     scaled = scores.unflatten(1, log_sums.shape[1:]).float() * scale
     hidden = reach.hidden(
         torch.arange(first, first + log_sums.shape[1], device=scores.device),
         torch.arange(scores.shape[2], device=scores.device),
     )
-    # Also where a query sees no key, and `log_sums` may be anything.
+    # Filled after exp_, which is right also for a query that sees no key and whose `log_sums` may be anything.
     return scaled.sub_(log_sums[..., None]).exp_().masked_fill_(hidden[:, None], 0).sum(dim=2)
 
 
 def _ranking(probabilities: torch.Tensor, positions: torch.Tensor, blocks: int, choice: Choice) -> torch.Tensor:
-    """Return the importance of each block, [N, C, blocks]: ∞ of those always chosen, −∞ of those yet to come."""
+    """Return the rank of each block, [N, C, blocks]: its importance, ∞ if it is always chosen, −∞ after the query."""
     scores = _block_scores(probabilities, blocks, choice)
     own = positions[..., None] // choice.block
     number = torch.arange(blocks, device=scores.device)
@@ -154,15 +154,15 @@ def _ranking(probabilities: torch.Tensor, positions: torch.Tensor, blocks: int, 
 
 
 def _marked(best: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Return the chosen blocks, [N, C, count], with -1 in the place of those that are yet to come."""
+    """Return the chosen blocks, [N, C, count], with -1 instead of blocks after the query."""
     return chosen.masked_fill(best == float("-inf"), -1)
 
 
 def _block_scores(probabilities: torch.Tensor, blocks: int, choice: Choice) -> torch.Tensor:
     """Return the importance of each block, [N, C, blocks].
 
-    Equation 9 with indices from zero: tokens come in strides. The importance of a stride is the sum over the compressed
-    keys that cover it, that of a block the sum over its strides.
+    Equation 9 with indices from zero. A stride is d tokens; its importance is the sum of the probabilities of the
+    compressed keys that cover it. A block's importance is the sum over its strides.
     """
     per_key, per_block = choice.length // choice.stride, choice.block // choice.stride
     strides = blocks * per_block

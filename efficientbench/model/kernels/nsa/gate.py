@@ -13,7 +13,7 @@ from efficientbench.model.kernels.fusion import fused
 
 
 class FusedGate(torch.autograd.Function):
-    """By one compiled kernel each way, which rounds once."""
+    """The gated sum by one compiled kernel for each pass, which rounds once."""
 
     @staticmethod
     def forward(ctx: Any, gates: torch.Tensor, *branches: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ def _gate_backward(grad: torch.Tensor, gates: torch.Tensor, *branches: torch.Ten
 def gated_sum(gates: torch.Tensor, branches: list[torch.Tensor], fuse: bool = False) -> torch.Tensor:
     """Return the sum of three branches [N, S, G, D], each times its gate; gates [3, N, S, G, 1].
 
-    `fuse`: by compiled kernels.
+    `fuse`: use compiled kernels.
     """
     if fuse:
         gated: torch.Tensor = FusedGate.apply(gates, *branches)

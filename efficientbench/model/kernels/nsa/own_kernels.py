@@ -1,4 +1,4 @@
-"""The names of NSA's kernels, and what they compute beyond its formulas."""
+"""The names of NSA's kernels, and their work beyond its formulas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from efficientbench.model.kernels.nsa.reach import Reach
 from efficientbench.model.kernels.own_kernels import OwnKernels
 
 WHY_SLOW = {"cuda": "FlexAttention needs Triton", "npu": UNDOCUMENTED}
-"""Device type → why its own kernels of the compressed and the window branch do not run."""
+"""Device type → why its kernel for the compressed and the window branch does not run."""
 
 
 def _nsa(config: RunConfig) -> NSAConfig:
@@ -47,9 +47,9 @@ def _work(config: RunConfig, device_type: str) -> AttentionWork:
 
 
 def _choice_flops(config: RunConfig, fuse: bool) -> int:
-    """Count FLOPs per token of the scores by which queries choose blocks, where their attention does not keep them.
+    """Count the FLOPs per token of scores that are computed again to choose blocks, after attention discarded them.
 
-    `fuse`: compiled kernels choose.
+    `fuse`: whether compiled kernels choose.
     """
     model, training, nsa = config.model, config.training, _nsa(config)
     keys = max(keys_of_last_query(nsa, training.seq_len).compressed, 1)

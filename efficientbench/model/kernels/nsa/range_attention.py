@@ -16,9 +16,9 @@ from efficientbench.model.kernels.nsa.reach import Reach
 
 NAME = "torch matmuls over blocks of queries, scores recomputed in backward"
 QUERY_BLOCK, QUERY_BLOCK_OF_AN_ACCELERATOR = 128, 1024
-"""The most queries whose scores exist at once: enough rows for the matmuls' full speed. With a narrow reach there
-are as many queries as it is wide, because most scores would otherwise be of keys beyond it. An accelerator waits
-longer for a kernel to start than for so many more scores."""
+"""The most queries whose scores exist at once: enough rows for the matmuls' full speed. For a narrow reach a block has
+as many queries as the reach is wide, since most of a larger block's scores would be of hidden keys. An accelerator
+takes longer to start another kernel than to compute so many more scores."""
 LEAST_QUERY_BLOCK = 32
 
 
@@ -32,7 +32,7 @@ class Block(NamedTuple):
 
 
 def _blocks(query: torch.Tensor, reach: Reach) -> Iterator[Block]:
-    """Yield blocks of queries, without the first ones that see no key; query [N, S, G, D]."""
+    """Yield blocks of the queries [N, S, G, D], without the first queries, which see no key."""
     sequence = query.shape[1]
     most = QUERY_BLOCK if query.device.type == "cpu" else QUERY_BLOCK_OF_AN_ACCELERATOR
     size = most if reach.width is None else min(max(reach.width, LEAST_QUERY_BLOCK), most)
@@ -42,7 +42,7 @@ def _blocks(query: torch.Tensor, reach: Reach) -> Iterator[Block]:
 
 
 class RangeAttention(torch.autograd.Function):
-    """Softmax attention over each query's reach; also chooses NSA's blocks where a `choice` is passed."""
+    """Softmax attention over each query's reach; with a `choice`, also chooses NSA's blocks."""
 
     @staticmethod
     def forward(
@@ -84,7 +84,7 @@ class RangeAttention(torch.autograd.Function):
             probabilities = _probabilities(query, key, ctx.scale, ctx.reach, block)
             grad = grad_outputs[0][:, rows].flatten(1, 2)
             _accumulate(grad_value[:, columns], probabilities.to(grad.dtype).transpose(1, 2), grad)
-            # Of the softmax: p · (dp − Σ p · dp), and Σ p · dp = gradient · output.
+            # The softmax's gradient is p · (dp − Σ p · dp), and Σ p · dp = gradient · output.
             product = (grad * out[:, rows].flatten(1, 2)).sum(dim=-1, keepdim=True, dtype=torch.float32)
             grad_scores = (grad @ value[:, columns].transpose(1, 2)).float().sub_(product).mul_(probabilities)
             grad_scores = grad_scores.mul_(ctx.scale).to(query.dtype)
@@ -94,7 +94,7 @@ class RangeAttention(torch.autograd.Function):
 
 
 def _probabilities(query: torch.Tensor, key: torch.Tensor, scale: float, reach: Reach, block: Block) -> torch.Tensor:
-    """Return the attention probabilities of a block, [N, C · G, K] in float32."""
+    """Return the attention probabilities of a block of C queries over its K keys, [N, C · G, K] in float32."""
     keys = key[:, block.low : block.high]
     scaled = query[:, block.start : block.stop] * scale
     scores = scaled.flatten(1, 2) @ keys.transpose(1, 2)
@@ -107,7 +107,7 @@ def _probabilities(query: torch.Tensor, key: torch.Tensor, scale: float, reach: 
 
 
 def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Add left [N, K, R] · right [N, R, D] to total [N, K, D], which may be wider than the factors."""
+    """Add left [N, K, R] · right [N, R, D] to total [N, K, D], whose dtype may be wider than the factors'."""
     if total.dtype == left.dtype:
         total.baddbmm_(left, right)
     else:
@@ -124,17 +124,18 @@ def range_attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return softmax(scale · q kᵀ) v over the keys within each query's reach; 0 for a query that sees none.
 
+    Scores exist for one block of queries at a time, in the forward and in the backward pass.
+
     Args:
         query: [N, S, G, D]
-        key: [N, K, D], for every query head of a group the same.
-        value: [N, K, D], likewise.
+        key: [N, K, D], shared by the query heads of a group.
+        value: [N, K, D], shared by the query heads of a group.
         scale: factor on the scores.
         reach: the keys that a query sees.
-        choice: how to choose blocks from the probabilities; None chooses none.
+        choice: sizes by which to choose blocks from the probabilities; None: choose no blocks.
 
     Returns:
-        The output [N, S, G, D] and the blocks chosen, [N, S, count], or None. Scores exist for one block of queries
-        at a time, in the forward and in the backward pass.
+        The output [N, S, G, D], and the chosen blocks [N, S, count] or None.
     """
     for kernel in (range_attention_flex, range_attention_npu):
         if kernel.serves(query.device.type):

@@ -1,6 +1,6 @@
 """Attention to consecutive keys by torch's FlexAttention, on NVIDIA GPUs. Not run on a GPU yet.
 
-It was compared with the equations as torch runs it uncompiled, and compiled for GPUs that were not there.
+Its uncompiled form was compared with the equations, and it was compiled for GPUs that were not at hand.
 
 N = batch × groups, S = sequence, G = query heads of a group, K = keys, D = head dimension.
 """
@@ -17,9 +17,9 @@ from efficientbench.model.kernels.nsa.reach import Reach
 
 NAME = flex.NAME
 FUSES = True
-"""Whether small parts are compiled on such a device."""
+"""Whether the choice of blocks uses compiled kernels on this device type."""
 BLOCK = 128
-"""Queries and keys of a block that FlexAttention leaves out, masks or reads whole."""
+"""Queries and keys of a block, which FlexAttention skips, masks or reads without a mask."""
 
 
 def serves(device_type: str) -> bool:
@@ -54,9 +54,9 @@ def _options(query: torch.Tensor, key: torch.Tensor, scale: float, reach: Reach)
 
 @functools.lru_cache(maxsize=8)
 def block_mask(reach: Reach, queries: int, keys: int, device: str) -> Any:
-    """Return which blocks of keys a block of queries sees, and which it sees whole.
+    """Return FlexAttention's mask: which blocks of keys a block of queries sees in part, and which in full.
 
-    As torch's create_block_mask does, but without a tensor of all queries by all keys.
+    Like torch's create_block_mask, but without a tensor of all queries by all keys.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -67,7 +67,7 @@ def block_mask(reach: Reach, queries: int, keys: int, device: str) -> Any:
         last = min(start + BLOCK, queries) - 1
         some.append((first_key < reach.last(last)) & (stop_key > reach.first(start)))
         full = (first_key >= reach.first(last)) & (stop_key <= min(reach.last(start), keys))
-        # A block that is cut off at the end is masked.
+        # A last block with fewer than BLOCK queries is always masked.
         whole.append(full if start + BLOCK <= queries else torch.zeros_like(full))
     seen, full = torch.stack(some), torch.stack(whole)
 
@@ -84,7 +84,7 @@ def block_mask(reach: Reach, queries: int, keys: int, device: str) -> Any:
 
 
 def _ordered(blocks: torch.Tensor, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many blocks of keys each row has, [1, 1, rows], and their numbers first, [1, 1, rows, columns]."""
+    """Return each row's number of key blocks, [1, 1, rows], and block numbers, those first, [1, 1, rows, columns]."""
     numbers = blocks.int().argsort(dim=-1, descending=True, stable=True)
     parts = (blocks.sum(dim=-1), numbers)
     count, order = (part.to(device, torch.int32)[None, None].contiguous() for part in parts)

@@ -15,7 +15,7 @@ from efficientbench.model.kernels.nsa.reach import Reach
 
 NAME = npu_fused.ATTENTION
 FUSES = False
-"""Whether small parts are compiled on such a device."""
+"""Whether the choice of blocks uses compiled kernels on this device type."""
 
 
 def serves(device_type: str) -> bool:
@@ -34,7 +34,7 @@ def range_attention_with_sums(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, reach: Reach
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute range_attention.range_attention, and the logarithms of the softmax's sums, [N, S, G] in float32."""
-    # The first queries see no key, and the documentation does not say what the kernel makes of such a row.
+    # The first queries see no key, and the documentation does not say what the kernel computes for such a row.
     blind = min(reach.length - 1, query.shape[1])
     if blind == query.shape[1]:
         return torch.zeros_like(query), query.new_zeros(query.shape[:3], dtype=torch.float32)
@@ -48,6 +48,6 @@ def range_attention_with_sums(
 
 @functools.lru_cache(maxsize=4)
 def _mask(reach: Reach, queries: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Return [S − blind queries, K], True hides."""
+    """Return the mask of the queries that see a key, [S − blind, K]; True hides a key."""
     hidden = reach.hidden(torch.arange(reach.length - 1, queries), torch.arange(keys))
     return hidden.to(device)

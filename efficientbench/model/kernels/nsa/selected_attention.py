@@ -1,8 +1,10 @@
 """Attention of each query to its own choice of key blocks: the selected branch of NSA.
 
-N = batch × groups, S = sequence, G = query heads of a group, D = head dimension, L = tokens in a block; n = blocks of a
-query. A pair is a query with one of its blocks. Pairs are sorted by block and cut into tiles of P pairs that share a
-block, so that the work is matmuls of [P · G, D] with [D, L], and memory is read once a tile rather than once a query.
+A pair is a query and one of its blocks. Pairs are sorted by block and cut into tiles of P pairs that share a block. So
+the work is matmuls of [P · G, D] with [D, L], and a block's keys are read once for a tile, not once for a query.
+
+N = batch × groups, S = sequence, G = query heads of a group, D = head dimension, L = tokens in a block, n = blocks of a
+query, T = tiles.
 """
 
 from __future__ import annotations
@@ -18,22 +20,23 @@ from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape
 
 NAME = "torch matmuls over tiles of queries that share a block, scores recomputed in backward"
 CHUNK_SCORES, CHUNK_SCORES_OF_AN_ACCELERATOR = 2**18, 2**25
-"""Scores that exist at once: as many as a processor's cache holds (1 MiB in float32), or 128 MiB in few kernels."""
+"""Scores that exist at once: on a CPU as many as its cache holds (1 MiB in float32); on an accelerator 128 MiB, which
+few kernels compute."""
 
 
 class Tiles(NamedTuple):
-    """A few tiles of pairs."""
+    """T tiles, whose scores exist at once."""
 
     pair: torch.Tensor
-    """[T · P], number of the pair in [N, S, n]; one past the last where a tile is not full."""
+    """[T · P], the pair's number in [N, S, n]; one past the last for the padding of a tile."""
     row: torch.Tensor
-    """[T · P], the pair's query as a row of [N · S]."""
+    """[T · P], the row of the pair's query in [N · S]."""
     block: torch.Tensor
-    """[T], the block as a row of [N · blocks]."""
+    """[T], the row of the tile's block in [N · blocks]."""
     cut: torch.Tensor
-    """Numbers of the tiles with keys that some query must not see."""
+    """Numbers of the tiles that hide some key from some query."""
     hidden: torch.Tensor
-    """[len(cut), P, 1, L], True for keys that lie after the query, and all keys where a tile is not full."""
+    """[len(cut), P, 1, L], True for keys after the query, and for all keys of the padding."""
 
 
 def _tiles(chosen: torch.Tensor, block_size: int, group: int) -> Iterator[Tiles]:
@@ -46,7 +49,7 @@ def _tiles(chosen: torch.Tensor, block_size: int, group: int) -> Iterator[Tiles]
     pairs_of_block = block_of_pair.bincount(minlength=batch * blocks)[: batch * blocks]
     tiles_of_block = (pairs_of_block + size - 1) // size
     block = torch.arange(batch * blocks, device=chosen.device).repeat_interleave(tiles_of_block)
-    # Within its block, the number of each tile; from it, where its pairs lie in the sorted list.
+    # `number` counts the tiles of a block; it gives the place of a tile's first pair in the sorted list.
     number = torch.arange(len(block), device=chosen.device) - (tiles_of_block.cumsum(0) - tiles_of_block)[block]
     end = pairs_of_block.cumsum(0)
     place = (end - pairs_of_block)[block] + number * size
@@ -58,14 +61,14 @@ def _tiles(chosen: torch.Tensor, block_size: int, group: int) -> Iterator[Tiles]
         row = torch.where(full, pair // count, 0)
         position = torch.where(full, row % sequence, -1)
         keys = block[part][:, None] % blocks * block_size + torch.arange(block_size, device=chosen.device)
-        # Only few tiles: those with queries of the block itself, which come first, and those that are not full.
+        # Only few tiles are cut: those with queries of the block itself, and those with padding.
         cut = (position.amin(dim=1) < keys[:, -1]).nonzero().squeeze(1)
         hidden = keys[cut][:, None] > position[cut][:, :, None]
         yield Tiles(pair.flatten(), row.flatten(), block[part], cut, hidden[:, :, None])
 
 
 class SelectedAttention(torch.autograd.Function):
-    """Softmax attention over the chosen blocks, in two passes: the largest score of each query, then the sums."""
+    """Softmax attention over the chosen blocks, in two passes: each query's largest score, then the sums."""
 
     @staticmethod
     def forward(
@@ -81,7 +84,7 @@ class SelectedAttention(torch.autograd.Function):
         rows = batch * sequence
         queries = query.reshape(rows, group * dim) * scale
         keys, values = _in_blocks(key, block_size), _in_blocks(value, block_size)
-        # Tiles that are not full write their surplus into one row beyond the pairs.
+        # The padding of tiles is written into one row beyond the pairs.
         largest = queries.new_full((chosen.numel() + 1, group), float("-inf"), dtype=torch.float32)
         for tiles in _tiles(chosen, block_size, group):
             largest[tiles.pair] = _scores(queries, keys, tiles, group).amax(dim=-1).flatten(0, 1)
@@ -105,7 +108,7 @@ class SelectedAttention(torch.autograd.Function):
         queries = query.reshape(-1, group * dim) * ctx.scale
         grads = grad_outputs[0].reshape(-1, group * dim)
         keys, values = _in_blocks(key, ctx.block_size), _in_blocks(value, ctx.block_size)
-        # Of the softmax: p · (dp − Σ p · dp), and Σ p · dp = gradient · output.
+        # The softmax's gradient is p · (dp − Σ p · dp), and Σ p · dp = gradient · output.
         product = (grad_outputs[0] * out).sum(dim=-1, dtype=torch.float32).view(-1, group)
         grad_queries = torch.zeros_like(queries, dtype=torch.float32)
         grad_keys = torch.zeros_like(keys, dtype=torch.float32)
@@ -129,13 +132,13 @@ class SelectedAttention(torch.autograd.Function):
 
 
 def _in_blocks(keys: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Split [N, S, D] → [N · blocks, L, D], the last block filled up with zeros, which no query sees."""
+    """Split [N, S, D] → [N · blocks, L, D]; the last block is padded with zeros, which no query sees."""
     batch, sequence, dim = keys.shape
     return F.pad(keys, (0, 0, 0, -sequence % block_size)).reshape(-1, block_size, dim)
 
 
 def _scores(queries: torch.Tensor, keys: torch.Tensor, tiles: Tiles, group: int) -> torch.Tensor:
-    """Return scores [T, P, G, L] in float32, −∞ where hidden; queries are scaled."""
+    """Return scores [T, P, G, L] in float32, −∞ for hidden keys; `queries` are scaled already."""
     gathered = _of_tiles(queries, tiles, group)
     scores = (gathered @ keys.index_select(0, tiles.block).transpose(1, 2)).float().unflatten(1, (-1, group))
     scores[tiles.cut] = scores[tiles.cut].masked_fill_(tiles.hidden, float("-inf"))
@@ -143,7 +146,7 @@ def _scores(queries: torch.Tensor, keys: torch.Tensor, tiles: Tiles, group: int)
 
 
 def _of_tiles(rows: torch.Tensor, tiles: Tiles, group: int) -> torch.Tensor:
-    """Return those of the rows [N · S, G · D] that are the tiles' queries, [T, P · G, D]."""
+    """Return the tiles' queries out of rows [N · S, G · D]: [T, P · G, D]."""
     return rows.index_select(0, tiles.row).view(len(tiles.block), -1, rows.shape[1] // group)
 
 
@@ -161,13 +164,13 @@ def selected_attention(
     block_size: int,
     scale: float,
 ) -> torch.Tensor:
-    """Return softmax(scale · q kᵀ) v over the keys of each query's chosen blocks that do not lie after it.
+    """Return softmax(scale · q kᵀ) v over the keys in each query's chosen blocks up to its own position.
 
     Args:
         query: [N, S, G, D]
-        key: [N, S, D], for every query head of a group the same.
-        value: [N, S, D], likewise.
-        chosen: [N, S, n], numbers of blocks, none twice and a query's own always among them; -1 for none.
+        key: [N, S, D], shared by the query heads of a group.
+        value: [N, S, D], shared by the query heads of a group.
+        chosen: [N, S, n], distinct block numbers, the query's own block included; -1 for no block.
         block_size: tokens in a block.
         scale: factor on the scores.
 

@@ -16,7 +16,7 @@ from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape
 
 NAME = "fla-core parallel_nsa (Triton)"
 LEAST_GROUP = 16
-"""Query heads of a group are a dimension of the kernel's tiles: a power of two, and no fewer than these."""
+"""The fewest query heads of a group, which are a dimension of the kernel's tiles and so also a power of two."""
 LARGEST_HEAD = 256
 LEAST_BLOCK = 16
 
@@ -40,8 +40,8 @@ def serves(device_type: str, shape: SelectionShape) -> bool:
 class SelectedAttention(torch.autograd.Function):
     """Softmax attention over the chosen blocks; see `selected_attention`.
 
-    fla-core's own function would also keep the filled-up group from forward to backward, pool keys for a branch that is
-    not ours, and multiply by a gate of ones.
+    fla-core's own autograd function would also keep the padded group until the backward pass, pool keys for a branch
+    that is not ours, and multiply by a gate of ones.
     """
 
     @staticmethod
@@ -58,7 +58,7 @@ class SelectedAttention(torch.autograd.Function):
 
         key, value, count = key.contiguous(), value.contiguous(), chosen.shape[2]
         missing = (1 << (count - 1).bit_length()) - count
-        # The backward pass takes a power of two.
+        # The backward pass takes only a power of two.
         blocks = F.pad(chosen, (0, missing), value=-1) if missing else chosen
         ctx.options = {"block_counts": blocks.shape[2], "block_size": block_size, "scale": scale}
         filled, log_sums = parallel_nsa_fwd(
@@ -87,7 +87,7 @@ class SelectedAttention(torch.autograd.Function):
 
 
 def _fill(x: torch.Tensor) -> torch.Tensor:
-    """Fill a group up with query heads of zero, [N, S, G, D] → [N, S, a power of two, D]."""
+    """Pad a group with query heads of zero: [N, S, G, D] → [N, S, a power of two, D]."""
     group = x.shape[2]
     width = max(1 << (group - 1).bit_length(), LEAST_GROUP)
     return F.pad(x, (0, 0, 0, width - group)).contiguous()

@@ -1,12 +1,12 @@
 """The selected branch of NSA by torch_npu's kernel, on Ascend NPUs. Not run on an NPU yet.
 
-The kernel reads chosen blocks whole, and its mask is documented as not supported: of its own block, a query would see
-tokens that follow it. So it gets only the blocks of the past; the own block is computed here, causally, and both
-are joined by their softmax sums (as FlashAttention joins its tiles). Where a query has fewer blocks than the kernel
-insists on, the rest is one empty block whose keys score nothing.
+The kernel reads all tokens of a chosen block, and its mask is documented as not supported: in its own block, a query
+would see later tokens. So the kernel gets only past blocks, and the own block is computed here, causally; the two are
+joined by their softmax sums, as FlashAttention joins its tiles. A query with fewer blocks than the kernel requires gets
+an empty block for the rest, whose keys have no weight.
 
 N = batch × groups, S = sequence, G = query heads of a group, D = head dimension, L = tokens in a block.
-Signatures: torch_npu 2.13 (`npu_nsa_select_attention`, `npu_nsa_select_attention_grad`), limits: op-plugin's
+Signatures: torch_npu 2.13 (`npu_nsa_select_attention`, `npu_nsa_select_attention_grad`); limits: op-plugin's
 documentation of the former.
 """
 
@@ -23,15 +23,15 @@ from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape
 
 NAME = "torch_npu npu_nsa_select_attention (past blocks) with torch matmuls (own block)"
 FAMILY = "A2"
-"""The only family of chips that it is documented for."""
+"""The only chip family for which the kernel is documented."""
 BLOCK, COUNT = 64, 16
-"""Tokens in a block and blocks of a query: the only ones that the kernel takes."""
+"""Tokens in a block and blocks of a query: the kernel takes no other numbers."""
 KEY_DIM, VALUE_DIM = 192, 128
-"""The only head dimensions that it takes; narrower heads are filled up with zeros."""
+"""Head dimensions of keys and values: the kernel takes no others, and narrower heads are padded with zeros."""
 LEAST_SEQUENCE = BLOCK * COUNT
 LARGEST_GROUP = 32
 EMPTY_SCORE = -1e4
-"""Before the scale: a key that scores this weighs exp(-1e4 / √D), which is 0."""
+"""An empty block's score before the scale; its weight is exp(-1e4 / √D), which is 0."""
 
 
 @functools.cache
@@ -73,7 +73,7 @@ class SelectedAttention(torch.autograd.Function):
             actual_seq_qlen=past.query_ends,
             actual_seq_kvlen=past.key_ends,
         )
-        # The statistics come eight times, side by side.
+        # The kernel returns eight copies of each statistic, side by side.
         out_past = out_past[:, :group, :dim].reshape(query.shape).float()
         largest_past, sum_past = (
             each[:, :group, 0].reshape(batch, sequence, group, 1) for each in (largest_past, sum_past)
@@ -96,7 +96,7 @@ class SelectedAttention(torch.autograd.Function):
         batch, sequence, group, dim = query.shape
         past = _Past.of(query, key, value, chosen)
         grad = grad_outputs[0].contiguous()
-        # With the output and the sums of both parts, the kernel's probabilities and Σ p · dp are the whole's.
+        # With the joined output and sums, the kernel's probabilities and Σ p · dp are those of past and own blocks.
         grad_query, grad_key, grad_value = npu_fused.torch_npu().npu_nsa_select_attention_grad(
             _heads(grad, VALUE_DIM),
             past.query,
@@ -130,7 +130,7 @@ class SelectedAttention(torch.autograd.Function):
 
 
 class _Past(NamedTuple):
-    """Arguments of the kernel, in its layout [tokens, heads, dimension], one sequence of N after the other."""
+    """The kernel's arguments in its layout [tokens, heads, dimension], the N sequences one after another."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -142,7 +142,7 @@ class _Past(NamedTuple):
     @classmethod
     def of(cls, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, chosen: torch.Tensor) -> _Past:
         batch, sequence, _, dim = query.shape
-        # One dimension beyond the head's takes the score of the empty block, which is the last of each sequence.
+        # One dimension beyond the head's gives the score of the empty block, which is the last of each sequence.
         queries = _heads(query, KEY_DIM)
         queries[..., dim] = 1
         keys = F.pad(key, (0, KEY_DIM - dim, 0, BLOCK))
@@ -161,13 +161,13 @@ class _Past(NamedTuple):
 
 
 def _heads(x: torch.Tensor, width: int) -> torch.Tensor:
-    """Copy [N, S, G, D] → [N · S, G filled up to a power of two, width]."""
+    """Copy [N, S, G, D] → [N · S, G padded to a power of two, width]."""
     group = x.shape[2]
     return F.pad(x, (0, width - x.shape[3], 0, (1 << (group - 1).bit_length()) - group)).flatten(0, 1).contiguous()
 
 
 def _statistics(x: torch.Tensor, empty: float = 0.0) -> torch.Tensor:
-    """Lay out [N, S, G, 1] → [N · S, G filled up with `empty`, 8], as the kernel keeps its softmax sums."""
+    """Lay out [N, S, G, 1] → [N · S, G padded with `empty`, 8], as the kernel takes softmax statistics."""
     group = x.shape[2]
     filled = F.pad(x, (0, 0, 0, (1 << (group - 1).bit_length()) - group), value=empty)
     return filled.flatten(0, 1).expand(-1, -1, 8).contiguous()
@@ -184,7 +184,7 @@ def _by_block(x: torch.Tensor) -> torch.Tensor:
 
 
 def _own_scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return scores of each query with the keys of its own block, [N, S / L, L · G, L] in float32; later ones −∞."""
+    """Return each query's scores with the keys of its own block, [N, S / L, L · G, L] in float32; −∞ for later keys."""
     scores = (_by_block(query * scale) @ _in_blocks(key).transpose(-1, -2)).float()
     later = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=query.device).triu(1)
     return scores.masked_fill_(later.repeat_interleave(query.shape[2], dim=0), float("-inf"))
