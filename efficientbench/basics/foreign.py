@@ -13,7 +13,10 @@ import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    import yaml
 
 MOST_BYTES = 1 << 28
 """Largest file that is read at once, unless the caller sets another limit."""
@@ -21,6 +24,8 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u206
 """Characters that a terminal obeys or that reorder text, and lone surrogates, which no file can hold."""
 WEIGHTS = ".safetensors"
 """Suffix of weight files, which may be larger than MOST_BYTES."""
+_MOST_CHARACTERS = 1 << 24
+"""Longest YAML that is read, with every alias written out."""
 
 
 def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
@@ -105,6 +110,45 @@ def parse_json(content: bytes | str) -> Any:
         return json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def parse_yaml(content: bytes | str) -> Any:
+    """Return the value of a YAML text.
+
+    Raises:
+        yaml.YAMLError: the text is not YAML, or its aliases multiply it beyond `_MOST_CHARACTERS`.
+        ValueError: a value is none of its kind.
+        RecursionError: the text is nested too deeply.
+    """
+    # Imported here: scripts that read no YAML run without the package.
+    import yaml
+
+    # Not the loader in C, which crashes the process where brackets nest deeply.
+    loader = yaml.SafeLoader(content)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        # Before the values are made: merge keys (<<) write their aliases out then.
+        if _written_out(node, {}) > _MOST_CHARACTERS:
+            raise yaml.YAMLError(f"with its aliases written out it has more than {_MOST_CHARACTERS:,} characters")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return the characters of a node with every alias written out; `known` has those of nodes already seen, by id."""
+    if id(node) not in known:
+        # While it is counted: an alias of a node within itself never ends.
+        known[id(node)] = _MOST_CHARACTERS
+        if isinstance(node.value, str):
+            inner = len(node.value)
+        else:
+            parts = (each if isinstance(each, tuple) else (each,) for each in node.value)
+            inner = sum(_written_out(below, known) for part in parts for below in part)
+        known[id(node)] = 1 + inner
+    return known[id(node)]
 
 
 def plain_text(text: str) -> str:
