@@ -34,14 +34,30 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
     Raises:
         OSError: the file cannot be opened, or is a device, a pipe or a folder, which may never end.
     """
-    # Without O_NONBLOCK, opening a pipe would wait for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = open_at_once(path, os.O_RDONLY)
     try:
         _refuse_irregular(os.fstat(descriptor), path)
         return open(descriptor, "rb", buffering)  # type: ignore[return-value]
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def open_at_once(path: str | Path, flags: int) -> int:
+    """Return the descriptor of a file that is opened by `flags` without waiting for the other end of a pipe.
+
+    Raises OSError: the file cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except BlockingIOError:
+        # Another process holds a lease on it, or its file system fetches it from tape: that ends.
+        _refuse_irregular(os.stat(path), path)
+        return os.open(path, flags | os.O_CLOEXEC, 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        # Else reads and writes would fail where such a file system has to wait.
+        os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def check_regular(path: Path, most_bytes: int | None = None) -> None:
@@ -89,7 +105,7 @@ def read_text(path: Path, encoding: str = "utf-8", most_bytes: int = MOST_BYTES)
     return read_whole(path, most_bytes).decode(encoding)
 
 
-def _refuse_irregular(found: os.stat_result, path: Path) -> None:
+def _refuse_irregular(found: os.stat_result, path: str | Path) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
