@@ -106,6 +106,8 @@ def read_text(path: Path, encoding: str = "utf-8", most_bytes: int = MOST_BYTES)
 
 
 def _refuse_irregular(found: os.stat_result, path: str | Path) -> None:
+    if stat.S_ISFIFO(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file but a pipe: write its content into a file first", str(path))
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
 

@@ -48,7 +48,7 @@ def sparse(path: Path) -> None:
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a device": (lambda path: path.symlink_to("/dev/null"), "it is no regular file"),
     "a folder": (lambda path: path.mkdir(), "it is no regular file"),
-    "a pipe": (os.mkfifo, "it is no regular file"),
+    "a pipe": (os.mkfifo, "it is no regular file but a pipe: write its content into a file first"),
     "too large": (sparse, f"{MOST_BYTES:,} are the most that is read"),
 }
 
