@@ -49,8 +49,9 @@ def writable_caches(environment: Mapping[str, str]) -> dict[str, str]:
     existing = next((each for each in (folder, *folder.parents) if os.path.exists(each)), folder)
     if folder.is_absolute() and os.access(existing, os.W_OK | os.X_OK):
         return {}
-    other = Path(tempfile.gettempdir()) / f"triton_uid_{os.getuid()}"
+    # No temporary folder can be written where the disk is full.
     with contextlib.suppress(OSError):
+        other = Path(tempfile.gettempdir()) / f"triton_uid_{os.getuid()}"
         other.mkdir(mode=0o700, exist_ok=True)
         # The cache holds code that is run: it must not be in a folder that another user has made.
         if other.lstat().st_uid == os.getuid():

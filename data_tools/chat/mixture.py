@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from efficientbench.basics.errors import DataError, first_line
-from efficientbench.basics.foreign import read_text
+from efficientbench.basics.foreign import parse_yaml, read_text
 from efficientbench.data_tools.chat.examples import Examples, open_examples
 from efficientbench.data_tools.chat.find_task import find_task
 from efficientbench.data_tools.chat.task import HubFiles
@@ -70,7 +70,7 @@ class Source:
 def read_mixture(path: Path) -> Mixture:
     """Read a mixture. Raises DataError, with file and key, if the file is not a valid mixture."""
     try:
-        content = yaml.safe_load(read_text(path))
+        content = parse_yaml(read_text(path))
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8") from None
     except OSError as error:

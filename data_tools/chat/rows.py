@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from efficientbench.basics.errors import DataError, first_line
-from efficientbench.basics.foreign import check_regular, open_regular, read_text
+from efficientbench.basics.foreign import check_regular, open_regular
 from efficientbench.data_tools.chat.conversations import RowError
 from efficientbench.data_tools.tokenizing.inputs import JSONL_SUFFIXES, PARQUET_SUFFIXES
 
@@ -145,15 +145,13 @@ class _Csv(_File):
         super().__init__(path)
         self._columns, self._rows, self._lines = tuple(columns), [], []
         try:
-            with _unless_refused(path):
-                text = read_text(path, "utf-8-sig")
-            reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-            before = 0
-            for row in reader:
-                if row:
-                    self._rows.append(row)
-                    self._lines.append(before + 1)
-                before = reader.line_num
+            with _unless_refused(path), io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as stream:
+                reader, before = csv.reader(stream, strict=True), 0
+                for row in reader:
+                    if row:
+                        self._rows.append(row)
+                        self._lines.append(before + 1)
+                    before = reader.line_num
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{path} cannot be read as CSV: {first_line(error)}") from None
 

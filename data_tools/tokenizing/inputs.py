@@ -130,7 +130,7 @@ def _check_file(path: Path, is_known: Callable[[Path], bool], known: str) -> Non
     if not path.exists():
         raise DataError(f"{path}: no such file")
     if not path.is_file():
-        raise DataError(f"{path} is not a regular file: it must be read twice, which a pipe does not allow")
+        raise DataError(f"{path} is no regular file, and is read twice: write a pipe's content into a file first")
     if not is_known(path):
         raise DataError(f"{path}: unknown kind of file {path.suffix!r}; known: {known}")
 

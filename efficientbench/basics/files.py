@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from efficientbench.basics.errors import DataError
-from efficientbench.basics.foreign import open_regular, parse_json, read_whole
+from efficientbench.basics.foreign import open_at_once, open_regular, parse_json, read_whole
 
 BLOCK_BYTES = 1 << 20
 """Size of the blocks in which files are read, with one CRC-32 for every block."""
@@ -191,7 +191,7 @@ def no_link(path: str, flags: int) -> int:
 
     Raises OSError: the file is a link, or a pipe, which would wait for a reader.
     """
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    descriptor = open_at_once(path, flags | os.O_NOFOLLOW)
     if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is a pipe", path)

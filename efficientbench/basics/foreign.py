@@ -13,7 +13,10 @@ import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    import yaml
 
 MOST_BYTES = 1 << 28
 """Largest file that is read at once, unless the caller sets another limit."""
@@ -21,6 +24,8 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u206
 """Characters that a terminal obeys or that reorder text, and lone surrogates, which no file can hold."""
 WEIGHTS = ".safetensors"
 """Suffix of weight files, which may be larger than MOST_BYTES."""
+_MOST_CHARACTERS = 1 << 24
+"""Longest YAML that is read, with every alias written out."""
 
 
 def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
@@ -29,14 +34,30 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
     Raises:
         OSError: the file cannot be opened, or is a device, a pipe or a folder, which may never end.
     """
-    # Without O_NONBLOCK, opening a pipe would wait for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = open_at_once(path, os.O_RDONLY)
     try:
         _refuse_irregular(os.fstat(descriptor), path)
         return open(descriptor, "rb", buffering)  # type: ignore[return-value]
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def open_at_once(path: str | Path, flags: int) -> int:
+    """Return the descriptor of a file that is opened by `flags` without waiting for the other end of a pipe.
+
+    Raises OSError: the file cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except BlockingIOError:
+        # Another process holds a lease on it, or its file system fetches it from tape: that ends.
+        _refuse_irregular(os.stat(path), path)
+        return os.open(path, flags | os.O_CLOEXEC, 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        # Else reads and writes would fail where such a file system has to wait.
+        os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def check_regular(path: Path, most_bytes: int | None = None) -> None:
@@ -84,7 +105,9 @@ def read_text(path: Path, encoding: str = "utf-8", most_bytes: int = MOST_BYTES)
     return read_whole(path, most_bytes).decode(encoding)
 
 
-def _refuse_irregular(found: os.stat_result, path: Path) -> None:
+def _refuse_irregular(found: os.stat_result, path: str | Path) -> None:
+    if stat.S_ISFIFO(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file but a pipe: write its content into a file first", str(path))
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
@@ -105,6 +128,45 @@ def parse_json(content: bytes | str) -> Any:
         return json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def parse_yaml(content: bytes | str) -> Any:
+    """Return the value of a YAML text.
+
+    Raises:
+        yaml.YAMLError: the text is not YAML, or its aliases multiply it beyond `_MOST_CHARACTERS`.
+        ValueError: a value is none of its kind.
+        RecursionError: the text is nested too deeply.
+    """
+    # Imported here: scripts that read no YAML run without the package.
+    import yaml
+
+    # Not the loader in C, which crashes the process where brackets nest deeply.
+    loader = yaml.SafeLoader(content)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        # Before the values are made: merge keys (<<) write their aliases out then.
+        if _written_out(node, {}) > _MOST_CHARACTERS:
+            raise yaml.YAMLError(f"with its aliases written out it has more than {_MOST_CHARACTERS:,} characters")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return the characters of a node with every alias written out; `known` has those of nodes already seen, by id."""
+    if id(node) not in known:
+        # While it is counted: an alias of a node within itself never ends.
+        known[id(node)] = _MOST_CHARACTERS
+        if isinstance(node.value, str):
+            inner = len(node.value)
+        else:
+            parts = (each if isinstance(each, tuple) else (each,) for each in node.value)
+            inner = sum(_written_out(below, known) for part in parts for below in part)
+        known[id(node)] = 1 + inner
+    return known[id(node)]
 
 
 def plain_text(text: str) -> str:

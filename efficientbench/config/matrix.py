@@ -12,7 +12,7 @@ import yaml
 from pydantic import BeforeValidator, ValidationError
 
 from efficientbench.basics.errors import ConfigError, nearest
-from efficientbench.basics.foreign import read_text
+from efficientbench.basics.foreign import parse_yaml, read_text
 from efficientbench.basics.part import Name, Part
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -186,8 +186,7 @@ def load_smoke(path: Path = EXPERIMENTS / "smoke.yaml") -> Smoke:
 def load_yaml(path: Path, form: type[Any]) -> Any:
     """Read a YAML file and validate it as `form`. Raises ConfigError: the file is missing or not valid."""
     try:
-        # Not the loader in C, which crashes the process where brackets nest deeply.
-        content = yaml.safe_load(read_text(path))
+        content = parse_yaml(read_text(path))
         # An escape may name a lone surrogate, which no record can hold.
         json.dumps(content, ensure_ascii=False, skipkeys=True, default=str).encode()
     except FileNotFoundError:

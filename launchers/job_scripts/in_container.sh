@@ -22,6 +22,8 @@ source "$folder/../environment/ascend_env.sh"
 if ascend_find_cann >/dev/null; then
     ascend_source
 fi
+# An image that has efficientbench needs no bootstrap, which would do it.
+_bootstrap_clean_path
 extras=()
 while [[ $# -gt 0 && "$1" != "--" ]]; do
     extras+=("$1")

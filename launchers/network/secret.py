@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from efficientbench.basics.errors import LaunchError
+from efficientbench.basics.foreign import open_at_once
 
 SECRET_NAME = "EFFICIENTBENCH_SECRET"
 SHORTEST = 16
@@ -86,7 +87,7 @@ def _read(path: Path) -> bytes:
     """Return the content of a secret's file; wait while another node writes it."""
     deadline_s = time.monotonic() + APPEARS_S
     while True:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with open(open_at_once(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
                 raise LaunchError(f"{path} is not a file of this user: remove it; {_REMEDY}")

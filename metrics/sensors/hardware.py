@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
 from efficientbench.basics.errors import MetricsError
-from efficientbench.basics.foreign import read_text
+from efficientbench.basics.foreign import parse_yaml, read_text
 
 TABLE = Path(__file__).with_name("hardware.yaml")
 OWN_ROWS = "EFFICIENTBENCH_DEVICES"
@@ -256,7 +256,7 @@ def _table() -> dict[str, list[dict[str, Any]]]:
 def _own_table(path: str) -> dict[str, list[dict[str, Any]]]:
     """Read a user's rows as parts of the table. Raises MetricsError: the file cannot be read, or a row is wrong."""
     try:
-        content = yaml.safe_load(read_text(Path(path)))
+        content = parse_yaml(read_text(Path(path)))
         rows = [OwnRow.model_validate(row) for row in (content if isinstance(content, list) else [content])]
         for row in rows:
             re.compile(row.match or "")

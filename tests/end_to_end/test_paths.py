@@ -26,11 +26,12 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 DATA_TOOLS = [sys.executable, "-m", "efficientbench.data_tools"]
 
 
-def refused(done: subprocess.CompletedProcess[str], what: str) -> None:
+def refused(done: subprocess.CompletedProcess[str], what: str, remedy: str = "rename the file or folder") -> None:
     """The command ended at once with one line, which names `what` and its bytes."""
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert done.stderr.startswith(f"error: {what} is not UTF-8: "), done.stderr
     assert (done.stderr.count("\n"), SHOWN in done.stderr, "你好" in done.stderr) == (1, True, True)
+    assert remedy in done.stderr
 
 
 def call(words: Sequence[str], cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -51,10 +52,11 @@ def call(words: Sequence[str], cwd: Path, **changes: str) -> subprocess.Complete
 def test_names_of_other_bytes_are_refused_before_any_work(tmp_path: Path, locale: dict[str, str]) -> None:
     folder = tmp_path / GBK
     words = command("run", "gqa_0.5B", "--smoke", f"output={folder}")
-    refused(call(words, tmp_path, **locale), "argument 4")
-    refused(call([*DATA_TOOLS, "verify", str(folder)], tmp_path, **locale), "argument 2")
+    refused(call(words, tmp_path, **locale), "argument 4", "give it in UTF-8")
+    refused(call([*DATA_TOOLS, "verify", str(folder)], tmp_path, **locale), "argument 2", "give it in UTF-8")
     assert list(tmp_path.iterdir()) == []
     folder.mkdir()
+    refused(call(words, tmp_path, **locale), "argument 4")
     refused(call(command("list"), folder, **locale), "the working directory")
     refused(call(command("list"), tmp_path, HOME=str(folder), **locale), "HOME")
 
@@ -103,6 +105,20 @@ def test_marks_and_signs_in_a_locale_that_lacks_them(tmp_path: Path) -> None:
     assert "√" in told
     latin = made_locale(tmp_path, "en_US", "ISO-8859-1")
     assert call(command("keys", "model"), tmp_path, **latin).stdout == told
+
+
+@pytest.mark.parametrize("mode", ["0", "1"], ids=["locale", "UTF-8 mode"])
+def test_letters_that_a_terminal_of_gbk_has_sent(tmp_path: Path, mode: str) -> None:
+    locale = {**made_locale(tmp_path, "zh_CN", "GBK"), "PYTHONUTF8": mode}
+    for letters in (GBK, "你好"):
+        done = call([*DATA_TOOLS, "verify", letters], tmp_path, **locale)
+        assert (done.returncode, "not UTF-8" in done.stderr) == (2, False), done.stderr
+        assert done.stderr.startswith("error: 你好"), done.stderr
+    # What lies there keeps its bytes.
+    (tmp_path / GBK).mkdir()
+    refused(call([*DATA_TOOLS, "verify", GBK], tmp_path, **locale), "argument 2")
+    refused(call(command("run", "gqa_0.5B", "--smoke", f"output={GBK}"), tmp_path, **locale), "argument 4")
+    assert not (tmp_path / "你好").exists()
 
 
 @pytest.mark.proof

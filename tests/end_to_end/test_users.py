@@ -81,6 +81,21 @@ def test_compilers_have_a_cache_where_the_home_has_none(folder: Path) -> None:
     assert as_a_user(words, folder, TMPDIR=str(folder)).stdout == "{}\n"
 
 
+def test_commands_without_a_temporary_folder() -> None:
+    """As on a full disk: no process may write a byte into a file."""
+    script = 'unset TRITON_CACHE_DIR TRITON_HOME; ulimit -f 0; exec "$@"'
+    done = subprocess.run(
+        ["bash", "-c", script, "full", *command("list")],
+        env=environment(HOME="nowhere"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "gqa_0.5B" in done.stdout
+
+
 def test_a_folder_that_the_user_may_not_write(folder: Path) -> None:
     folder.chmod(0o755)
     done = as_a_user(command("run", "gqa_0.5B", "--smoke", *TINY), folder)

@@ -17,7 +17,7 @@ import yaml
 
 from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.basics.files import sha256
-from efficientbench.basics.foreign import read_text, read_whole
+from efficientbench.basics.foreign import parse_yaml, read_text, read_whole
 
 NAMES = (
     *("hellaswag_zeroshot", "jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge", "copa"),
@@ -107,7 +107,7 @@ def read_bundle(folder: Path, limit: int | None) -> Bundle:
 def _listed(path: Path) -> dict[str, Mapping[str, Any]]:
     """Return the entries of a `core.yaml`, by the tasks' names."""
     try:
-        content = yaml.safe_load(read_whole(path))
+        content = parse_yaml(read_whole(path))
         return {str(row["label"]): row for row in content["icl_tasks"]}
     except FileNotFoundError:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from efficientbench.basics.errors import DataError, nearest
-from efficientbench.basics.foreign import check_regular, parse_json, read_text
+from efficientbench.basics.foreign import check_regular, open_regular, parse_json
 from efficientbench.data_tools.download.hub_names import is_of_modelscope
 
 Message = dict[str, str]
 FORMS = "{instruction, input, output}, {prompt, completion} or {messages}"
 _KNOWN = ("instruction", "input", "output", "prompt", "completion", "messages")
 _ROLES = ("system", "user", "assistant")
-MOST_BYTES = 1 << 32
-"""The largest JSON file that is read; it is read into memory."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -82,25 +81,28 @@ def _entries(path: str) -> Iterator[tuple[str, Any]]:
 def _of_json(file: Path) -> Iterator[tuple[str, Any]]:
     try:
         # Some editors write a byte order mark.
-        text = read_text(file, "utf-8-sig", MOST_BYTES)
+        with io.TextIOWrapper(open_regular(file), "utf-8-sig", newline="\n") as lines:
+            begun = False
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                if not begun and line.lstrip().startswith("["):
+                    entries = _parsed(line + lines.read(), str(file))
+                    yield from ((f"{file}: item {item}", entry) for item, entry in enumerate(entries, 1))
+                    return
+                begun = True
+                yield (place := f"{file}:{number}"), _parsed(line, place)
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: cannot be read: {error}") from None
-    if text.lstrip().startswith("["):
-        try:
-            entries = parse_json(text)
-        except ValueError as error:
-            raise DataError(f"{file}: is no JSON: {error}") from None
-        yield from ((f"{file}: item {number}", entry) for number, entry in enumerate(entries, 1))
-        return
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            yield f"{file}:{number}", parse_json(line)
-        except ValueError as error:
-            raise DataError(f"{file}:{number}: is no JSON: {error}") from None
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise DataError(f"{place}: is no JSON: {error}") from None
 
 
 def _of_hub(name: str) -> Iterator[tuple[str, Any]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from support.metrics_parts import make_record, printed, read_csv
 from support.synthetic_runs import gpu_run
 
 from efficientbench.basics.errors import MetricsError
-from efficientbench.basics.foreign import MOST_BYTES, parse_json, plain_text, read_whole
+from efficientbench.basics.files import no_link
+from efficientbench.basics.foreign import MOST_BYTES, open_regular, parse_json, plain_text, read_whole
 from efficientbench.metrics.records.record import RunRecord, read_record, write_record
 from efficientbench.metrics.records.sinks.steplog import read_steps
 from efficientbench.metrics.report.build import build_report
@@ -26,6 +29,17 @@ from efficientbench.metrics.sensors.replay import read_trace
 ESCAPE = "\x1b[2J\x9b1m\x07\u202e"
 
 
+LEASE = """
+import fcntl, os, signal, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+signal.signal(signal.SIGIO, lambda *_: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK))
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+while True:
+    signal.pause()
+"""
+
+
 def sparse(path: Path) -> None:
     path.touch()
     os.truncate(path, MOST_BYTES + 1)
@@ -34,7 +48,7 @@ def sparse(path: Path) -> None:
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a device": (lambda path: path.symlink_to("/dev/null"), "it is no regular file"),
     "a folder": (lambda path: path.mkdir(), "it is no regular file"),
-    "a pipe": (os.mkfifo, "it is no regular file"),
+    "a pipe": (os.mkfifo, "it is no regular file but a pipe: write its content into a file first"),
     "too large": (sparse, f"{MOST_BYTES:,} are the most that is read"),
 }
 
@@ -48,6 +62,30 @@ def test_what_never_ends_is_refused(tmp_path: Path, kind: str) -> None:
         read_whole(path)
     with pytest.raises(MetricsError, match=f"record.json: cannot be read .*{message}"):
         read_record(path)
+
+
+@pytest.mark.parametrize("mode", ["rb", "ab"])
+def test_a_regular_file_waits_for_its_file_system(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with open_regular(path) if mode == "rb" else open(path, mode, opener=no_link) as file:
+        assert os.get_blocking(file.fileno())
+
+
+@pytest.mark.parametrize("mode", ["rb", "ab"])
+def test_a_file_of_which_another_process_has_the_lease(tmp_path: Path, mode: str) -> None:
+    """As a file server has it, which gives it back once it is asked."""
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    with subprocess.Popen([sys.executable, "-c", LEASE, path], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        try:
+            if holder.stdout.readline() != b"held\n":
+                pytest.skip("this file system has no leases")
+            with open_regular(path) if mode == "rb" else open(path, mode, opener=no_link) as file:
+                assert os.fstat(file.fileno()).st_size == 7
+        finally:
+            holder.kill()
 
 
 @pytest.mark.parametrize("kind", ["a device", "a folder", "a pipe"])

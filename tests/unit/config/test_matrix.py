@@ -128,6 +128,26 @@ def test_an_empty_section_of_a_matrix_sets_nothing(tmp_path: Path) -> None:
         assert training.micro_batch_size == 4  # the size's
 
 
+ALIASES = "\n".join(f"  a{n}: &a{n} {{x: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12))
+MERGES = "\n".join(f"  a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12))
+
+
+@pytest.mark.parametrize("more", [ALIASES, MERGES, "  a1: &a1 {x: *a1}"], ids=["aliases", "merges", "a circle"])
+def test_aliases_that_multiply_a_matrix_are_refused(more: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"sizes: {{}}\nvariants:\n  a0: &a0 {{y: 1}}\n{more}\nsuites: {{}}\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml cannot be read: with its aliases written out it has more"):
+        load_matrix(path)
+
+
+def test_aliases_and_merges_of_a_matrix_serve(tmp_path: Path) -> None:
+    path, suites = tmp_path / "mine.yaml", "{mine: [{variants: [v, w], sizes: [0.5B]}]}"
+    path.write_text(f"variants: {{v: &v {{training: &t {{steps: 7}}}}, w: {{<<: [*v], init: *t}}}}\nsuites: {suites}\n")
+    steps = {"training": {"steps": 7}}
+    matrix = load_matrix(path)
+    assert (matrix.variants["v"], matrix.variants["w"]) == (steps, {**steps, "init": {"steps": 7}})
+
+
 def _of_one_variant(folder: Path, training: str) -> Path:
     path, suites = folder / "mine.yaml", "{mine: [{variants: [v], sizes: [0.5B]}]}"
     path.write_text(f"variants: {{v: {{training: {training}}}}}\nsuites: {suites}\n")

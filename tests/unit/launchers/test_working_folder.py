@@ -127,6 +127,16 @@ def test_scripts_that_need_no_package(caller: Caller, clone: Path) -> None:
     assert done.returncode in (0, 1, 2)
 
 
+def test_an_image_that_has_efficientbench(caller: Caller, clone: Path) -> None:
+    install_cann(caller.folder / "ascend")
+    code = "import json.tool, os\nprint('ours', os.environ['PYTHONPATH'])\n"
+    executable(caller.tools / "efficientbench", f"#!{os.path.realpath(caller.tools / 'python3')}\n{code}")
+    script = str(clone / "launchers" / "job_scripts" / "in_container.sh")
+    done = caller.call(script, "npu", "--", "efficientbench", "list", ASCEND_INSTALL_PATH=str(caller.folder / "ascend"))
+    sources = caller.folder / "ascend" / "ascend-toolkit" / "latest" / "python" / "site-packages"
+    assert (done.returncode, done.stdout) == (0, f"ours {sources}\n"), done.stderr
+
+
 def test_a_slurm_of_one_machine(caller: Caller) -> None:
     munged = MUNGED.format(python=os.path.realpath(caller.tools / "python3"), code=SOCKET)
     executable(caller.tools / "munged", munged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 import subprocess
@@ -19,6 +20,7 @@ from support.downloads import parquet
 from support.outside_task import WORDS
 
 from efficientbench.basics.errors import DataError
+from efficientbench.basics.foreign import MOST_BYTES
 from efficientbench.data_tools.chat.calculator import calculate
 from efficientbench.data_tools.chat.conversations import CALL, RESULT, TEXT
 from efficientbench.data_tools.chat.examples import ConversationError, Examples, open_examples
@@ -290,6 +292,10 @@ def test_files_that_hold_no_rows(tmp_path: Path) -> None:
         examples[1]
     with pytest.raises(DataError, match=r"rows\.csv: unknown kind of file '\.csv'; known: JSONL .*parquet"):
         open_examples("gsm8k", tmp_path / "rows.csv")
+    (tmp_path / "rows.csv").write_text('Q,a,b,c,d,A\n"Q"x,a,b,c,d,A\n')
+    os.truncate(tmp_path / "rows.csv", MOST_BYTES + 1)  # more than is read at once
+    with pytest.raises(DataError, match=r"rows\.csv cannot be read as CSV: ',' expected after '\"'"):
+        open_examples("mmlu", tmp_path / "rows.csv")
     (tmp_path / "rows.parquet").write_bytes(b"no parquet")
     with pytest.raises(DataError, match=r"rows\.parquet cannot be read as parquet"):
         open_examples("mmlu", tmp_path / "rows.parquet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,23 @@ def test_what_is_no_json_is_told_with_its_line(tmp_path: Path) -> None:
     path.write_text(json.dumps(ALPACA) + "\n{broken\n")
     with pytest.raises(DataError, match=r"rows\.jsonl:2: is no JSON"):
         read_rows(str(path), "difficulty", LEVELS)
+
+
+def test_lines_of_json_are_read_one_after_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"\n{json.dumps(ALPACA)}\n{{broken\n")
+    os.truncate(path, 1 << 33)
+    with pytest.raises(DataError, match=r"rows\.jsonl:3: is no JSON"):
+        read_rows(str(path), "difficulty", LEVELS)
+
+
+@pytest.mark.parametrize("begin", ["", "\n \n"])
+def test_a_list_of_many_lines_is_one_text(tmp_path: Path, begin: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(begin + json.dumps([ALPACA, CHAT], indent=1))
+    read = read_rows(str(path), "difficulty", LEVELS)
+    assert [row.place for row in read] == [f"{path}: item 1", f"{path}: item 2"]
+    assert all(row.messages == tuple(CHAT["messages"]) for row in read)
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
