@@ -30,6 +30,9 @@ _REASONS = {
     errno.EPERM: "refused",
 }
 
+_ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
+"""Errors that Python takes for the end of a loop or of a generator: `all(map(f, [1]))` would be true."""
+
 
 def reason(error: BaseException) -> str:
     """Return the limit or refusal that an error means, by its name in `Outcome.ended`; "error" if it means none."""
@@ -103,7 +106,8 @@ class Program:
 
         Raises:
             TypeError: an argument is not plain data.
-            Exception: the function failed; the builtin exception of the same name. The arguments are unchanged.
+            BaseException: the function failed; the builtin exception of the same name, or RuntimeError where there is
+                none, or where it would end a loop of the tests. The arguments are unchanged.
         """
         objects: list[Any] = []
         request = pack((name, arguments, named), objects)
@@ -123,7 +127,7 @@ class Program:
 def _as_builtin(answer: dict[str, Any]) -> BaseException:
     """Return the exception that an answer reports."""
     kind = getattr(builtins, str(answer["error"]), None)
-    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)) or issubclass(kind, _ENDS_LOOPS):
         kind = RuntimeError
     try:
         error = kind(answer.get("message"))

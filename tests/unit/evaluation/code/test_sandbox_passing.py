@@ -128,6 +128,23 @@ def test_nothing_passes_after_a_program_was_lost_whatever_tests_catch() -> None:
     assert run_program("def f():\n    raise ValueError", tests).passed
 
 
+def test_no_error_ends_a_loop_of_the_tests() -> None:
+    kinds = ("StopIteration", "StopAsyncIteration", "GeneratorExit")
+    program = f"def f(kind):\n    raise {{each.__name__: each for each in ({', '.join(kinds)})}}[kind]\n"
+    tests = (
+        "from program import f\n"
+        "def at_its_end():\n    try:\n        yield\n    finally:\n        f(kind)\n"
+        "def close():\n    begun = at_its_end()\n    next(begun)\n    begun.close()\n"
+        f"for kind in {kinds}:\n"
+        "    for passes in (lambda: list(zip(map(f, [kind]), [1])), lambda: all(map(f, [kind])),\n"
+        "            lambda: list(filter(f, [kind])), lambda: list(iter(lambda: f(kind), 0)), close):\n"
+        "        try:\n            passes()\n"
+        "        except RuntimeError:\n            continue\n"
+        "        raise AssertionError(kind)\n"
+    )
+    assert run_program(program, tests).message == ""
+
+
 @pytest.mark.parametrize("user", USERS)
 def test_the_tests_are_out_of_reach(user: str) -> None:
     # It looks for the process with the pipes' other ends, and for this one.
