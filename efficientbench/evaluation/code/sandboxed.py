@@ -52,14 +52,25 @@ def _failure(error: BaseException) -> dict[str, str]:
     return {"ended": reason(error), "error": type(error).__name__, "message": str(error)[:200]}
 
 
+def _main_module() -> dict[str, Any]:
+    """Make a new module `__main__`, in which dataclasses look up names, and return its namespace."""
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    return vars(module)
+
+
+def _run(source: str, name: str, namespace: dict[str, Any]) -> None:
+    # Not with this file's own `from __future__`, which would make text of the annotations.
+    exec(compile(source, name, "exec", dont_inherit=True), namespace)
+
+
 def hold_program(requests: int, answers: int, held: dict[str, bool]) -> None:
     """Run the program of the first request, then answer calls of its functions, until the pipe closes."""
     send(answers, {"held": held})
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+    namespace = _main_module()
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         if "source" in request:
-            exec(compile(request["source"], "<program>", "exec"), namespace)
+            _run(request["source"], "<program>", namespace)
             return {}
         objects: list[Any] = []
         name, arguments, named = unpack(request, objects)
@@ -160,7 +171,7 @@ def run_tests(program: Program, source: str, tests: str) -> dict[str, str]:
         answer = program.ask({"source": source})
         if "error" in answer:
             return _outcome(answer)
-        exec(compile(tests, "<tests>", "exec"), {"__name__": "__main__"})
+        _run(tests, "<tests>", _main_module())
     except BaseException as error:
         return program.lost or _outcome(getattr(error, "answer", _failure(error)))
     return program.lost or {"ended": "passed", "message": ""}

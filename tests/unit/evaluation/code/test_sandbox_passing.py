@@ -179,6 +179,20 @@ def test_arguments_and_results_are_plain_data_of_the_same_types() -> None:
     assert run_program(program, tests).message == ""
 
 
+def test_a_program_is_compiled_as_it_is_written() -> None:
+    # With `from __future__ import annotations`, its own or one that it inherits, dataclasses look up `ClassVar`.
+    source = (
+        "from dataclasses import dataclass\nfrom typing import ClassVar, get_type_hints\n"
+        "@dataclass\nclass Point:\n    dimensions: ClassVar[int] = 2\n    x: float = 0.0\n"
+        "def f():\n    return Point.__annotations__['x'] is float, repr(Point(1.5)), list(get_type_hints(Point))\n"
+    )
+    future = "from __future__ import annotations\n"
+    for head, is_type in (("", True), (future, False)):
+        wanted = f"({is_type}, 'Point(x=1.5)', ['dimensions', 'x'])"
+        tests = f"{head}{source}wanted = f()\nfrom program import f\nassert f() == wanted == {wanted}, (f(), wanted)"
+        assert run_program(head + source, tests).message == ""
+
+
 def test_containers_of_the_standard_library_arrive_as_dicts() -> None:
     program = (
         "from collections import Counter, defaultdict\ndef f(text):\n    return [Counter(text), defaultdict(list)]"
