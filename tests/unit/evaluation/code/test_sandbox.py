@@ -17,7 +17,8 @@ import pytest
 from support.command_line import children, is_alive, until
 from support.repository import ROOT
 
-from efficientbench.evaluation.code import confinement
+from efficientbench.basics.errors import EvaluationError
+from efficientbench.evaluation.code import confinement, sandbox
 from efficientbench.evaluation.code.sandbox import Limits, Outcome, run_program
 from efficientbench.evaluation.code.system_calls import refused_calls
 
@@ -73,6 +74,23 @@ def test_one_that_only_waits_is_ended() -> None:
     outcome = run_program("import time\nwhile True:\n    time.sleep(60)\n", limits=Limits(wall_s=1.0))
     assert (outcome.ended, outcome.message) == ("time", "it ran for more than 1 s")
     assert time.monotonic() - begun < 60
+
+
+@pytest.mark.proof
+def test_a_slow_start_takes_no_time_from_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The interpreters start as if from a slow file system.
+    monkeypatch.setattr(sandbox, "_INSIDE", f"import time; time.sleep(9); {sandbox._INSIDE}")
+    assert run_program("", limits=Limits(wall_s=8.0)).passed
+
+
+def test_what_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_INSIDE", "raise SystemExit('no interpreter')")
+    with pytest.raises(EvaluationError, match="cannot be run here: no interpreter"):
+        run_program("")
+    monkeypatch.setattr(sandbox, "_INSIDE", "import time; time.sleep(600)")
+    monkeypatch.setattr(sandbox, "START_S", 0.1)
+    with pytest.raises(EvaluationError, match="did not start within 0.1 s"):
+        run_program("")
 
 
 @pytest.mark.proof
