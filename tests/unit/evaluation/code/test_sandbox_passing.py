@@ -230,6 +230,15 @@ def test_arguments_are_changed_in_place() -> None:
     assert run_program(program, tests).message == ""
 
 
+def test_containers_of_the_standard_library_are_changed_in_place() -> None:
+    tests = (
+        "from collections import Counter, OrderedDict, defaultdict\nfrom program import f\n"
+        "for kind in (Counter, OrderedDict, lambda pairs: defaultdict(list, pairs)):\n"
+        "    given = kind({'a': 2, 'b': 1})\n    f(given)\n    assert given == kind({'a': 3}), given\n"
+    )
+    assert run_program("def f(counts):\n    counts['a'] += counts.pop('b')", tests).message == ""
+
+
 def test_errors_of_functions_arrive_by_their_names() -> None:
     program = (
         "class Own(ValueError): pass\n"
