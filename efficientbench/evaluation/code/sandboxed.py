@@ -48,8 +48,9 @@ def reason(error: BaseException) -> str:
     return _REASONS.get(error.errno or 0, "error") if isinstance(error, OSError) else "error"
 
 
-def _failure(error: BaseException) -> dict[str, str]:
-    return {"ended": reason(error), "error": type(error).__name__, "message": str(error)[:200]}
+def _failure(error: BaseException) -> dict[str, Any]:
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    return {"ended": reason(error), "error": kinds[0], "kinds": kinds, "message": str(error)[:200]}
 
 
 def _main_module() -> dict[str, Any]:
@@ -117,8 +118,8 @@ class Program:
 
         Raises:
             TypeError: an argument is not plain data.
-            BaseException: the function failed; the builtin exception of the same name, or RuntimeError where there is
-                none, or where it would end a loop of the tests. The arguments are unchanged.
+            BaseException: the function failed; the nearest builtin exception, or RuntimeError instead of one that would
+                end a loop of the tests. The arguments are unchanged.
         """
         objects: list[Any] = []
         request = pack((name, arguments, named), objects)
@@ -136,15 +137,18 @@ class Program:
 
 
 def _as_builtin(answer: dict[str, Any]) -> BaseException:
-    """Return the exception that an answer reports."""
-    kind = getattr(builtins, str(answer["error"]), None)
-    if not (isinstance(kind, type) and issubclass(kind, BaseException)) or issubclass(kind, _ENDS_LOOPS):
-        kind = RuntimeError
-    try:
-        error = kind(answer.get("message"))
-    except TypeError:
-        # Some exceptions need more than a message.
-        error = RuntimeError(answer.get("message"))
+    """Return the exception that an answer reports: the first builtin one of its class and the classes above."""
+    error: BaseException = RuntimeError(answer.get("message"))
+    for kind in (getattr(builtins, str(name), None) for name in answer.get("kinds", ())):
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            continue
+        if not issubclass(kind, _ENDS_LOOPS):
+            try:
+                error = kind(answer.get("message"))
+            except TypeError:
+                # Some exceptions need more than a message; those above them do not.
+                continue
+        break
     error.__dict__["answer"] = answer
     return error
 

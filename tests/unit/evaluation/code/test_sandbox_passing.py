@@ -239,16 +239,18 @@ def test_containers_of_the_standard_library_are_changed_in_place() -> None:
     assert run_program("def f(counts):\n    counts['a'] += counts.pop('b')", tests).message == ""
 
 
-def test_errors_of_functions_arrive_by_their_names() -> None:
+def test_errors_of_functions_arrive_as_the_nearest_builtin_ones() -> None:
     program = (
-        "class Own(ValueError): pass\n"
-        "def f(kind):\n    raise {'value': ValueError('no'), 'own': Own('mine')}[kind]\n"
+        "class Own(ValueError): pass\nclass Other(BaseException): pass\nclass End(StopIteration): pass\n"
+        "def f(kind):\n"
+        "    raise {'value': ValueError('no'), 'own': Own('mine'), 'other': Other(), 'end': End()}[kind]\n"
         "def g():\n    b'\\xff'.decode()\n"
     )
     tests = (
         "from program import f, g, missing\n"
-        "for function, arguments, kind in ((f, ['value'], ValueError), (f, ['own'], RuntimeError),\n"
-        "        (f, ['a'], KeyError), (g, [], RuntimeError), (missing, [], NameError), (f, [], TypeError),\n"
+        "for function, arguments, kind in ((f, ['value'], ValueError), (f, ['own'], ValueError),\n"
+        "        (f, ['other'], BaseException), (f, ['end'], RuntimeError),\n"
+        "        (f, ['a'], KeyError), (g, [], UnicodeError), (missing, [], NameError), (f, [], TypeError),\n"
         "        (f, [print], TypeError)):\n"
         "    try:\n        function(*arguments)\n"
         "    except kind as error:\n        assert type(error) is kind, error\n"
