@@ -103,7 +103,9 @@ def unpack(message: dict[str, Any], objects: list[Any], sent: dict[str, Any] | N
         items = [unpacked(each) for each in entry[1]]
         own.clear()
         if isinstance(own, dict):
-            own.update(zip(items[::2], items[1::2], strict=True))
+            # `Counter.update` would count the pairs.
+            for key, value in zip(items[::2], items[1::2], strict=True):
+                own[key] = value
         elif isinstance(own, set):
             own.update(items)
         else:

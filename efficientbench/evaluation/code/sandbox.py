@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -26,6 +27,9 @@ _INSIDE = (
     "del sys.path[0]; main()"
 )
 
+START_S = 300.0
+"""Seconds that the two interpreters may take to start: on a busy machine, or from a slow file system, many."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -36,7 +40,7 @@ class Limits:
     processor_s: int = 5
     """Processor time, whole seconds: unlike wall time, it does not depend on how busy the machine is."""
     wall_s: float = 30.0
-    """Wall time of program and tests together, for programs that wait."""
+    """Wall time of program and tests together from the start of both, for programs that wait."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,6 @@ def run_program(program: str, tests: str = "", limits: Limits = Limits()) -> Out
     Raises:
         EvaluationError: no program can run on this machine.
     """
-    end = time.monotonic() + limits.wall_s
     with contextlib.ExitStack() as stack:
         job, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         job.write(json.dumps({"source": program, "tests": tests}).encode())
@@ -82,11 +85,12 @@ def run_program(program: str, tests: str = "", limits: Limits = Limits()) -> Out
         finally:
             for file in (*asked, *answered):
                 os.close(file)
-        timed_out, exit_status = not _ends(tester, end), tester.returncode
-        _kill(tester)
         assert tester.stdout is not None
-        holds, _, report = tester.stdout.read().decode().partition("\n")
-        outcome = json.loads(report or "{}")
+        holds = _first_line(tester.stdout, START_S)
+        end = time.monotonic() + limits.wall_s
+        timed_out, exit_status = bool(holds) and not _ends(tester, end), tester.returncode
+        _kill(tester)
+        outcome = json.loads(tester.stdout.read() or b"{}")
         if outcome.get("ended") == "left":
             # The program's pipes close before the process can be reaped.
             timed_out, exit_status = not _ends(holder, end), holder.returncode
@@ -94,7 +98,7 @@ def run_program(program: str, tests: str = "", limits: Limits = Limits()) -> Out
         problem = errors.read().decode(errors="replace").strip()[-400:]
     if not holds:
         raise EvaluationError(
-            f"a program cannot be run here: {problem or f'nothing came of it in {limits.wall_s:g} s'}"
+            f"a program cannot be run here: {problem or f'its two interpreters did not start within {START_S:g} s'}"
         )
     held = json.loads(holds)
     if timed_out:
@@ -128,6 +132,13 @@ def _side(
             yield process
         finally:
             _kill(process)
+
+
+def _first_line(stream: IO[bytes], limit_s: float) -> bytes:
+    """Return the first line of a pipe, which arrives whole; nothing if none arrives in time, or the pipe closes."""
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    return stream.readline() if poll.poll(limit_s * 1000) else b""
 
 
 def _ends(process: subprocess.Popen[bytes], end: float) -> bool:

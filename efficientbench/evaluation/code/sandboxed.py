@@ -30,6 +30,9 @@ _REASONS = {
     errno.EPERM: "refused",
 }
 
+_ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
+"""Errors that Python takes for the end of a loop or of a generator: `all(map(f, [1]))` would be true."""
+
 
 def reason(error: BaseException) -> str:
     """Return the limit or refusal that an error means, by its name in `Outcome.ended`; "error" if it means none."""
@@ -45,18 +48,30 @@ def reason(error: BaseException) -> str:
     return _REASONS.get(error.errno or 0, "error") if isinstance(error, OSError) else "error"
 
 
-def _failure(error: BaseException) -> dict[str, str]:
-    return {"ended": reason(error), "error": type(error).__name__, "message": str(error)[:200]}
+def _failure(error: BaseException) -> dict[str, Any]:
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    return {"ended": reason(error), "error": kinds[0], "kinds": kinds, "message": str(error)[:200]}
+
+
+def _main_module() -> dict[str, Any]:
+    """Make a new module `__main__`, in which dataclasses look up names, and return its namespace."""
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    return vars(module)
+
+
+def _run(source: str, name: str, namespace: dict[str, Any]) -> None:
+    # Not with this file's own `from __future__`, which would make text of the annotations.
+    exec(compile(source, name, "exec", dont_inherit=True), namespace)
 
 
 def hold_program(requests: int, answers: int, held: dict[str, bool]) -> None:
     """Run the program of the first request, then answer calls of its functions, until the pipe closes."""
     send(answers, {"held": held})
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+    namespace = _main_module()
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         if "source" in request:
-            exec(compile(request["source"], "<program>", "exec"), namespace)
+            _run(request["source"], "<program>", namespace)
             return {}
         objects: list[Any] = []
         name, arguments, named = unpack(request, objects)
@@ -103,7 +118,8 @@ class Program:
 
         Raises:
             TypeError: an argument is not plain data.
-            Exception: the function failed; the builtin exception of the same name. The arguments are unchanged.
+            BaseException: the function failed; the nearest builtin exception, or RuntimeError instead of one that would
+                end a loop of the tests. The arguments are unchanged.
         """
         objects: list[Any] = []
         request = pack((name, arguments, named), objects)
@@ -121,15 +137,18 @@ class Program:
 
 
 def _as_builtin(answer: dict[str, Any]) -> BaseException:
-    """Return the exception that an answer reports."""
-    kind = getattr(builtins, str(answer["error"]), None)
-    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-        kind = RuntimeError
-    try:
-        error = kind(answer.get("message"))
-    except TypeError:
-        # Some exceptions need more than a message.
-        error = RuntimeError(answer.get("message"))
+    """Return the exception that an answer reports: the first builtin one of its class and the classes above."""
+    error: BaseException = RuntimeError(answer.get("message"))
+    for kind in (getattr(builtins, str(name), None) for name in answer.get("kinds", ())):
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            continue
+        if not issubclass(kind, _ENDS_LOOPS):
+            try:
+                error = kind(answer.get("message"))
+            except TypeError:
+                # Some exceptions need more than a message; those above them do not.
+                continue
+        break
     error.__dict__["answer"] = answer
     return error
 
@@ -156,7 +175,7 @@ def run_tests(program: Program, source: str, tests: str) -> dict[str, str]:
         answer = program.ask({"source": source})
         if "error" in answer:
             return _outcome(answer)
-        exec(compile(tests, "<tests>", "exec"), {"__name__": "__main__"})
+        _run(tests, "<tests>", _main_module())
     except BaseException as error:
         return program.lost or _outcome(getattr(error, "answer", _failure(error)))
     return program.lost or {"ended": "passed", "message": ""}

@@ -14,9 +14,11 @@ from types import SimpleNamespace
 from typing import IO
 
 import pytest
+from support.command_line import children, is_alive, until
 from support.repository import ROOT
 
-from efficientbench.evaluation.code import confinement
+from efficientbench.basics.errors import EvaluationError
+from efficientbench.evaluation.code import confinement, sandbox
 from efficientbench.evaluation.code.sandbox import Limits, Outcome, run_program
 from efficientbench.evaluation.code.system_calls import refused_calls
 
@@ -72,6 +74,23 @@ def test_one_that_only_waits_is_ended() -> None:
     outcome = run_program("import time\nwhile True:\n    time.sleep(60)\n", limits=Limits(wall_s=1.0))
     assert (outcome.ended, outcome.message) == ("time", "it ran for more than 1 s")
     assert time.monotonic() - begun < 60
+
+
+@pytest.mark.proof
+def test_a_slow_start_takes_no_time_from_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The interpreters start as if from a slow file system.
+    monkeypatch.setattr(sandbox, "_INSIDE", f"import time; time.sleep(9); {sandbox._INSIDE}")
+    assert run_program("", limits=Limits(wall_s=8.0)).passed
+
+
+def test_what_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_INSIDE", "raise SystemExit('no interpreter')")
+    with pytest.raises(EvaluationError, match="cannot be run here: no interpreter"):
+        run_program("")
+    monkeypatch.setattr(sandbox, "_INSIDE", "import time; time.sleep(600)")
+    monkeypatch.setattr(sandbox, "START_S", 0.1)
+    with pytest.raises(EvaluationError, match="did not start within 0.1 s"):
+        run_program("")
 
 
 @pytest.mark.proof
@@ -206,21 +225,26 @@ def test_what_a_terminal_would_act_on_is_taken_from_a_message() -> None:
 def test_who_kills_an_evaluation_kills_its_programs(held: dict[str, bool]) -> None:
     if not held["calls"]:
         pytest.skip("a process does not show when it has given up the rest")
-    run = (
-        "from efficientbench.evaluation.code.sandbox import run_program\nrun_program('import time; time.sleep(10**6)')"
+    # PR_SET_PDEATHSIG: no signal when the parent dies. An ignored signal shows that the program has come so far.
+    program = (
+        "import ctypes, signal, time\n"
+        "ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n"
+        "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
+        "time.sleep(600)\n"
     )
+    run = f"from efficientbench.evaluation.code.sandbox import run_program\nrun_program({program!r})"
 
-    def children(process: int) -> list[int]:
-        return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    def facts(process: int) -> dict[str, str]:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
-    def filtered(process: int) -> bool:
-        return "Seccomp:\t2" in Path(f"/proc/{process}/status").read_text()
+    def begun() -> bool:
+        found = [facts(each.pid) for each in children(evaluation.pid)]
+        ignored = [int(each["SigIgn"], 16) & 1 << signal.SIGUSR1 - 1 for each in found]
+        return len(found) == 2 and all(each["Seccomp"] == "2" for each in found) and any(ignored)
 
     with subprocess.Popen([sys.executable, "-c", run], env={**os.environ, "PYTHONPATH": str(ROOT)}) as evaluation:
-        while len(started := children(evaluation.pid)) < 2 or not all(map(filtered, started)):
-            time.sleep(0.01)
+        until(begun, "the program waits")
+        started = [each.pid for each in children(evaluation.pid)]
         evaluation.kill()
-    end = time.monotonic() + 60
-    while any(Path(f"/proc/{each}").exists() for each in started):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: not any(map(is_alive, started)), "the programs have ended", limit_s=60)

@@ -6,6 +6,7 @@ import errno
 import os
 import platform
 import re
+import secrets
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -141,10 +142,10 @@ def test_no_other_process_is_slowed(user: str) -> None:
 
 
 LEAVE = """
-def f(calls):
+def f(key):
     kept = []
     def segment():
-        number = libc.shmget(0, 1500 * 2**20, 0o1600)
+        number = libc.shmget(key, 1500 * 2**20, 0o1600)
         if number < 0:
             raise OSError(ctypes.get_errno(), "shmget")
         libc.shmat.restype = ctypes.c_void_p
@@ -154,10 +155,10 @@ def f(calls):
         for _ in range(1500):
             os.write(file, bytes(2**20))
     def queue():
-        if libc.msgget(0, 0o1600) < 0:
+        if libc.msgget(key, 0o1600) < 0:
             raise OSError(ctypes.get_errno(), "msgget")
     def semaphore():
-        if libc.semget(0, 250, 0o1600) < 0:
+        if libc.semget(key, 250, 0o1600) < 0:
             raise OSError(ctypes.get_errno(), "semget")
     def named_queue():
         if libc.mq_open(b"/efficientbench-sandbox", os.O_CREAT | os.O_RDWR, 0o600, None) < 0:
@@ -172,31 +173,24 @@ def f(calls):
 """
 
 
-def left() -> dict[str, object]:
-    """Segments, sets of semaphores and queues of this machine, and files that a program may have made."""
-    kinds = ("shm", "sem", "msg")
-    found: dict[str, object] = {kind: Path(f"/proc/sysvipc/{kind}").read_text().count("\n") for kind in kinds}
+def left(key: int) -> list[str]:
+    """Segments, sets of semaphores and queues of a key, and files that a program may have made."""
+    tables = {kind: Path(f"/proc/sysvipc/{kind}").read_text().splitlines()[1:] for kind in ("shm", "sem", "msg")}
+    found = [kind for kind, lines in tables.items() for line in lines if line.split()[0] == str(key)]
     folders = ("/", "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue")
-    return found | {each: [str(path) for path in Path(each).glob("efficientbench-sandbox*")] for each in folders}
-
-
-def shared_memory_mib() -> float:
-    found = re.search(r"Shmem: +(\d+) kB", Path("/proc/meminfo").read_text())
-    assert found is not None
-    return int(found[1]) / 2**10
+    return found + [str(path) for each in folders for path in Path(each).glob("efficientbench-sandbox*")]
 
 
 @pytest.mark.parametrize("user", USERS)
 def test_no_memory_and_no_file_is_left_behind(user: str) -> None:
     user_id(user)
-    before, memory_mib = left(), shared_memory_mib()
+    # One that no other program of this machine has.
+    key = 1 + secrets.randbelow(2**31 - 1)
     wanted = dict.fromkeys(("segment", "in_memory", "queue", "semaphore", "named_queue"), errno.EPERM)
     wanted |= dict.fromkeys((".", "/tmp", "/var/tmp", "/dev/shm"), errno.EACCES)
-    tests = f"from program import f\nfound = f({{}})\nassert found == {wanted}, found"
+    tests = f"from program import f\nfound = f({key})\nassert found == {wanted}, found"
     assert run_as(user, CALLER + LEAVE, tests) == ("passed", "")
-    assert left() == before
-    # Others of this machine use some as well.
-    assert shared_memory_mib() - memory_mib < 500
+    assert left(key) == []
 
 
 @pytest.mark.proof

@@ -128,6 +128,23 @@ def test_nothing_passes_after_a_program_was_lost_whatever_tests_catch() -> None:
     assert run_program("def f():\n    raise ValueError", tests).passed
 
 
+def test_no_error_ends_a_loop_of_the_tests() -> None:
+    kinds = ("StopIteration", "StopAsyncIteration", "GeneratorExit")
+    program = f"def f(kind):\n    raise {{each.__name__: each for each in ({', '.join(kinds)})}}[kind]\n"
+    tests = (
+        "from program import f\n"
+        "def at_its_end():\n    try:\n        yield\n    finally:\n        f(kind)\n"
+        "def close():\n    begun = at_its_end()\n    next(begun)\n    begun.close()\n"
+        f"for kind in {kinds}:\n"
+        "    for passes in (lambda: list(zip(map(f, [kind]), [1])), lambda: all(map(f, [kind])),\n"
+        "            lambda: list(filter(f, [kind])), lambda: list(iter(lambda: f(kind), 0)), close):\n"
+        "        try:\n            passes()\n"
+        "        except RuntimeError:\n            continue\n"
+        "        raise AssertionError(kind)\n"
+    )
+    assert run_program(program, tests).message == ""
+
+
 @pytest.mark.parametrize("user", USERS)
 def test_the_tests_are_out_of_reach(user: str) -> None:
     # It looks for the process with the pipes' other ends, and for this one.
@@ -160,6 +177,20 @@ def test_arguments_and_results_are_plain_data_of_the_same_types() -> None:
         "assert f(float('nan'))[0][0] != 0\n"
     )
     assert run_program(program, tests).message == ""
+
+
+def test_a_program_is_compiled_as_it_is_written() -> None:
+    # With `from __future__ import annotations`, its own or one that it inherits, dataclasses look up `ClassVar`.
+    source = (
+        "from dataclasses import dataclass\nfrom typing import ClassVar, get_type_hints\n"
+        "@dataclass\nclass Point:\n    dimensions: ClassVar[int] = 2\n    x: float = 0.0\n"
+        "def f():\n    return Point.__annotations__['x'] is float, repr(Point(1.5)), list(get_type_hints(Point))\n"
+    )
+    future = "from __future__ import annotations\n"
+    for head, is_type in (("", True), (future, False)):
+        wanted = f"({is_type}, 'Point(x=1.5)', ['dimensions', 'x'])"
+        tests = f"{head}{source}wanted = f()\nfrom program import f\nassert f() == wanted == {wanted}, (f(), wanted)"
+        assert run_program(head + source, tests).message == ""
 
 
 def test_containers_of_the_standard_library_arrive_as_dicts() -> None:
@@ -199,16 +230,27 @@ def test_arguments_are_changed_in_place() -> None:
     assert run_program(program, tests).message == ""
 
 
-def test_errors_of_functions_arrive_by_their_names() -> None:
+def test_containers_of_the_standard_library_are_changed_in_place() -> None:
+    tests = (
+        "from collections import Counter, OrderedDict, defaultdict\nfrom program import f\n"
+        "for kind in (Counter, OrderedDict, lambda pairs: defaultdict(list, pairs)):\n"
+        "    given = kind({'a': 2, 'b': 1})\n    f(given)\n    assert given == kind({'a': 3}), given\n"
+    )
+    assert run_program("def f(counts):\n    counts['a'] += counts.pop('b')", tests).message == ""
+
+
+def test_errors_of_functions_arrive_as_the_nearest_builtin_ones() -> None:
     program = (
-        "class Own(ValueError): pass\n"
-        "def f(kind):\n    raise {'value': ValueError('no'), 'own': Own('mine')}[kind]\n"
+        "class Own(ValueError): pass\nclass Other(BaseException): pass\nclass End(StopIteration): pass\n"
+        "def f(kind):\n"
+        "    raise {'value': ValueError('no'), 'own': Own('mine'), 'other': Other(), 'end': End()}[kind]\n"
         "def g():\n    b'\\xff'.decode()\n"
     )
     tests = (
         "from program import f, g, missing\n"
-        "for function, arguments, kind in ((f, ['value'], ValueError), (f, ['own'], RuntimeError),\n"
-        "        (f, ['a'], KeyError), (g, [], RuntimeError), (missing, [], NameError), (f, [], TypeError),\n"
+        "for function, arguments, kind in ((f, ['value'], ValueError), (f, ['own'], ValueError),\n"
+        "        (f, ['other'], BaseException), (f, ['end'], RuntimeError),\n"
+        "        (f, ['a'], KeyError), (g, [], UnicodeError), (missing, [], NameError), (f, [], TypeError),\n"
         "        (f, [print], TypeError)):\n"
         "    try:\n        function(*arguments)\n"
         "    except kind as error:\n        assert type(error) is kind, error\n"
