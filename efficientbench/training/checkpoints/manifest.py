@@ -126,18 +126,19 @@ def identity(folder: Path) -> str:
     return _seen(folder / MANIFEST).sha256
 
 
-def verify(folder: Path, part: int = 0, parts: int = 1) -> Manifest:
+def verify(folder: Path, part: int = 0, parts: int = 1, more_files: bool = False) -> Manifest:
     """Read the manifest, and compare size and SHA-256 of the files with it.
 
     Args:
         folder: of one checkpoint.
         part: number of this rank among `parts` ranks, each of which verifies some of the files.
         parts: how many ranks verify all files together.
+        more_files: whether the folder may hold files that the manifest lacks.
 
     Raises:
         CheckpointError: a file is missing, surplus or not as it was written; the message names it.
     """
-    manifest = check_sizes(folder)
+    manifest = check_sizes(folder, more_files)
     mine = sorted(manifest.files.items())[part::parts]
     # Hashing lets other threads run.
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
@@ -147,15 +148,18 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> Manifest:
     return manifest
 
 
-def check_sizes(folder: Path) -> Manifest:
-    """Read the manifest, and check that its files exist, and no others, with their sizes; their content is not read.
+def check_sizes(folder: Path, more_files: bool = False) -> Manifest:
+    """Read the manifest, and check that its files exist with their sizes; their content is not read.
+
+    Without `more_files`, check that the folder holds no others.
 
     Raises:
         CheckpointError: one is missing, surplus or of another size; the message names it.
     """
     manifest = read_manifest(folder)
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} - {MANIFEST}
-    for name in sorted(found ^ manifest.files.keys()):
+    listed = manifest.files.keys()
+    for name in sorted(listed - found if more_files else listed ^ found):
         raise CheckpointError(f"{folder / name}: {'not in the manifest' if name in found else 'missing'}")
     for name, wanted in sorted(manifest.files.items()):
         try:
@@ -224,12 +228,27 @@ def flush(path: Path) -> None:
 
 
 def verify_where_listed(folder: Path) -> None:
-    """Verify a folder that has a manifest, as adapters and models do that this program wrote.
+    """Verify the files that a manifest of this program lists, as models have that it wrote; others may lie beside them.
 
-    Raises CheckpointError: a file is damaged; the message names it.
+    A `manifest.json` of another program is left alone.
+
+    Raises CheckpointError: a listed file is missing or damaged, or the manifest itself; the message names it.
     """
-    if os.path.lexists(folder / MANIFEST):
-        verify(folder)
+    if not os.path.lexists(folder / MANIFEST) or _is_foreign(folder / MANIFEST):
+        return
+    try:
+        verify(folder, more_files=True)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; remove {MANIFEST} if you changed the folder yourself") from None
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return whether a manifest is JSON of another form than ours; one that cannot be read may be ours, damaged."""
+    try:
+        content = parse_json(read_whole(path))
+    except (OSError, ValueError):
+        return False
+    return not isinstance(content, dict) or content.keys() != {"sha256", "content"}
 
 
 def _seen(path: Path) -> File:
