@@ -123,6 +123,17 @@ def test_flipped_bits_in_optimizer_files_are_found_and_the_checkpoint_before_ser
     assert record(folder)["status"] == "completed"
 
 
+def test_checkpoints_of_an_earlier_version_are_not_set_aside_unasked(tuned: Path, tmp_path: Path) -> None:
+    folder, words = unfinished(tuned, ZERO, tmp_path)
+    for each in complete(folder):
+        (each / MANIFEST).unlink()
+    there = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
+    (line,) = lines_of(efficientbench(*words, expect=2))
+    assert line.startswith(f"error: {newest(folder)}: has no manifest.json, as checkpoints of an earlier version, ")
+    assert "--fresh begins anew" in line
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == there
+
+
 def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_found(tuned: Path, tmp_path: Path) -> None:
     for run in (ZERO, DDP, FULL):
         folder, _ = unfinished(tuned, run, tmp_path / run[1])
