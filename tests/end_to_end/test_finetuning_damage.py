@@ -226,6 +226,11 @@ def copied_run(tuned: Path, folder: Path) -> Path:
     return folder
 
 
+def changeable(run: Path) -> dict[str, Any]:
+    """The record of a run without its checksum."""
+    return {key: value for key, value in record(run).items() if key != "sha256"}
+
+
 def test_a_damaged_adapter_is_not_merged(tuned: Path, tmp_path: Path) -> None:
     run = copied_run(tuned, tmp_path / "run")
     for path in sorted((run / "adapter").iterdir()):
@@ -276,9 +281,38 @@ def test_base_and_method_are_those_of_the_record(tuned: Path, tmp_path: Path) ->
     before, after = (tmp_path / name / "model.safetensors" for name in ("before", "after"))
     assert before.read_bytes() == after.read_bytes()
     assert "this" not in sys.modules
-    (run / "record.json").write_text(json.dumps(record(run) | {"finetuning": {}}))
+    (run / "record.json").write_text(json.dumps(changeable(run) | {"finetuning": {}}))
     with pytest.raises(ConfigError, match="is not the record of a fine-tuning with an adapter"):
         merge(run, tmp_path / "third")
+
+
+def test_a_checkpoint_a_link_and_a_base_that_moved_are_merged(tuned: Path, tmp_path: Path) -> None:
+    run, base = copied_run(tuned, tmp_path / "run"), tmp_path / "moved"
+    merge(run, tmp_path / "wanted")
+    wanted = (tmp_path / "wanted" / "model.safetensors").read_bytes()
+    (tmp_path / "link").symlink_to(run / "adapter")
+    content = changeable(run)
+    shutil.copytree(content["finetuning"]["base_model"], base)
+    content["finetuning"]["base_model"] = str(tmp_path / "gone")
+    (run / "record.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"gone cannot be loaded \(.*\): --base FOLDER names where it is$"):
+        merge(run, tmp_path / "merged")
+    (run / "adapter" / "NOTES.md").write_text("what a user wrote beside it")
+    # The last checkpoint has what the training saved at its end.
+    for number, named in enumerate([tmp_path / "link", newest(run)]):
+        merge(named, tmp_path / str(number), str(base))
+    done = efficientbench("finetune", "merge", str(run), str(tmp_path / "2"), "--base", str(base), expect=0)
+    assert lines_of(done) == []
+    for number in range(3):
+        assert (tmp_path / str(number) / "model.safetensors").read_bytes() == wanted
+        assert verify(tmp_path / str(number)).holds == "weights"
+
+
+def test_an_adapter_of_an_earlier_version_is_told_what_merges_it(tuned: Path, tmp_path: Path) -> None:
+    run = copied_run(tuned, tmp_path / "run")
+    (run / "adapter" / MANIFEST).unlink()
+    with pytest.raises(ConfigError, match=r"adapter/manifest.json: missing, as in adapters of earlier .*PEFT merges"):
+        merge(run, tmp_path / "merged")
 
 
 def test_damaged_models_are_neither_trained_further_nor_imported(tuned: Path, tmp_path: Path) -> None:
