@@ -329,14 +329,14 @@ def test_damaged_models_are_neither_trained_further_nor_imported(tuned: Path, tm
 
 def test_a_rank_that_hangs_is_named(tuned: Path, tmp_path: Path) -> None:
     places = (f"output={tmp_path}", f"cache={tuned / 'cache'}", f"data.path={tuned / 'rows.jsonl'}", "device=cpu")
-    run, more = tmp_path / "lora_tiny", ("training.steps=9999", "checkpoint.interval=2", "faults.hang_limit_s=10")
+    run, more = tmp_path / "lora_tiny", ("training.steps=9999", "checkpoint.interval=2", "faults.hang_limit_s=60")
     with started("finetune", "lora_tiny", *places, *more) as process:
         wait_for_steps(run, 4, process)
         workers(process.pid)[1].send_signal(signal.SIGSTOP)
         stdout, stderr = process.communicate(timeout=200)
     assert process.returncode == 1
     assert "Traceback" not in stdout + stderr
-    assert "error: rank 1: hung: no rank made progress for 10 s; rank 1 did not arrive (" in stderr
+    assert "error: rank 1: hung: no rank made progress for 60 s; rank 1 did not arrive (" in stderr
     assert "its process is stopped (SIGSTOP)" in stderr
     found = failure(run)
     assert (found["kind"], found["rank"], found["step"] > 3) == ("hung", 1, True)
