@@ -151,8 +151,8 @@ class TuningFaultsConfig(Part):
 
     hang_limit_s: Seconds = Field(
         default=600.0,
-        description="seconds without progress on any rank of a node after which the run ends as hung; writing and "
-        "hashing a checkpoint is no progress, so large models on slow disks need more",
+        description="seconds without progress on any rank of a node after which the run ends as hung; writing a "
+        "file of a checkpoint is no progress, so large models on slow disks need more",
     )
     stop_grace_s: Seconds = Field(
         default=60.0,

@@ -43,6 +43,7 @@ def verify(
     expected: Shapes,
     may_miss: frozenset[str] = frozenset(),
     initial: Mapping[str, torch.Tensor] | None = None,
+    report: manifest.Report | None = None,
 ) -> int:
     """Read all saved tensors, check their names, shapes and values, and return how many numbers they hold.
 
@@ -52,6 +53,7 @@ def verify(
         may_miss: names that the files may lack, such as an output projection that is tied to the embedding.
         initial: the tensors before the training, by name, at least one of which must have changed; None: a matrix B, or
             without adapters any tensor, must not be zero.
+        report: told which tensor is read.
 
     Raises:
         SavingError: a tensor is missing, unexpected, of another shape or not finite; or nothing was learned.
@@ -62,6 +64,8 @@ def verify(
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118, safetensors' file is no mapping
+                if report is not None:
+                    report(f"verifying {name}")
                 tensor = file.get_tensor(name)
                 found.add(name)
                 numbers += tensor.numel()

@@ -95,6 +95,19 @@ def test_every_file_is_listed_and_none_of_them_runs(tuned: Path) -> None:
         assert record(folder)["finetuning"]["hashing_s"] > 0
 
 
+def test_each_long_part_of_a_run_is_progress(tuned: Path) -> None:
+    for run, tensor in ((ZERO, "lora_B"), (FULL, "embed_tokens")):
+        phases = (tuned / ",".join(run) / "phases_0.txt").read_text().splitlines()
+        assert len({each for each in phases if each.startswith("4: validation, micro-batch ")}) >= 2
+        for begin in ("flushing", "hashing"):
+            saved = {each for each in phases if each.startswith(f"2: saving a checkpoint, {begin} ")}
+            assert len(saved) >= 4
+        assert [each for each in phases if each.startswith("4: saving the weights, verifying ") and tensor in each]
+        assert "4: saving the weights, hashing config.json, 0 GiB so far" in phases or run == ZERO
+    # The last run went on from its second step.
+    assert [each for each in phases if each.startswith("0: verifying the checkpoint, hashing ")]
+
+
 def test_what_zero_2_writes_resumes_exactly(tuned: Path) -> None:
     found = losses(tuned / ",".join(FULL))
     assert len(found) == 6

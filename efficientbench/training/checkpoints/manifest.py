@@ -29,6 +29,8 @@ FORMAT = 1
 PARTIAL = ".partial_"
 DAMAGED = "damaged_"
 READ_BYTES = 1 << 20
+Report = Callable[[str], object]
+"""Told what is under way, at each file and each GiB of it: hashing a large model takes minutes."""
 COMPLETE = re.compile(r"(?:step_|checkpoint-)(\d+)")
 """Name of a complete checkpoint, with its steps: pretraining's and transformers'."""
 
@@ -126,7 +128,9 @@ def identity(folder: Path) -> str:
     return _seen(folder / MANIFEST).sha256
 
 
-def verify(folder: Path, part: int = 0, parts: int = 1, more_files: bool = False) -> Manifest:
+def verify(
+    folder: Path, part: int = 0, parts: int = 1, more_files: bool = False, report: Report | None = None
+) -> Manifest:
     """Read the manifest, and compare size and SHA-256 of the files with it.
 
     Args:
@@ -134,6 +138,7 @@ def verify(folder: Path, part: int = 0, parts: int = 1, more_files: bool = False
         part: number of this rank among `parts` ranks, each of which verifies some of the files.
         parts: how many ranks verify all files together.
         more_files: whether the folder may hold files that the manifest lacks.
+        report: told what is hashed.
 
     Raises:
         CheckpointError: a file is missing, surplus or not as it was written; the message names it.
@@ -142,7 +147,8 @@ def verify(folder: Path, part: int = 0, parts: int = 1, more_files: bool = False
     mine = sorted(manifest.files.items())[part::parts]
     # Hashing lets other threads run.
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
-        for (name, wanted), seen in zip(mine, threads.map(lambda item: _seen(folder / item[0]), mine), strict=True):
+        found = threads.map(lambda item: _seen(folder / item[0], report), mine)
+        for (name, wanted), seen in zip(mine, found, strict=True):
             if seen != wanted:
                 raise CheckpointError(f"{folder / name}: damaged, its SHA-256 is not that of the manifest")
     return manifest
@@ -176,46 +182,51 @@ def check_sizes(folder: Path, more_files: bool = False) -> Manifest:
     return manifest
 
 
-def fingerprint(path: Path) -> File:
-    """Return size and SHA-256 of a file.
+def fingerprint(path: Path, report: Report | None = None) -> File:
+    """Return size and SHA-256 of a file; `report` is told of its progress.
 
     Raises:
         OSError: it cannot be read.
     """
-    digest, size_bytes = hashlib.sha256(), 0
+    digest, size_bytes, reported_gib = hashlib.sha256(), 0, -1
     with open_regular(path, buffering=0) as file:
         while block := file.read(READ_BYTES):
+            if report is not None and size_bytes >> 30 > reported_gib:
+                reported_gib = size_bytes >> 30
+                report(f"hashing {path.name}, {reported_gib} GiB so far")
             digest.update(block)
             size_bytes += len(block)
     return File(digest.hexdigest(), size_bytes)
 
 
-def seal(folder: Path, content: Manifest) -> None:
+def seal(folder: Path, content: Manifest, report: Report | None = None) -> None:
     """Write the manifest of a folder whose files are all there; those that its list lacks are hashed here.
+
+    `report` is told what is hashed.
 
     Raises OSError: the disk is full.
     """
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name not in content.files:
-            content.files[name] = written(path)
+            content.files[name] = written(path, report)
     content.write(folder)
     flush(folder)
 
 
-def publish(folder: Path, final: Path, content: Manifest, keep: int) -> None:
+def publish(folder: Path, final: Path, content: Manifest, keep: int, report: Report | None = None) -> None:
     """Make a folder the checkpoint `final`: seal it, rename it, and remove all but the `keep` last ones."""
-    seal(folder, content)
+    seal(folder, content, report)
     # In this order: a crash at any point leaves either no checkpoint or one whose every byte is on the disk.
     os.rename(folder, final)
     flush(final.parent)
     keep_last(final.parents[1], final, keep)
 
 
-def written(path: Path) -> File:
+def written(path: Path, report: Report | None = None) -> File:
     """Force a file onto the disk, and return its size and SHA-256."""
     flush(path)
-    return fingerprint(path)
+    return fingerprint(path, report)
 
 
 def flush(path: Path) -> None:
@@ -251,9 +262,9 @@ def _is_foreign(path: Path) -> bool:
     return not isinstance(content, dict) or content.keys() != {"sha256", "content"}
 
 
-def _seen(path: Path) -> File:
+def _seen(path: Path, report: Report | None = None) -> File:
     try:
-        return fingerprint(path)
+        return fingerprint(path, report)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
 
