@@ -17,8 +17,16 @@ from efficientbench.finetuning.examples.rows import Row, read_rows
 from efficientbench.training.checkpoints.manifest import verify_where_listed
 
 SEED = 1234
-_FILES = ("*.json", f"*{WEIGHTS}", "*.jinja", "*.txt", "*.model")
-"""A model's files: configuration, weights, chat template and tokenizer; no pickle and no code."""
+_SMALL_FILES = (
+    *("config*.json", "generation_config.json", "adapter_config.json", "*.index.json"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model"),
+    *("chat_template.*", "additional_chat_templates/*.jinja", "processor_config.json", "preprocessor_config.json"),
+)
+"""What transformers opens beside the weights: configuration, index of the weights, tokenizer and chat template."""
+_FILES = (*_SMALL_FILES, f"*{WEIGHTS}")
+"""A model's files; no pickle and no code."""
+_OF_HUB = (*_SMALL_FILES, f"model*{WEIGHTS}")
+"""The files that the hub is asked for; others have weights in folders of checkpoints, or in a second format."""
 _PICKLES = "pytorch_model*.bin"
 """The weights of a model that has no .safetensors; transformers reads them as plain data."""
 
@@ -72,8 +80,8 @@ def check_base(model: str) -> None:
 def _of_hub(model: str) -> Path:
     """Return the folder of a hub's model in the hub's cache; download it if it is missing. Raises ConfigError."""
     # Here, where no launcher takes a long download for a hang, and not on the ranks.
-    folder = _fetch(model, _FILES)
-    return folder if any(folder.glob(f"*{WEIGHTS}")) else _fetch(model, (*_FILES, _PICKLES))
+    folder = _fetch(model, _OF_HUB)
+    return folder if any(folder.glob(f"model*{WEIGHTS}")) else _fetch(model, (*_OF_HUB, _PICKLES))
 
 
 def _fetch(model: str, patterns: Sequence[str]) -> Path:

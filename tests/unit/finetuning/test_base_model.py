@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -10,19 +11,36 @@ from pathlib import Path
 
 import pytest
 import torch
-from replicas.hub_server import hub_server
+from replicas.hub_server import COMMIT, hub_server
 from replicas.modelscope_server import served
 from safetensors.torch import load_file
 from support.repository import ROOT
 
 from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.foreign import MOST_BYTES
 from efficientbench.finetuning.base_model import find_model, load_tokenizer, make_tiny
+from efficientbench.finetuning.config import TINY_SHAPE
 from efficientbench.finetuning.planning.shapes import shape_of
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is neither a folder with a model nor one that the hub gives"):
         find_model(str(tmp_path), tmp_path)
+
+
+def test_only_files_that_transformers_opens_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_SHAPE))
+    # What lies beside a model: examples, notes, a folder, a link that leads nowhere.
+    with (tmp_path / "train.json").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    (tmp_path / "runs.json").mkdir()
+    (tmp_path / "notes.txt").symlink_to(tmp_path / "gone")
+    assert find_model(str(tmp_path), tmp_path) == str(tmp_path)
+    for name in ("tokenizer.json", "chat_template.jinja", "model-00001-of-00002.safetensors"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ConfigError, match=f"{name}: cannot be read"):
+            find_model(str(tmp_path), tmp_path)
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.proof
@@ -86,7 +104,7 @@ def test_a_model_of_the_hub_has_its_weights_here_before_any_rank_starts(tmp_path
         del files["model.safetensors"]
     # Pickles are fetched only where there is nothing else.
     files["pytorch_model.bin"] = (tmp_path / "weights").read_bytes() if pickled else b"a pickle"
-    others = {"modeling_own.py": b"print(1)"}
+    others = dict.fromkeys(("modeling_own.py", "consolidated.safetensors", "c-5/model.safetensors"), b"not asked for")
     with hub_server({**files, **others}) as hub:
         hub.kind, hub.repository = "models", "owner/some"
         found = in_a_process(
@@ -94,7 +112,7 @@ def test_a_model_of_the_hub_has_its_weights_here_before_any_rank_starts(tmp_path
             f"print(find_model('owner/some', Path({str(tmp_path)!r})))",
             {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"},
         )
-        got = {Path(path).name for kind, path, _ in hub.requests if kind == "resolve"}
+        got = {path.partition(f"/{COMMIT}/")[2] for kind, path, _ in hub.requests if kind == "resolve"}
     assert found == "owner/some"
     assert got == set(files) - (set() if pickled else {"pytorch_model.bin"})
     # As the ranks load it.
