@@ -13,7 +13,15 @@ import torch.distributed as dist
 
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.metrics.monitoring.exchange import gather
-from efficientbench.training.checkpoints.manifest import PARTIAL, File, Report, fingerprint, flush, publish
+from efficientbench.training.checkpoints.manifest import (
+    PARTIAL,
+    File,
+    Report,
+    fingerprint,
+    flush,
+    hashing_threads,
+    publish,
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,9 @@ class TuningCheckpoints:
             report(f"flushing {path.name}")
             flush(path)
         begin_s = time.monotonic()
-        files = {name: fingerprint(path, report) for name, path in own.items()}
+        with hashing_threads() as threads:
+            hashed = threads.map(lambda path: fingerprint(path, report), own.values())
+            files = dict(zip(own, hashed, strict=True))
         mine = _Hashed(files, time.monotonic() - begin_s)
         everyones = gather(mine, _Hashed)
         self.hashing_s += max(each.time_s for each in everyones)

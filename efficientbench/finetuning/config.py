@@ -156,8 +156,8 @@ class TuningFaultsConfig(Part):
     )
     stop_grace_s: Seconds = Field(
         default=60.0,
-        description="seconds that the ranks have after SIGTERM or Ctrl-C to end their step and save, before they are "
-        "killed",
+        description="seconds that the ranks have after SIGTERM or Ctrl-C to end their step, and to save and hash a "
+        "checkpoint, before they are killed",
     )
 
 

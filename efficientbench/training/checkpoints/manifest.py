@@ -145,13 +145,17 @@ def verify(
     """
     manifest = check_sizes(folder, more_files)
     mine = sorted(manifest.files.items())[part::parts]
-    # Hashing lets other threads run.
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
+    with hashing_threads() as threads:
         found = threads.map(lambda item: _seen(folder / item[0], report), mine)
         for (name, wanted), seen in zip(mine, found, strict=True):
             if seen != wanted:
                 raise CheckpointError(f"{folder / name}: damaged, its SHA-256 is not that of the manifest")
     return manifest
+
+
+def hashing_threads() -> ThreadPoolExecutor:
+    """Return threads that hash files at the same time; hashing lets other threads run."""
+    return ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
 
 
 def check_sizes(folder: Path, more_files: bool = False) -> Manifest:
