@@ -26,7 +26,7 @@ _SMALL_FILES = (
 _FILES = (*_SMALL_FILES, f"*{WEIGHTS}")
 """A model's files; no pickle and no code."""
 _OF_HUB = (*_SMALL_FILES, f"model*{WEIGHTS}")
-"""The files that the hub is asked for; others have weights in folders of checkpoints, or in a second format."""
+"""The files that the hub is asked for: it may hold the weights a second time, in another format or by checkpoint."""
 _PICKLES = "pytorch_model*.bin"
 """The weights of a model that has no .safetensors; transformers reads them as plain data."""
 
