@@ -49,6 +49,10 @@ def finetune(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="start at step 1, whatever an earlier attempt has left")
     ] = False,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", metavar="MODEL", help="of merge: the base model, in the recorded one's place"),
+    ] = None,
 ) -> None:
     """Fine-tune a transformers model by LoRA or in full on DeepSpeed's ZeRO, measure it, and save what it learned.
 
@@ -59,12 +63,14 @@ def finetune(
     given = list(arguments or [])
     if not plan and (device is not None or memory_gb is not None):
         raise typer.BadParameter("--device and --memory-gb need --plan: a training takes the devices that are here")
+    if base is not None and name != MERGE:
+        raise typer.BadParameter("--base needs merge: a training takes model=MODEL")
     if name == EFFECT:
         _effect(given)
     elif plan:
         _plan(name, smoke, _overrides(given, data), world, devices_per_node, device, memory_gb)
     elif name == MERGE:
-        _merge(given)
+        _merge(given, base)
     elif name == LOSSES:
         _losses(given, smoke, data)
     else:
@@ -100,13 +106,13 @@ def _plan(
     print_tuning_plan(request, Console(width=160))
 
 
-def _merge(given: list[str]) -> None:
+def _merge(given: list[str], base: str | None) -> None:
     _check_stack()
     if len(given) != 2:
         raise typer.BadParameter("merge takes two folders: efficientbench finetune merge RUN DIR")
     from efficientbench.finetuning.saved import merge
 
-    print(f"{merge(Path(given[0]), Path(given[1])):,} numbers: {given[1]}")
+    print(f"{merge(Path(given[0]), Path(given[1]), base):,} numbers: {given[1]}")
 
 
 def _losses(given: list[str], smoke: bool, data: str | None) -> None:

@@ -17,12 +17,22 @@ from efficientbench.finetuning.examples.rows import Row, read_rows
 from efficientbench.training.checkpoints.manifest import verify_where_listed
 
 SEED = 1234
-_FILES = ("*.json", f"*{WEIGHTS}", "*.jinja", "*.txt", "*.model")
-"""A model's files: configuration, weights, chat template and tokenizer; no pickle and no code."""
+_SMALL_FILES = (
+    *("config*.json", "generation_config.json", "adapter_config.json", "*.index.json"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model"),
+    *("chat_template.*", "additional_chat_templates/*.jinja", "processor_config.json", "preprocessor_config.json"),
+)
+"""What transformers opens beside the weights: configuration, index of the weights, tokenizer and chat template."""
+_FILES = (*_SMALL_FILES, f"*{WEIGHTS}")
+"""A model's files; no pickle and no code."""
+_OF_HUB = (*_SMALL_FILES, f"model*{WEIGHTS}")
+"""The files that the hub is asked for: it may hold the weights a second time, in another format or by checkpoint."""
+_PICKLES = "pytorch_model*.bin"
+"""The weights of a model that has no .safetensors; transformers reads them as plain data."""
 
 
 def find_model(model: str, cache: Path) -> str:
-    """Return the folder or hub id from which transformers loads a model; make the tiny model if it is asked for.
+    """Return the folder or hub id from which transformers loads a model; download or make it if it is missing.
 
     Raises:
         ConfigError: there is no such model.
@@ -38,18 +48,20 @@ def find_model(model: str, cache: Path) -> str:
         return str(folder)
     if is_of_modelscope(model):
         model = str(_of_modelscope(model))
-    check_base(model)
-    verify_where_listed(Path(model))
+    is_folder = Path(model).is_dir()
+    folder = Path(model).absolute() if is_folder else _of_hub(model)
+    check_base(str(folder))
+    verify_where_listed(folder)
     from transformers import AutoConfig
 
     try:
-        AutoConfig.from_pretrained(model)
+        AutoConfig.from_pretrained(folder)
     except Exception as error:  # a foreign folder may raise anything
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
             f"model: {model} is neither a folder with a model nor one that the hub gives: {first}"
         ) from None
-    return str(Path(model).absolute()) if Path(model).is_dir() else model
+    return str(folder) if is_folder else model
 
 
 def check_base(model: str) -> None:
@@ -65,12 +77,23 @@ def check_base(model: str) -> None:
         raise ConfigError(f"model: {error.filename or model}: cannot be read ({error.strerror})") from None
 
 
-def _of_modelscope(model: str) -> Path:
-    """Return the local folder of a ModelScope model; download it if it is missing. Raises ConfigError."""
+def _of_hub(model: str) -> Path:
+    """Return the folder of a hub's model in the hub's cache; download it if it is missing. Raises ConfigError."""
+    # Here, where no launcher takes a long download for a hang, and not on the ranks.
+    folder = _fetch(model, _OF_HUB)
+    return folder if any(folder.glob(f"model*{WEIGHTS}")) else _fetch(model, (*_OF_HUB, _PICKLES))
+
+
+def _fetch(model: str, patterns: Sequence[str]) -> Path:
     try:
-        folder = fetch_from_hub(model, _FILES)
+        return fetch_from_hub(model, patterns)
     except DataError as error:
         raise ConfigError(f"model: {error}") from None
+
+
+def _of_modelscope(model: str) -> Path:
+    """Return the local folder of a ModelScope model; download it if it is missing. Raises ConfigError."""
+    folder = _fetch(model, _FILES)
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"model: {model} has no weights in .safetensors files, which alone are taken")
     return folder

@@ -13,7 +13,15 @@ import torch.distributed as dist
 
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.metrics.monitoring.exchange import gather
-from efficientbench.training.checkpoints.manifest import PARTIAL, File, fingerprint, flush, publish
+from efficientbench.training.checkpoints.manifest import (
+    PARTIAL,
+    File,
+    Report,
+    fingerprint,
+    flush,
+    hashing_threads,
+    publish,
+)
 
 
 @dataclass(frozen=True)
@@ -35,12 +43,13 @@ class TuningCheckpoints:
         self.hashing_s = 0.0
         """The slowest rank's hashing time, summed over all checkpoints."""
 
-    def publish(self, step: int, by_deepspeed: Iterable[Path]) -> None:
+    def publish(self, step: int, by_deepspeed: Iterable[Path], report: Report) -> None:
         """Publish the files below `partial` as the checkpoint after `step` steps.
 
         Args:
             step: the checkpoint's step, in the name of the Trainer's folder.
             by_deepspeed: the files that DeepSpeed has written on this rank.
+            report: told what is under way.
 
         Raises:
             OSError: the disk is full.
@@ -52,9 +61,12 @@ class TuningCheckpoints:
                 program.unlink()
         own = {os.path.relpath(path, folder): path for path in (*by_deepspeed, *self._own(folder))}
         for path in own.values():
+            report(f"flushing {path.name}")
             flush(path)
         begin_s = time.monotonic()
-        files = {name: fingerprint(path) for name, path in own.items()}
+        with hashing_threads() as threads:
+            hashed = threads.map(lambda path: fingerprint(path, report), own.values())
+            files = dict(zip(own, hashed, strict=True))
         mine = _Hashed(files, time.monotonic() - begin_s)
         everyones = gather(mine, _Hashed)
         self.hashing_s += max(each.time_s for each in everyones)
@@ -62,7 +74,7 @@ class TuningCheckpoints:
             content = self._job.manifest(step, "everything")
             for each in everyones:
                 content.files.update(each.files)
-            publish(folder, self.folder / folder.name, content, self._job.config.checkpoint.keep)
+            publish(folder, self.folder / folder.name, content, self._job.config.checkpoint.keep, report)
             shutil.rmtree(self.partial)
         dist.barrier()
 

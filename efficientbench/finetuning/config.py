@@ -151,13 +151,13 @@ class TuningFaultsConfig(Part):
 
     hang_limit_s: Seconds = Field(
         default=600.0,
-        description="seconds without progress on any rank of a node after which the run ends as hung; writing and "
-        "hashing a checkpoint is no progress, so large models on slow disks need more",
+        description="seconds without progress on any rank of a node after which the run ends as hung; writing a "
+        "file of a checkpoint is no progress, so large models on slow disks need more",
     )
     stop_grace_s: Seconds = Field(
         default=60.0,
-        description="seconds that the ranks have after SIGTERM or Ctrl-C to end their step and save, before they are "
-        "killed",
+        description="seconds that the ranks have after SIGTERM or Ctrl-C to end their step, and to save and hash a "
+        "checkpoint, before they are killed",
     )
 
 

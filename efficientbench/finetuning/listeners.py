@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
 
+from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import NonFiniteError
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics import EfficiencyCallback
@@ -184,9 +185,15 @@ class Heartbeat(TrainerCallback):
 
     def __init__(self, writer: HeartbeatWriter) -> None:
         self._writer = writer
+        self._micro_batches = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._micro_batches = 0
         self._writer.at(state.global_step + 1, "training")
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._micro_batches += 1
+        self._writer.at(state.global_step + 1, f"training, {number_of(self._micro_batches, 'micro-batch')} so far")
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._writer.at(state.global_step, "after a validation")

@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
     args = sft_arguments(job, deepspeed, device.type)
     heartbeat.collectives = collectives_begun
     heartbeat.at(0, "reading examples and checkpoint")
-    _read_plainly(job)
+    _read_plainly(job, heartbeat)
     train, held_out, order, levels = read_examples(job.examples)
     # All ranks need the same order, or their batches overlap.
     _check_world(job, fingerprint_of(train, held_out, order))
@@ -99,7 +99,7 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
         trainer.before_evaluation = spent.evaluation_begins
         trainer.load_held_out_losses(job.resumed_step)
         trainer.train(resume_from_checkpoint=str(job.resume) if job.resume is not None else None)
-        saved = None if stop.stopped else _save(job, trainer, shapes, initial, rank)
+        saved = None if stop.stopped else _save(job, trainer, shapes, initial, rank, heartbeat)
         dist.barrier()
         spent.saved()
         assert monitor.run is not None  # the training has ended
@@ -110,7 +110,7 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
     return stop.stopped
 
 
-def _read_plainly(job: TuningJob) -> None:
+def _read_plainly(job: TuningJob, heartbeat: HeartbeatWriter) -> None:
     """Verify the checkpoint to resume from, and make DeepSpeed read its files as plain data.
 
     Raises CheckpointError: a file is damaged.
@@ -118,7 +118,10 @@ def _read_plainly(job: TuningJob) -> None:
     from efficientbench.finetuning.deepspeed_files import use_plain_files
     from efficientbench.training.checkpoints.together import verify_together
 
-    use_plain_files(job.resume, verify_together(job.resume).files if job.resume is not None else {})
+    files: Collection[str] = ()
+    if job.resume is not None:
+        files = verify_together(job.resume, lambda what: heartbeat.at(0, f"verifying the checkpoint, {what}")).files
+    use_plain_files(job.resume, files)
 
 
 @contextlib.contextmanager
@@ -193,13 +196,23 @@ def _check_world(job: TuningJob, fingerprint: str) -> None:
 
 
 def _save(
-    job: TuningJob, trainer: Tuner, shapes: dict[str, Any], initial: dict[str, Any] | None, rank: int
+    job: TuningJob,
+    trainer: Tuner,
+    shapes: dict[str, Any],
+    initial: dict[str, Any] | None,
+    rank: int,
+    heartbeat: HeartbeatWriter,
 ) -> int | None:
     """Save on all ranks; on rank 0 verify and seal the files, and return how many numbers they hold, else None."""
     from efficientbench.finetuning.saved import as_plain_lora, doubled, verify
 
     has_adapter = job.config.method in WITH_ADAPTER
     folder = job.output / ("adapter" if has_adapter else "model")
+
+    def report(what: str) -> None:
+        heartbeat.at(job.steps, f"saving the weights, {what}")
+
+    report("writing")
     # All ranks take part, since each holds a part of the weights; only rank 0 writes.
     if rank:
         trainer.save_model(str(beside(folder, "partial")))
@@ -207,12 +220,12 @@ def _save(
     with complete_folder(folder) as partial:
         trainer.save_model(str(partial))
         if initial is not None:
-            verify(partial, shapes, initial=initial)
+            verify(partial, shapes, initial=initial, report=report)
             as_plain_lora(partial, initial)
             shapes = doubled(shapes)
         tied = frozenset() if has_adapter else frozenset(trainer.model.all_tied_weights_keys)
-        numbers = verify(partial, shapes, tied)
-        seal(partial, job.manifest(job.steps, "weights"))
+        numbers = verify(partial, shapes, tied, report=report)
+        seal(partial, job.manifest(job.steps, "weights"), report)
     return numbers
 
 

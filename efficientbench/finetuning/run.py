@@ -34,7 +34,14 @@ from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import NO_RECORD, FailureFiles, users_mistake, write_failure
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.run import connected
-from efficientbench.training.checkpoints.manifest import find_good, read_manifest, remove_partial, set_damaged_aside
+from efficientbench.training.checkpoints.manifest import (
+    MANIFEST,
+    complete,
+    find_good,
+    read_manifest,
+    remove_partial,
+    set_damaged_aside,
+)
 
 
 def run_repeats(config: FinetuneConfig, mode: str, repeats: int, fresh: bool = False) -> int:
@@ -169,11 +176,19 @@ def _resumable(folder: OutputFolder, config: FinetuneConfig, prepared: Prepared,
 
     Name newer, damaged checkpoints, and set them aside.
 
-    Raises ConfigError: the checkpoint is of another configuration or other examples, or of another number of ranks.
+    Raises ConfigError: the checkpoint is of another configuration or other examples, or of another number of ranks; or
+        all checkpoints are of a version that wrote no manifests.
     """
     with contextlib.suppress(MetricsError):
         if folder.record.is_file() and read_record(folder.record).status == "completed":
             return None
+    found = complete(folder.path)
+    # An update of the program must not make a training begin anew unasked.
+    if found and not any(os.path.lexists(each / MANIFEST) for each in found):
+        raise ConfigError(
+            f"{found[-1]}: has no {MANIFEST}, as checkpoints of an earlier version, from which this one does not "
+            "resume: --fresh begins anew, label=NAME takes another folder"
+        )
     newest, problems = find_good(folder.path)
     for problem in problems:
         print(f"passed over: {problem}", flush=True)

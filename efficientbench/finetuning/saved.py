@@ -21,7 +21,7 @@ from efficientbench.finetuning.base_model import check_base
 from efficientbench.finetuning.complete import with_later_keys
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.methods import peft_arguments
-from efficientbench.metrics.records.record import read_record
+from efficientbench.metrics.records.record import RECORD_NAME, read_record
 from efficientbench.training.checkpoints import manifest
 
 ADAPTER = "adapter_model.safetensors"
@@ -43,6 +43,7 @@ def verify(
     expected: Shapes,
     may_miss: frozenset[str] = frozenset(),
     initial: Mapping[str, torch.Tensor] | None = None,
+    report: manifest.Report | None = None,
 ) -> int:
     """Read all saved tensors, check their names, shapes and values, and return how many numbers they hold.
 
@@ -52,6 +53,7 @@ def verify(
         may_miss: names that the files may lack, such as an output projection that is tied to the embedding.
         initial: the tensors before the training, by name, at least one of which must have changed; None: a matrix B, or
             without adapters any tensor, must not be zero.
+        report: told which tensor is read.
 
     Raises:
         SavingError: a tensor is missing, unexpected, of another shape or not finite; or nothing was learned.
@@ -62,6 +64,8 @@ def verify(
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118, safetensors' file is no mapping
+                if report is not None:
+                    report(f"verifying {name}")
                 tensor = file.get_tensor(name)
                 found.add(name)
                 numbers += tensor.numel()
@@ -126,25 +130,27 @@ def doubled(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     }
 
 
-def merge(run: Path, folder: Path) -> int:
-    """Write a run's adapter merged into its base model; return how many numbers the merged model holds.
+def merge(named: Path, folder: Path, base: str | None = None) -> int:
+    """Write an adapter merged into its base model; return how many numbers the merged model holds.
 
     Take base and method from the run's record. Verify the adapter's files before reading them.
 
+    Args:
+        named: the folder of a run, of its adapter, or of one of its checkpoints.
+        folder: the merged model's folder, new or empty.
+        base: the base model's folder or hub id; None: the one in the record.
+
     Raises:
-        ConfigError: the run has no adapter, its base cannot be loaded, `folder` is not empty, or the merged weights are
-            not finite.
+        ConfigError: there is no adapter, or one without a manifest, its base cannot be loaded, `folder` is not empty,
+            or the merged weights are not finite.
         CheckpointError: a file of the adapter or of the base is damaged.
         MetricsError: the run's record cannot be read.
     """
-    run = run.parent if os.path.lexists(run / ADAPTER) else run
-    adapter = run / "adapter"
-    if not os.path.lexists(adapter / ADAPTER):
-        raise ConfigError(f"{run}: has no adapter/{ADAPTER}: name the folder of a fine-tuning with an adapter")
+    run, adapter = _places(named)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: is not empty: name a new folder")
-    content = manifest.verify(adapter)
-    base, arguments = _recorded(run)
+    content = manifest.verify(adapter, more_files=True)
+    base, arguments = _recorded(run, base, content.holds == "weights")
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
     logging.disable_progress_bar()
@@ -153,7 +159,10 @@ def merge(run: Path, folder: Path) -> int:
     try:
         model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{run}: its base model {base} cannot be loaded: {error}") from None
+        first = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{run}: its base model {base} cannot be loaded ({first}): --base FOLDER names where it is"
+        ) from None
     merged = _with_adapter(model, adapter, arguments).merge_and_unload()
     tied = frozenset(merged.all_tied_weights_keys)
     shapes = {name: tuple(tensor.shape) for name, tensor in merged.state_dict().items()}
@@ -164,22 +173,48 @@ def merge(run: Path, folder: Path) -> int:
             numbers = verify(partial, shapes, tied)
         except SavingError as error:
             raise ConfigError(str(error)) from None
-        manifest.seal(partial, replace(content, files={}))
+        manifest.seal(partial, replace(content, holds="weights", files={}))
     return numbers
 
 
-def _recorded(run: Path) -> tuple[str, dict[str, Any]]:
-    """Return a run's base model and the LoraConfig arguments of its saved adapter, from the run's record."""
-    record = read_record(run / "record.json")
-    base = record.finetuning.get("base_model")
+def _places(named: Path) -> tuple[Path, Path]:
+    """Return the folders of the run and of the adapter that a folder means. Raises ConfigError."""
+    # A link's own parent is not the run.
+    adapter = Path(os.path.realpath(named))
+    adapter = adapter if os.path.lexists(adapter / ADAPTER) else adapter / "adapter"
+    if not os.path.lexists(adapter / ADAPTER):
+        raise ConfigError(f"{named}: has no adapter/{ADAPTER}: name the folder of a fine-tuning with an adapter")
+    if not os.path.lexists(adapter / manifest.MANIFEST):
+        raise ConfigError(
+            f"{adapter / manifest.MANIFEST}: missing, as in adapters of earlier versions, whose files cannot be "
+            "verified: PEFT merges them (PeftModel.from_pretrained, merge_and_unload)"
+        )
+    # RUN/adapter or RUN/checkpoint/checkpoint-100.
+    runs = [each for each in adapter.parents[:2] if os.path.lexists(each / RECORD_NAME)]
+    return (runs or [adapter.parent])[0], adapter
+
+
+def _recorded(run: Path, base: str | None, saved: bool) -> tuple[str, dict[str, Any]]:
+    """Return an adapter's base model, and the arguments of PEFT's LoraConfig that it needs, from its run's record.
+
+    Args:
+        run: the run's folder.
+        base: the base model that the user names.
+        saved: whether the training saved the adapter at its end, PiSSA as plain LoRA; False: it is a checkpoint's.
+    """
+    record = read_record(run / RECORD_NAME)
+    base = base or record.finetuning.get("base_model")
     try:
         config = FinetuneConfig.model_validate(with_later_keys(record.config))
     except ValidationError:
         config = None
     arguments = peft_arguments(config.method, config.adapter) if config is not None else None
     if not isinstance(base, str) or arguments is None:
-        raise ConfigError(f"{run / 'record.json'}: is not the record of a fine-tuning with an adapter")
-    return base, doubled_arguments(arguments) if config is not None and config.method == "pissa" else arguments
+        raise ConfigError(
+            f"{run / RECORD_NAME}: is not the record of a fine-tuning with an adapter, or has no base (--base names it)"
+        )
+    doubles = config is not None and config.method == "pissa" and saved
+    return base, doubled_arguments(arguments) if doubles else arguments
 
 
 def _with_adapter(model: Any, adapter: Path, arguments: dict[str, Any]) -> Any:

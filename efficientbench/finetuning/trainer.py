@@ -115,7 +115,11 @@ class Tuner(SFTTrainer):
         if self.is_deepspeed_enabled:
             engine = self.model_wrapped.checkpoint_engine
             by_deepspeed, engine.written = engine.written, []
-        self.checkpoints.publish(self.state.global_step, by_deepspeed)
+        self.checkpoints.publish(
+            self.state.global_step,
+            by_deepspeed,
+            lambda what: self._heartbeat.at(self.state.global_step, f"saving a checkpoint, {what}"),
+        )
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Write the weights without the pickle of arguments, which nothing here reads."""
@@ -167,6 +171,9 @@ class Tuner(SFTTrainer):
         mine = [self._held_out[(rank * each + place) % count] for place in range(each)]
         found = []
         for begin in range(0, each, micro):
+            self._heartbeat.at(
+                self.state.global_step, f"validation, micro-batch {begin // micro + 1} of {-(-each // micro)}"
+            )
             batch = self._prepare_inputs(self.data_collator(mine[begin : begin + micro]))
             outputs = model(**batch, use_cache=False, fused_lm_head=True)
             sums = [-outputs.log_probs.float().sum(1), outputs.label_mask.float().sum(1)]

@@ -95,6 +95,19 @@ def test_every_file_is_listed_and_none_of_them_runs(tuned: Path) -> None:
         assert record(folder)["finetuning"]["hashing_s"] > 0
 
 
+def test_each_long_part_of_a_run_is_progress(tuned: Path) -> None:
+    for run, tensor in ((ZERO, "lora_B"), (FULL, "embed_tokens")):
+        phases = (tuned / ",".join(run) / "phases_0.txt").read_text().splitlines()
+        assert len({each for each in phases if each.startswith("4: validation, micro-batch ")}) >= 2
+        for begin in ("flushing", "hashing"):
+            saved = {each for each in phases if each.startswith(f"2: saving a checkpoint, {begin} ")}
+            assert len(saved) >= 4
+        assert [each for each in phases if each.startswith("4: saving the weights, verifying ") and tensor in each]
+        assert "4: saving the weights, hashing config.json, 0 GiB so far" in phases or run == ZERO
+    # The last run went on from its second step.
+    assert [each for each in phases if each.startswith("0: verifying the checkpoint, hashing ")]
+
+
 def test_what_zero_2_writes_resumes_exactly(tuned: Path) -> None:
     found = losses(tuned / ",".join(FULL))
     assert len(found) == 6
@@ -121,6 +134,17 @@ def test_flipped_bits_in_optimizer_files_are_found_and_the_checkpoint_before_ser
     assert damaged.with_name("damaged_checkpoint-4").is_dir()
     assert find_good(folder) == (damaged, [])
     assert record(folder)["status"] == "completed"
+
+
+def test_checkpoints_of_an_earlier_version_are_not_set_aside_unasked(tuned: Path, tmp_path: Path) -> None:
+    folder, words = unfinished(tuned, ZERO, tmp_path)
+    for each in complete(folder):
+        (each / MANIFEST).unlink()
+    there = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
+    (line,) = lines_of(efficientbench(*words, expect=2))
+    assert line.startswith(f"error: {newest(folder)}: has no manifest.json, as checkpoints of an earlier version, ")
+    assert "--fresh begins anew" in line
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == there
 
 
 def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_found(tuned: Path, tmp_path: Path) -> None:
@@ -215,6 +239,11 @@ def copied_run(tuned: Path, folder: Path) -> Path:
     return folder
 
 
+def changeable(run: Path) -> dict[str, Any]:
+    """The record of a run without its checksum."""
+    return {key: value for key, value in record(run).items() if key != "sha256"}
+
+
 def test_a_damaged_adapter_is_not_merged(tuned: Path, tmp_path: Path) -> None:
     run = copied_run(tuned, tmp_path / "run")
     for path in sorted((run / "adapter").iterdir()):
@@ -265,9 +294,38 @@ def test_base_and_method_are_those_of_the_record(tuned: Path, tmp_path: Path) ->
     before, after = (tmp_path / name / "model.safetensors" for name in ("before", "after"))
     assert before.read_bytes() == after.read_bytes()
     assert "this" not in sys.modules
-    (run / "record.json").write_text(json.dumps(record(run) | {"finetuning": {}}))
+    (run / "record.json").write_text(json.dumps(changeable(run) | {"finetuning": {}}))
     with pytest.raises(ConfigError, match="is not the record of a fine-tuning with an adapter"):
         merge(run, tmp_path / "third")
+
+
+def test_a_checkpoint_a_link_and_a_base_that_moved_are_merged(tuned: Path, tmp_path: Path) -> None:
+    run, base = copied_run(tuned, tmp_path / "run"), tmp_path / "moved"
+    merge(run, tmp_path / "wanted")
+    wanted = (tmp_path / "wanted" / "model.safetensors").read_bytes()
+    (tmp_path / "link").symlink_to(run / "adapter")
+    content = changeable(run)
+    shutil.copytree(content["finetuning"]["base_model"], base)
+    content["finetuning"]["base_model"] = str(tmp_path / "gone")
+    (run / "record.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"gone cannot be loaded \(.*\): --base FOLDER names where it is$"):
+        merge(run, tmp_path / "merged")
+    (run / "adapter" / "NOTES.md").write_text("what a user wrote beside it")
+    # The last checkpoint has what the training saved at its end.
+    for number, named in enumerate([tmp_path / "link", newest(run)]):
+        merge(named, tmp_path / str(number), str(base))
+    done = efficientbench("finetune", "merge", str(run), str(tmp_path / "2"), "--base", str(base), expect=0)
+    assert lines_of(done) == []
+    for number in range(3):
+        assert (tmp_path / str(number) / "model.safetensors").read_bytes() == wanted
+        assert verify(tmp_path / str(number)).holds == "weights"
+
+
+def test_an_adapter_of_an_earlier_version_is_told_what_merges_it(tuned: Path, tmp_path: Path) -> None:
+    run = copied_run(tuned, tmp_path / "run")
+    (run / "adapter" / MANIFEST).unlink()
+    with pytest.raises(ConfigError, match=r"adapter/manifest.json: missing, as in adapters of earlier .*PEFT merges"):
+        merge(run, tmp_path / "merged")
 
 
 def test_damaged_models_are_neither_trained_further_nor_imported(tuned: Path, tmp_path: Path) -> None:
@@ -284,14 +342,14 @@ def test_damaged_models_are_neither_trained_further_nor_imported(tuned: Path, tm
 
 def test_a_rank_that_hangs_is_named(tuned: Path, tmp_path: Path) -> None:
     places = (f"output={tmp_path}", f"cache={tuned / 'cache'}", f"data.path={tuned / 'rows.jsonl'}", "device=cpu")
-    run, more = tmp_path / "lora_tiny", ("training.steps=9999", "checkpoint.interval=2", "faults.hang_limit_s=10")
+    run, more = tmp_path / "lora_tiny", ("training.steps=9999", "checkpoint.interval=2", "faults.hang_limit_s=60")
     with started("finetune", "lora_tiny", *places, *more) as process:
         wait_for_steps(run, 4, process)
         workers(process.pid)[1].send_signal(signal.SIGSTOP)
         stdout, stderr = process.communicate(timeout=200)
     assert process.returncode == 1
     assert "Traceback" not in stdout + stderr
-    assert "error: rank 1: hung: no rank made progress for 10 s; rank 1 did not arrive (" in stderr
+    assert "error: rank 1: hung: no rank made progress for 60 s; rank 1 did not arrive (" in stderr
     assert "its process is stopped (SIGSTOP)" in stderr
     found = failure(run)
     assert (found["kind"], found["rank"], found["step"] > 3) == ("hung", 1, True)

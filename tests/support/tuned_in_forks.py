@@ -49,6 +49,19 @@ def train(jobs: list[TuningJob], expected: list[int]) -> None:
         raise SystemExit(f"{jobs[0].output.name}: the ranks ended with {codes}")
 
 
+class Noted(HeartbeatWriter):
+    """Writes each phase into a file besides."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._noted = path
+
+    def at(self, step: int, phase: str) -> None:
+        super().at(step, phase)
+        with self._noted.open("a", encoding="utf-8") as file:
+            file.write(f"{step}: {phase}\n")
+
+
 def _forked(job: TuningJob, rank: int) -> int:
     pid = os.fork()
     if pid:
@@ -58,7 +71,7 @@ def _forked(job: TuningJob, rank: int) -> int:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
         from efficientbench.finetuning.rank import tune_rank
 
-        stopped = tune_rank(job, rank, lambda: False, HeartbeatWriter())
+        stopped = tune_rank(job, rank, lambda: False, Noted(job.output / f"phases_{rank}.txt"))
         code = int(stopped)
     except BaseException:
         import traceback

@@ -29,6 +29,8 @@ FORMAT = 1
 PARTIAL = ".partial_"
 DAMAGED = "damaged_"
 READ_BYTES = 1 << 20
+Report = Callable[[str], object]
+"""Told what is under way, at each file and each GiB of it: hashing a large model takes minutes."""
 COMPLETE = re.compile(r"(?:step_|checkpoint-)(\d+)")
 """The name of a complete checkpoint with its steps, in pretraining's and in transformers' form."""
 
@@ -128,36 +130,48 @@ def identity(folder: Path) -> str:
     return _seen(folder / MANIFEST).sha256
 
 
-def verify(folder: Path, part: int = 0, parts: int = 1) -> Manifest:
+def verify(
+    folder: Path, part: int = 0, parts: int = 1, more_files: bool = False, report: Report | None = None
+) -> Manifest:
     """Read the manifest, and compare size and SHA-256 of the files with it.
 
     Args:
-        folder: the checkpoint's folder.
-        part: this rank's number among `parts` ranks; each compares the SHA-256 of some files.
-        parts: number of ranks that verify all files together.
+        folder: of one checkpoint.
+        part: number of this rank among `parts` ranks, each of which verifies some of the files.
+        parts: how many ranks verify all files together.
+        more_files: whether the folder may hold files that the manifest lacks.
+        report: told what is hashed.
 
     Raises:
         CheckpointError: a file is missing, surplus or not as it was written; the message names it.
     """
-    manifest = check_sizes(folder)
+    manifest = check_sizes(folder, more_files)
     mine = sorted(manifest.files.items())[part::parts]
-    # Threads help, because hashing releases the GIL.
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
-        for (name, wanted), seen in zip(mine, threads.map(lambda item: _seen(folder / item[0]), mine), strict=True):
+    with hashing_threads() as threads:
+        found = threads.map(lambda item: _seen(folder / item[0], report), mine)
+        for (name, wanted), seen in zip(mine, found, strict=True):
             if seen != wanted:
                 raise CheckpointError(f"{folder / name}: damaged, its SHA-256 is not that of the manifest")
     return manifest
 
 
-def check_sizes(folder: Path) -> Manifest:
-    """Read the manifest, and check that exactly its files exist, with their sizes; do not read their content.
+def hashing_threads() -> ThreadPoolExecutor:
+    """Return threads that hash files at the same time; hashing lets other threads run."""
+    return ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
+
+
+def check_sizes(folder: Path, more_files: bool = False) -> Manifest:
+    """Read the manifest, and check that its files exist with their sizes; their content is not read.
+
+    Without `more_files`, check that the folder holds no others.
 
     Raises:
         CheckpointError: a file is missing, surplus or of another size; the message names it.
     """
     manifest = read_manifest(folder)
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} - {MANIFEST}
-    for name in sorted(found ^ manifest.files.keys()):
+    listed = manifest.files.keys()
+    for name in sorted(listed - found if more_files else listed ^ found):
         raise CheckpointError(f"{folder / name}: {'not in the manifest' if name in found else 'missing'}")
     for name, wanted in sorted(manifest.files.items()):
         try:
@@ -174,46 +188,51 @@ def check_sizes(folder: Path) -> Manifest:
     return manifest
 
 
-def fingerprint(path: Path) -> File:
-    """Return size and SHA-256 of a file.
+def fingerprint(path: Path, report: Report | None = None) -> File:
+    """Return size and SHA-256 of a file; `report` is told of its progress.
 
     Raises:
         OSError: the file cannot be read.
     """
-    digest, size_bytes = hashlib.sha256(), 0
+    digest, size_bytes, reported_gib = hashlib.sha256(), 0, -1
     with open_regular(path, buffering=0) as file:
         while block := file.read(READ_BYTES):
+            if report is not None and size_bytes >> 30 > reported_gib:
+                reported_gib = size_bytes >> 30
+                report(f"hashing {path.name}, {reported_gib} GiB so far")
             digest.update(block)
             size_bytes += len(block)
     return File(digest.hexdigest(), size_bytes)
 
 
-def seal(folder: Path, content: Manifest) -> None:
-    """Write the manifest of a folder with all its files; hash the files that its list lacks.
+def seal(folder: Path, content: Manifest, report: Report | None = None) -> None:
+    """Write the manifest of a folder whose files are all there; those that its list lacks are hashed here.
 
-    Raises OSError if the disk is full.
+    `report` is told what is hashed.
+
+    Raises OSError: the disk is full.
     """
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name not in content.files:
-            content.files[name] = written(path)
+            content.files[name] = written(path, report)
     content.write(folder)
     flush(folder)
 
 
-def publish(folder: Path, final: Path, content: Manifest, keep: int) -> None:
+def publish(folder: Path, final: Path, content: Manifest, keep: int, report: Report | None = None) -> None:
     """Make a folder the checkpoint `final`: seal it, rename it, and remove all but the `keep` last ones."""
-    seal(folder, content)
-    # In this order, so that a crash at any point leaves either no checkpoint or one that is entirely on the disk.
+    seal(folder, content, report)
+    # In this order: a crash at any point leaves either no checkpoint or one whose every byte is on the disk.
     os.rename(folder, final)
     flush(final.parent)
     keep_last(final.parents[1], final, keep)
 
 
-def written(path: Path) -> File:
+def written(path: Path, report: Report | None = None) -> File:
     """Force a file onto the disk, and return its size and SHA-256."""
     flush(path)
-    return fingerprint(path)
+    return fingerprint(path, report)
 
 
 def flush(path: Path) -> None:
@@ -226,17 +245,32 @@ def flush(path: Path) -> None:
 
 
 def verify_where_listed(folder: Path) -> None:
-    """Verify a folder if it has a manifest, as adapters and models of this program have.
+    """Verify the files that a manifest of this program lists, as models have that it wrote; others may lie beside them.
 
-    Raises CheckpointError if a file is damaged; the message names it.
+    A `manifest.json` of another program is left alone.
+
+    Raises CheckpointError: a listed file is missing or damaged, or the manifest itself; the message names it.
     """
-    if os.path.lexists(folder / MANIFEST):
-        verify(folder)
-
-
-def _seen(path: Path) -> File:
+    if not os.path.lexists(folder / MANIFEST) or _is_foreign(folder / MANIFEST):
+        return
     try:
-        return fingerprint(path)
+        verify(folder, more_files=True)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; remove {MANIFEST} if you changed the folder yourself") from None
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return whether a manifest is JSON of another form than ours; one that cannot be read may be ours, damaged."""
+    try:
+        content = parse_json(read_whole(path))
+    except (OSError, ValueError):
+        return False
+    return not isinstance(content, dict) or content.keys() != {"sha256", "content"}
+
+
+def _seen(path: Path, report: Report | None = None) -> File:
+    try:
+        return fingerprint(path, report)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
 

@@ -8,17 +8,19 @@ import torch.distributed as dist
 
 from efficientbench.basics.errors import CheckpointError
 from efficientbench.metrics.monitoring.exchange import gather
-from efficientbench.training.checkpoints.manifest import Manifest, verify
+from efficientbench.training.checkpoints.manifest import Manifest, Report, verify
 
 
-def verify_together(folder: Path) -> Manifest:
-    """Verify some of the files on each rank; raise on all ranks, before any rank reads a weight.
+def verify_together(folder: Path, report: Report | None = None) -> Manifest:
+    """Verify some of the files on each rank, and raise on all ranks before any of them reads a weight.
 
-    Raises CheckpointError if a file is damaged; the message names it.
+    `report` is told what this rank hashes.
+
+    Raises CheckpointError: a file is damaged; the message names it.
     """
     problem, manifest = None, None
     try:
-        manifest = verify(folder, dist.get_rank(), dist.get_world_size())
+        manifest = verify(folder, dist.get_rank(), dist.get_world_size(), report=report)
     except CheckpointError as error:
         problem = str(error)
     for each in gather(problem, str | None):

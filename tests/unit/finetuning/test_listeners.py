@@ -11,7 +11,8 @@ pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate"
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
-from efficientbench.finetuning.listeners import Spent, Stop, listeners
+from efficientbench.finetuning.listeners import Heartbeat, Spent, Stop, listeners
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics import EfficiencyCallback
 
 SAVING_S = 0.3
@@ -38,3 +39,22 @@ def test_the_checkpoint_of_a_stopped_run_is_not_measured(tmp_path: Path) -> None
     found = spent.spent()
     assert found is not None
     assert found.checkpoints_s >= SAVING_S
+
+
+def test_each_micro_batch_of_a_step_is_progress(tmp_path: Path) -> None:
+    phases: list[tuple[int, str]] = []
+
+    class Noted(HeartbeatWriter):
+        def at(self, step: int, phase: str) -> None:
+            phases.append((step, phase))
+
+    handler = CallbackHandler([DefaultFlowCallback, Heartbeat(Noted())], None, None, None, None)
+    args = TrainingArguments(output_dir=str(tmp_path))
+    state, control = TrainerState(max_steps=10), TrainerControl()
+    for _ in range(2):
+        handler.on_step_begin(args, state, control)
+        for _ in range(2):
+            handler.on_substep_end(args, state, control)
+        state.global_step += 1
+    begun = ["training", "training, 1 micro-batch so far", "training, 2 micro-batches so far"]
+    assert phases == [(step, phase) for step in (1, 2) for phase in begun]
