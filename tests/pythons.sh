@@ -8,6 +8,10 @@
 # it: a pretraining run and a fine-tuning. Environments are made in a temporary folder. What is not here is said.
 set -euo pipefail
 
+if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+    exit 0
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=launchers/bootstrap.sh
 source launchers/bootstrap.sh

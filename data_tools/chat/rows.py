@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from efficientbench.basics.errors import DataError, first_line
-from efficientbench.basics.foreign import check_regular, open_regular
+from efficientbench.basics.foreign import check_regular, open_regular, text_lines
 from efficientbench.data_tools.chat.conversations import RowError
 from efficientbench.data_tools.tokenizing.inputs import JSONL_SUFFIXES, PARQUET_SUFFIXES
 
@@ -146,7 +146,7 @@ class _Csv(_File):
         self._columns, self._rows, self._lines = tuple(columns), [], []
         try:
             with _unless_refused(path), io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as stream:
-                reader, before = csv.reader(stream, strict=True), 0
+                reader, before = csv.reader(text_lines(stream, path), strict=True), 0
                 for row in reader:
                     if row:
                         self._rows.append(row)

@@ -11,9 +11,9 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 if TYPE_CHECKING:
     import yaml
@@ -103,6 +103,28 @@ def read_text(path: Path, encoding: str = "utf-8", most_bytes: int = MOST_BYTES)
         UnicodeDecodeError: the file is not text in this encoding.
     """
     return read_whole(path, most_bytes).decode(encoding)
+
+
+def text_lines(stream: TextIO, path: Path) -> Iterator[str]:
+    """Yield the lines of a text that may be of any size.
+
+    Raises OSError: a line has more than MOST_BYTES characters, as a hole in a file makes it.
+    """
+    while line := stream.readline(MOST_BYTES + 1):
+        _refuse_long(len(line), MOST_BYTES, "a line", path)
+        yield line
+
+
+def text_rest(stream: TextIO, path: Path) -> str:
+    """Return what is left of a text. Raises OSError: it has more than 4 GiB of characters."""
+    text = stream.read((1 << 32) + 1)
+    _refuse_long(len(text), 1 << 32, "what must be read at once", path)
+    return text
+
+
+def _refuse_long(characters: int, most: int, what: str, path: Path) -> None:
+    if characters > most:
+        raise OSError(errno.EFBIG, f"{what} has more than {most:,} characters", str(path))
 
 
 def _refuse_irregular(found: os.stat_result, path: str | Path) -> None:

@@ -94,7 +94,7 @@ def evaluate(
     from efficientbench.evaluation.evaluate import evaluate as evaluate_run
     from efficientbench.evaluation.launch import Asked, evaluate_on_ranks
     from efficientbench.evaluation.lm_eval.run import evaluate_by_lm_eval
-    from efficientbench.evaluation.long_context.hidden import read_lengths
+    from efficientbench.evaluation.long_context.lengths import read_lengths
     from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
     from efficientbench.launchers.processes.supervision import print_stderr
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from efficientbench.basics.errors import ConfigError
-from efficientbench.evaluation.long_context.hidden import choose_lengths
+from efficientbench.evaluation.long_context.lengths import choose_lengths
 from efficientbench.evaluation.loss import joined, own_validation, read_text
 from efficientbench.evaluation.scoring import Continuation, Scorer
 from efficientbench.evaluation.task import Item, ItemResult, Options, Summary, prompt_hash

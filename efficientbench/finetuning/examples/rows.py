@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from efficientbench.basics.errors import DataError, nearest
-from efficientbench.basics.foreign import check_regular, open_regular, parse_json
+from efficientbench.basics.foreign import check_regular, open_regular, parse_json, text_lines, text_rest
 from efficientbench.data_tools.download.hub_names import is_of_modelscope
 
 Message = dict[str, str]
@@ -83,11 +83,11 @@ def _of_json(file: Path) -> Iterator[tuple[str, Any]]:
         # Some editors write a byte order mark.
         with io.TextIOWrapper(open_regular(file), "utf-8-sig", newline="\n") as lines:
             begun = False
-            for number, line in enumerate(lines, 1):
+            for number, line in enumerate(text_lines(lines, file), 1):
                 if not line.strip():
                     continue
                 if not begun and line.lstrip().startswith("["):
-                    entries = _parsed(line + lines.read(), str(file))
+                    entries = _parsed(line + text_rest(lines, file), str(file))
                     yield from ((f"{file}: item {item}", entry) for item, entry in enumerate(entries, 1))
                     return
                 begun = True

@@ -170,7 +170,10 @@ def test_an_image_without_efficientbench_gets_it_in_a_folder_of_its_own(node: No
     for name in ("job_scripts/in_container.sh", "job_scripts/job.sh", "environment/ascend_env.sh"):
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         (clone / name).write_text((ROOT / "launchers" / name).read_text())
-    (clone / "bootstrap.sh").write_text(f'bootstrap() {{ echo "$EFFICIENTBENCH_VENV $*"; PATH="{node.bin}:$PATH"; }}\n')
+    (clone / "bootstrap.sh").write_text(
+        "_bootstrap_clean_path() { :; }\n"
+        f'bootstrap() {{ echo "$EFFICIENTBENCH_VENV $*"; PATH="{node.bin}:$PATH"; }}\n'
+    )
     command = ["bash", clone / "job_scripts" / "in_container.sh", "finetune", "--", "efficientbench", "finetune"]
     bare = {"PATH": "/usr/bin:/bin", "HOME": str(node.work), "CONDA_PREFIX": "/host"}
     done = subprocess.run(command, env=bare, capture_output=True, text=True, check=True)
