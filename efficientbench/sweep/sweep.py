@@ -26,7 +26,8 @@ from efficientbench.sweep.queue import Queue, State
 from efficientbench.sweep.scheduler import Scheduler, is_complete
 from efficientbench.sweep.selection import Request
 from efficientbench.sweep.tasks import Task, build_tasks, take_turns
-from efficientbench.sweep.tuning_tasks import TuningTask, estimate_tuning, names_tunings, tuning_tasks
+from efficientbench.sweep.tuning_tasks import TuningTask, estimate_tuning, tuning_tasks
+from efficientbench.sweep.tunings import names_tunings
 
 NEXT_CALL = {
     "failed": "with --retry-failed tries them again",

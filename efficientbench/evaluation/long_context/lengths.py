@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.schema import RunConfig
-
-if TYPE_CHECKING:
-    pass
-
 
 BEYOND = 2
 """The longest default length, as a multiple of the trained length."""
