@@ -141,7 +141,7 @@ def test_flex_attention_is_given_the_same_bias_and_mask(groups: int, monkeypatch
 @pytest.mark.proof
 def test_the_bias_of_flex_attention_gets_its_gradient_from_a_kernel_that_sums_by_distance() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    script = ROOT / "tests" / "support" / "bias_gradient_in_interpreter.py"
+    script = ROOT / "tests" / "oracles" / "bias_gradient_in_interpreter.py"
     found = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True).stdout
     *errors, halves = (float(line) for line in found.split())
     assert len(errors) == 4
