@@ -15,6 +15,8 @@ from oracles.validation import validation_documents
 from support.command_line import TINY, Finished, efficientbench, losses, record, started, until
 from support.core_bundle import write_bundle
 
+from efficientbench.basics.checksum import with_checksum
+
 FEW = ("jeopardy", "copa", "winogrande", "agi_eval_lsat_ar")
 
 
@@ -45,7 +47,7 @@ def test_the_loss_is_that_of_the_runs_own_validation(train: Callable[..., Finish
     assert math.isclose(summary["figures"]["bits_per_byte"], own["bits_per_byte"], rel_tol=1e-6)
     assert f"loss: loss {own['validation_loss']:.4f}"[:-1] in done.stdout
     scored = [{"task": "loss", "step": 6, "figures": summary["figures"]}]
-    assert record(folder) == {**own, "evaluations": scored}
+    assert record(folder) == with_checksum({**own, "evaluations": scored})
     assert scalars(folder)["evaluation/loss/loss"] == [(6, pytest.approx(own["validation_loss"], rel=1e-6))]
     documents = validation_documents(folder)
     assert [line["tokens"] for line in sorted(items, key=lambda line: int(line["item"][9:]))] == [
