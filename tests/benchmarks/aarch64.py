@@ -45,7 +45,7 @@ EVERY_TEN = "checkpoint.interval=10"
 KILL_AFTER_STEPS = 30
 NOT_REACHED = "not reached"
 HANDED_OVER_AFTER_STEPS = 80
-"""Of the run that this processor begins: few steps are left for the emulated one."""
+"""Steps of the run that this processor begins; few are left for the emulated one."""
 
 
 def main() -> int:

@@ -66,7 +66,7 @@ class Server:
             return answer.getresponse().status
 
     def connections(self) -> int:
-        """Those that the process holds."""
+        """The number of connections that the process holds."""
         return len(psutil.Process(self.process.pid).net_connections("tcp"))
 
 

@@ -22,7 +22,7 @@ from efficientbench.training.checkpoints.manifest import complete
 
 SAVED = ("training.steps=40", "checkpoint.interval=2")
 MEASURED = ("measured", "step_time_s", "elapsed_s", "time_s", "memory_used_bytes", "power_w")
-"""Of a line of `steps.jsonl`: what no two runs have in common."""
+"""Keys of a line of `steps.jsonl` that no two runs have in common."""
 
 
 @dataclass(frozen=True)
@@ -163,4 +163,4 @@ CAMPAIGNS: dict[str, Callable[[Path], Campaign]] = {
     "sweep": lambda inputs: _trains(inputs, "gqa_1.5B", sweep=True),
     "speedrun": _speedrun,
 }
-"""By name; each makes its inputs in a folder of its own."""
+"""Campaigns by name; each makes its inputs in a folder of its own."""

@@ -330,4 +330,4 @@ NAMES = (
     *("core's baselines", "core's rows", "prompts", "jsonl of conversations"),
     *("csv of conversations", "devices", "imported model"),
 )
-"""Of all formats, so that each is a test of its own."""
+"""The names of all formats, so that each is a test of its own."""
