@@ -182,10 +182,10 @@ def test_what_is_no_http_writes_no_traceback(server: Server) -> None:
 def test_control_c_ends_it_whatever_its_clients_do(server: Server) -> None:
     """Last: the server ends."""
     clients = [server.connect(), server.connect(b"GET /"), server.connect(HEAD + b"Content-Length: 100\r\n\r\n{")]
-    clients += [server.ask(LONG), server.ask()]
-    assert [status(client) for client in clients[3:]] == [200, 200]
+    clients += [server.ask(LONG) for _ in range(MAX_WAITING)]
+    assert {status(client) for client in clients[3:]} == {200}
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(TIME_LIMIT_S) == 0
-    # It has not waited for the end of an answer.
-    assert b"[DONE]" not in rest(clients[3])
+    # It has not waited for the end of every answer.
+    assert not all(b"[DONE]" in rest(client) for client in clients[3:])
     assert "Traceback" not in "".join(server.written)

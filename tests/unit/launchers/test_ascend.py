@@ -127,7 +127,7 @@ def test_fix_writes_its_block_once_and_the_next_shell_has_cann(tmp_path: Path) -
     bashrc = tmp_path / ".bashrc"
     bashrc.write_text("alias ll='ls -l'\n")
     bashrc.chmod(0o600)
-    wrong = {"RANK_TABLE_FILE": "/nowhere", "ASCEND_GLOBAL_LOG_LEVEL": "1", "HCCL_WHITELIST_DISABLE": "0"}
+    wrong = {"RANK_TABLE_FILE": str(tmp_path / "absent"), "ASCEND_GLOBAL_LOG_LEVEL": "1", "HCCL_WHITELIST_DISABLE": "0"}
     fix(tmp_path, "--apply", **wrong)
     first = bashrc.read_text()
     assert first.startswith("alias ll='ls -l'\n# >>> efficientbench: Ascend >>>\n")
@@ -174,8 +174,8 @@ def test_fix_names_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert "--file nowhere/rc: its folder is not there" in done.stderr
 
 
-def test_without_home_cann_is_still_looked_for() -> None:
-    environment = {"PATH": os.environ["PATH"], "ASCEND_DEVICE_FILES": "/nowhere*"}
+def test_without_home_cann_is_still_looked_for(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "ASCEND_DEVICE_FILES": str(tmp_path / "absent*")}
     done = run("bash", str(FIX), environment=environment)
     assert "unbound variable" not in done.stderr
     assert "no NPU: no file /dev/davinci0" in done.stdout
