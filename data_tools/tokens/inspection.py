@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from efficientbench.data_tools.chat.record import check_mask, mask_prefix
+from efficientbench.data_tools.chat.record import check_mask
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
-from efficientbench.data_tools.tokens.indexed import bin_path, check_indexed, idx_path
+from efficientbench.data_tools.tokens.indexed import bin_path, check_indexed, idx_path, mask_prefix
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments, token_counts
 from efficientbench.data_tools.tokens.manifest import load_corpus, manifest_path
 

@@ -31,10 +31,10 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.matrix import MATRIX, load_matrix
 from efficientbench.data_tools.chat.conversations import RowError
 from efficientbench.data_tools.chat.mixture import read_mixture
-from efficientbench.data_tools.chat.rows import FileRows
 from efficientbench.data_tools.download.download_record import Record, load_record
+from efficientbench.data_tools.rows import FileRows
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer, train_tokenizer
-from efficientbench.data_tools.tokenizing.plan import read_plan
+from efficientbench.data_tools.tokenizing.building import read_plan
 from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
 from efficientbench.data_tools.tokens.manifest import load_checksums, load_corpus, load_tokenize_record
 from efficientbench.data_tools.tokens.splitting import split_documents
