@@ -81,7 +81,7 @@ class HeldRows:
     source: str
     """What precedes a row's number in messages."""
     numbers: Sequence[int] | np.ndarray
-    """Each row's number in messages."""
+    """Each row's number in messages, such as its line."""
     rows: Sequence[Any] | np.ndarray
 
     def __len__(self) -> int:
@@ -221,16 +221,10 @@ def decode(content: bytes, what: str) -> str:
 def line_pieces(
     path: Path, most_bytes: int, compression: str | None = None, begin: int = 0, end: int | None = None
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that begin in bytes [begin, end) of a text, each with its first byte.
+    """Yield the lines that begin in bytes [begin, end) of a text, in pieces of at most `most_bytes`.
 
-    A byte order mark at the text's begin is left out. Longer lines are split into pieces of `most_bytes`.
-
-    Args:
-        path: The file.
-        most_bytes: Longest piece.
-        compression: `gz` or `zst`; None if the file is not compressed. A compressed file is read from its begin.
-        begin: First byte.
-        end: The byte after the last one; None for all of the file.
+    Each comes with the position of its first byte; `end` None reads to the text's end. A byte order mark at the begin
+    is left out. `compression` is `gz`, `zst` or None; a compressed file is read from its first byte.
 
     Raises:
         DataError: a compressed file is damaged or cut short.

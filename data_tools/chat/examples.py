@@ -26,15 +26,15 @@ class Examples:
         """Open the rows of `files`; without files, the rows that the task makes itself.
 
         Raises:
-            DataError: a file cannot be read, or the task cannot make its rows.
+            DataError: a file cannot be read, or the task cannot make its rows or has none.
         """
         self.name, self.task, self.files = name, task, list(files)
-        self._rows: FileRows | HeldRows
         if files:
-            self._rows = FileRows(files, task.csv_columns)
-        else:
-            made = made_rows(name, task) or []
+            self._rows: FileRows | HeldRows = FileRows(files, task.csv_columns)
+        elif (made := made_rows(name, task)) is not None:
             self._rows = HeldRows(f"{name}: row ", range(1, len(made) + 1), made)
+        else:
+            raise DataError(f"{name} has no rows of its own: name a path or a dataset")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -114,6 +114,4 @@ def open_examples(name: str, path: Path | None = None, hub: HubFiles | None = No
         folder = Path("data") / hub.dataset.rpartition("/")[2]
         request = DownloadRequest(hub.dataset, folder, hub.config, num_files=_ALL_FILES, split=hub.split)
         return Examples(name, task, download_dataset(request))
-    if made_rows(name, task) is None:
-        raise DataError(f"{name} has no rows of its own: name a path or a dataset")
     return Examples(name, task, [])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from efficientbench.basics.errors import DataError, nearest
+from efficientbench.basics.errors import DataError, first_line, nearest
 from efficientbench.data_tools.download.hub_names import is_of_modelscope
 from efficientbench.data_tools.rows import FileRows, RowError
 
@@ -81,8 +81,8 @@ def _of_hub(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         loaded = datasets.load_dataset(name, split="train")
     except Exception as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"data.path: {name} is neither a file nor a dataset that the hub gives: {first}") from None
+        reason = first_line(error)
+        raise DataError(f"data.path: {name} is neither a file nor a dataset that the hub gives: {reason}") from None
     yield from ((f"{name}: row {number}", entry) for number, entry in enumerate(loaded, 1))
 
 
