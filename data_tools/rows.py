@@ -67,8 +67,7 @@ class FileRows:
         """Yield the rows with these ascending numbers. Raises RowError for an invalid row."""
         for file, begin in zip(self._files, self._ends, strict=False):
             first, last = np.searchsorted(numbers, (begin, begin + len(file)))
-            for content in file.read(numbers[first:last] - begin):
-                row = file.parsed(content)
+            for row in file.read(numbers[first:last] - begin):
                 if not isinstance(row, Mapping):
                     raise RowError(f"a row is one JSON object, this one is {row!r:.60}")
                 yield row
@@ -92,22 +91,19 @@ class HeldRows:
         return f"{self.source}{self.numbers[row]}"
 
     def read(self, numbers: np.ndarray) -> Iterator[Any]:
-        """Yield the content of the rows with these ascending numbers."""
+        """Yield the rows with these ascending numbers. Raises RowError for an invalid row."""
         return (self.rows[number] for number in numbers.tolist())
-
-    def parsed(self, content: Any) -> Any:
-        """Return the row of this content."""
-        return content
 
 
 @dataclass(frozen=True)
 class _Csv(HeldRows):
     columns: Sequence[str]
 
-    def parsed(self, content: Any) -> Row:
-        if len(content) != len(self.columns):
-            raise RowError(f"{len(content)} columns; {len(self.columns)} are needed: {', '.join(self.columns)}")
-        return dict(zip(self.columns, content, strict=True))
+    def read(self, numbers: np.ndarray) -> Iterator[Row]:
+        for row in super().read(numbers):
+            if len(row) != len(self.columns):
+                raise RowError(f"{len(row)} columns; {len(self.columns)} are needed: {', '.join(self.columns)}")
+            yield dict(zip(self.columns, row, strict=True))
 
 
 @dataclass(frozen=True)
@@ -116,14 +112,11 @@ class _Jsonl(HeldRows):
 
     path: Path
 
-    def read(self, numbers: np.ndarray) -> Iterator[bytes]:
+    def read(self, numbers: np.ndarray) -> Iterator[Any]:
         with _unless_refused(self.path), open_regular(self.path) as stream:
             for start in super().read(numbers):
                 stream.seek(int(start))
-                yield stream.readline()
-
-    def parsed(self, content: bytes) -> Any:
-        return parse_line(content)
+                yield parse_line(stream.readline())
 
 
 @dataclass(frozen=True)

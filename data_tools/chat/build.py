@@ -52,16 +52,6 @@ _SAMPLE_ROWS = 20
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """The rows of one source that make up a part."""
-
-    source: int
-    """The source's index in the mixture."""
-    numbers: np.ndarray
-    """The rows' numbers, ascending, int64."""
-
-
-@dataclass(frozen=True)
 class _ConversationParts(PartMaker):
     """Renders parts of conversations."""
 
@@ -71,8 +61,9 @@ class _ConversationParts(PartMaker):
     """The states of all input files."""
     renderer: Renderer
 
-    def documents(self, task: _Rows, counts: PartCounts) -> Iterator[Document]:
-        for example in self.examples[task.source].read(task.numbers):
+    def documents(self, task: tuple[int, np.ndarray], counts: PartCounts) -> Iterator[Document]:
+        source, numbers = task
+        for example in self.examples[source].read(numbers):
             rendered = self.renderer.conversation(example.messages)
             yield Document(rendered.ids, _texts(example), rendered.mask)
         for state in self.states:
@@ -85,7 +76,7 @@ def _texts(example: Example) -> list[str]:
 
 @dataclass(frozen=True)
 class _Job(PairJob):
-    """One call of `build_conversations`; the task of a part is `_Rows`."""
+    """One call of `build_conversations`; the task of a part is a source's index, and ascending numbers of its rows."""
 
     mixture_file: Path
     mixture: Mixture
@@ -122,7 +113,7 @@ class _Job(PairJob):
         order = draw_order(self.sources, self.mixture.seed)
         merge_parts(self.folder, counts, self.prefix, self.dtype, order)
         by_source = [
-            total([count for rows, count in zip(self.tasks, counts, strict=True) if rows.source == place])
+            total(count for (source, _), count in zip(self.tasks, counts, strict=True) if source == place)
             for place in range(len(self.sources))
         ]
         tasks = [
@@ -187,7 +178,7 @@ def build_conversations(
         with building(prefix):
             states, sha256 = {path: InputState.of(path) for path in paths}, sha256_of_each(paths)
             tasks = [
-                _Rows(place, source.numbers[first : first + PART_ROWS])
+                (place, source.numbers[first : first + PART_ROWS])
                 for place, source in enumerate(sources)
                 for first in range(0, len(source.numbers), PART_ROWS)
             ]

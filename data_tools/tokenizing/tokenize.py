@@ -31,7 +31,7 @@ from efficientbench.data_tools.tokens.manifest import (
     Corpus,
     InputRecord,
     TokenizeRecord,
-    load_tokenize_record,
+    load_record,
     versions,
 )
 
@@ -85,7 +85,7 @@ class _Job(PairJob):
         return _TextParts(self.folder, engine, self.dtype, self.tokenizer.eod_id, self.text_key, self.max_document_mb)
 
     def check_complete(self, corpus: Corpus) -> None:
-        record = load_tokenize_record(corpus.manifest)
+        record = load_record(corpus.manifest, TokenizeRecord)
         if record is None:
             raise DataError(f"{self.prefix} exists already, and was not made from files: choose another name")
         made: dict[str, Any] = {
@@ -124,7 +124,7 @@ class _Job(PairJob):
         """Write the list of unusable documents, with lines counted from each file's start; describe the first."""
         first = None
         lines: Counter[Path] = Counter()  # lines of each file in the parts before
-        with complete_file(self._rejects) as stream:
+        with complete_file(beside(self.prefix, "rejects.jsonl")) as stream:
             for number, ((part, _), count) in enumerate(zip(self.tasks, counts, strict=True)):
                 with part_file(self.folder, number, "rejects.jsonl").open("rb") as rejects:
                     for reject in (Reject(**json.loads(row)) for row in rejects):
@@ -135,17 +135,13 @@ class _Job(PairJob):
                 lines[part.path] += count.lines
         return first
 
-    @property
-    def _rejects(self) -> Path:
-        return beside(self.prefix, "rejects.jsonl")
-
     def _check_rejects(self, sums: PartCounts, first: str | None) -> None:
         """Raise a DataError if too many documents are unusable; `first` describes the first of them."""
         bad, good = sum(sums.rejected.values()), sums.documents
         if bad > self.max_rejects * (bad + good):
             raise DataError(
                 f"{bad:,} of {bad + good:,} documents are not usable, and at most {self.max_rejects:.2%} may be (the "
-                f"first: {first}); {self._rejects} lists them: mend them, or allow more"
+                f"first: {first}); {self.prefix}.rejects.jsonl lists them: mend them, or allow more"
             )
         if good == 0:
             names = ", ".join(map(str, self.inputs))
