@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from efficientbench.basics.errors import DataError
+from efficientbench.data_tools.rows import RowError
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
 TEXT, CALL, RESULT = PART_KINDS = ("text", "python", "python_output")
 """Kinds of parts: text, an expression that the assistant sends to the tool, and the result that the tool returns."""
 
 _MESSAGE_KEYS = ("role", "content", "loss_weight")
-
-
-class RowError(DataError):
-    """A row is not a valid conversation; the error's message begins with the invalid key."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat.conversations import Message, RowError, read_messages
-from efficientbench.data_tools.chat.rows import Row
+from efficientbench.data_tools.rows import Row
 
 RunProgram: TypeAlias = Callable[[str, str], bool]
 """Runs a Python program and its tests, in a process each, and returns whether both finished without an error and in
