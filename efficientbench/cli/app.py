@@ -24,9 +24,14 @@ from efficientbench.cli.options import (
     Data,
     MatrixFile,
     Name,
+    RunFolder,
     Smoke,
+    Step,
     Tokenizer,
+    count,
+    option,
     resolve_arguments,
+    switch,
 )
 from efficientbench.cli.plan import plan as plan_command
 from efficientbench.cli.plot import plot as plot_command
@@ -82,14 +87,11 @@ def run(
     smoke: Smoke = False,
     data: Data = None,
     tokenizer: Tokenizer = None,
-    repeat: Annotated[
-        int | None,
-        typer.Option("--repeat", metavar="N", min=1, help="N runs with consecutive seeds; complete ones are kept"),
-    ] = None,
-    again: Annotated[bool, typer.Option("--again", help="with --repeat: train complete repeats again")] = False,
+    repeat: Annotated[int | None, count("N runs with consecutive seeds; complete ones are kept")] = None,
+    again: Annotated[bool, switch("--again", "with --repeat: train complete repeats again")] = False,
     matrix: MatrixFile = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="start at step 1, whatever checkpoint an earlier attempt has left")
+        bool, switch("--fresh", "start at step 1, whatever checkpoint an earlier attempt has left")
     ] = False,
 ) -> None:
     """Train, evaluate, measure and record one run, or several that repeat it."""
@@ -118,13 +120,9 @@ app.command("plan")(plan_command)
 def report(
     folder: Annotated[Path, typer.Argument(help="folder of runs, like output/efficientllm_benchmark")],
     paper: Annotated[
-        bool,
-        typer.Option("--paper", help="the five metrics as in EfficientLLM's tables, energy ranked two ways"),
+        bool, switch("--paper", "the five metrics as in EfficientLLM's tables, energy ranked two ways")
     ] = False,
-    price_per_hour: Annotated[
-        float | None,
-        typer.Option("--price-per-hour", metavar="X", min=0.0, help="of one device, for the costs of a report card"),
-    ] = None,
+    price_per_hour: Annotated[float | None, option("X", "of one device, for the costs of a report card", 0.0)] = None,
 ) -> None:
     """Write report.html, report.md, report.csv and TensorBoard's HParams from a folder's records; print the table."""
     from rich.console import Console
@@ -167,14 +165,10 @@ class Format(str, Enum):
 
 @app.command()
 def export(
-    run_folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B")
-    ],
+    run_folder: RunFolder,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="where the model goes: a new or empty folder")],
-    to: Annotated[Format, typer.Option("--to", help="hf: for transformers' AutoModelForCausalLM")] = Format.HF,
-    step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="of the checkpoint; without it the last good one")
-    ] = None,
+    to: Annotated[Format, typer.Option(help="hf: for transformers' AutoModelForCausalLM")] = Format.HF,
+    step: Step = None,
 ) -> None:
     """Write a run's trained model as a folder that other programs load: weights, configuration, tokenizer."""
     from efficientbench.export.hugging_face import export as export_run
@@ -190,10 +184,7 @@ def import_(
     source: Annotated[
         Path, typer.Argument(metavar="HF_FOLDER", help="config.json, safetensors and tokenizer.json of a model")
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="RUN", help="the run's folder, new or empty; output/imported/<its name>"),
-    ] = None,
+    output: Annotated[Path | None, option("RUN", "the run's folder, new or empty; output/imported/<its name>")] = None,
 ) -> None:
     """Make a run's folder of a model that transformers saved, so that runs can begin with its weights."""
     from efficientbench.export.importing import import_folder
@@ -206,7 +197,7 @@ def import_(
 
 @app.command()
 def scripts(
-    check: Annotated[bool, typer.Option("--check", help="write nothing; fail if any is out of date")] = False,
+    check: Annotated[bool, switch("--check", "write nothing; fail if any is out of date")] = False,
 ) -> None:
     """Write the run_*.sh of every run in the matrix, and of every fine-tuning."""
     from efficientbench.config.scripts import check_scripts, write_scripts
@@ -217,10 +208,7 @@ def scripts(
 
 @app.command()
 def doctor(
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="TYPE", help="examine one device type, with a training step on each"),
-    ] = None,
+    device: Annotated[str | None, option("TYPE", "examine one device type, with a training step on each")] = None,
 ) -> None:
     """Print what this machine has, what it lacks for which purpose, and how to mend that."""
     from efficientbench.doctor.doctor import check_device, check_machine
