@@ -68,6 +68,7 @@ def plan(
         from rich.console import Console
 
         from efficientbench.planning.generation_table import matrix_configs, print_generation
+        from efficientbench.planning.table import print_lines
 
         if every:
             configs, refused = matrix_configs(overrides, smoke)
@@ -76,8 +77,7 @@ def plan(
         prompts = numbers("--prompt-tokens", prompt_tokens or "128,2048")
         console = Console(width=200, emoji=False)
         print_generation(configs, prompts, numbers("--batch", batch or "1,8"), device, console)
-        for line in refused:
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+        print_lines(console, refused)
         return
     if every:
         from efficientbench.planning.plan_table import print_matrix
