@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ from typing import Annotated
 import typer
 
 from efficientbench.cli.chat import chat, serve
-from efficientbench.cli.compare import compare as compare_command
+from efficientbench.cli.compare import compare
 from efficientbench.cli.evaluate import evaluate
 from efficientbench.cli.examples import EXAMPLES
 from efficientbench.cli.finetune import finetune
@@ -33,10 +34,10 @@ from efficientbench.cli.options import (
     resolve_arguments,
     switch,
 )
-from efficientbench.cli.plan import plan as plan_command
-from efficientbench.cli.plot import plot as plot_command
+from efficientbench.cli.plan import plan
+from efficientbench.cli.plot import plot
 from efficientbench.cli.speedrun import speedrun
-from efficientbench.cli.sweep import sweep as sweep_command
+from efficientbench.cli.sweep import sweep
 from efficientbench.cli.variant import check_variant, new_variant
 
 app = typer.Typer(
@@ -80,7 +81,6 @@ def _options(
     pass
 
 
-@app.command()
 def run(
     name: Name,
     arguments: Arguments = None,
@@ -110,13 +110,6 @@ def run(
     raise typer.Exit(run_config(config, mode, fresh=fresh))
 
 
-app.command("sweep")(sweep_command)
-
-
-app.command("plan")(plan_command)
-
-
-@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="folder of runs, like output/efficientllm_benchmark")],
     paper: Annotated[
@@ -151,19 +144,12 @@ def report(
         print(path)
 
 
-app.command("plot")(plot_command)
-
-
-app.command("compare")(compare_command)
-
-
 class Format(str, Enum):
     """Formats that `export` writes."""
 
     HF = "hf"
 
 
-@app.command()
 def export(
     run_folder: RunFolder,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="where the model goes: a new or empty folder")],
@@ -179,7 +165,6 @@ def export(
     print(f"{exported.class_name} of step {exported.step:,}: {exported.folder}")
 
 
-@app.command("import")
 def import_(
     source: Annotated[
         Path, typer.Argument(metavar="HF_FOLDER", help="config.json, safetensors and tokenizer.json of a model")
@@ -195,7 +180,6 @@ def import_(
     print("train it further:", shlex.join(["efficientbench", "run", made.name, "--matrix", made.matrix, *given]))
 
 
-@app.command()
 def scripts(
     check: Annotated[bool, switch("--check", "write nothing; fail if any is out of date")] = False,
 ) -> None:
@@ -206,7 +190,6 @@ def scripts(
     (check_scripts if check else write_scripts)(further=tuning_scripts())
 
 
-@app.command()
 def doctor(
     device: Annotated[str | None, option("TYPE", "examine one device type, with a training step on each")] = None,
 ) -> None:
@@ -216,7 +199,6 @@ def doctor(
     raise typer.Exit(check_machine() if device is None else check_device(device))
 
 
-@app.command()
 def profile(
     name: Name, arguments: Arguments = None, smoke: Smoke = False, data: Data = None, tokenizer: Tokenizer = None
 ) -> None:
@@ -226,48 +208,27 @@ def profile(
     raise typer.Exit(profile_run(*resolve_arguments(name, arguments or [], smoke, data, tokenizer)))
 
 
-app.command("list")(list_runs)
-app.command("keys")(list_keys)
-app.command()(chat)
-app.command()(evaluate)
-app.command()(finetune)
-app.command()(generate)
-app.command()(launch)
-app.command()(serve)
-app.command()(speedrun)
-app.command("check-variant")(check_variant)
-app.command("new-variant")(new_variant)
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(run, sweep, plan, report, plot, compare, export),
+    *(import_, scripts, doctor, profile, list_runs, list_keys, chat, evaluate, finetune, generate, launch, serve),
+    *(speedrun, check_variant, new_variant),
+)
+_NAMES: dict[Callable[..., None], str] = {import_: "import", list_runs: "list", list_keys: "keys"}
+"""Names of commands that are not called as their functions."""
+for _command in _COMMANDS:
+    app.command(_NAMES.get(_command))(_command)
 
 
 def run_command() -> None:
     """Run the command that was typed; print a user's mistake on stderr, without a traceback, and exit with 2."""
-    from efficientbench.basics.encoding import find_other_bytes, use_utf8
-    from efficientbench.basics.examples import add_examples
-    from efficientbench.basics.help_page import translate_help
-    from efficientbench.basics.language import is_chinese
+    from efficientbench.basics.encoding import use_utf8
+    from efficientbench.basics.program import run_program
     from efficientbench.launchers.files import writable_caches
 
     use_utf8()
     os.environ.update(writable_caches(os.environ))
-    if problem := find_other_bytes():
-        print(f"error: {problem}", file=sys.stderr)
-        sys.exit(2)
-    command = typer.main.get_command(app)
-    add_examples(command, "efficientbench", EXAMPLES)
-    if is_chinese():
-        translate_help(command)
     try:
-        command()
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _EXTRAS:
-            raise
-        extra = _EXTRAS[missing]
-        print(
-            f"error: {error.name} is not installed, which this command needs: pip install 'efficientbench[{extra}]'",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        run_program(app, "efficientbench", EXAMPLES, _EXTRAS)
     except Exception as error:
         from efficientbench.launchers.processes.supervision import print_stderr
         from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory, unusable_path

@@ -15,13 +15,13 @@ from efficientbench.architecture.variant import known
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.part import AUTO
-from efficientbench.config.layout import Layout
+from efficientbench.config.layout import Layout, whole_nodes
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.memory import memory_by_stage
 from efficientbench.costs.model import flops_per_token
 from efficientbench.metrics.formulas.definitions import flops_utilization
 from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
-from efficientbench.planning.cluster_plan import accelerator, whole_nodes
+from efficientbench.planning.cluster_plan import accelerator
 from efficientbench.planning.plan import gigabytes, with_kernels
 from efficientbench.planning.step_time import Projection, assumptions, project
 from efficientbench.planning.table import ABSENT, plain_table, print_lines, print_tables
