@@ -45,7 +45,7 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
     from efficientbench.config.load import resolve
     from efficientbench.config.matrix import MATRIX, load_matrix
     from efficientbench.costs.model import count_parameters
-    from efficientbench.planning.plan_table import plain_table
+    from efficientbench.planning.table import plain_table
 
     file = matrix_file or MATRIX
     matrix = load_matrix(file)
@@ -82,7 +82,7 @@ def _has(words: Sequence[str], text: str) -> bool:
 def _tunings(words: Sequence[str]) -> Table:
     """Return the fine-tunings that have one of the words, with the models that they begin with."""
     from efficientbench.finetuning.load import SUITE, named_tunings, resolve_tuning
-    from efficientbench.planning.plan_table import plain_table
+    from efficientbench.planning.table import plain_table
 
     table = plain_table("fine-tuning", ("base model",), left=1)
     for name in named_tunings():

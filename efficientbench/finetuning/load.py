@@ -14,21 +14,13 @@ from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.part import Name, Part
 from efficientbench.config.load import merged, parse, unknown_key
 from efficientbench.config.matrix import EXPERIMENTS, Overlay, load_matrix, load_yaml
+from efficientbench.config.scripts import script
 from efficientbench.config.spellings import ALIASES
 from efficientbench.finetuning.config import FinetuneConfig
 
 RUNS = EXPERIMENTS / "finetuning.yaml"
 SUITE = "finetuning"
 """The folder of the runs' scripts."""
-
-SCRIPT = """\
-#!/usr/bin/env bash
-# Fine-tunes, measures and reports {name}. Written by `efficientbench scripts` from experiments/finetuning.yaml.
-#
-#   bash experiments/{suite}/run_{name}.sh [dsw|dlc] [--smoke] [--data PATH] [--repeat N] [key=value ...]
-set -euo pipefail
-exec bash "$(dirname "${{BASH_SOURCE[0]}}")/../../launchers/finetune_named.sh" {name} "$@"
-"""
 
 _USES = {"true": "auto", "false": "off"}
 _DECIDED = ("method", "size", "smoke")
@@ -61,7 +53,7 @@ def named_tunings(path: Path = RUNS) -> dict[str, TuningName]:
 
 def tuning_scripts() -> dict[str, str]:
     """Return the text of every run's script, by its path below experiments/."""
-    return {f"{SUITE}/run_{name}.sh": SCRIPT.format(name=name, suite=SUITE) for name in named_tunings()}
+    return dict(script(name, SUITE, RUNS, f"finetune {name}") for name in named_tunings())
 
 
 def is_training(name: str) -> bool:
