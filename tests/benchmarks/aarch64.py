@@ -2,13 +2,13 @@
 
     python tests/benchmarks/aarch64.py --folder FOLDER [--write]
 
-It unpacks Debian's arm64 into FOLDER/root, clones the last commit there, and calls each stage below in it under
-qemu-user. A called stage that ended well is not called again: after an interruption the same command goes on with the
-stage that was reached. It takes hours and 10 GB, and needs root and Debian's debootstrap, qemu-user-static and proot
-(proot where the kernel does not start qemu by binfmt_misc). qemu 7.2, Debian 12's, crashes where torch 2.13 is
-imported; Debian 13's 10.0 does not: let `qemu-aarch64-static` on PATH be that one. What is printed lies in FOLDER/STAGE.log. Checkpoints go
-both ways between the emulated processor and this one. With `--write`, the rows are written for the docs as soon as
-each stage has ended.
+It unpacks Debian's arm64 into FOLDER/root, clones the last commit there, and calls each stage below in it under qemu-
+user. A called stage that ended well is not called again: after an interruption the same command goes on with the stage
+that was reached. It takes hours and 10 GB, and needs root and Debian's debootstrap, qemu-user-static and proot (proot
+where the kernel does not start qemu by binfmt_misc). qemu 7.2, Debian 12's, crashes where torch 2.13 is imported;
+Debian 13's 10.0 does not: let `qemu-aarch64-static` on PATH be that one. What is printed lies in FOLDER/STAGE.log.
+Checkpoints go both ways between the emulated processor and this one. With `--write`, the rows are written for the docs
+as soon as each stage has ended.
 
 The processor that qemu shows by default is an Armv8.2 one without SVE, as the Kunpeng 920 is.
 """
