@@ -81,7 +81,7 @@ def unknown(what: str, name: str, ours: Iterable[str], group: str, form: str) ->
     known = {"ours are": list(ours), "installed are": list(installed(group))}
     near = nearest(name, sum(known.values(), []))
     listed = ", ".join(f"{whose} {', '.join(names)}" for whose, names in known.items() if names)
-    hint = f"did you mean {near}?" if near else listed
+    hint = f"did you mean {near}?" if near else listed or "none is installed"
     return f"there is no {what} called {name[:80]!r}: {hint}; yours is {form}"
 
 

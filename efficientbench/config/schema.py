@@ -15,6 +15,7 @@ from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.basics.part import (
     Label,
+    Meters,
     Name,
     NonNegativeFloat,
     NonNegativeInt,
@@ -125,6 +126,7 @@ class MeasurementConfig(Part):
         default=50, description="fewest steps in the measured window; below 30 a step's time has no interval"
     )
     sample_interval_s: Seconds = Field(default=0.1, description="wanted seconds between samples of the sensors")
+    meters: Meters = None
     peak_flops: PositiveFloat | None = Field(
         default=None,
         description="dense peak FLOP/s of one device in training.dtype; unset: as in the table of known devices",

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from efficientbench.basics.part import (
     Fraction,
     Label,
+    Meters,
     Name,
     NonNegativeFloat,
     NonNegativeInt,
@@ -134,6 +135,7 @@ class TuningMeasurementConfig(Part):
     """Sensors, and the window of measured steps."""
 
     warmup_steps: NonNegativeInt = Field(default=5, description="steps before the measured window")
+    meters: Meters = None
     peak_flops: PositiveFloat | None = Field(
         default=None, description="dense peak FLOP/s of one device; unset: as in the table of known devices"
     )

@@ -83,7 +83,8 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
     with _built_visibly(heartbeat):
         model, initial = build(job.config, job.model)
     tokenizer = load_tokenizer(job.model)
-    monitor = EfficiencyCallback(warmup_steps=job.config.measurement.warmup_steps)
+    measurement = job.config.measurement
+    monitor = EfficiencyCallback(warmup_steps=measurement.warmup_steps, meters=measurement.meters or ())
     stop = Stop(stop_requested)
     spent = Spent(recording.begin_s, job.config.measurement.warmup_steps, bool(job.resumed_step))
     with _sink(job, rank) as sink:

@@ -6,14 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas.definitions import Windows
 from efficientbench.metrics.monitoring.conditions import Conditions
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, SensorState
 from efficientbench.metrics.monitoring.series import DeviceSeries, Interval
-from efficientbench.metrics.sensors.base import QUANTITIES, Counters, DeviceInfo, Peaks, Sample, Sensor
+from efficientbench.metrics.sensors.base import QUANTITIES, Counters, DeviceInfo, Meter, Peaks, Sample, Sensor
 
 READINGS = 10
 """Readings of idle power, after the first, in the time that a monitor waits for them."""
@@ -96,6 +98,7 @@ class SensorSampler:
         self.sensor = sensor
         """The sensor to read."""
         self._clock = clock
+        self._source = sensor.source if isinstance(sensor, Meter) else ""
         self._lock = threading.Lock()
         self._series: dict[str, DeviceSeries] = {}
         self._newest: list[Sample] = []
@@ -118,8 +121,7 @@ class SensorSampler:
         opening.join(OPENING_PATIENCE_S)
         if opening.is_alive():
             self.fail_to_answer(OPENING_PATIENCE_S)
-        infos: list[DeviceInfo] = self._guarded(self.sensor.devices, [])
-        self._series = {info.uuid: DeviceSeries(info, self.sensor.scope) for info in infos}
+        self._series = self._guarded(self._new_series, {})
         self._guarded(self._conditions.begin, None)
         self.sample()
 
@@ -171,6 +173,7 @@ class SensorSampler:
             measures=tuple(name for name in QUANTITIES if name not in unavailable) if opened else (),
             unavailable=unavailable,
             sample_interval_s=(self._last_s - self._first_s) / (self._samples - 1) if self._samples > 1 else None,
+            source=self._source,
         )
 
     def measure(self, windows: Windows) -> list[DeviceMeasurement]:
@@ -178,9 +181,21 @@ class SensorSampler:
         self._store()
         found = {uuid: s.measure(windows, self.sensor.unavailable, self.failure) for uuid, s in self._series.items()}
         return [
-            replace(each, conditions=self._conditions.of(uuid, windows), power_idle_w=self.idle_w.get(uuid))
+            replace(
+                each,
+                conditions=self._conditions.of(uuid, windows),
+                power_idle_w=self.idle_w.get(uuid),
+                source=self._source,
+            )
             for uuid, each in found.items()
         ]
+
+    def _new_series(self) -> dict[str, DeviceSeries]:
+        infos = self.sensor.devices()
+        for info in infos:
+            if not isinstance(info, DeviceInfo) or not isinstance(info.uuid, str) or not isinstance(info.name, str):
+                raise MetricsError(f"named {info!r:.100}, which is no device")
+        return {info.uuid: DeviceSeries(info, self.sensor.scope) for info in infos}
 
     def _sample(self) -> None:
         if self._closed:  # by the main thread, while another sensor blocked this one
@@ -204,7 +219,11 @@ class SensorSampler:
             self._find_other_use(now_s)
 
     def _read_counters(self) -> tuple[dict[str, Counters], float]:
-        return self.sensor.counters(), self._clock()
+        counters = self.sensor.counters()
+        for uuid, each in counters.items():
+            if not all(value is None or isfinite(value) for value in (each.energy_j, each.busy_s)):
+                raise MetricsError(f"counted {each} on {uuid}, which is not finite")
+        return counters, self._clock()
 
     def _store(self) -> None:
         pending, self._pending = self._pending, []
