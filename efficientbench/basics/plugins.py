@@ -25,7 +25,8 @@ def installed(group: str) -> dict[str, str]:
     # Imported late: most commands have no use for it.
     from importlib.metadata import entry_points
 
-    return {each.name: f"{each.module}:{each.attr}" for each in entry_points(group=group)}
+    # Without extras, as in "package.module:NAME [extra]".
+    return {each.name: each.value.partition("[")[0].strip() for each in entry_points(group=group)}
 
 
 @cache

@@ -74,7 +74,8 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
     elif not words:
         console.print("Fine-tunings: efficientbench list finetuning.")
     if plugins.row_count:
-        console.print()
+        if table.row_count or tunings.row_count:
+            console.print()
         console.print(plugins)
 
 
@@ -98,11 +99,17 @@ def _plugins(words: Sequence[str]) -> Table:
     """Return what other packages have installed for the keys below and has one of the words, without importing it."""
     from efficientbench.architecture.registry import ENTRY_POINTS as VARIANTS
     from efficientbench.basics.plugins import installed
+    from efficientbench.finetuning.methods import ENTRY_POINTS as METHODS
     from efficientbench.metrics.monitoring.meters import ENTRY_POINTS as METERS
     from efficientbench.planning.plan_table import plain_table
     from efficientbench.training.reinforcement.rewards import ENTRY_POINTS as REWARDS
 
-    keys = {VARIANTS: "model.attention.kind, model.position.kind", REWARDS: "rl.reward", METERS: "measurement.meters"}
+    keys = {
+        VARIANTS: "model.attention.kind, model.position.kind",
+        REWARDS: "rl.reward",
+        METHODS: "method",
+        METERS: "measurement.meters",
+    }
     table = plain_table("installed", ("from", "value of"), left=2)
     for group, key in keys.items():
         for name, place in installed(group).items():

@@ -23,6 +23,7 @@ from efficientbench.basics.part import (
     PositiveFloat,
     PositiveInt,
     Seconds,
+    require,
 )
 from efficientbench.config.evaluation import EvaluationConfig
 from efficientbench.config.init import InitConfig
@@ -134,6 +135,12 @@ class MeasurementConfig(Part):
     profile_steps: NonNegativeInt = Field(
         default=0, description="steps at the end that torch's profiler traces on rank 0, which slows them; 0: none"
     )
+
+    @model_validator(mode="after")
+    def _meters_are_read(self) -> MeasurementConfig:
+        """Refuse meters that nobody would read."""
+        require((self.enabled or not self.meters, "enabled=false reads no sensor, and meters names some"))
+        return self
 
 
 class FaultsConfig(Part):

@@ -17,7 +17,7 @@ from efficientbench.basics.readers import outlive_readers
 from efficientbench.devices.registry import find_device
 from efficientbench.finetuning.examples.examples import fingerprint_of, read_examples
 from efficientbench.finetuning.job import TuningJob
-from efficientbench.finetuning.methods import WITH_ADAPTER
+from efficientbench.finetuning.methods import find_method
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
@@ -91,7 +91,7 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
         callbacks = [Heartbeat(heartbeat), *listeners(stop, monitor, spent, job.output / "steps.jsonl", sink)]
         if deepspeed is not None:
             callbacks.append(DeepSpeedFile(job.output / "deepspeed.json"))
-        ratio = job.config.adapter.lora_plus_ratio if job.config.method == "lora_plus" else None
+        ratio = job.config.adapter.lora_plus_ratio if find_method(job.config.method).two_rates else None
         shapes = saved_shapes(model)
         trainer = Tuner(
             *(model, args, tokenizer, callbacks, train, held_out, order, ratio, job.held_out_losses),
@@ -207,7 +207,7 @@ def _save(
     """Save on all ranks; on rank 0 verify and seal the files, and return how many numbers they hold, else None."""
     from efficientbench.finetuning.saved import as_plain_lora, doubled, verify
 
-    has_adapter = job.config.method in WITH_ADAPTER
+    has_adapter = find_method(job.config.method).lora is not None
     folder = job.output / ("adapter" if has_adapter else "model")
 
     def report(what: str) -> None:

@@ -273,14 +273,14 @@ class EfficiencyMonitor:
         # both ends, however rare samples are. Counters are read last, once the device and the ranks have settled.
         for sampler in self._samplers:
             sampler.sample()
-        # The growth of a slow sensor's counters is scaled: its reading must not keep ranks waiting in their first step.
+        # Meters may answer slowly, and would make the other ranks wait in their first step. Growth is scaled anyway.
         for sampler in self._samplers:
-            if sampler.sensor.is_slow:
+            if sampler.is_meter:
                 sampler.begin_interval()
         self._wait_for_device()
         self._wait_for_ranks()
         for sampler in self._samplers:
-            if not sampler.sensor.is_slow:
+            if not sampler.is_meter:
                 sampler.begin_interval()
         self._window_begin_s = self._clock()
 

@@ -168,8 +168,8 @@ POWER_AND_ENERGY = {"power_w": "power (AEC)", "energy_j": "energy (J/token)"}
 class Meter(Sensor):
     """A meter of energy or power beside the devices' own: of a socket, a PDU or a rack.
 
-    Its figures stand beside a run's, under its class's name, and are never added to those of the devices. Counted once
-    is what has one uuid, whichever ranks and nodes read it. `sample` may take its time: it has a thread of its own.
+    Its figures stand beside the devices', under the name of its class, and are never added to them. Ranks and nodes
+    that read the same uuid count it once. A reading may take long: the meter has a sampling thread of its own.
     """
 
     name = "meter"

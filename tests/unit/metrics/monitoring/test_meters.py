@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,11 @@ from support.metrics_parts import make_record
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.listing import list_runs
+from efficientbench.config.load import resolve
 from efficientbench.metrics import EfficiencyMonitor, merge
 from efficientbench.metrics.analysis.repeats import combine, group_repeats
 from efficientbench.metrics.formulas.device_use import MeterUse
+from efficientbench.metrics.monitoring import sampler
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement
 from efficientbench.metrics.monitoring.meters import ENTRY_POINTS, find_meter
 from efficientbench.metrics.records.record import read_record
@@ -126,6 +129,36 @@ def test_a_meter_that_gives_nonsense_ends_itself_alone(meter: Impostor, why: str
     assert "Impostor) has no energy: meter: " in str(use)
 
 
+class Hanging(Impostor):
+    """Answers no more from its second counter on."""
+
+    def counters(self) -> dict[str, Counters]:
+        if self.energy_j is not None:
+            threading.Event().wait()
+        self.energy_j = 1.0
+        return {"GPU-0": Counters(energy_j=self.energy_j)}
+
+
+def test_a_meter_that_hangs_holds_up_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "PATIENCE_S", 0.3)
+    run = measured(Hanging())
+    assert len(run.step_times_s) == 3
+    assert "has not answered for 0.3 s" in (run.meters[0].unavailable or "")
+
+
+def test_a_meter_is_read_before_the_ranks_meet_and_their_first_step_begins() -> None:
+    calls: list[str] = []
+
+    class Noting(Impostor):
+        def counters(self) -> dict[str, Counters]:
+            calls.append("counters")
+            return {}
+
+    loop(Noting(), barrier=lambda: calls.append("ranks"))
+    assert calls[:2] == ["counters", "ranks"]
+    assert calls[-2:] == ["ranks", "counters"]
+
+
 def test_repeats_have_a_meters_mean_and_none_where_one_lacks_it() -> None:
     def combined(*meters: MeterUse) -> list[MeterUse]:
         named = {"measurement": {"meters": [NAME]}}
@@ -169,6 +202,11 @@ def test_a_name_that_is_no_meter_is_told(package: Path) -> None:
     }.items():
         with pytest.raises(ConfigError, match=re.escape(told)):
             find_meter(name)
+
+
+def test_meters_are_refused_where_no_sensor_is_read() -> None:
+    with pytest.raises(ConfigError, match="enabled=false reads no sensor, and meters names some"):
+        resolve("gqa_1.5B", overrides=[f"measurement.meters={NAME}", "measurement.enabled=false"])
 
 
 def test_an_installed_meter_is_listed_without_being_imported(package: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""A meter from outside this project, as a user has it: in runs of two ranks, in fine-tunings, and in `doctor`."""
+"""Meters and methods from outside this project, as a user has them: in runs of two ranks, in reports, in `doctor`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shows_it(folder: Path, report: Path) -> None:
     assert "| outlet 7 | my_meter:Outlet |" in (report / "report.md").read_text()
 
 
-def test_two_ranks_read_it_once_and_a_run_resumes_without_it(path: str, tmp_path: Path, cache: str) -> None:
+def test_two_ranks_of_a_run_read_a_meter_once(path: str, tmp_path: Path, cache: str) -> None:
     words = ("run", "gqa_1.5B", "device=cpu", f"output={tmp_path}", f"data.cache={cache}", *TINY, "parallel.dp=2")
     done = efficientbench(*words, METER, PYTHONPATH=path, expect=0)
     assert "outlet 7 (my_meter:Outlet) counted" in " ".join(done.stdout.split())
@@ -50,11 +50,30 @@ def test_two_ranks_read_it_once_and_a_run_resumes_without_it(path: str, tmp_path
     assert not (tmp_path / "gqa_1.5B__other").exists()
 
 
-def test_a_fine_tuning_of_two_ranks_reads_it_once(path: str, tmp_path: Path) -> None:
+def test_a_fine_tuning_of_two_ranks_by_an_outside_method_reads_it_once(path: str, tmp_path: Path) -> None:
     places = (f"output={tmp_path}", f"cache={tmp_path / 'cache'}", "device=cpu", "cpu_ranks=2")
     short = ("training.steps=4", "training.global_batch_size=4", "data.max_length=64", "measurement.warmup_steps=1")
-    efficientbench("finetune", "lora_tiny", *places, *short, METER, PYTHONPATH=path, expect=0)
-    shows_it(tmp_path / "lora_tiny", tmp_path)
+    own = "method=my_method:NORMS"
+    efficientbench("finetune", "lora_tiny", *places, *short, METER, own, PYTHONPATH=path, expect=0)
+    folder = tmp_path / "NORMS_tiny"
+    shows_it(folder, tmp_path)
+    content = record(folder)
+    assert (content["run"], content["finetuning"]["method"]) == ("NORMS_tiny", "my_method:NORMS")
+    assert content["parameters_trained"] == (2 * 4 + 1) * 64
+    assert "or of this method, are not known" in content["unavailable"]["flops_per_token"]
+    assert (folder / "model" / "model.safetensors").exists()
+
+
+def test_an_adapter_of_an_outside_method_is_saved_and_never_merged(path: str, tmp_path: Path) -> None:
+    places = (f"output={tmp_path}", f"cache={tmp_path / 'cache'}", "device=cpu", "cpu_ranks=1", "zero.stage=0")
+    short = ("training.steps=2", "training.global_batch_size=2", "data.max_length=64", "measurement.warmup_steps=1")
+    own = "method=my_method:GAUSSIAN"
+    efficientbench("finetune", "lora_tiny", *places, *short, own, PYTHONPATH=path, expect=0)
+    folder = tmp_path / "GAUSSIAN_tiny"
+    assert record(folder)["flops_per_token"] > 0
+    assert (folder / "adapter" / "adapter_model.safetensors").exists()
+    refused = efficientbench("finetune", "merge", str(folder), str(tmp_path / "whole"), PYTHONPATH=path, expect=2)
+    assert "method my_method:GAUSSIAN is code from outside this project: PEFT merges" in refused.stderr
 
 
 def test_doctor_lists_an_installed_one_without_importing_it(path: str, tmp_path: Path) -> None:
