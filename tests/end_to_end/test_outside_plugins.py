@@ -59,7 +59,7 @@ def test_a_fine_tuning_of_two_ranks_by_an_outside_method_reads_it_once(path: str
     shows_it(folder, tmp_path)
     content = record(folder)
     assert (content["run"], content["finetuning"]["method"]) == ("NORMS_tiny", "my_method:NORMS")
-    assert content["parameters_trained"] == (2 * 4 + 1) * 64
+    assert content["trainable_parameters"] == (2 * 4 + 1) * 64
     assert "or of this method, are not known" in content["unavailable"]["flops_per_token"]
     assert (folder / "model" / "model.safetensors").exists()
 
