@@ -17,13 +17,14 @@ from efficientbench.config.matrix import EXPERIMENTS, Overlay, load_matrix, load
 from efficientbench.config.scripts import script
 from efficientbench.config.spellings import ALIASES
 from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.finetuning.methods import find_method
 
 RUNS = EXPERIMENTS / "finetuning.yaml"
 SUITE = "finetuning"
 """The folder of the runs' scripts."""
 
 _USES = {"true": "auto", "false": "off"}
-_DECIDED = ("method", "size", "smoke")
+_DECIDED = ("size", "smoke")
 
 
 class _Runs(Part):
@@ -79,8 +80,9 @@ def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()
         sizes = f"<method>_<size>, of {', '.join(runs.methods)} and {', '.join(runs.sizes)}"
         raise ConfigError(f"there is no fine-tuning called {name[:80]!r}: {f'did you mean {near}?' if near else sizes}")
     run, keys = tunings[name], settable_keys()
-    tree: dict[str, Any] = {"method": run.method, "size": run.size, "smoke": smoke}
-    for layer in (runs.sizes[run.size], runs.methods[run.method], runs.smoke if smoke else {}):
+    method = next((text[7:] for text in reversed(overrides) if text.startswith("method=")), run.method)
+    tree: dict[str, Any] = {"method": method, "size": run.size, "smoke": smoke}
+    for layer in (runs.sizes[run.size], runs.methods.get(method, {}), runs.smoke if smoke else {}):
         tree = merged(tree, layer)
     problems = []
     for override in overrides:
@@ -113,6 +115,7 @@ def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()
         ]
     if problems:
         raise ConfigError(problems)
+    find_method(config.method)
     return config
 
 

@@ -20,6 +20,7 @@ from efficientbench.metrics.formulas.device_use import (
     DeviceConditions,
     Disturbance,
     MachineConditions,
+    MeterUse,
     RankUse,
     RankWaits,
     Timeline,
@@ -110,6 +111,8 @@ class RunRecord(Metrics, Identity):
     """Settings of each accelerator, and how it fared in the measured window; empty where no driver reported them."""
     machine_conditions: list[MachineConditions] = []
     """What the ranks' machines gave them, one entry for all ranks that have the same; empty where nobody asked."""
+    meters: list[MeterUse] = []
+    """What meters beside the devices' own counted (`measurement.meters`); never a part of the figures above."""
     kernels: dict[str, str] = {}
     """Part of the model → the kernel that served it."""
     kernel_reasons: dict[str, str] = {}

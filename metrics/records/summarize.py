@@ -22,7 +22,7 @@ MAXIMUM_DISTURBANCES = 500
 
 
 def measured_parts(run: RunMeasurement, outliers: Sequence[Outlier]) -> dict[str, Any]:
-    """Return samples, timelines, windows, disturbances, waits, conditions and step times, by the record's field names.
+    """Return what a record has of a measurement beside figures, by its field names: timelines, waits, conditions, ….
 
     Of `outliers`, the MOST_OUTLIERS slowest steps are listed, in the order of the run.
     """
@@ -39,6 +39,7 @@ def measured_parts(run: RunMeasurement, outliers: Sequence[Outlier]) -> dict[str
         "rank_uses": list(run.rank_uses),
         "device_conditions": list(run.device_conditions),
         "machine_conditions": list(run.machine_conditions),
+        "meters": list(run.meters),
         "outliers": sorted(slowest, key=lambda outlier: outlier.step),
     }
 

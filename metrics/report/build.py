@@ -31,6 +31,7 @@ from efficientbench.metrics.report.sections.evaluations import (
 from efficientbench.metrics.report.sections.failures import FailedRun, failures_table, load_failures
 from efficientbench.metrics.report.sections.generation import CSV_NAME, beside, generation_table, write_generation_csv
 from efficientbench.metrics.report.sections.loss_costs import cost_tables
+from efficientbench.metrics.report.sections.meters import meters_table
 from efficientbench.metrics.report.sections.optimizers import optimizers_table
 from efficientbench.metrics.report.sections.rank_table import load_step_shares, rank_table, wall_time_table
 from efficientbench.metrics.report.sections.rollouts import rollouts_table
@@ -136,8 +137,8 @@ def markdown(
         parts += [f"## {table.title}", markdown_table(table)]
     if evaluations is not None and evaluations.rows:
         parts += [f"## {evaluations.title}", markdown_table(evaluations), *map(escape, evaluations.notes)]
-    found = (optimizers_table(records), rollouts_table(records), wall_time_table(records), rank_table(records))
-    for each in filter(None, found):
+    found = (optimizers_table, rollouts_table, wall_time_table, rank_table, meters_table)
+    for each in filter(None, (table_of(records) for table_of in found)):
         parts += [f"## {each.title}", markdown_table(each), *map(escape, each.notes)]
     for table in cost_tables(records):
         parts += [f"## Cost, {escape(table.title)}", markdown_table(table), *map(escape, table.notes)]

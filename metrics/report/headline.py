@@ -54,7 +54,8 @@ def print_results(records: Sequence[RunRecord], console: Console) -> None:
         console.print("No run has a record yet.")
         return
     print_wide_table(results_table(records), console)
-    for note in (*notes(records), *map(str, noise_floors(records))):
+    metered = [f"{name(record)}: {meter}." for record in records for meter in record.meters]
+    for note in (*notes(records), *metered, *map(str, noise_floors(records))):
         console.print(Text(note))
     for absence in absences(records):
         console.print(Text(str(absence)), style="dim")

@@ -6,7 +6,7 @@ from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import whole_nodes
 from efficientbench.devices.registry import device_of_backend
 from efficientbench.finetuning.config import TINY, TINY_SHAPE, FinetuneConfig
-from efficientbench.finetuning.methods import WITH_ADAPTER, check_layers, check_targets
+from efficientbench.finetuning.methods import check_layers, check_targets, find_method
 from efficientbench.finetuning.planning.cost import TILE_BYTES, TRITON_TILE_BYTES, Trained, ZeroLayout
 from efficientbench.finetuning.planning.plan import PlanRequest
 from efficientbench.finetuning.planning.shapes import Shape, shape_of, shape_of_config
@@ -48,9 +48,12 @@ def plan_request(
     capacity = memory_gb * 1e9 if memory_gb is not None else (found.memory_bytes if found else None)
     shape = shape_of_base(config.model)
     adapter, zero = config.adapter, config.zero
-    if config.method in WITH_ADAPTER:
+    method = find_method(config.method)
+    if method.formulas is None:
+        raise ConfigError(f"method {config.method}: declares no formulas of its parameters, FLOPs and memory")
+    if method.lora is not None:
         check_targets(adapter.targets, shape.matrices)
-    if config.method == "freeze":
+    if method.formulas == "freeze":
         check_layers(adapter.freeze_layers, shape.layers)
     layout = ZeroLayout(
         world=world,
@@ -70,7 +73,7 @@ def plan_request(
     rates = Rates("the device of measurement.peak_flops", peak) if peak is not None else None
     if found is not None:
         rates = Rates(found.name, found.peak_flops, found.in_node_bytes_s, found.between_nodes_bytes_s)
-    trained = Trained(config.method, adapter.r, adapter.targets, adapter.freeze_layers)
+    trained = Trained(method.formulas, adapter.r, adapter.targets, adapter.freeze_layers)
     return PlanRequest(config.name, shape, trained, layout, capacity or MEMORY_GB * 1e9, rates, config.training.dtype)
 
 

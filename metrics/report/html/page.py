@@ -34,6 +34,7 @@ from efficientbench.metrics.report.sections.failures import FailedRun, failures_
 from efficientbench.metrics.report.sections.generation import COLUMNS as GENERATION_COLUMNS
 from efficientbench.metrics.report.sections.generation import CSV_NAME, beside, generation_table
 from efficientbench.metrics.report.sections.loss_costs import cost_tables
+from efficientbench.metrics.report.sections.meters import meters_table
 from efficientbench.metrics.report.sections.optimizers import optimizers_table
 from efficientbench.metrics.report.sections.rank_table import Profiled, rank_table, wall_time_table
 from efficientbench.metrics.report.sections.rollouts import rollouts_table
@@ -122,6 +123,7 @@ def _content(rows: Rows, generations: Sequence[GenerationRecord]) -> dict[str, A
         "rollouts": rollouts_table(records),
         "wall": wall_time_table(records),
         "ranks": rank_table(records),
+        "meters": meters_table(records),
         "time": _plots(over_time, sampled),
         "paper": paper_tables(records),
         "experts": _plots(expert_figures, mixtures),
