@@ -190,11 +190,3 @@ def test_a_set_is_named_by_what_sets_it_apart_and_by_no_more() -> None:
     records = [make_record({"run": f"gqa_{count}", "devices": count, "dp": count}) for count in (4, 8)]
     labels = [suite.conditions for suite in make_rows(records).suites]
     assert labels == ["layout dp 4, device 4 × Trace 9000", "layout dp 8, device 8 × Trace 9000"]
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_set_whose_software_nobody_recorded_stands_beside_one_with_it(order: int) -> None:
-    packages = {"environment": {"packages": {"torch": "2.13.0"}}}
-    records = [make_record({"run": name, **facts}) for name, facts in (("with", packages), ("without", {}))]
-    labels = {suite.rows[0].record.run: suite.conditions for suite in make_rows(records[::order]).suites}
-    assert labels == {"with": "software torch 2.13.0", "without": "software not recorded"}
