@@ -120,7 +120,7 @@ def answers_table(suites: Sequence[Suite]) -> Table:
         for suite in suites
     ]
     header = ("", *TITLES.values())
-    return Table(header, rows, tuple(range(len(header))), "What these runs say", open_questions(suites))
+    return Table(header, rows, tuple(range(len(header))), notes=(RULE, *open_questions(suites)))
 
 
 def print_answers(suites: Sequence[Suite], console: Console) -> None:

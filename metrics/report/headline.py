@@ -42,10 +42,11 @@ HEADLINE: dict[str, Headline] = {
 
 
 def results_table(records: Sequence[RunRecord]) -> Table:
-    """Return the table of results: one row a run."""
+    """Return the table of results: one row a run, and what a reader must know before comparing the runs."""
     named = zip(unique_names(records), records, strict=True)
     rows = [(own, *(cell(figure, record) for figure in HEADLINE)) for own, record in named]
-    return Table(("run", *(column.title for column in HEADLINE.values())), rows)
+    known = (*notes(records), *map(str, noise_floors(records)))
+    return Table(("run", *(column.title for column in HEADLINE.values())), rows, notes=known)
 
 
 def print_results(records: Sequence[RunRecord], console: Console) -> None:
@@ -53,8 +54,9 @@ def print_results(records: Sequence[RunRecord], console: Console) -> None:
     if not records:
         console.print("No run has a record yet.")
         return
-    print_wide_table(results_table(records), console)
-    for note in (*notes(records), *map(str, noise_floors(records))):
+    table = results_table(records)
+    print_wide_table(table, console)
+    for note in table.notes:
         console.print(Text(note))
     for absence in absences(records):
         console.print(Text(str(absence)), style="dim")

@@ -30,6 +30,10 @@ class Table:
     notes: Sequence[str] = ()
     """Sentences below the table."""
 
+    def __bool__(self) -> bool:
+        """Return whether the table has rows; reports skip one without."""
+        return bool(self.rows)
+
 
 def print_table(table: Table, console: Console, gap: int = 2) -> None:
     """Print the table, with `gap` spaces between its columns; wrap a cell that is too wide."""
@@ -88,6 +92,11 @@ def markdown_table(table: Table) -> str:
 
 def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(escape(cell) for cell in cells) + " |"
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """Return a list in Markdown."""
+    return "\n".join(f"- {escape(line)}" for line in lines)
 
 
 def escape(content: str) -> str:

@@ -20,9 +20,9 @@ from efficientbench.metrics.formulas.student import half_interval_95
 from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.records.generation.generation import GenerationRecord, GenerationRow, generation_of
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, current_files, read_record
-from efficientbench.metrics.report.sections.environments import environments
+from efficientbench.metrics.report.sections.environments import listed_environments
 from efficientbench.metrics.report.sections.generation import shown_cell, titled
-from efficientbench.metrics.report.table import ABSENT, Table, escape, markdown_table
+from efficientbench.metrics.report.table import ABSENT, Table, bullets, markdown_table
 
 SHOWN = ("ttft_s_p50", "decode_tokens_per_s", "decode_energy_j_per_token")
 """Figures of generation that the card shows."""
@@ -220,7 +220,7 @@ def card_table(pipelines: Sequence[Pipeline], evaluations: Table, price_per_hour
         spent = _costs([stage.record for stage in pipeline], price_per_hour)
         rows.append((title, ALL, *[""] * (3 + len(scores.tasks) + len(served.header)), *spent))
     notes = (*_notes(pipelines, scores, price_per_hour), *served.notes)
-    return Table(header, rows, (0, 1, 2), "Report card", notes)
+    return Table(header, rows, (0, 1, 2), notes=notes)
 
 
 def _learned(record: RunRecord) -> tuple[str, str, str]:
@@ -314,10 +314,7 @@ def _stage_notes(stage: Stage, scores: _Scores) -> list[str]:
 
 def card_markdown(table: Table, pipelines: Sequence[Pipeline]) -> str:
     """Return the text of report_card.md: the table, and the environments of its runs."""
-    parts = ["# Report card", markdown_table(table), "\n".join(f"- {escape(note)}" for note in table.notes)]
     records = {stage.run: stage.record for pipeline in pipelines for stage in pipeline}
-    parts.append("## Environment")
-    for runs, facts in environments(list(records.values())):
-        listed = "\n".join(f"- {escape(key)}: {escape(value)}" for key, value in facts.items())
-        parts += [f"**{escape(', '.join(runs))}**", listed]
+    where = listed_environments(list(records.values()))
+    parts = ["# Report card", markdown_table(table), bullets(table.notes), "## Environment", *where]
     return "\n\n".join(parts) + "\n"

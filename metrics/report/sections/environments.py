@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from efficientbench.metrics.analysis.conditions import CONDITIONS
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import name
+from efficientbench.metrics.report.table import bullets, escape
 
 
 def environments(records: Sequence[RunRecord]) -> list[tuple[list[str], dict[str, str]]]:
@@ -15,6 +16,15 @@ def environments(records: Sequence[RunRecord]) -> list[tuple[list[str], dict[str
     for record in records:
         runs_by_facts.setdefault(tuple(_facts(record).items()), {})[name(record)] = None
     return [(list(runs), dict(facts)) for facts, runs in runs_by_facts.items()]
+
+
+def listed_environments(records: Sequence[RunRecord]) -> list[str]:
+    """Return the environments as paragraphs of Markdown: the runs' names, then the facts."""
+    return [
+        part
+        for runs, facts in environments(records)
+        for part in (f"**{escape(', '.join(runs))}**", bullets(f"{key}: {value}" for key, value in facts.items()))
+    ]
 
 
 def _facts(record: RunRecord) -> dict[str, str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from rich.console import Console
@@ -15,10 +13,9 @@ from efficientbench.basics.checksum import KEY as CHECKSUM
 from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import plain_text
 from efficientbench.metrics.analysis.paired import CORE, FOLDER, Evaluations, Paired
-from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.evaluation import read_evaluation
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS
-from efficientbench.metrics.report.columns import csv_cell
+from efficientbench.metrics.report.columns import csv_text
 from efficientbench.metrics.report.table import ABSENT, Table, number, print_table
 
 CSV_NAME = "evaluations.csv"
@@ -93,20 +90,13 @@ def evaluations_table(evaluated: Sequence[Evaluated]) -> Table:
         for each in shown
     ]
     notes = dict.fromkeys(f"{ABSENT} {each.name}: {each.reason}" for each in shown if each.value is None)
-    return Table(("run", "task", "figure", "value", "items", "step"), rows, (0, 1, 2), "Evaluations", tuple(notes))
+    return Table(("run", "task", "figure", "value", "items", "step"), rows, (0, 1, 2), notes=tuple(notes))
 
 
-def write_evaluations_csv(evaluated: Sequence[Evaluated], path: Path) -> None:
-    """Write every figure of these evaluations, at full precision.
-
-    Raises MetricsError if the file cannot be written.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(field.name for field in fields(TaskFigure))
-    for task in evaluated:
-        writer.writerows([csv_cell(value) for value in astuple(each)] for each in task.figures)
-    write_whole(path, text.getvalue())
+def evaluations_csv(evaluated: Sequence[Evaluated]) -> str:
+    """Return every figure of these evaluations, at full precision."""
+    figures = (vars(each) for task in evaluated for each in task.figures)
+    return csv_text([field.name for field in fields(TaskFigure)], figures)
 
 
 def print_evaluations(found: Evaluations, console: Console) -> None:

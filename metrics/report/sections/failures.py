@@ -14,6 +14,7 @@ from efficientbench.metrics.records.record import current_files
 from efficientbench.metrics.report.table import ABSENT, Table, print_table
 
 FAILURE_NAME = "failure.json"
+TITLE = "Runs that did not come to their end"
 _MOST_REASON = 600
 """Most characters of a reason in a table; the file has the full reason."""
 
@@ -62,14 +63,12 @@ def load_failures(folder: Path) -> tuple[list[FailedRun], list[str]]:
 
 def failures_table(failures: Sequence[FailedRun]) -> Table:
     """Return a row for each failure."""
-    title = "Runs that did not come to their end"
-    return Table(("run", "kind", "step", "reason"), [failure.row for failure in failures], (0, 1, 3), title)
+    return Table(("run", "kind", "step", "reason"), [failure.row for failure in failures], (0, 1, 3))
 
 
 def print_failures(failures: Sequence[FailedRun], console: Console) -> None:
     """Print a row for each failure; nothing where none failed."""
     if failures:
-        table = failures_table(failures)
-        console.print(Text(table.title, style="italic"))
-        print_table(table, console)
+        console.print(Text(TITLE, style="italic"))
+        print_table(failures_table(failures), console)
         console.print()

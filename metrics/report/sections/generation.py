@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,12 +13,11 @@ from rich.text import Text
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.analysis.generation.generation_ratios import Compared, compare_generation
 from efficientbench.metrics.analysis.generation.generation_sides import Generating
-from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, SIGNIFICANCE, Ratio
 from efficientbench.metrics.records.figure import Figure, percent
 from efficientbench.metrics.records.generation.generation import GENERATION_FIGURES, GenerationRecord, GenerationRow
 from efficientbench.metrics.records.record import FIGURES, RunRecord
-from efficientbench.metrics.report.columns import UNAVAILABLE, csv_cell
+from efficientbench.metrics.report.columns import UNAVAILABLE, csv_text, joined
 from efficientbench.metrics.report.table import ABSENT, Table, number, print_table, print_wide_table
 
 HEADER = ("figure", "A", "B", "B/A", "95 %", "verdict")
@@ -165,7 +161,7 @@ def generation_table(generated: Sequence[Generated], records: Sequence[RunRecord
                 number(trained.energy_j_per_token if trained else None, ".3g"),
             )
             rows.append((each.name, *sizes, *figures, *(of_training if beside_training else ())))
-    return Table(header, rows, title=TITLE, notes=generation_notes(generated))
+    return Table(header, rows, notes=generation_notes(generated))
 
 
 def shown_cell(name: str, row: GenerationRow) -> str:
@@ -252,30 +248,20 @@ def print_generation(generated: Sequence[Generated], records: Sequence[RunRecord
     if not generated:
         return
     table = generation_table(generated, records)
-    console.print(Text(table.title, style="italic"))
+    console.print(Text(TITLE, style="italic"))
     print_wide_table(table, console)
     for note in table.notes:
         console.print(Text(note), style="dim")
     console.print()
 
 
-def write_generation_csv(generated: Sequence[Generated], records: Sequence[RunRecord], path: Path) -> None:
-    """Write one row for each combination, at full precision. Raises MetricsError if the file cannot be written."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for each in generated:
-        for row in each.record.rows:
-            values, reasons = _values(each, row, records)
-            cells = {name: csv_cell(value) for name, value in values.items()}
-            cells["failure"] = csv_cell(row.failure or "")
-            cells[UNAVAILABLE] = csv_cell(" | ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items())))
-            writer.writerow(cells)
-    write_whole(path, text.getvalue())
+def generation_csv(generated: Sequence[Generated], records: Sequence[RunRecord]) -> str:
+    """Return one row for each combination, at full precision."""
+    return csv_text(COLUMNS, (_values(each, row, records) for each in generated for row in each.record.rows))
 
 
-def _values(each: Generated, row: GenerationRow, records: Sequence[RunRecord]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the figures of a row by column, and the reason for each that is None."""
+def _values(each: Generated, row: GenerationRow, records: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return the cells of a row by column."""
     of_record = {name: getattr(each.record, name) for name in GENERATION_FIGURES if hasattr(each.record, name)}
     values = of_record | {name: row.value(name) for name in GENERATION_FIGURES if name not in of_record}
     reasons = {name: row.why(name) or ABSENT for name in values if name not in of_record and values[name] is None}
@@ -285,4 +271,4 @@ def _values(each: Generated, row: GenerationRow, records: Sequence[RunRecord]) -
         values[column] = trained and getattr(trained, name)
         if values[column] is None:
             reasons[column] = NO_TRAINING if trained is None else trained.unavailable.get(name, ABSENT)
-    return values, reasons
+    return values | {"failure": row.failure or "", UNAVAILABLE: joined(reasons)}

@@ -28,17 +28,15 @@ PARTS = {
 """Figure of a part of the wall time → the part's column."""
 
 
-def wall_time_table(records: Sequence[RunRecord]) -> Table | None:
-    """Return the wall time of each run that has it, and the shares of its parts; None where no run has it."""
+def wall_time_table(records: Sequence[RunRecord]) -> Table:
+    """Return the wall time of each run that has it, and the shares of its parts."""
     rows = [
         (name, f"{record.wall_s:,.0f}", *(f"{getattr(record, part) / record.wall_s:.1%}" for part in PARTS))
         for name, record in zip(unique_names(records), records, strict=True)
         if record.wall_s and None not in [getattr(record, part) for part in PARTS]
     ]
-    if not rows:
-        return None
     notes = tuple(f"{title}: {FIGURES[part].description}." for part, title in PARTS.items())
-    return Table(("run", "wall time, s", *PARTS.values()), rows, title="Where the wall time went", notes=notes)
+    return Table(("run", "wall time, s", *PARTS.values()), rows, notes=notes)
 
 
 NAME = "step_shares.json"
@@ -101,17 +99,15 @@ NOTES = (
 )
 
 
-def rank_table(records: Sequence[RunRecord]) -> Table | None:
-    """Return the ranks of each run of several ranks, the one that worked longest first; None where no run has them."""
+def rank_table(records: Sequence[RunRecord]) -> Table:
+    """Return the ranks of each run of several ranks, the one that worked longest first."""
     rows = [
         (name, *cells)
         for name, record in zip(unique_names(records), records, strict=True)
         for cells in _ranks(record)[:MOST_RANKS]
     ]
-    if not rows:
-        return None
     header = ("run", "rank", "step, s", "waits, s", "own work, s", "memory, GB", "peak, GB", "busy", "energy, J")
-    return Table(header, rows, title="Ranks", notes=NOTES)
+    return Table(header, rows, notes=NOTES)
 
 
 def _ranks(record: RunRecord) -> list[tuple[str, ...]]:
