@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from efficientbench.metrics.formulas import definitions
 from efficientbench.metrics.formulas.device_use import Disturbance
 from efficientbench.metrics.records.figure import Figure, Positive, average, fact, figure
-from efficientbench.metrics.records.figures import STRICT
+from efficientbench.metrics.records.stored import STRICT
 
 # Unformatted to the end, as in records/figures.py.
 # fmt: off

@@ -19,7 +19,8 @@ from efficientbench.metrics.analysis.paired import CORE
 from efficientbench.metrics.formulas.student import half_interval_95
 from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.records.generation.generation import GenerationRecord, GenerationRow, generation_of
-from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, current_files, read_record
+from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, read_record
+from efficientbench.metrics.records.stored import current_files
 from efficientbench.metrics.report.sections.environments import listed_environments
 from efficientbench.metrics.report.sections.generation import shown_cell, titled
 from efficientbench.metrics.report.table import ABSENT, Table, bullets, markdown_table

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import plain_text, read_whole
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.formulas.device_use import RankUse
 from efficientbench.metrics.records.record import FIGURES, RunRecord
+from efficientbench.metrics.records.stored import read_each
 from efficientbench.metrics.report.headline import unique_names
 from efficientbench.metrics.report.table import Table, number
 
@@ -73,20 +75,20 @@ def write_step_shares(shares: StepShares, folder: Path) -> None:
 
 def load_step_shares(folder: Path) -> tuple[list[Profiled], list[str]]:
     """Return the shares of the traced runs below a folder, and a message for each file that cannot be read."""
-    found, damaged = [], []
-    for path in sorted(folder.rglob(f"{FOLDER}/{NAME}")):
-        if "previous" in path.relative_to(folder).parts:
-            continue
-        run = path.parent.parent
-        try:
-            shares = StepShares.model_validate_json(read_whole(path))
-        except (OSError, ValidationError) as error:
-            problem = error.strerror if isinstance(error, OSError) else error.errors()[0]["msg"]
-            damaged.append(plain_text(f"{path}: cannot be read ({problem})"))
-            continue
-        name = folder.name if run == folder else str(run.relative_to(folder))
-        found.append(Profiled(plain_text(name), shares))
-    return found, damaged
+    paths = [
+        each for each in sorted(folder.rglob(f"{FOLDER}/{NAME}")) if "previous" not in each.relative_to(folder).parts
+    ]
+    return read_each(paths, lambda path: _read(path, folder))
+
+
+def _read(path: Path, folder: Path) -> Profiled:
+    try:
+        shares = StepShares.model_validate_json(read_whole(path))
+    except (OSError, ValidationError) as error:
+        problem = error.strerror if isinstance(error, OSError) else error.errors()[0]["msg"]
+        raise MetricsError(f"{path}: cannot be read ({problem})") from None
+    run = path.parent.parent
+    return Profiled(plain_text(folder.name if run == folder else str(run.relative_to(folder))), shares)
 
 
 MOST_RANKS = 8
