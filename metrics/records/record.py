@@ -17,7 +17,7 @@ from efficientbench.metrics.formulas.device_use import (
     RankWaits,
     Timeline,
 )
-from efficientbench.metrics.records.figure import LARGEST, Few, Figure, fact
+from efficientbench.metrics.records.figure import LARGEST, Few, fact, rows_of
 from efficientbench.metrics.records.figures import Identity, Metrics
 from efficientbench.metrics.records.record_parts import (
     DataSource,
@@ -184,11 +184,7 @@ class RunRecord(Metrics, Identity):
         return self
 
 
-FIGURES: dict[str, Figure] = {
-    name: field.json_schema_extra
-    for name, field in RunRecord.model_fields.items()
-    if isinstance(field.json_schema_extra, Figure)
-}
+FIGURES = rows_of(RunRecord)
 """Name of a record's scalar → its row, in the order of every table."""
 
 

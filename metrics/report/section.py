@@ -26,7 +26,7 @@ from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.sections.cautions import Caution, cautions
 from efficientbench.metrics.report.sections.checksums import TITLE as UNCHECKED
 from efficientbench.metrics.report.sections.checksums import WHY
-from efficientbench.metrics.report.sections.environments import environments, listed_environments
+from efficientbench.metrics.report.sections.environments import environments, listed_environments, settings_table
 from efficientbench.metrics.report.sections.failures import TITLE as FAILURES
 from efficientbench.metrics.report.sections.failures import failures_table
 from efficientbench.metrics.report.sections.generation import COLUMNS as GENERATION_COLUMNS
@@ -36,7 +36,6 @@ from efficientbench.metrics.report.sections.loss_costs import cost_tables
 from efficientbench.metrics.report.sections.optimizers import optimizers_table
 from efficientbench.metrics.report.sections.rank_table import rank_table, wall_time_table
 from efficientbench.metrics.report.sections.rollouts import rollouts_table
-from efficientbench.metrics.report.sections.settings import settings_table
 from efficientbench.metrics.report.table import ABSENT, Table, bullets, escape, markdown_table
 
 Plotted = TypeVar("Plotted")
@@ -211,7 +210,7 @@ SECTIONS = (
         "energy", "Energy, and the paper's tables", drawn=lambda report: paper_tables(report.records), text=_energy
     ),
     Section("experts", "Experts", drawn=_of_runs(expert_figures, lambda record: record.experts)),
-    Section("setup", "Runs and their settings", drawn=lambda report: settings_table(report.runs)),
+    Section("setup", "Runs and their settings", drawn=lambda report: settings_table(report.records)),
     Section(
         "environment",
         "Environment",

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, model_validator
 
 from efficientbench.basics.errors import MetricsError
-from efficientbench.metrics.records.figure import Figure, Positive, fact
+from efficientbench.metrics.records.figure import Figure, Positive, fact, rows_of
 from efficientbench.metrics.records.figures import Subject
-from efficientbench.metrics.records.generation.generation_figures import Phase, RowFigures, rows_of
+from efficientbench.metrics.records.generation.generation_figures import Phase, RowFigures
 from efficientbench.metrics.records.stored import iso_time
 
 GENERATION_NAME = "generation.json"
