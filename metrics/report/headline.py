@@ -74,11 +74,16 @@ def name(record: RunRecord) -> str:
 
 def unique_names(records: Sequence[RunRecord]) -> list[str]:
     """Return the runs' names; runs of one name get the seed behind it, and a number where the seed is shared too."""
-    plain = Counter(name(record) for record in records)
+    return told_apart([(name(record), record.seed) for record in records])
+
+
+def told_apart(named: Sequence[tuple[str, int]]) -> list[str]:
+    """Return the names of runs, given with their seeds, as `unique_names` does."""
+    plain = Counter(run for run, _ in named)
     taken: Counter[str] = Counter()
     unique = []
-    for record in records:
-        own = name(record) if plain[name(record)] == 1 else f"{name(record)} seed {record.seed}"
+    for run, seed in named:
+        own = run if plain[run] == 1 else f"{run} seed {seed}"
         taken[own] += 1
         unique.append(own if taken[own] == 1 else f"{own} #{taken[own]}")
     return unique

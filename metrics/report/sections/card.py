@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import plain_text, read_whole
-from efficientbench.metrics.analysis.generation.generation_sides import GENERATION_CONDITIONS
+from efficientbench.metrics.analysis.generation import GENERATION_CONDITIONS, combination_of, measured_rows
 from efficientbench.metrics.analysis.paired import CORE
 from efficientbench.metrics.formulas.student import half_interval_95
 from efficientbench.metrics.records.figure import count
@@ -27,9 +27,6 @@ from efficientbench.metrics.report.table import ABSENT, Table, bullets, markdown
 
 SHOWN = ("ttft_s_p50", "decode_tokens_per_s", "decode_energy_j_per_token")
 """Figures of generation that the card shows."""
-
-Combination = tuple[int, int, int]
-"""Prompt tokens, batch size, new tokens."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,11 @@ class Served:
         Args:
             generations: run → its record of generation; None if there is none.
         """
-        measured = {run: _by_combination(each) for run, each in generations.items() if each is not None}
+        measured = {
+            run: {combination_of(row): row for row in measured_rows([each])}
+            for run, each in generations.items()
+            if each is not None
+        }
         if not measured:
             return cls(notes=("No generation was measured: efficientbench generate RUN --measure does so.",))
         header = tuple(titled(name)[0] for name in SHOWN)
@@ -83,11 +84,6 @@ class Served:
         """Return a run's cells below `header`."""
         row = self.rows.get(run)
         return [ABSENT] * len(self.header) if row is None else [shown_cell(name, row) for name in SHOWN]
-
-
-def _by_combination(generation: GenerationRecord) -> dict[Combination, GenerationRow]:
-    """Return the rows by combination, without failed ones."""
-    return {(row.prompt_tokens, row.batch, row.max_new_tokens): row for row in generation.rows if row.failure is None}
 
 
 CARD_NAME = "report_card.md"

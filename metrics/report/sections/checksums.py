@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from efficientbench.metrics.records.generation.generation import GenerationRecord
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.sections.evaluations import Evaluated
+from efficientbench.metrics.report.table import shortened
 
 TITLE = "Without a checksum of their own"
 WHY = "Damage in these files would not be found: an earlier version wrote them, or another tool."
@@ -24,5 +25,4 @@ def without_checksum(
 
 def checksum_note(names: Sequence[str]) -> str:
     """Return one line that names the first of these files, and says what a missing checksum means."""
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-    return f"{TITLE}: {', '.join(names[:_MOST_NAMED])}{more}. {WHY}"
+    return f"{TITLE}: {shortened(names, _MOST_NAMED)}. {WHY}"
