@@ -16,11 +16,13 @@ from support.synthetic_runs import gpu_run, matrix_runs
 from efficientbench.metrics.formulas.device_use import Disturbance, Timeline
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import Window
+from efficientbench.metrics.report.build import markdown
 from efficientbench.metrics.report.html import page as page_module
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.plots.loss_plots import Point, front
 from efficientbench.metrics.report.plots.svg import COLOURS, Look, Scale, numbered
 from efficientbench.metrics.report.report import Report
+from efficientbench.metrics.report.section import SECTIONS
 from efficientbench.metrics.report.suites import make_rows
 
 VOID = {"meta", "rect", "circle", "line", "polyline", "polygon", "link", "br", "input"}
@@ -218,3 +220,17 @@ def test_an_axis_holds_its_values_and_has_round_ticks(values: list[float], log: 
     assert 1 <= len(ticks) <= 40
     assert ticks == sorted(ticks)
     assert all(re.fullmatch(r"-?(\d+|\d+\.\d+)(e[+-]\d+)?", f"{tick:.10g}") for tick in ticks)
+
+
+def test_the_page_and_report_md_have_their_sections_in_the_order_of_the_list() -> None:
+    report = Report(make_rows(matrix_runs()), ["/somewhere/record.json: damaged, it is no JSON"])
+    places = {section.title: place for place, section in enumerate(SECTIONS)}
+    for titles in (Parsed(page(report)).text["h2"], re.findall("^## (.*)$", markdown(report), re.MULTILINE)):
+        found = [places[title] for title in titles if title in places]
+        assert len(found) >= 4
+        assert found == sorted(found)
+
+
+def test_every_look_of_the_page_is_that_of_a_section() -> None:
+    looks = re.findall(r"macro (\w+)\(shown\)", Path(page_module.__file__).with_name("sections.html").read_text())
+    assert set(looks) - {"tabled"} <= {section.anchor for section in SECTIONS}
