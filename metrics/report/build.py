@@ -20,7 +20,7 @@ from efficientbench.metrics.report.paper.paper import paper_markdown
 from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.section import SECTIONS
 from efficientbench.metrics.report.sections.card import CARD_NAME, card_markdown, load_pipelines
-from efficientbench.metrics.report.sections.checksums import checksum_note, without_checksum
+from efficientbench.metrics.report.sections.cautions import checksum_note, without_checksum
 from efficientbench.metrics.report.sections.contexts import load_contexts
 from efficientbench.metrics.report.sections.evaluations import CSV_NAME as EVALUATIONS_CSV
 from efficientbench.metrics.report.sections.evaluations import evaluations_csv, load_evaluations

@@ -23,9 +23,7 @@ from efficientbench.metrics.report.plots.scaling_plots import scaling_figures
 from efficientbench.metrics.report.plots.share_plots import share_figures
 from efficientbench.metrics.report.plots.svg import MOST_RUNS, Figure, Run
 from efficientbench.metrics.report.report import Report
-from efficientbench.metrics.report.sections.cautions import Caution, cautions
-from efficientbench.metrics.report.sections.checksums import TITLE as UNCHECKED
-from efficientbench.metrics.report.sections.checksums import WHY
+from efficientbench.metrics.report.sections.cautions import cautions
 from efficientbench.metrics.report.sections.environments import environments, listed_environments, settings_table
 from efficientbench.metrics.report.sections.failures import TITLE as FAILURES
 from efficientbench.metrics.report.sections.failures import failures_table
@@ -80,11 +78,6 @@ def _answers(report: Report) -> dict[str, Any]:
         if suites
         else {}
     )
-
-
-def _cautions(report: Report) -> list[Caution]:
-    unchecked = [Caution(UNCHECKED, tuple(report.unchecked), (WHY,))] if report.unchecked else []
-    return cautions(report.records) + unchecked
 
 
 def _results(report: Report) -> dict[str, Any]:
@@ -187,7 +180,9 @@ def _listed(title: str, lines: Iterable[object]) -> list[str]:
 ABSENCES, DAMAGED = "What is n/a, and why", "Files that could not be read"
 SECTIONS = (
     Section("answers", "What these runs say", lambda report: answers_table(report.rows.suites), _answers),
-    Section("cautions", "Before you use these figures", drawn=_cautions),
+    Section(
+        "cautions", "Before you use these figures", drawn=lambda report: cautions(report.records, report.unchecked)
+    ),
     Section("results", "Results", lambda report: results_table(report.records), _results),
     Section("failures", FAILURES, lambda report: failures_table(report.failures)),
     Section("generation", GENERATION, drawn=_generation, text=_generation_text),
