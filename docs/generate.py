@@ -26,9 +26,10 @@ from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token, keys_read_per_query
 from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.metrics.records.figure import rows_of
 from efficientbench.metrics.records.figures import Identity
 from efficientbench.metrics.records.generation.generation import GenerationRecord
-from efficientbench.metrics.records.generation.generation_figures import Phase, RowFigures, rows_of
+from efficientbench.metrics.records.generation.generation_figures import Phase, RowFigures
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.sections.rank_table import PARTS as WALL_TIME

@@ -121,12 +121,9 @@ def report(
     from rich.console import Console
 
     from efficientbench.metrics.report.answers import print_answers
-    from efficientbench.metrics.report.build import build_report
+    from efficientbench.metrics.report.build import build_report, print_beside
     from efficientbench.metrics.report.headline import print_results
     from efficientbench.metrics.report.paper.paper import print_paper
-    from efficientbench.metrics.report.sections.checksums import checksum_note
-    from efficientbench.metrics.report.sections.failures import print_failures
-    from efficientbench.metrics.report.sections.generation import beside, print_generation
 
     made = build_report(folder, paper, price_per_hour)
     if made.records and paper:
@@ -134,14 +131,7 @@ def report(
     elif made.records:
         print_answers(made.rows.suites, Console())
         print_results(made.records, Console())
-    print_generation(beside(made.generations, made.records), made.records, Console())
-    print_failures(made.failures, Console())
-    if made.unchecked:
-        print(checksum_note(made.unchecked))
-    for line in made.warnings:
-        print(f"warning: {line}", file=sys.stderr)
-    for path in made.written:
-        print(path)
+    print_beside(made, Console())
 
 
 class Format(str, Enum):

@@ -43,7 +43,7 @@ def compare(
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
-    from efficientbench.metrics.analysis.generation.generation_sides import OF_GENERATION, load_generated
+    from efficientbench.metrics.analysis.generation import OF_GENERATION, load_generated
     from efficientbench.metrics.analysis.life_cost import compare_lives
     from efficientbench.metrics.analysis.paired import pair_evaluations
     from efficientbench.metrics.analysis.repeats import load_group, load_neighbours

@@ -30,8 +30,9 @@ from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.monitoring.meters import find_meters
-from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
+from efficientbench.metrics.records.record import read_record
 from efficientbench.metrics.records.sinks.wandb_log import check_wandb
+from efficientbench.metrics.records.stored import SKIPPED_FOLDERS
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.planning.fitting import check_fits
 from efficientbench.planning.plan import (

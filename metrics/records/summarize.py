@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas.definitions import percentiles
 from efficientbench.metrics.monitoring.aggregate import longest
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
-from efficientbench.metrics.records.facts import Measured, Quality, Reading, RunFacts, Tuning, Validation, finite
+from efficientbench.metrics.records.facts import Measured, Quality, Reading, RunFacts, Tuning, Validation
+from efficientbench.metrics.records.figure import computed, rows_of
 from efficientbench.metrics.records.figures import Metrics
-from efficientbench.metrics.records.record import FIGURES, MOST_OUTLIERS
+from efficientbench.metrics.records.record import MOST_OUTLIERS
 from efficientbench.metrics.records.record_parts import Outlier, QualityPoint, TimeSpent, Window
 
 MAXIMUM_DISTURBANCES = 500
@@ -71,15 +71,9 @@ def summarize(
 ) -> Summary:
     """Return every figure of a record, absent ones with their reasons; the arguments are those of `Measured`."""
     measured = Measured(run, facts, quality, interruptions or {}, reading, tuned, spent)
-    values: dict[str, Any] = {"tokens": run.tokens, "steps_measured": len(run.step_times_s)}
-    unavailable = {}
-    for name in Metrics.model_fields:
-        formula = FIGURES[name].formula
-        try:
-            values[name] = finite(measured.measured(name) if formula is None else formula(measured))
-        except MetricsError as error:
-            values[name], unavailable[name] = None, str(error)
-    return Summary(values, unavailable, measured.outliers)
+    values, unavailable = computed(rows_of(Metrics), measured, measured.measured)
+    counts = {"tokens": run.tokens, "steps_measured": len(run.step_times_s)}
+    return Summary(counts | values, unavailable, measured.outliers)
 
 
 def quality_curve(run: RunMeasurement, validations: Sequence[Validation]) -> list[QualityPoint]:

@@ -9,6 +9,7 @@ from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import unique_names
 from efficientbench.metrics.report.table import ABSENT, Table, number
 
+TITLE = "Meters beside the devices"
 HEADER = ("run", "meter", "source", "energy, J", "J/token", "power, W", "idle, W", "by", "devices, J", "devices' scope")
 _NOTE = (
     "Energy of the measured window, as the sensors of measurement.meters read it. One meter may count what another "
@@ -16,19 +17,17 @@ _NOTE = (
 )
 
 
-def meters_table(records: Sequence[RunRecord]) -> Table | None:
-    """Return a row for each meter of each run, beside the energy of the run's devices; None without any meter."""
+def meters_table(records: Sequence[RunRecord]) -> Table:
+    """Return a row for each meter of each run, beside the energy of the run's devices."""
     read = [
         (name, record, use)
         for name, record in zip(unique_names(records), records, strict=True)
         for use in record.meters
     ]
-    if not read:
-        return None
     absent = [f"{name}, {use.name}: {use.unavailable}." for name, _, use in read if use.unavailable]
     doubted = [f"{name}, {use.name}: {use.energy_doubt}." for name, _, use in read if use.energy_doubt]
     rows = [_row(*each) for each in read]
-    return Table(HEADER, rows, (0, 1, 2, 7, 9), "Meters beside the devices", (_NOTE, *dict.fromkeys(absent + doubted)))
+    return Table(HEADER, rows, (0, 1, 2, 7, 9), TITLE, (_NOTE, *dict.fromkeys(absent + doubted)))
 
 
 def _row(name: str, record: RunRecord, use: MeterUse) -> tuple[str, ...]:
