@@ -7,18 +7,16 @@ names, or the job that a rank gets from it.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, Literal
 
 from efficientbench.architecture import variants
-from efficientbench.architecture.variant import AttentionVariant, Decoder, Place, PositionVariant, imported
-from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.architecture.variant import AttentionVariant, Decoder, Place, PositionVariant
+from efficientbench.basics import plugins
+from efficientbench.basics.errors import ConfigError
 
 ENTRY_POINTS = "efficientbench.variants"
-_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 Section = Literal["attention", "position"]
 SECTIONS: tuple[Section, ...] = ("attention", "position")
@@ -57,14 +55,9 @@ def find(section: Section, kind: object) -> AttentionVariant | PositionVariant |
     return found if isinstance(found, wanted) else None
 
 
-@cache
 def outside(kind: str) -> str | None:
     """Return where a kind from outside this project is declared, as `package.module:VARIANT`; None for other kinds."""
-    if _DOTTED.fullmatch(kind):
-        return kind
-    from importlib.metadata import entry_points
-
-    return next((each.value for each in entry_points(group=ENTRY_POINTS, name=kind)), None)
+    return plugins.place_of(kind, ENTRY_POINTS)
 
 
 def load(section: Section, kind: str) -> None:
@@ -73,28 +66,9 @@ def load(section: Section, kind: str) -> None:
     Raises ConfigError: the declaration does not exist, or its code fails.
     """
     place = None if kind in OWN[section] else outside(kind)
-    if place is None:
-        return
-    key = f"model.{section}.kind"
-    found = _imported(key, place)
-    wanted = AttentionVariant if section == "attention" else PositionVariant
-    if not isinstance(found, wanted):
-        raise ConfigError(f"{key}: {place} is of class {type(found).__name__}, not {wanted.__name__}")
-
-
-def _imported(key: str, place: str) -> Any:
-    """Import the object `package.module:VARIANT`. Raises ConfigError, which names the key that needs it."""
-    module = place.partition(":")[0]
-    try:
-        return imported(place)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
-            raise ConfigError(f"{key}: {module} needs {error.name}, which is not installed") from None
-        raise ConfigError(
-            f"{key}: there is no module {error.name}: install its package, or name its folder in PYTHONPATH"
-        ) from None
-    except Exception as error:  # Code of others fails in any way.
-        raise ConfigError(f"{key}: {place} cannot be imported: {type(error).__name__}: {error}") from None
+    if place is not None:
+        wanted = AttentionVariant if section == "attention" else PositionVariant
+        plugins.load(f"model.{section}.kind", place, lambda found: isinstance(found, wanted), wanted.__name__)
 
 
 def section_of(kind: str) -> Section:
@@ -104,12 +78,10 @@ def section_of(kind: str) -> Section:
             return section
     place = outside(kind)
     if place is None:
-        near = nearest(kind, [*ATTENTION, *POSITIONS])
-        hint = f"did you mean {near}?" if near else "ours are " + ", ".join([*ATTENTION, *POSITIONS])
-        raise ConfigError(f"there is no variant called {kind[:80]!r}: {hint}; yours is package.module:VARIANT")
-    found = _imported("KIND", place)
-    if not isinstance(found, AttentionVariant | PositionVariant):
-        raise ConfigError(f"{place} is of class {type(found).__name__}, not AttentionVariant or PositionVariant")
+        ours = [*ATTENTION, *POSITIONS]
+        raise ConfigError(plugins.unknown("variant", kind, ours, ENTRY_POINTS, "package.module:VARIANT"))
+    wanted = "AttentionVariant or PositionVariant"
+    found = plugins.load("KIND", place, lambda it: isinstance(it, AttentionVariant | PositionVariant), wanted)
     return "attention" if isinstance(found, AttentionVariant) else "position"
 
 

@@ -31,8 +31,8 @@ class ProgressWatch:
         self._last: object = None
         self._since_s = time.monotonic()
 
-    def is_stuck(self, beats: Beats) -> bool:
-        """Return whether steps, phases and collectives of all ranks have stayed the same for the limit.
+    def left_s(self, beats: Beats) -> float:
+        """Return the seconds that steps, phases and collectives of all ranks may still stay the same.
 
         Ranks that load their libraries wait for nobody, and get START_S at least.
         """
@@ -40,19 +40,26 @@ class ProgressWatch:
         if now != self._last:
             self._last, self._since_s = now, time.monotonic()
         starting = any(beat is None or beat.phase == STARTING for beat in beats.values())
-        return time.monotonic() - self._since_s > (max(self._limit_s, START_S) if starting else self._limit_s)
+        limit_s = max(self._limit_s, START_S) if starting else self._limit_s
+        return self._since_s + limit_s - time.monotonic()
 
 
 class HangDetector:
-    """Watches this node's ranks; once they hang, nodes exchange heartbeats, and node 0 names the missing rank."""
+    """Watches this node's ranks; once they hang, nodes exchange heartbeats.
+
+    Node 0 names the missing rank. Where the ranks of another node make progress, for instance while rank 0 hashes what
+    it saved, nothing hangs.
+    """
 
     def __init__(self, workers: list[WorkerProcess], link: NodeLink, limit_s: float | None) -> None:
         """`limit_s`: seconds that the run may go without progress; None: for ever."""
         self._workers, self._link, self._limit_s = workers, link, limit_s
         self._watch = ProgressWatch(limit_s) if limit_s is not None else None
-        self._looked_s = 0.0
+        self._next_look_s = 0.0
         self._beats: dict[int, dict[int, Beat | None]] = {}
         """Node → its ranks' heartbeats; empty until the ranks of some node hang."""
+        self._left_s: dict[int, float] = {}
+        """Node → the seconds that its ranks may still go without progress."""
         self._ended: dict[int, str] = {}
         self._deadline_s = 0.0
 
@@ -60,37 +67,48 @@ class HangDetector:
         """Take another node's heartbeats."""
         if message["kind"] == "heartbeats" and self._watch is not None:
             beats, ended = content(message, "beats", dict[int, Beat | None]), content(message, "ended", dict[int, str])
-            if beats is not None and ended is not None:
-                self._send_beats()
-                self._beats[message["node"]] = beats
+            left_s = content(message, "left_s", float)
+            if beats is not None and ended is not None and left_s is not None:
+                self._send_beats(self._watch)
+                self._beats[message["node"]], self._left_s[message["node"]] = beats, left_s
                 self._ended |= ended
 
     def look(self) -> Failure | None:
         """Return the hang as a failure, once it is clear which rank is at fault; None before."""
         if self._watch is None:
             return None
-        if not self._beats and time.monotonic() >= self._looked_s + INTERVAL_S:
-            self._looked_s = time.monotonic()
-            if self._watch.is_stuck({worker.rank: worker.beat() for worker in self._workers}):
-                self._send_beats()
+        if not self._beats and time.monotonic() >= self._next_look_s:
+            self._next_look_s = time.monotonic() + INTERVAL_S
+            if self._watch.left_s({worker.rank: worker.beat() for worker in self._workers}) <= 0:
+                self._send_beats(self._watch)
         if not self._beats:
             return None
-        complete = self._link.node == 0 and len(self._beats) == self._link.nodes
+        all_told = len(self._beats) == self._link.nodes
+        left_s = max(self._left_s.values())
+        if all_told and left_s > 0:
+            # Not before every node has this exchange's messages.
+            self._next_look_s = time.monotonic() + max(left_s, EXCHANGE_S)
+            for told in (self._beats, self._left_s, self._ended):
+                told.clear()
+            return None
+        complete = self._link.node == 0 and all_told
         # Node 0 names the rank for all, unless node 0 itself is silent.
         patience_s = 0.0 if self._link.node == 0 else EXCHANGE_S
         overdue = time.monotonic() >= self._deadline_s + patience_s
         return self._failure() if complete or overdue else None
 
-    def _send_beats(self) -> None:
+    def _send_beats(self, watch: ProgressWatch) -> None:
         """Send this node's heartbeats to the other nodes, once."""
         if self._link.node in self._beats:
             return
         self._deadline_s = time.monotonic() + EXCHANGE_S
+        left_s = watch.left_s({worker.rank: worker.beat() for worker in self._workers})
         own = {worker.rank: worker.beat() for worker in self._workers if worker.exit_code() is None}
         ended = {worker.rank: "has ended" for worker in self._workers if worker.exit_code() is not None}
-        self._beats[self._link.node], self._ended = own, self._ended | ended
+        self._beats[self._link.node], self._left_s[self._link.node] = own, left_s
+        self._ended |= ended
         beats = {rank: asdict(beat) if beat else None for rank, beat in own.items()}
-        self._link.send("heartbeats", beats=beats, ended=ended)
+        self._link.send("heartbeats", beats=beats, ended=ended, left_s=left_s)
 
     def _failure(self) -> Failure:
         assert self._limit_s is not None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from efficientbench.metrics.analysis.conditions import group, shared_conditions
+from efficientbench.metrics.analysis.conditions import NOT_RECORDED, group, shared_conditions
 from efficientbench.metrics.analysis.noise import IdenticalRuns
 from efficientbench.metrics.analysis.repeats import Group, combine, group_repeats
 from efficientbench.metrics.analysis.rivals import Rivals
@@ -113,9 +113,10 @@ def _condition_labels(first: dict[tuple[str, str, str], RunRecord]) -> dict[tupl
     for key, record in first.items():
         alike.setdefault(key[:2], []).append((key, shared_conditions(record)))
     labels = {}
-    for sets in alike.values():
+    for found in alike.values():
         # The title of a set already says whether its runs are smoke runs.
-        names = [name for name in sets[0][1] if name != "scale"]
+        names = dict.fromkeys(name for _, texts in found for name in texts if name != "scale")
+        sets = [(key, {name: texts.get(name, NOT_RECORDED) for name in names}) for key, texts in found]
         differing = [name for name in names if len({texts[name] for _, texts in sets}) > 1]
         shared = {name: set.intersection(*(set(texts[name].split(", ")) for _, texts in sets)) for name in differing}
         for key, texts in sets:

@@ -17,6 +17,14 @@ def lay_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(FILES, folder / PACKAGE)
     (folder / "hostile.py").write_text(f"from pathlib import Path\nPath({str(folder / 'ran')!r}).touch()\n")
     monkeypatch.syspath_prepend(str(folder))
-    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in (PACKAGE, "hostile")]:
         # Of another test's folder.
         monkeypatch.delitem(sys.modules, name)
+
+
+def install(folder: Path, group: str, name: str, place: str) -> None:
+    """Write what pip writes for a package in `folder` whose entry point `name` of a group is `package.module:NAME`."""
+    metadata = folder / f"{name}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[{group}]\n{name} = {place}\n")

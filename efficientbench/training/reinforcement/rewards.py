@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import re
-import sys
 from collections.abc import Callable, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import TypeAlias
 
-from efficientbench.basics.errors import ConfigError, DataError, nearest
+from efficientbench.basics.errors import ConfigError, DataError
+from efficientbench.basics.plugins import load, place_of, source_files, unknown
 from efficientbench.data_tools.chat.task import Example, Task
 from efficientbench.data_tools.chat.tasks.gsm8k import Gsm8k
 
@@ -19,7 +17,6 @@ Reward: TypeAlias = Callable[[Example, str], float]
 """(example, completion) → the reward; higher is better."""
 LARGEST = 1e38
 """The largest absolute reward, so that the difference of two rewards fits into float32."""
-_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class RewardError(ConfigError):
@@ -39,12 +36,13 @@ def _run_nothing(program: str, tests: str) -> bool:
     )
 
 
+ENTRY_POINTS = "efficientbench.rewards"
 OWN: dict[str, Reward] = {"gsm8k": reward_of_task(Gsm8k())}
 """The project's own rewards by name."""
 
 
 def find_reward(name: str) -> Reward:
-    """Return the reward function of a name in `OWN`, or of `package.module:function`, whose module is imported.
+    """Return the reward function of a name in `OWN`, of an entry point, or of `package.module:function`.
 
     Call this only with a name from the user's own command, because importing runs code.
 
@@ -53,26 +51,17 @@ def find_reward(name: str) -> Reward:
     """
     if name in OWN:
         return OWN[name]
-    if not _DOTTED.fullmatch(name):
-        near = nearest(name, OWN)
-        hint = f"did you mean {near}?" if near else f"ours are {', '.join(OWN)}"
-        raise ConfigError(f"there is no reward called {name[:80]!r}: {hint}; yours is package.module:function")
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:  # code of others fails in any way
-        raise ConfigError(f"reward {name}: {module} cannot be imported: {type(error).__name__}: {error}") from None
-    if not callable(found):
-        raise ConfigError(f"reward {name}: {module} has no function {attribute}")
-    return found  # type: ignore[no-any-return]
+    place = place_of(name, ENTRY_POINTS)
+    if place is None:
+        raise ConfigError(unknown("reward", name, OWN, ENTRY_POINTS, "package.module:function"))
+    found: Reward = load(f"reward {name}", place, callable, "a function")
+    return found
 
 
 def reward_files(name: str | None) -> list[Path]:
     """Return the file of an imported reward from outside this project; an empty list for our own rewards."""
-    if name is None or name in OWN:
-        return []
-    file = sys.modules[name.partition(":")[0]].__file__
-    return [] if file is None else [Path(file)]
+    place = None if name is None or name in OWN else place_of(name, ENTRY_POINTS)
+    return [] if place is None else source_files(place)
 
 
 def rewards_of(name: str, reward: Reward, example: Example, completions: Sequence[str], question: int) -> list[float]:

@@ -202,6 +202,22 @@ def test_a_rank_that_stands_still_is_named_on_all_nodes(nodes: Callable[..., Nod
 
 
 @pytest.mark.proof
+def test_a_node_that_waits_while_another_makes_progress_does_not_hang(
+    nodes: Callable[..., Nodes], tmp_path: Path
+) -> None:
+    body = """
+    ready()
+    # Much longer than the limit; only rank 0 makes progress.
+    for part in range(24):
+        if rank == 0:
+            writer.at(3, f"hashing part {part}")
+        time.sleep(0.5)
+    """
+    assert nodes(body, 2).ends() == [(0, ""), (0, "")]
+    assert not list(tmp_path.glob("failure_*"))
+
+
+@pytest.mark.proof
 def test_a_node_that_stands_still_is_named(nodes: Callable[..., Nodes]) -> None:
     running = nodes("signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n" + STAYS, 2)
     for pid in (running.processes[1].pid, *running.pids()[2:]):

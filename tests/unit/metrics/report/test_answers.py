@@ -10,6 +10,7 @@ from support.metrics_parts import make_record, printed
 from support.rival_runs import by_scipy, rival_runs
 from support.synthetic_runs import gpu_run, matrix_runs
 
+from efficientbench.metrics.analysis.conditions import NOT_RECORDED
 from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.records.record_parts import Reinforcement
 from efficientbench.metrics.report.answers import (
@@ -106,6 +107,15 @@ def test_sets_hold_one_size_and_one_set_of_conditions() -> None:
     both = make_rows([gpu_run("mqa", "1.5B", steps=40), gpu_run("gqa", "1.5B", steps=40), longer]).suites
     assert [suite.conditions for suite in both] == ["sequence 2048", "sequence 4096"]
     assert [len(suite.rows) for suite in both] == [2, 1]
+
+
+@pytest.mark.parametrize("earlier_first", [True, False])
+def test_sets_of_which_one_has_a_condition_that_earlier_versions_did_not_record(earlier_first: bool) -> None:
+    run = gpu_run("gqa", "1.5B", steps=40)
+    earlier = run.model_copy(update={"environment": {}, "config": run.config | {"label": "earlier"}})
+    suites = make_rows([earlier, run] if earlier_first else [run, earlier]).suites
+    assert len(suites) == 2
+    assert any(f"software {NOT_RECORDED}" in suite.conditions for suite in suites)
 
 
 def test_variants_of_ones_own_make_a_set_too() -> None:

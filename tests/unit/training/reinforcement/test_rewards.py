@@ -6,11 +6,18 @@ import math
 from pathlib import Path
 
 import pytest
+from support import outside
 from support.outside_task import Spelling
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.data_tools.chat.tasks.gsm8k import Gsm8k
-from efficientbench.training.reinforcement.rewards import RewardError, find_reward, reward_of_task, rewards_of
+from efficientbench.training.reinforcement.rewards import (
+    RewardError,
+    find_reward,
+    reward_files,
+    reward_of_task,
+    rewards_of,
+)
 
 QUESTION = Gsm8k().example(
     {"question": "How much are 12 hundreds?", "answer": "<<12*100=1200>>It is 1,200.\n#### 1,200"}
@@ -62,15 +69,23 @@ def test_a_reward_of_ones_own() -> None:
     assert numpys == [0, 1.5]
 
 
+def test_an_entry_point_gives_a_reward_a_name(tmp_path: Path) -> None:
+    outside.install(tmp_path, "efficientbench.rewards", "trial_length", "my_rewards:length")
+    assert rewards_of("trial_length", find_reward("trial_length"), QUESTION, ["four"], 0) == [2]
+    assert [file.name for file in reward_files("trial_length")] == ["my_rewards.py"]
+    with pytest.raises(ConfigError, match=r"called 'trial_lenght': did you mean trial_length\?"):
+        find_reward("trial_lenght")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("gsm8", "there is no reward called 'gsm8': did you mean gsm8k.* package.module:function"),
-        ("other", "ours are gsm8k"),
-        ("my_rewards:lenght", "my_rewards has no function lenght"),
-        ("my_rewards:limit", "my_rewards has no function limit"),
-        ("nowhere_at_all:f", "nowhere_at_all cannot be imported: ModuleNotFoundError"),
-        ("my_broken_rewards:f", "my_broken_rewards cannot be imported: .*a_module_that_nobody_has"),
+        ("other", "ours are gsm8k; yours is package.module:function"),
+        ("my_rewards:lenght", r"reward my_rewards:lenght: my_rewards has no lenght; did you mean my_rewards:length\?"),
+        ("my_rewards:limit", "my_rewards:limit is of class int, not a function"),
+        ("nowhere_at_all:f", "there is no module nowhere_at_all: install its package"),
+        ("my_broken_rewards:f", "my_broken_rewards needs a_module_that_nobody_has, which is not installed"),
     ],
 )
 def test_no_such_reward(name: str, message: str) -> None:
