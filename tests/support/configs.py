@@ -6,8 +6,10 @@ import functools
 from collections.abc import Callable, Iterator
 
 from efficientbench.architecture.registry import ATTENTION, POSITIONS, SECTIONS, attention_of, find, load, position_of
+from efficientbench.architecture.variant import missing
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs.model import cache_bytes
 from efficientbench.doctor.variant.cases import BASE, SHAPES, tiny_models
 
 TINY = [
@@ -75,6 +77,11 @@ def has_table(config: RunConfig) -> bool:
 def has_matrices(config: RunConfig) -> bool:
     """Return whether Muon can train the model."""
     return attention_of(config.model).matrices is not None
+
+
+def decodes(config: RunConfig) -> bool:
+    """Return whether the model generates text from a cache."""
+    return position_of(config.model).decodes and missing(lambda: cache_bytes(config.model, 1, "fp32")) is None
 
 
 def is_plain(config: RunConfig) -> bool:

@@ -72,9 +72,7 @@ def check_variant(kind: str, overrides: Sequence[str] = ()) -> int:
         ConfigError: there is no such variant, or it cannot be built at the tiny shapes.
     """
     console, good = Console(highlight=False), True
-    models = {
-        name: (*TINY, *words, *overrides) for name, words in tiny_models(section_of(kind), kind).items()
-    }
+    models = {name: (*TINY, *words, *overrides) for name, words in tiny_models(section_of(kind), kind).items()}
     with tempfile.TemporaryDirectory(prefix="check-variant-") as folder:
         for name, words in models.items():
             config = resolve(BASE, smoke=True, overrides=(*words, f"output={folder}"))
