@@ -12,15 +12,6 @@ FILES = Path(__file__).parent / "trial_variants"
 PACKAGE = "my_package"
 
 
-def install(folder: Path, **entry_points: str) -> None:
-    """Put the metadata of an installed package with variants into a folder: name → `package.module:VARIANT`."""
-    metadata = folder / "trial-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: trial\nVersion: 1.0\n")
-    lines = [f"{name} = {place}" for name, place in entry_points.items()]
-    (metadata / "entry_points.txt").write_text("\n".join(["[efficientbench.variants]", *lines, ""]))
-
-
 def lay_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the package into a folder, and the folder on the import path of this process and of those it starts."""
     shutil.copytree(FILES, folder / PACKAGE)
