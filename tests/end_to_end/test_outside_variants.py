@@ -68,7 +68,7 @@ def test_a_variant_is_checked(name: str, words: tuple[str, ...], code: int, foun
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder with two installed variants, each in one file: `trial_window`, and `trial_trap`, which notes its import."""
+    """A folder with two installed variants in a file each: `trial_window`, and `trial_trap`, which notes its import."""
     folder = tmp_path / "installed"
     folder.mkdir()
     shutil.copy(outside.FILES / "window.py", folder / "my_window.py")
