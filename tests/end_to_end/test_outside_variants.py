@@ -51,7 +51,7 @@ def test_a_sweep_trains_and_reports_it_and_no_export_takes_it(path: str, tmp_pat
             "window",
             (),
             0,
-            r"VARIANT, own token, computed here(.*\n)+.*✓  pipeline, interleaved pipeline +losses of one rank in all 6",
+            r"VARIANT, two tokens, computed here(.*\n)+.*✓  pipeline, interleaved pipeline +losses of one rank in all 6",
         ),
         ("future", (), 1, r"token 1 changes logits before it"),
         # Two layers are too few to interleave, so that each pipeline is tried by itself.
@@ -105,7 +105,7 @@ def test_a_variant_of_one_file_is_in_runs_reports_and_checks(installed: Path, tm
     assert record(output / "gqa_1.5B_smoke__window8")["config"]["model"]["attention"]["kind"] == "trial_window"
     assert "window8" in efficientbench("report", str(output), expect=0).stdout
     checked = efficientbench("check-variant", "trial_window", PYTHONPATH=path, expect=0, COLUMNS="160").stdout
-    for title in ("trial_window, computed here", "trial_window, own token, computed here", "trial_window, in runs"):
+    for title in ("trial_window, computed here", "trial_window, two tokens, computed here", "trial_window, in runs"):
         assert title in checked
 
 

@@ -8,6 +8,7 @@ from oracles.oracle import build, text
 from support.configs import ATTENTIONS, chosen, is_plain, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
+from efficientbench.architecture.registry import attention_of
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.compute import AttentionWork, hardware_flops_per_token
 from efficientbench.costs.model import flops_per_token
@@ -46,7 +47,7 @@ def test_hardware_flops_are_those_of_the_kernels(name: str, recompute: str) -> N
     assert counted > flops.training_hardware
 
 
-@pytest.mark.parametrize("name", chosen(ATTENTIONS, lambda config: not is_plain(config)))
+@pytest.mark.parametrize("name", chosen(ATTENTIONS, lambda config: attention_of(config.model).kernels))
 def test_kernels_of_a_variants_own_compute_no_less(name: str) -> None:
     """NSA reads complete blocks, and selects in two passes."""
     config = tiny_model(name)

@@ -79,7 +79,7 @@ VARIANT = AttentionVariant(
     ),
     places=frozenset({"nothing", "embedding", "queries and keys"}),
     tiny=("model.attention.window=8",),
-    further={"own token": ("model.attention.window=1",)},
+    further={"two tokens": ("model.attention.window=2",)},
     hidden_at=lambda model, seq_len: (
         f"its window of {_window(model)} tokens holds the whole sequence of {seq_len}"
         if _window(model) >= seq_len

@@ -191,7 +191,7 @@ def test_the_cases_of_its_check_are_those_that_it_declares() -> None:
     models = tiny_models("attention", kind)
     configs = {name: resolve(BASE, smoke=True, overrides=(*SHAPES, *words)) for name, words in models.items()}
     windows = {name: config.model.attention.model_dump()["window"] for name, config in configs.items()}
-    assert windows == {kind: 8, f"{kind}, own token": 1}
+    assert windows == {kind: 8, f"{kind}, two tokens": 2}
     refused = {name for name, keys in LAYOUTS.items() if problems(configs[kind], keys)}
     assert refused == {"tensor parallel", "sequence parallel", "context parallel", "selective recomputation"}
 
