@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.basics.help_page import command_that_names, translate_help
 from efficientbench.cli.chat import chat, serve
 from efficientbench.cli.compare import compare as compare_command
 from efficientbench.cli.evaluate import evaluate
@@ -32,7 +33,7 @@ from efficientbench.cli.plan import plan as plan_command
 from efficientbench.cli.plot import plot as plot_command
 from efficientbench.cli.speedrun import speedrun
 from efficientbench.cli.sweep import sweep as sweep_command
-from efficientbench.cli.variant import check_variant, new_variant
+from efficientbench.cli.variant import check_variant, new_variant, variant_names
 
 app = typer.Typer(
     help="Trains language models that differ in one architectural choice and measures what each choice costs.",
@@ -247,7 +248,7 @@ app.command()(generate)
 app.command()(launch)
 app.command()(serve)
 app.command()(speedrun)
-app.command("check-variant")(check_variant)
+app.command("check-variant", cls=command_that_names("Variants:", variant_names))(check_variant)
 app.command("new-variant")(new_variant)
 
 
@@ -255,7 +256,6 @@ def run_command() -> None:
     """Run the command that was typed; print a user's mistake on stderr, without a traceback, and exit with 2."""
     from efficientbench.basics.encoding import find_other_bytes, use_utf8
     from efficientbench.basics.examples import add_examples
-    from efficientbench.basics.help_page import translate_help
     from efficientbench.basics.language import is_chinese
     from efficientbench.launchers.files import writable_caches
 

@@ -59,8 +59,8 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
                 counted = None
             figures = (f"{counted.total:,}", f"{counted.active:,}") if counted else ("n/a", "n/a")
             table.add_row(run.name, *figures, run.suite)
-    tunings = _tunings(words)
-    if not table.row_count and not tunings.row_count:
+    tunings, plugins = _tunings(words), _plugins(words)
+    if not table.row_count and not tunings.row_count and not plugins.row_count:
         raise ConfigError(f"no run has {' or '.join(words)} in its name or suite: efficientbench list has all of them")
     console = Console(highlight=False, soft_wrap=True)
     if table.row_count:
@@ -73,6 +73,10 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
         console.print(tunings)
     elif not words:
         console.print("Fine-tunings: efficientbench list finetuning.")
+    if plugins.row_count:
+        if table.row_count or tunings.row_count:
+            console.print()
+        console.print(plugins)
 
 
 def _has(words: Sequence[str], text: str) -> bool:
@@ -88,6 +92,22 @@ def _tunings(words: Sequence[str]) -> Table:
     for name in named_tunings():
         if _has(words, f"{name} {SUITE}"):
             table.add_row(name, resolve_tuning(name).model)
+    return table
+
+
+def _plugins(words: Sequence[str]) -> Table:
+    """Return what other packages have installed for the keys below and has one of the words, without importing it."""
+    from efficientbench.architecture.registry import ENTRY_POINTS as VARIANTS
+    from efficientbench.basics.plugins import installed
+    from efficientbench.planning.plan_table import plain_table
+    from efficientbench.training.reinforcement.rewards import ENTRY_POINTS as REWARDS
+
+    keys = {VARIANTS: "model.attention.kind, model.position.kind", REWARDS: "rl.reward"}
+    table = plain_table("installed", ("from", "value of"), left=2)
+    for group, key in keys.items():
+        for name, place in installed(group).items():
+            if _has(words or [""], f"{name} {place} {key}"):
+                table.add_row(name, place, key)
     return table
 
 

@@ -8,6 +8,14 @@ from typing import Annotated
 import typer
 
 
+def variant_names() -> list[str]:
+    """Return the names of all attention variants and encodings: the project's, and those of installed packages."""
+    from efficientbench.architecture.registry import ATTENTION, ENTRY_POINTS, POSITIONS
+    from efficientbench.basics.plugins import installed
+
+    return [*ATTENTION, *POSITIONS, *installed(ENTRY_POINTS), "package.module:NAME"]
+
+
 def check_variant(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="of attention or position, ours or package.module:NAME")],
     arguments: Annotated[
