@@ -8,7 +8,7 @@ stage that was reached. It takes hours and 10 GB, and needs root and Debian's de
 (proot where the kernel does not start qemu by binfmt_misc). qemu 7.2, Debian 12's, crashes where torch 2.13 is
 imported; Debian 13's 10.0 does not: let `qemu-aarch64-static` on PATH be that one. What is printed lies in
 FOLDER/STAGE.log. Checkpoints go both ways between the emulated processor and this one. With `--write`, the rows are
-written for the docs as soon as each stage has ended.
+written for the docs as soon as each stage has ended. The runs' text is this Python's sample, on both sides.
 
 The processor that qemu shows by default is an Armv8.2 one without SVE, as the Kunpeng 920 is.
 """
@@ -159,7 +159,7 @@ def handed_over(trial: Trial) -> str:
         shutil.rmtree(folder, ignore_errors=True)
         kill_after(HANDED_OVER_AFTER_STEPS, folder, words, trial.folder / "begun.log", environment())
         shutil.copytree(folder, target)
-    text = trial.inside("handed_over", *SMOKE, f"output={OUTPUT}/handed_over", f"data.cache={CACHE}", EVERY_TEN)
+    text = trial.inside("handed_over", *SMOKE, *trial.given("handed_over"), EVERY_TEN)
     return resumed(text, target, whole)
 
 
@@ -181,7 +181,7 @@ def data(trial: Trial) -> str:
 
 def killed(trial: Trial) -> str:
     """Kill a run there and repeat its command."""
-    words = (*SMOKE, f"output={OUTPUT}/killed", f"data.cache={CACHE}", EVERY_TEN)
+    words = (*SMOKE, *trial.given("killed"), EVERY_TEN)
     folder, copy = trial.output("killed"), trial.folder / "native" / "taken_over" / RUN
     if not copy.exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -203,7 +203,7 @@ def taken_over(trial: Trial) -> str:
 
 def undisturbed(trial: Trial) -> str:
     """Compare the resumed run with one that nobody killed, and with this processor's."""
-    trial.inside("whole", *SMOKE, f"output={OUTPUT}/whole", f"data.cache={CACHE}")
+    trial.inside("whole", *SMOKE, *trial.given("whole"))
     whole, again, here = (record(each) for each in (trial.output("whole"), trial.output("killed"), whole_here(trial)))
     equal = losses(trial.output("whole")) == losses(trial.output("killed"))
     same = equal and whole["validation_loss"] == again["validation_loss"]
