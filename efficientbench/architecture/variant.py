@@ -266,9 +266,9 @@ class PositionVariant:
     not_exported: str = "its declaration names no class of transformers"
     """Why a model with this encoding has no class in transformers, unless the encoding is RoPE or changes nothing."""
     tiny: tuple[str, ...] = ()
-    """As of AttentionVariant."""
+    """Overrides of the tiny model, as in AttentionVariant."""
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """As of AttentionVariant."""
+    """Further tiny models, as in AttentionVariant."""
 
 
 def known(formula: Callable[[], Figure]) -> Figure | None:
