@@ -122,6 +122,11 @@ def planned(name: str, figure: str) -> str:
     return f"{keys_read_per_query(config.model, config.training.seq_len):,.0f}"
 
 
+def runs() -> str:
+    """Return the number of the matrix's runs."""
+    return str(len(load_matrix().runs))
+
+
 def caches() -> str:
     """Return a table of the bytes that decoding caches for a sequence, for each attention variant at 1.5B."""
     rows = []
@@ -230,6 +235,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "tuning_keys": tuning_keys,
     "parameters": parameters,
     "planned": planned,
+    "runs": runs,
     "sizes": sizes,
     "caches": caches,
     "combinations": combination_table.table,

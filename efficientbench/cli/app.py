@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.basics.help_page import command_that_names
 from efficientbench.cli.chat import chat, serve
 from efficientbench.cli.compare import compare
 from efficientbench.cli.evaluate import evaluate
@@ -38,7 +39,7 @@ from efficientbench.cli.plan import plan
 from efficientbench.cli.plot import plot
 from efficientbench.cli.speedrun import speedrun
 from efficientbench.cli.sweep import sweep
-from efficientbench.cli.variant import check_variant, new_variant
+from efficientbench.cli.variant import check_variant, new_variant, variant_names
 
 app = typer.Typer(
     help="Trains language models that differ in one architectural choice and measures what each choice costs.",
@@ -201,12 +202,13 @@ def profile(
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(run, sweep, plan, report, plot, compare, export),
     *(import_, scripts, doctor, profile, list_runs, list_keys, chat, evaluate, finetune, generate, launch, serve),
-    *(speedrun, check_variant, new_variant),
+    *(speedrun, new_variant),
 )
 _NAMES: dict[Callable[..., None], str] = {import_: "import", list_runs: "list", list_keys: "keys"}
 """Names of commands that are not called as their functions."""
 for _command in _COMMANDS:
     app.command(_NAMES.get(_command))(_command)
+app.command(cls=command_that_names("Variants:", variant_names))(check_variant)
 
 
 def run_command() -> None:

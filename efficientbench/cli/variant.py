@@ -10,6 +10,14 @@ import typer
 from efficientbench.cli.options import option
 
 
+def variant_names() -> list[str]:
+    """Return the names of all attention variants and encodings: the project's, and those of installed packages."""
+    from efficientbench.architecture.registry import ATTENTION, ENTRY_POINTS, POSITIONS
+    from efficientbench.basics.plugins import installed
+
+    return [*ATTENTION, *POSITIONS, *installed(ENTRY_POINTS), "package.module:NAME"]
+
+
 def check_variant(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="of attention or position, ours or package.module:NAME")],
     arguments: Annotated[
