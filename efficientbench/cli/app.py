@@ -100,7 +100,7 @@ def run(
 
     config = with_micro_batch(config, mode)
     if repeat is not None:
-        from efficientbench.running.repeat import run_repeats
+        from efficientbench.running.run import run_repeats
 
         raise typer.Exit(run_repeats(config, mode, repeat, again, fresh))
     from efficientbench.running.run import run as run_config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import TypeAdapter
 
@@ -20,6 +21,10 @@ from efficientbench.training.checkpoints.manifest import Manifest
 @dataclass(frozen=True)
 class TuningJob:
     """One fine-tuning, ready to start."""
+
+    memory_advice: ClassVar[str] = (
+        "a smaller training.micro_batch_size, zero.offload=optimizer or more ranks would help"
+    )
 
     config: FinetuneConfig
     output: Path
@@ -40,6 +45,15 @@ class TuningJob:
     """The checkpoint to resume from; the first node's job decides for all."""
     held_out_too_long: int = 0
     """The number of held-out examples that were truncated or dropped as too long."""
+
+    @property
+    def cache(self) -> Path:
+        """The folder of the tiny model and of the scores of examples."""
+        return Path(self.config.cache)
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.world // self.nodes
 
     @property
     def resumed_step(self) -> int:

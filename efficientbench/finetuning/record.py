@@ -68,30 +68,34 @@ PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "trl", "peft
 """The packages whose versions go into the record."""
 
 
+def failed_record(job: TuningJob, device: Device, reason: str, started_at: datetime, duration_s: float) -> RunRecord:
+    """Return the record of a failed run: its identity, and `reason` in place of every figure."""
+    summary = nothing_measured(reason)
+    missing = {"parameters": reason, "parameters_active": reason, "flops_per_token": reason}
+    return RunRecord(
+        **identity(job, device, None, None),
+        **summary.values,
+        status="failed",
+        started_at=started_at.isoformat(timespec="seconds"),
+        duration_s=duration_s,
+        unavailable=summary.unavailable | missing,
+        data=[job.data],
+        environment=collect_environment(PACKAGES, Path(__file__).parent),
+    )
+
+
 class Recording:
     """Times a run from its beginning, and makes its record."""
 
-    def __init__(self, job: TuningJob, device: Device) -> None:
-        self._job, self._device = job, device
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._started_at, self.begin_s = datetime.now(timezone.utc), time.monotonic()
         self.measured_peak_flops: float | None = None
         """The rate of one device, measured before the run, FLOP/s; None if it was not measured."""
 
-    def failed(self, reason: str) -> RunRecord:
-        """Return the record of a failed run: its identity, and `reason` in place of every figure."""
-        summary = nothing_measured(reason)
-        missing = {"parameters": reason, "parameters_active": reason, "flops_per_token": reason}
-        return RunRecord(
-            **identity(self._job, self._device, None, None),
-            **summary.values,
-            **self._times("failed"),
-            unavailable=summary.unavailable | missing,
-            data=[self._job.data],
-            environment=collect_environment(PACKAGES, Path(__file__).parent),
-        )
-
     def write(
         self,
+        job: TuningJob,
         trainer: Tuner,
         run: RunMeasurement,
         train: Examples,
@@ -104,6 +108,7 @@ class Recording:
         """Write the record of a completed or stopped run; all ranks may call this, and rank 0 writes.
 
         Args:
+            job: the run's job.
             trainer: the trainer, after the training.
             run: the run's measurement.
             train: the training examples.
@@ -115,7 +120,7 @@ class Recording:
         """
         if trainer.args.process_index:
             return
-        job, config = self._job, self._job.config
+        config = job.config
         parameters, trained = _parameters(trainer.model)
         # Over all examples, so that repeats, which draw different ones, have the same FLOPs per token.
         flops = _flops(job, train, self._device)

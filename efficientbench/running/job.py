@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import TypeAdapter
 
@@ -19,6 +20,10 @@ from efficientbench.metrics.files import write_whole
 class Job:
     """One run, ready to start: everything that a rank needs besides its own number."""
 
+    memory_advice: ClassVar[str] = (
+        "a smaller training.micro_batch_size, training.recompute=full or more ranks would help"
+    )
+
     config: RunConfig
     layout: Layout
     budget: Budget
@@ -33,6 +38,15 @@ class Job:
     """`TextTokenizer.fingerprint` of the tokenizer that made the tokens; None in the jobs of earlier versions."""
     imported: str | None = None
     """Name and class of the model whose weights were imported; None: they were trained."""
+
+    @property
+    def cache(self) -> Path:
+        """The folder of tokenized text and its indexes, which ranks write to besides `output`."""
+        return Path(self.config.data.cache)
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.layout.ranks_per_node
 
     def write(self, path: Path) -> None:
         """Write the job as JSON. Raises MetricsError where the file cannot be written."""

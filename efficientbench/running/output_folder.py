@@ -8,11 +8,11 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.files import complete_folder, no_link, write_file
 from efficientbench.basics.foreign import read_whole
-from efficientbench.config.schema import RunConfig
 
 HELD_OUT_LOSSES = "held_out_losses.npz"
 """File of a fine-tuning's held-out losses."""
@@ -23,6 +23,40 @@ WRITTEN = (
 )
 """Files and folders of a run, over all its attempts, in the order in which `set_aside` moves them. After a kill in
 between, no checkpoint is left to resume from, and the record of a complete run still says that it is complete."""
+
+
+class Faults(Protocol):
+    """Limits of a run's ranks, in seconds."""
+
+    @property
+    def hang_limit_s(self) -> float: ...
+    @property
+    def stop_grace_s(self) -> float: ...
+
+
+class Seeded(Protocol):
+    """The part of a configuration that names its seed."""
+
+    @property
+    def seed(self) -> int: ...
+
+
+class Settings(Protocol):
+    """What the parent process reads of a configuration, of pretraining or fine-tuning."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def output(self) -> str: ...
+    @property
+    def wandb(self) -> str | None: ...
+    @property
+    def training(self) -> Seeded: ...
+    @property
+    def faults(self) -> Faults: ...
+    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
 
 
 class OutputFolder:
@@ -44,12 +78,12 @@ class OutputFolder:
         """The cost of generation, as `generate --measure` has measured it."""
 
     @classmethod
-    def of(cls, config: RunConfig) -> OutputFolder:
+    def of(cls, config: Settings) -> OutputFolder:
         """Return the folder of a run, below the suite's."""
         return cls(Path(config.output).absolute() / config.name)
 
     @classmethod
-    def of_repeat(cls, config: RunConfig) -> OutputFolder:
+    def of_repeat(cls, config: Settings) -> OutputFolder:
         """Return the folder of one repeat of a run, below the run's."""
         return cls(cls.of(config).path / f"seed_{config.training.seed}")
 

@@ -24,9 +24,8 @@ from efficientbench.planning.plan import Hardware, Plan
 from efficientbench.planning.vocabulary import is_given, with_vocabulary
 from efficientbench.running.micro_batch import decide, resized
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.repeat import with_seed
 from efficientbench.running.resume import complete_record, settings
-from efficientbench.running.run import plan_on
+from efficientbench.running.run import Pretraining, plan_on
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.machine import Machine, slots_needed
 from efficientbench.sweep.selection import Request, chosen_combinations
@@ -243,8 +242,9 @@ def _tasks(request: Request, combination: Combination[RunConfig], machine: Machi
         task = Task(config.name, arguments, OutputFolder.of(config), config, generates=request.generate)
         return [_planned(task, refused, machine, jobs)]
     tasks = []
-    for seed in range(config.training.seed, config.training.seed + request.repeat):
-        seeded = with_seed(config, seed)
+    for index in range(request.repeat):
+        seeded = Pretraining().repeated(config, index)
+        seed = seeded.training.seed
         own = (*arguments, "--repeat", "1", f"training.seed={seed}")
         folder = OutputFolder.of_repeat(seeded)
         task = Task(f"{config.name}__seed_{seed}", own, folder, seeded, generates=request.generate)

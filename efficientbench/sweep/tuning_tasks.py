@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from efficientbench.basics.errors import ConfigError, MetricsError
-from efficientbench.finetuning.complete import folder_of, folder_of_repeat, is_complete, with_seeds
+from efficientbench.finetuning.complete import is_complete, with_seeds
 from efficientbench.finetuning.config import SAME, FinetuneConfig
 from efficientbench.finetuning.planning.plan import RESERVE, TuningPlan, asked
 from efficientbench.finetuning.planning.request import plan_request, shape_of_base
@@ -14,6 +14,7 @@ from efficientbench.finetuning.planning.step import LINK, REACHED
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.launch import STOP_GRACE_S
 from efficientbench.metrics.sensors.hardware import device_rates
+from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import settings
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.estimate import Estimate
@@ -178,11 +179,15 @@ def _tasks(
     tasks: list[Task] = []
     for index in range(1 if request.repeat is None else request.repeat):
         each = with_seeds(config, index)
-        name, own, folder = config.name, arguments, folder_of(config)
+        name, own, folder = config.name, arguments, OutputFolder.of(config)
         if request.repeat is not None:
             seed = each.training.seed
             seeds = (f"training.seed={seed}", f"curriculum.seed={each.curriculum.seed}")
-            name, own, folder = f"{name}__seed_{seed}", (*arguments, "--repeat", "1", *seeds), folder_of_repeat(each)
+            name, own, folder = (
+                f"{name}__seed_{seed}",
+                (*arguments, "--repeat", "1", *seeds),
+                OutputFolder.of_repeat(each),
+            )
         task = TuningTask(
             name,
             own,

@@ -3,10 +3,10 @@
     python3 tests/benchmarks/configuration_walk.py [--against COMMIT] [--events 400]
 
 An event is a call of one of our functions, other than a method of the configuration itself, with an argument that is a
-configuration, a part of one, or carries one as its `config`. Counted over the first `--events` events, and over all: the calls that
-change file (the function called is in another file than its caller), stays (runs of events in one file), rooms (files),
-returns (stays in a room already seen) and climbs (stays that go to a higher layer of pyproject.toml than the stay
-before). Each tree runs `gqa_1.5B --smoke` on CPUs in folders of its own; nothing is trained.
+configuration, a part of one, or carries one as its `config`. Counted over the first `--events` events, and over all:
+the calls that change file (the function called is in another file than its caller), stays (runs of events in one file),
+rooms (files), returns (stays in a room already seen) and climbs (stays that go to a higher layer of pyproject.toml than
+the stay before). Each tree runs `gqa_1.5B --smoke` on CPUs in folders of its own; nothing is trained.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from support.measured import checked_out
 from support.repository import ROOT
 
-PROGRAM = '''
+PROGRAM = """
 import inspect, json, sys
 from pathlib import Path
 from efficientbench.config.load import resolve
@@ -68,7 +68,7 @@ try:
     run(config, "dsw")
 except RankStarts:
     print(json.dumps(events))
-'''
+"""
 
 
 def main() -> int:
@@ -94,7 +94,12 @@ def walk(tree: Path, output: Path) -> list[tuple[str, str | None]]:
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
     words = [f"output={output}", f"data.cache={output / 'cache'}", "device=cpu"]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words], cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", PROGRAM, *words],
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     return [(room, caller) for room, caller in json.loads(done.stdout.splitlines()[-1])]
 

@@ -128,8 +128,8 @@ def test_flipped_bits_in_optimizer_files_are_found_and_the_checkpoint_before_ser
         path.write_bytes(content)
     done = efficientbench(*words, expect=0)
     assert lines_of(done) == []
-    assert f"passed over: {files[0]}: damaged, its SHA-256 is not that of the manifest" in done.stdout
-    assert f"goes on from {damaged.with_name('checkpoint-2')}" in done.stdout
+    assert f"skipped: {files[0]}: damaged, its SHA-256 is not that of the manifest" in done.stdout
+    assert f"resumes after step 2, from {damaged.with_name('checkpoint-2')}" in done.stdout
     assert losses(folder)[4:] == pytest.approx(losses(folder)[2:4], rel=1e-6)
     assert damaged.with_name("damaged_checkpoint-4").is_dir()
     assert find_good(folder) == (damaged, [])

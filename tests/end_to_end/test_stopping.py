@@ -123,5 +123,5 @@ def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(tiny: Tiny, 
     (*_, last) = complete(folder)
     # The folder is free again, whatever the dead process had written into its lock.
     done = efficientbench(*words, expect=0)
-    assert f"goes on after step {int(last.name.removeprefix('step_'))}, from {last}" in done.stdout
+    assert f"resumes after step {int(last.name.removeprefix('step_'))}, from {last}" in done.stdout
     assert [line["step"] for line in steps(folder) if line["kind"] == "step"] == list(range(1, 101))

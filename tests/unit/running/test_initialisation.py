@@ -21,7 +21,7 @@ from efficientbench.metrics.records.record import write_record
 from efficientbench.running.initialisation import check_other_folder, check_tokenizer, initialised
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.resume import complete_record, prepare_folder
+from efficientbench.running.resume import complete_record, usable
 from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, fingerprint
 
 BASE = tiny("gqa_1.5B")
@@ -142,10 +142,10 @@ def test_an_attempt_resumes_where_it_began_with_the_same_weights(
     folder = OutputFolder(tmp_path / "run")
     save(folder.path, 2, config)
     moved = base.rename(tmp_path / "moved")
-    found = prepare_folder(folder, initialised(beginning_with(moved)), TOKENS, fresh=False)
+    found = usable(folder, initialised(beginning_with(moved)), TOKENS)
     assert found == checkpoint_folder(folder.path, 2)
     save(moved, 6, BASE)
-    assert prepare_folder(folder, initialised(beginning_with(moved)), TOKENS, fresh=False) is None
+    assert usable(folder, initialised(beginning_with(moved)), TOKENS) is None
     told = capsys.readouterr().out.splitlines()[-1]
     assert told == f"the earlier run in {folder.path} differs in init.sha256, init.step, and moves to previous/"
 

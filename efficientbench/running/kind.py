@@ -1,0 +1,148 @@
+"""The stages of a run, each a frozen value that one place makes, and how pretraining and fine-tuning differ in them.
+
+asked      the configuration as the user wrote it, and where the run takes place
+planned    the configuration with all that was decided for these devices: every later stage reads this one
+prepared   the text or examples, and how many steps read them
+job        what the ranks need, which they read from a file
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from efficientbench.devices.base import Device
+from efficientbench.devices.registry import find_device
+from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.launchers.network.interfaces import check_interfaces
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.sinks.wandb_log import check_wandb
+from efficientbench.running.output_folder import OutputFolder, Settings
+
+
+class AnyJob(Protocol):
+    """What the parent process and the report of a failure read of a job of either kind."""
+
+    memory_advice: ClassVar[str]
+    """What helps when memory runs out."""
+
+    @property
+    def config(self) -> Settings: ...
+    @property
+    def output(self) -> Path: ...
+    @property
+    def cache(self) -> Path:
+        """The folder of tokenized text, which ranks write to besides `output`."""
+
+    @property
+    def ranks_per_node(self) -> int: ...
+    def write(self, path: Path) -> None: ...
+
+
+Config = TypeVar("Config", bound=Settings)
+Planned = TypeVar("Planned")
+Prepared = TypeVar("Prepared")
+Work = TypeVar("Work", bound=AnyJob)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a run takes place."""
+
+    device: Device
+    cluster: Cluster | None
+    """The nodes; None: this machine alone."""
+    folder: OutputFolder
+
+    @property
+    def nodes(self) -> int:
+        return 1 if self.cluster is None else self.cluster.nodes
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first node, whose process writes the run's files for all nodes."""
+        return self.cluster is None or self.cluster.node_rank == 0
+
+
+@dataclass(frozen=True)
+class Asked(Generic[Config]):
+    """A run as the user asked for it."""
+
+    config: Config
+    site: Site
+    fresh: bool
+    """Whether to start at step 1, whatever checkpoint there is."""
+
+
+def ask(config: Config, mode: str, folder: OutputFolder | None = None, fresh: bool = False) -> Asked[Config]:
+    """Return the run that a user asks for, with the devices and nodes that are here.
+
+    Args:
+        config: the run's configuration.
+        mode: `dsw`: this machine alone; `dlc`: the nodes that the environment variables describe.
+        folder: the folder to write to; None: `OutputFolder.of` the configuration.
+        fresh: see `Asked`.
+
+    Raises:
+        ConfigError, DeviceError, LaunchError, MetricsError: nodes, network, device or sink cannot be used.
+    """
+    cluster = Cluster.from_environment(os.environ) if mode == "dlc" else None
+    check_interfaces(os.environ, cluster)
+    check_wandb(config.wandb)
+    return Asked(config, Site(find_device(config.device), cluster, folder or OutputFolder.of(config)), fresh)
+
+
+class Kind(ABC, Generic[Config, Planned, Prepared, Work]):
+    """One kind of run: pretraining (with SFT and RL), or the fine-tuning of a transformers model."""
+
+    worker: ClassVar[str]
+    """The module of a rank, whose argument is the job's file."""
+
+    @abstractmethod
+    def environment(self, config: Config, device: Device) -> Mapping[str, str]:
+        """Return environment variables for the ranks; the parent sets those that the user has not set."""
+
+    @abstractmethod
+    def plan(self, asked: Asked[Config]) -> Planned:
+        """Decide everything that follows from configuration and devices, and print it.
+
+        Raises ConfigError, DataError, DeviceError: the run cannot work; nothing has been written.
+        """
+
+    @abstractmethod
+    def prepare(self, planned: Planned) -> Prepared:
+        """Make or find the text, and print it. Raises ConfigError, DataError: it cannot be used."""
+
+    @abstractmethod
+    def usable(self, prepared: Prepared, folder: OutputFolder) -> Path | None:
+        """Return the newest checkpoint that the run resumes from, and print why newer ones are skipped.
+
+        Raises ConfigError: the checkpoint is another run's, and this kind sets no such run aside.
+        """
+
+    @abstractmethod
+    def job(self, prepared: Prepared, folder: OutputFolder, node: int, resume: Path | None) -> Work:
+        """Return the job of a node's ranks, and write what they read besides it. Raises ConfigError, OSError."""
+
+    @abstractmethod
+    def failed_record(
+        self, job: Work, device: Device, nodes: int, reason: str, started_at: datetime, duration_s: float
+    ) -> RunRecord:
+        """Return the record of a run that failed: what was run, and `reason` in place of every figure."""
+
+    @abstractmethod
+    def repeated(self, config: Config, index: int) -> Config:
+        """Return the configuration of the repeat number `index`, from 0, which differs in its seeds."""
+
+    @abstractmethod
+    def is_complete(self, asked: Asked[Config]) -> bool:
+        """Return whether the folder holds the complete record of this configuration on these devices."""
+
+    def results(self, record: RunRecord, folder: OutputFolder) -> list[str]:
+        """Return the lines to print after a run besides those of every run."""
+        return []
