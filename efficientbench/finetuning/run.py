@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.prepare import Prepared, prepare
 from efficientbench.finetuning.record import failed_record
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.running.kind import Asked, Kind, ask
+from efficientbench.running.kind import Asked, Kind, ask, set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.parent import perform, perform_repeats
 from efficientbench.running.resume import newest_usable
@@ -66,13 +65,10 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PlannedTuning, TuningJob]):
 
     worker = "efficientbench.finetuning.rank"
 
-    def environment(self, config: FinetuneConfig, device: Device) -> Mapping[str, str]:
-        """Return the device's variables."""
-        return device.environment(1)
-
     def plan(self, asked: Asked[FinetuneConfig]) -> PlannedTuning:
         """Return the run with its examples, tokenized and ordered, before its folder is made."""
         config, device, nodes = asked.config, asked.site.device, asked.site.nodes
+        set_for_ranks(device.environment(1))
         if device.type == "cpu":
             # Else DeepSpeed would warn in this process, too, that it finds no accelerator.
             os.environ["DS_ACCELERATOR"] = "cpu"

@@ -97,15 +97,17 @@ def ask(config: Config, mode: str, folder: OutputFolder | None = None, fresh: bo
     return Asked(config, Site(find_device(config.device), cluster, folder or OutputFolder.of(config)), fresh)
 
 
+def set_for_ranks(settings: Mapping[str, str]) -> None:
+    """Set environment variables, which the ranks inherit; the user's own come first."""
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
 class Kind(ABC, Generic[Config, Planned, Prepared, Work]):
     """One kind of run: pretraining (with SFT and RL), or the fine-tuning of a transformers model."""
 
     worker: ClassVar[str]
     """The module of a rank, whose argument is the job's file."""
-
-    @abstractmethod
-    def environment(self, config: Config, device: Device) -> Mapping[str, str]:
-        """Return environment variables for the ranks; the parent sets those that the user has not set."""
 
     @abstractmethod
     def plan(self, asked: Asked[Config]) -> Planned:

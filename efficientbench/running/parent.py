@@ -39,8 +39,6 @@ def perform(kind: Kind[Config, Planned, Prepared, Work], asked: Asked[Config]) -
         ConfigError, DeviceError, DataError, LaunchError, MetricsError: a mistake of the user, before anything trains.
     """
     site = asked.site
-    for name, value in kind.environment(asked.config, site.device).items():
-        os.environ.setdefault(name, value)
     planned = kind.plan(asked)
     files = FailureFiles(site.folder) if site.is_first else None
     # The first node's process locks the folder for all nodes.

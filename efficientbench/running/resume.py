@@ -58,7 +58,7 @@ def complete_record(
         smaller: whether a record counts whose micro-batch had to be smaller for lack of memory.
     """
     try:
-        record, config = read_record(folder.record), initialised(config)
+        record, config = read_record(folder.record), initialised(config, folder)
     except (MetricsError, ConfigError):
         return None
     contents = record.config, config.model_dump(mode="json")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from efficientbench.architecture.variant import known, shown
 from efficientbench.basics.cgroup import memory_limit_bytes
 from efficientbench.basics.counted import number_of
 from efficientbench.config.layout import Layout, fit_micro_batch
@@ -18,22 +16,13 @@ from efficientbench.data_tools.tokens.manifest import Corpus
 from efficientbench.devices.base import Device
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.fitting import check_fits
-from efficientbench.planning.plan import (
-    Hardware,
-    Plan,
-    determinism,
-    gigabytes,
-    hidden,
-    make_plan,
-    text_budget,
-    with_kernels,
-)
-from efficientbench.running.corpora import check_length, prepare_corpora
+from efficientbench.planning.plan import Hardware, Plan, announcement, make_plan, text_budget, with_kernels
+from efficientbench.running.corpora import prepare_corpora
 from efficientbench.running.epochs import counted
 from efficientbench.running.identity import failed_record
-from efficientbench.running.initialisation import check_other_folder, check_tokenizer, initialised
+from efficientbench.running.initialisation import check_tokenizer, initialised
 from efficientbench.running.job import Job
-from efficientbench.running.kind import Asked, Kind, ask
+from efficientbench.running.kind import Asked, Kind, ask, set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.parent import perform, perform_repeats
 from efficientbench.running.resume import complete_record, usable
@@ -73,26 +62,22 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
 
     worker = "efficientbench.worker"
 
-    def environment(self, config: RunConfig, device: Device) -> Mapping[str, str]:
-        """Return the device's variables; with `training.deterministic` also those of deterministic libraries."""
-        fixed = device.deterministic_environment() if config.training.deterministic else {}
-        return {**device.environment(config.parallel.tp), **{name: values[0] for name, values in fixed.items()}}
-
     def plan(self, asked: Asked[RunConfig]) -> Plan:
         """Return the run's plan on its devices, whose `config` is the run's on every node and in every rank."""
         config, site = asked.config, asked.site
-        plan = plan_on(initialised(config), site.device, site.nodes)
+        set_for_ranks(site.device.environment(config.parallel.tp))
+        if config.training.deterministic:
+            set_for_ranks({name: values[0] for name, values in site.device.deterministic_environment().items()})
+        plan = plan_on(initialised(config, site.folder), site.device, site.nodes)
         site.device.check(plan.config.training.dtype)
-        _announce(plan, config.training.micro_batch_size, site.device)
-        check_other_folder(plan.config, site.folder)
+        print("\n".join(announcement(plan, site.device, config.training.micro_batch_size)), flush=True)
         return plan
 
     def prepare(self, planned: Plan) -> Tokenized:
         """Tokenize the text where it is not yet, check it against the plan, and count the run's steps."""
         corpora = prepare_corpora(planned.config)
         check_tokenizer(planned.config, corpora)
-        plan = counted(planned, corpora)
-        check_length(plan.config, plan.budget, corpora, memory_limit_bytes())
+        plan = counted(planned, corpora, memory_limit_bytes())
         found = Tokenized(plan, corpora)
         _announce_data(found)
         return found
@@ -147,37 +132,6 @@ def plan_on(config: RunConfig, device: Hardware, nodes: int) -> Plan:
     plan = make_plan(config, layout, device.runtime_bytes)
     check_fits(plan, memory_limit_bytes() if capacity_bytes is None else capacity_bytes, shared)
     return plan
-
-
-def _announce(plan: Plan, micro_batch_size: int, device: Device) -> None:
-    """Print what will run and where; `micro_batch_size` is the one that the user wrote."""
-    layout, training = plan.layout, plan.config.training
-    if training.micro_batch_size != micro_batch_size:
-        print(
-            f"micro-batch {training.micro_batch_size} instead of {micro_batch_size}: "
-            f"{layout.dp} replicas share a global batch of {training.global_batch_size}"
-        )
-    parameters = known(lambda: f"{plan.parameters.total:,}") or "n/a"
-    memory = shown(lambda: f"about {gigabytes(plan.rank_memory_bytes())} each")
-    print(
-        f"{plan.config.name}: {parameters} parameters, {plan.length} of "
-        f"{plan.budget.tokens_per_step:,} tokens, {training.dtype}\n"
-        f"{number_of(layout.world_size, 'rank')} (tp {layout.tp}, pp {layout.pp}, "
-        f"dp {layout.dp}) on {device.names()[0]}; {memory}"
-    )
-    init = plan.config.init
-    if init.run is not None:
-        print(f"begins with the weights of {init.run} after step {init.step} (SHA-256 {init.sha256})")
-    warning = device.dtype_warning(training.dtype)
-    if warning is not None:
-        print(f"warning: {warning}")
-    if not_shown := hidden(plan.config):
-        print(f"warning: {not_shown}")
-    if promised := determinism(plan.config, device):
-        print(promised)
-    if plan.budget.extended:
-        print(plan.budget.extended)
-    sys.stdout.flush()
 
 
 def _announce_data(prepared: Tokenized) -> None:
