@@ -11,8 +11,8 @@ from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
 from efficientbench.devices.base import Device
 from efficientbench.finetuning.base_model import find_model
-from efficientbench.finetuning.complete import is_complete, trains_the_same, with_seeds
-from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.finetuning.complete import is_complete, trains_the_same
+from efficientbench.finetuning.config import SEEDS, FinetuneConfig
 from efficientbench.finetuning.examples.examples import write_examples
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.prepare import Prepared, prepare
@@ -64,6 +64,7 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PlannedTuning, TuningJob]):
     """Fine-tuning of a transformers model."""
 
     worker = "efficientbench.finetuning.rank"
+    seeds = SEEDS
 
     def plan(self, asked: Asked[FinetuneConfig]) -> PlannedTuning:
         """Return the run with its examples, tokenized and ordered, before its folder is made."""
@@ -145,10 +146,6 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PlannedTuning, TuningJob]):
     ) -> RunRecord:
         """Return the record of a failed run."""
         return failed_record(job, device, reason, started_at, duration_s)
-
-    def repeated(self, config: FinetuneConfig, index: int) -> FinetuneConfig:
-        """Return the configuration with the seeds of new weights and of the order larger by `index`."""
-        return with_seeds(config, index)
 
     def is_complete(self, asked: Asked[FinetuneConfig]) -> bool:
         """Return whether the folder's record is complete."""

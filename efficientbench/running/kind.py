@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -97,6 +97,16 @@ def ask(config: Config, mode: str, folder: OutputFolder | None = None, fresh: bo
     return Asked(config, Site(find_device(config.device), cluster, folder or OutputFolder.of(config)), fresh)
 
 
+def with_seeds(config: Config, seeds: Sequence[str], index: int) -> Config:
+    """Return the configuration of the repeat number `index`, from 0, whose seeds (by their keys) are larger by it."""
+    for key in seeds:
+        part, _, name = key.partition(".")
+        section = getattr(config, part)
+        changed = section.model_copy(update={name: getattr(section, name) + index})
+        config = config.model_copy(update={part: changed})
+    return config
+
+
 def set_for_ranks(settings: Mapping[str, str]) -> None:
     """Set environment variables, which the ranks inherit; the user's own come first."""
     for name, value in settings.items():
@@ -108,6 +118,8 @@ class Kind(ABC, Generic[Config, Planned, Prepared, Work]):
 
     worker: ClassVar[str]
     """The module of a rank, whose argument is the job's file."""
+    seeds: ClassVar[tuple[str, ...]] = ("training.seed",)
+    """The keys in which repeats of a run differ."""
 
     @abstractmethod
     def plan(self, asked: Asked[Config]) -> Planned:
@@ -136,10 +148,6 @@ class Kind(ABC, Generic[Config, Planned, Prepared, Work]):
         self, job: Work, device: Device, nodes: int, reason: str, started_at: datetime, duration_s: float
     ) -> RunRecord:
         """Return the record of a run that failed: what was run, and `reason` in place of every figure."""
-
-    @abstractmethod
-    def repeated(self, config: Config, index: int) -> Config:
-        """Return the configuration of the repeat number `index`, from 0, which differs in its seeds."""
 
     @abstractmethod
     def is_complete(self, asked: Asked[Config]) -> bool:

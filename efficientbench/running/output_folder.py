@@ -6,13 +6,16 @@ import contextlib
 import datetime
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.files import complete_folder, no_link, write_file
 from efficientbench.basics.foreign import read_whole
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 HELD_OUT_LOSSES = "held_out_losses.npz"
 """File of a fine-tuning's held-out losses."""
@@ -56,7 +59,7 @@ class Settings(Protocol):
     def training(self) -> Seeded: ...
     @property
     def faults(self) -> Faults: ...
-    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
+    def model_copy(self, *, update: Mapping[str, Any]) -> Self: ...
 
 
 class OutputFolder:

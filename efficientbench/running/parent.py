@@ -25,7 +25,7 @@ from efficientbench.metrics.report.comparison import print_spread
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import FailureFiles, users_mistake
-from efficientbench.running.kind import Asked, Config, Kind, Planned, Prepared, Site, Work, ask
+from efficientbench.running.kind import Asked, Config, Kind, Planned, Prepared, Site, Work, ask, with_seeds
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import prepare_folder
 
@@ -81,7 +81,7 @@ def perform_repeats(
     Raises:
         ConfigError, DeviceError, DataError, LaunchError, MetricsError: as `perform` does.
     """
-    configs = [kind.repeated(config, index) for index in range(repeats)]
+    configs = [with_seeds(config, kind.seeds, index) for index in range(repeats)]
     all_asked = [ask(each, mode, OutputFolder.of_repeat(each), fresh) for each in configs]
     # Decided for all repeats before any trains: the nodes share these folders and must decide alike.
     kept = [not again and kind.is_complete(each) for each in all_asked]

@@ -103,11 +103,6 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
         """Return the record of a failed run."""
         return failed_record(job, device, nodes, reason, started_at, duration_s)
 
-    def repeated(self, config: RunConfig, index: int) -> RunConfig:
-        """Return the configuration with a seed that is larger by `index`."""
-        training = config.training
-        return config.model_copy(update={"training": training.model_copy(update={"seed": training.seed + index})})
-
     def is_complete(self, asked: Asked[RunConfig]) -> bool:
         """Return whether the folder's record is complete, and of the micro-batch that fits these devices."""
         config, site = asked.config, asked.site

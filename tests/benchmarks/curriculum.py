@@ -34,14 +34,15 @@ os.environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARA
 from support.measured import Figure, options, report
 
 from efficientbench.finetuning.base_model import find_model
-from efficientbench.finetuning.complete import is_complete, with_seeds
-from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.finetuning.complete import is_complete
+from efficientbench.finetuning.config import SEEDS, FinetuneConfig
 from efficientbench.finetuning.curriculum.effect import FEWEST_SEEDS, Effect, LossCurve, effect, effects
 from efficientbench.finetuning.load import resolve_tuning
 from efficientbench.finetuning.prepare import prepare
 from efficientbench.finetuning.run import FineTuning, PlannedTuning
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.records.record import RunRecord, read_record
+from efficientbench.running.kind import with_seeds
 from efficientbench.running.output_folder import OutputFolder
 
 ROWS, HELD_OUT, STEPS, BATCH, RATE = 1200, 120, 80, 8, 4e-3
@@ -108,7 +109,7 @@ def configuration(case: Case, order: str, index: int, work: Path) -> FinetuneCon
         *(f"training.learning_rate={RATE}", "training.validate_every_steps=20", f"checkpoint.interval={STEPS}"),
         *case.overrides,
     )
-    return with_seeds(resolve_tuning("full_tiny", overrides=words), index)
+    return with_seeds(resolve_tuning("full_tiny", overrides=words), SEEDS, index)
 
 
 def train_all(configs: Sequence[FinetuneConfig], at_once: int, work: Path) -> None:

@@ -20,7 +20,7 @@ from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.machine import Machine, planned_machine
 from efficientbench.sweep.progress import seconds
 from efficientbench.sweep.selection import Request, select
-from efficientbench.sweep.tasks import in_turns
+from efficientbench.sweep.task import in_turns
 from efficientbench.sweep.tuning_tasks import TuningTask, estimate_tuning, tuning_tasks
 from efficientbench.sweep.tunings import chosen_tunings, names_tunings
 
