@@ -26,16 +26,7 @@ from efficientbench.training.checkpoints.manifest import MANIFEST, complete, rea
 
 
 def finetune(config: FinetuneConfig, mode: str, fresh: bool = False) -> int:
-    """Train, measure and record `config`; return the exit code.
-
-    Args:
-        config: the run's configuration.
-        mode: `dsw`: this machine alone; `dlc`: the nodes that the environment variables describe.
-        fresh: start at step 1, even if there is a checkpoint.
-
-    Raises:
-        ConfigError, DeviceError, DataError, LaunchError, MetricsError: as `perform` does.
-    """
+    """Train, measure and record `config`; return the exit code. Arguments: as `ask`; raises what `perform` raises."""
     return perform(FineTuning(), ask(config, mode, fresh=fresh))
 
 

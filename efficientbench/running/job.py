@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import TypeAdapter
 
@@ -13,16 +12,14 @@ from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.budget import Budget
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
-from efficientbench.metrics.files import write_whole
+from efficientbench.running.any_job import AnyJob
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run, ready to start: everything that a rank needs besides its own number."""
+class Job(AnyJob):
+    """The job of pretraining, SFT or RL."""
 
-    memory_advice: ClassVar[str] = (
-        "a smaller training.micro_batch_size, training.recompute=full or more ranks would help"
-    )
+    memory_advice = "a smaller training.micro_batch_size, training.recompute=full or more ranks would help"
 
     config: RunConfig
     layout: Layout
@@ -41,16 +38,11 @@ class Job:
 
     @property
     def cache(self) -> Path:
-        """The folder of tokenized text and its indexes, which ranks write to besides `output`."""
         return Path(self.config.data.cache)
 
     @property
     def ranks_per_node(self) -> int:
         return self.layout.ranks_per_node
-
-    def write(self, path: Path) -> None:
-        """Write the job as JSON. Raises MetricsError where the file cannot be written."""
-        write_whole(path, TypeAdapter(Job).dump_json(self, indent=2).decode())
 
     @classmethod
     def read(cls, path: Path, trusted: bool = False) -> Job:

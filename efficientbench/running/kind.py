@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
@@ -22,27 +22,8 @@ from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.interfaces import check_interfaces
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.sinks.wandb_log import check_wandb
+from efficientbench.running.any_job import AnyJob
 from efficientbench.running.output_folder import OutputFolder, Settings
-
-
-class AnyJob(Protocol):
-    """What the parent process and the report of a failure read of a job of either kind."""
-
-    memory_advice: ClassVar[str]
-    """What helps when memory runs out."""
-
-    @property
-    def config(self) -> Settings: ...
-    @property
-    def output(self) -> Path: ...
-    @property
-    def cache(self) -> Path:
-        """The folder of tokenized text, which ranks write to besides `output`."""
-
-    @property
-    def ranks_per_node(self) -> int: ...
-    def write(self, path: Path) -> None: ...
-
 
 Config = TypeVar("Config", bound=Settings)
 Planned = TypeVar("Planned")
@@ -76,7 +57,6 @@ class Asked(Generic[Config]):
     config: Config
     site: Site
     fresh: bool
-    """Whether to start at step 1, whatever checkpoint there is."""
 
 
 def ask(config: Config, mode: str, folder: OutputFolder | None = None, fresh: bool = False) -> Asked[Config]:
@@ -86,10 +66,9 @@ def ask(config: Config, mode: str, folder: OutputFolder | None = None, fresh: bo
         config: the run's configuration.
         mode: `dsw`: this machine alone; `dlc`: the nodes that the environment variables describe.
         folder: the folder to write to; None: `OutputFolder.of` the configuration.
-        fresh: see `Asked`.
+        fresh: start at step 1, whatever checkpoint there is.
 
-    Raises:
-        ConfigError, DeviceError, LaunchError, MetricsError: nodes, network, device or sink cannot be used.
+    Raises ConfigError, DeviceError, LaunchError, MetricsError: nodes, network, device or sink cannot be used.
     """
     cluster = Cluster.from_environment(os.environ) if mode == "dlc" else None
     check_interfaces(os.environ, cluster)

@@ -28,37 +28,17 @@ WRITTEN = (
 between, no checkpoint is left to resume from, and the record of a complete run still says that it is complete."""
 
 
-class Faults(Protocol):
-    """Limits of a run's ranks, in seconds."""
-
-    @property
-    def hang_limit_s(self) -> float: ...
-    @property
-    def stop_grace_s(self) -> float: ...
-
-
-class Seeded(Protocol):
-    """The part of a configuration that names its seed."""
-
-    @property
-    def seed(self) -> int: ...
-
-
 class Settings(Protocol):
     """What the parent process reads of a configuration, of pretraining or fine-tuning."""
 
+    device: str
+    output: str
+    wandb: str | None
+    training: Any
+    faults: Any
+
     @property
     def name(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def output(self) -> str: ...
-    @property
-    def wandb(self) -> str | None: ...
-    @property
-    def training(self) -> Seeded: ...
-    @property
-    def faults(self) -> Faults: ...
     def model_copy(self, *, update: Mapping[str, Any]) -> Self: ...
 
 

@@ -151,13 +151,7 @@ def _launch_ranks(
 ) -> int:
     """Run this node's ranks to their end; return the exit code of the whole run.
 
-    Args:
-        kind: the kind of the run.
-        job: the run's job.
-        job_file: the file of the job, which is the ranks' argument.
-        site: where the run takes place.
-        link: the link to the launchers of the other nodes.
-        files: writes the files of a failed run; None on every node but the first.
+    `files` writes the files of a failed run; None on every node but the first.
     """
 
     def write_files(failure: Failure) -> None:

@@ -29,17 +29,7 @@ from efficientbench.running.resume import complete_record, usable
 
 
 def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh: bool = False) -> int:
-    """Train, measure and record `config`; return the exit code.
-
-    Args:
-        config: the run's configuration.
-        mode: `dsw`: this machine alone; `dlc`: the nodes that the environment variables describe.
-        folder: the folder to write to; None: `OutputFolder.of` the configuration.
-        fresh: start at step 1, whatever checkpoint there is.
-
-    Raises:
-        ConfigError, DeviceError, DataError, LaunchError, MetricsError: as `perform` does.
-    """
+    """Train, measure and record `config`; return the exit code. Arguments: as `ask`; raises what `perform` raises."""
     return perform(Pretraining(), ask(config, mode, folder, fresh))
 
 

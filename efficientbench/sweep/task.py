@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.basics.foreign import parse_json, read_whole
@@ -20,6 +20,7 @@ from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.running.kind import Config, with_seeds
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.resume import settings
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.selection import Request
@@ -40,11 +41,15 @@ class Planned(NamedTuple):
 class Task(ABC):
     """One run of a sweep."""
 
+    unhashed: ClassVar[tuple[str, ...]]
+    """Keys, or prefixes of keys, that do not change what the run computes."""
     id: str
     """The name of the run's folder, with the seed if the run is one of several repeats. It is a valid file name."""
     arguments: tuple[str, ...]
     """The command line that starts the run, after `efficientbench`."""
     folder: OutputFolder
+    config: Any = None
+    """The configuration as the user wrote it; None if it is refused for another reason than memory."""
     refused: Failure | None = field(default=None, kw_only=True)
     """Why the run cannot run here; None if it can."""
     slots: int = field(default=1, kw_only=True)
@@ -56,27 +61,29 @@ class Task(ABC):
     @property
     def configuration(self) -> str:
         """Hash of the settings, equal for tasks that compute the same."""
-        content = self.settings() or {"arguments": self.arguments}
+        content: dict[str, Any] = {"arguments": self.arguments}
+        if self.config is not None:
+            content = settings(self.config.model_dump(mode="json"), self.unhashed)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
-    @abstractmethod
-    def settings(self) -> dict[str, Any] | None:
-        """Return the settings that decide what the run computes; None without a configuration."""
-
     @property
-    @abstractmethod
     def ranks(self) -> int:
         """The number of ranks on all nodes."""
+        planned = self.planned()
+        return 1 if planned is None else planned.ranks
 
     @property
-    @abstractmethod
-    def stop_grace_s(self) -> float:
-        """Seconds that the run's ranks have to save after a signal."""
-
-    @property
-    @abstractmethod
     def steps(self) -> int | None:
         """Steps of the run; None if they are unknown before it starts."""
+        planned = self.planned()
+        return None if planned is None else planned.steps
+
+    @property
+    def stop_grace_s(self) -> float:
+        """Seconds that the run's ranks have to save after a signal."""
+        assert self.config is not None, "a refused run does not start"
+        grace_s: float = self.config.faults.stop_grace_s
+        return grace_s
 
     @abstractmethod
     def planned(self) -> Planned | None:

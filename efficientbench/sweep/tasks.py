@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from efficientbench.architecture.variant import known
 from efficientbench.basics.errors import ConfigError, DataError
@@ -17,7 +16,7 @@ from efficientbench.planning.fitting import DoesNotFitError
 from efficientbench.planning.plan import Hardware, Plan
 from efficientbench.planning.vocabulary import is_given, with_vocabulary
 from efficientbench.running.micro_batch import decide, resized
-from efficientbench.running.resume import complete_record, settings
+from efficientbench.running.resume import SAME, complete_record
 from efficientbench.running.run import Pretraining, plan_on
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.estimate import Estimate, estimate
@@ -30,15 +29,12 @@ from efficientbench.sweep.task import Planned, Task, check_some_can_run, repeats
 class TrainingTask(Task):
     """One pretraining, SFT or RL run of a sweep."""
 
+    unhashed = SAME
     config: RunConfig | None = None
-    """The configuration as the user wrote it; None if it is refused before it is planned."""
     plan: Plan | None = None
     """The run's plan on this machine; None if the run is refused."""
     too_large: Plan | None = field(default=None, kw_only=True)
     """The plan of a run that is refused because it does not fit."""
-
-    def settings(self) -> dict[str, Any] | None:
-        return settings(self.config.model_dump(mode="json")) if self.config else None
 
     @property
     def generation_arguments(self) -> tuple[str, ...]:
@@ -49,25 +45,12 @@ class TrainingTask(Task):
         return *super().generation_arguments, *outside
 
     @property
-    def ranks(self) -> int:
-        return self.plan.layout.world_size if self.plan else 1
-
-    @property
     def micro_batch_size(self) -> int:
         """The micro-batch that the user wrote, fitted to the devices."""
         if self.asked is not None:
             return self.asked
         config = self.plan.config if self.plan else self.config
         return config.training.micro_batch_size if config else 0
-
-    @property
-    def stop_grace_s(self) -> float:
-        assert self.config is not None, "a refused run does not start"
-        return self.config.faults.stop_grace_s
-
-    @property
-    def steps(self) -> int | None:
-        return self.plan.budget.steps if self.plan is not None and self.plan.budget.counted else None
 
     def planned(self) -> Planned | None:
         plan = self.plan or self.too_large

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.finetuning.complete import is_complete
@@ -15,7 +14,6 @@ from efficientbench.finetuning.planning.step import LINK, REACHED
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.sensors.hardware import device_rates
-from efficientbench.running.resume import settings
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.machine import Machine, slots_needed
@@ -99,42 +97,26 @@ def estimate_tuning(config: FinetuneConfig, projection: Projection) -> Estimate:
 class TuningTask(Task):
     """One fine-tuning of a sweep."""
 
-    tuning: FinetuneConfig | None = field(default=None, kw_only=True)
-    """The configuration as the user wrote it; None if it is refused for another reason than memory."""
+    unhashed = SAME
+    config: FinetuneConfig | None = None
     world: int = field(default=1, kw_only=True)
     """Number of ranks on all nodes."""
     projection: Projection = field(default=Projection(None), kw_only=True)
     """Projected memory and time, as far as they are known."""
 
-    def settings(self) -> dict[str, Any] | None:
-        return settings(self.tuning.model_dump(mode="json"), SAME) if self.tuning else None
-
-    @property
-    def ranks(self) -> int:
-        return self.world
-
-    @property
-    def stop_grace_s(self) -> float:
-        assert self.tuning is not None, "a refused run does not start"
-        return self.tuning.faults.stop_grace_s
-
-    @property
-    def steps(self) -> int | None:
-        return self.tuning.training.steps if self.tuning else None
-
     def planned(self) -> Planned | None:
-        if self.tuning is None:
+        if self.config is None:
             return None
         plan = self.projection.plan
         node_bytes = None if plan is None else plan.layout.per_node * plan.total_bytes
         # The number of tokens follows from the examples.
-        return Planned(self.world, self.steps, None, self.tuning.training.micro_batch_size, node_bytes)
+        return Planned(self.world, self.config.training.steps, None, self.config.training.micro_batch_size, node_bytes)
 
     def estimate(self, machine: Machine, records: Sequence[RunRecord], cores: float) -> Estimate | None:
-        return None if self.tuning is None else estimate_tuning(self.tuning, self.projection)
+        return None if self.config is None else estimate_tuning(self.config, self.projection)
 
     def is_trained(self, device_name: str, smaller_too: bool) -> bool:
-        return self.tuning is not None and is_complete(self.folder, self.tuning, device_name)
+        return self.config is not None and is_complete(self.folder, self.config, device_name)
 
 
 def tuning_tasks(request: Request, machine: Machine, jobs: int | None, elsewhere: bool = False) -> list[TuningTask]:
@@ -182,9 +164,9 @@ def _tasks(
             name,
             own,
             folder,
+            None if reason else each,
             refused=refused,
             slots=slots,
-            tuning=None if reason else each,
             world=world,
             projection=projection,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from support.command_line import (
     steps,
     until,
     wait_for_steps,
-    workers,
 )
 
 from efficientbench.training.checkpoints.manifest import complete
@@ -89,26 +87,6 @@ def test_a_stopped_run_is_set_aside_by_the_next(tiny: Tiny, folder: Path) -> Non
     assert (stopped["status"], record(aside)) == ("stopped", stopped)
     names = ["checkpoint", "config.json", "log", "record.json", "steps.jsonl", "tensorboard", "tokenizer"]
     assert sorted(path.name for path in aside.iterdir()) == names
-
-
-@pytest.mark.proof
-def test_a_killed_rank_is_named_with_the_reason(tiny: Tiny, folder: Path) -> None:
-    with started(*tiny, *LONG, TWO) as run:
-        wait_for_steps(folder, 2, run)
-        family = children(run.pid)
-        workers(run.pid)[1].kill()
-        begin_s = time.monotonic()
-        stdout, stderr = run.communicate(timeout=TIME_LIMIT_S)
-        assert time.monotonic() - begin_s < 20
-    assert run.returncode == 1
-    assert stderr.startswith("error: rank 1: ended by SIGKILL (the kernel does so when memory runs out)")
-    assert "Traceback" not in stdout + stderr
-    assert failure(folder).items() >= {"kind": "lost_rank", "rank": 1}.items()
-    failed = record(folder)
-    assert (failed["status"], failed["tokens_per_s"]) == ("failed", None)
-    assert failed["unavailable"]["tokens_per_s"].startswith("the run failed (lost rank): rank 1: ended by SIGKILL")
-    assert "gqa_1.5B (smoke) (failed)" in stdout
-    assert not any(process.is_running() for process in family)
 
 
 @pytest.mark.proof

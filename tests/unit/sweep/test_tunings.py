@@ -180,8 +180,8 @@ def test_a_device_without_rates_and_a_run_without_steps_have_memory_and_no_time(
     def planned(machine: Machine, *overrides: str) -> tuple[TuningTask, Estimate]:
         (task,) = tuning_tasks(Request(only=("lora_32B",), overrides=overrides), machine, None)
         assert isinstance(task, TuningTask)
-        assert task.tuning is not None
-        return task, estimate_tuning(task.tuning, task.projection)
+        assert task.config is not None
+        return task, estimate_tuning(task.config, task.projection)
 
     task, estimate = planned(NPUS, "training.steps=10")
     found = task.planned()
