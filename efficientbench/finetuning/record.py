@@ -17,14 +17,15 @@ from efficientbench.devices.base import Device
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.planning.cost import Trained, TuningFlops, attended_length, tuning_flops
 from efficientbench.finetuning.planning.shapes import shape_of
-from efficientbench.metrics.formulas.definitions import FORMULAS, ratio_standard_error
+from efficientbench.metrics.formulas.definitions import ratio_standard_error
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.records.environment import collect_environment, sensor_states
 from efficientbench.metrics.records.facts import Quality, RunFacts, Tuning, Validation
 from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.records.record_parts import TimeSpent
-from efficientbench.metrics.records.summarize import measured_parts, nothing_measured, quality_curve, summarize
+from efficientbench.metrics.records.summarize import measured_parts, quality_curve, summarize
 from efficientbench.metrics.sensors.hardware import peak_flops
+from efficientbench.running.identity import shared_identity
 
 if TYPE_CHECKING:
     import torch
@@ -68,20 +69,13 @@ PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "trl", "peft
 """The packages whose versions go into the record."""
 
 
-def failed_record(job: TuningJob, device: Device, reason: str, started_at: datetime, duration_s: float) -> RunRecord:
-    """Return the record of a failed run: its identity, and `reason` in place of every figure."""
-    summary = nothing_measured(reason)
-    missing = {"parameters": reason, "parameters_active": reason, "flops_per_token": reason}
-    return RunRecord(
+def described(job: TuningJob, device: Device) -> dict[str, Any]:
+    """Return what a record says of a job before its model is built, by the record's field names."""
+    return {
         **identity(job, device, None, None),
-        **summary.values,
-        status="failed",
-        started_at=started_at.isoformat(timespec="seconds"),
-        duration_s=duration_s,
-        unavailable=summary.unavailable | missing,
-        data=[job.data],
-        environment=collect_environment(PACKAGES, Path(__file__).parent),
-    )
+        "data": [job.data],
+        "environment": collect_environment(PACKAGES, Path(__file__).parent),
+    }
 
 
 class Recording:
@@ -182,23 +176,14 @@ def identity(job: TuningJob, device: Device, parameters: int | None, flops: floa
     config = job.config
     label = f"__{config.label}" if config.label else ""
     return {
+        **shared_identity(config, device, devices_of(job, device)),
         "run": f"{config.method}_{config.size}{label}",
         "variant": config.method,
-        "size": config.size,
-        "smoke": config.smoke,
-        "seed": config.training.seed,
         "parameters": parameters,
         "parameters_active": parameters,
         "flops_per_token": flops,
-        "devices": devices_of(job, device),
-        "device_name": device.names()[0],
-        "dtype": config.training.dtype,
         "seq_len": config.data.max_length,
-        "micro_batch_size": config.training.micro_batch_size,
-        "global_batch_size": config.training.global_batch_size,
         "dp": job.world,
-        "formula_id": FORMULAS,
-        "config": config.model_dump(mode="json"),
         "paths": {"steps": "steps.jsonl", "log": "log", "checkpoint": "checkpoint"},
     }
 

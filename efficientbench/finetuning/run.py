@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
@@ -16,11 +16,11 @@ from efficientbench.finetuning.config import SEEDS, FinetuneConfig
 from efficientbench.finetuning.examples.examples import write_examples
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.prepare import Prepared, prepare
-from efficientbench.finetuning.record import failed_record
+from efficientbench.finetuning.record import described
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.running.kind import Asked, Kind, ask, set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.parent import perform, perform_repeats
+from efficientbench.running.parent import perform
 from efficientbench.running.resume import newest_usable
 from efficientbench.training.checkpoints.manifest import MANIFEST, complete, read_manifest
 
@@ -28,14 +28,6 @@ from efficientbench.training.checkpoints.manifest import MANIFEST, complete, rea
 def finetune(config: FinetuneConfig, mode: str, fresh: bool = False) -> int:
     """Train, measure and record `config`; return the exit code. Arguments: as `ask`; raises what `perform` raises."""
     return perform(FineTuning(), ask(config, mode, fresh=fresh))
-
-
-def run_repeats(config: FinetuneConfig, mode: str, repeats: int, fresh: bool = False) -> int:
-    """Train, measure and record `config` with consecutive seeds; see `perform_repeats`.
-
-    Repeats differ in the seeds of new weights and of the order; the held-out examples are the same.
-    """
-    return perform_repeats(FineTuning(), config, mode, repeats, fresh=fresh)
 
 
 @dataclass(frozen=True)
@@ -132,14 +124,10 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PlannedTuning, TuningJob]):
             found.held_out_too_long,
         )
 
-    def failed_record(
-        self, job: TuningJob, device: Device, nodes: int, reason: str, started_at: datetime, duration_s: float
-    ) -> RunRecord:
-        """Return the record of a failed run."""
-        return failed_record(job, device, reason, started_at, duration_s)
+    def described(self, job: TuningJob, device: Device, nodes: int) -> dict[str, Any]:
+        return described(job, device)
 
     def is_complete(self, asked: Asked[FinetuneConfig]) -> bool:
-        """Return whether the folder's record is complete."""
         return is_complete(asked.site.folder, asked.config, asked.site.device.names()[0])
 
     def results(self, record: RunRecord, folder: OutputFolder) -> list[str]:

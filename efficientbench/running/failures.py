@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from efficientbench.basics.errors import FULL_BYTES, MetricsError, NonFiniteError
 from efficientbench.devices.deterministic import operator_without
@@ -22,6 +23,7 @@ from efficientbench.launchers.processes.failure import USER_MISTAKE, Failure, Ki
 from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import RunRecord, write_record
+from efficientbench.metrics.records.summarize import nothing_measured
 from efficientbench.running.any_job import AnyJob
 from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory
 from efficientbench.running.output_folder import OutputFolder
@@ -112,19 +114,29 @@ class FailureFiles:
         if checkpoint is not None and failure.kind != "mistake":
             print_stderr(f"last good checkpoint: {checkpoint}; run the same command again to resume")
 
-    def write_record(self, failure: Failure, failed: Callable[[str, datetime, float], RunRecord]) -> None:
+    def write_record(self, failure: Failure, described: Callable[[], dict[str, Any]]) -> None:
         """Write `record.json` with status `failed`, so that reports show the run as a row with its reason.
 
-        `failed` makes it of the reason, this attempt's start and its seconds until now. An existing record is this
-        attempt's own: a rank died after everything was measured and recorded.
+        `described` returns what the record says of the job (see `Kind`). An existing record is this attempt's own: a
+        rank died after everything was measured and recorded.
         """
         if failure.kind in NO_RECORD or self.folder.record.exists():
             return
         rank = f"rank {failure.rank}: " if failure.rank is not None else ""
         reason = f"the run failed ({failure.kind.replace('_', ' ')}): {rank}{failure.reason}"
-        duration_s = time.monotonic() - self._begin_s
+        summary, known = nothing_measured(reason), described()
+        missing = {
+            name: reason for name in ("parameters", "parameters_active", "flops_per_token") if known[name] is None
+        }
+        unavailable = summary.unavailable | missing | known.get("unavailable", {})
+        record = RunRecord(
+            **known | summary.values | {"unavailable": unavailable},
+            status="failed",
+            started_at=self.started_at.isoformat(timespec="seconds"),
+            duration_s=time.monotonic() - self._begin_s,
+        )
         with contextlib.suppress(MetricsError):
-            write_record(failed(reason, self.started_at, duration_s), self.folder.record)
+            write_record(record, self.folder.record)
 
 
 def ran_out_of_memory(error: Exception) -> bool:

@@ -12,9 +12,8 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
@@ -123,10 +122,8 @@ class Kind(ABC, Generic[Config, Planned, Prepared, Work]):
         """Return the job of a node's ranks, and write what they read besides it. Raises ConfigError, OSError."""
 
     @abstractmethod
-    def failed_record(
-        self, job: Work, device: Device, nodes: int, reason: str, started_at: datetime, duration_s: float
-    ) -> RunRecord:
-        """Return the record of a run that failed: what was run, and `reason` in place of every figure."""
+    def described(self, job: Work, device: Device, nodes: int) -> dict[str, Any]:
+        """Return what a record says of a job before anything is measured, by the record's field names."""
 
     @abstractmethod
     def is_complete(self, asked: Asked[Config]) -> bool:

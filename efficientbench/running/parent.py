@@ -157,7 +157,7 @@ def _launch_ranks(
     def write_files(failure: Failure) -> None:
         if files is not None:
             files.write(failure)
-            files.write_record(failure, partial(kind.failed_record, job, site.device, link.nodes))
+            files.write_record(failure, partial(kind.described, job, site.device, link.nodes))
 
     exit_code = launch(
         module_command(kind.worker, str(job_file)),

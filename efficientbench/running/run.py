@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from efficientbench.basics.cgroup import memory_limit_bytes
 from efficientbench.basics.counted import number_of
@@ -14,28 +14,22 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.tokens.manifest import Corpus
 from efficientbench.devices.base import Device
-from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.fitting import check_fits
 from efficientbench.planning.plan import Hardware, Plan, announcement, make_plan, text_budget, with_kernels
 from efficientbench.running.corpora import prepare_corpora
 from efficientbench.running.epochs import counted
-from efficientbench.running.identity import failed_record
+from efficientbench.running.identity import described
 from efficientbench.running.initialisation import check_tokenizer, initialised
 from efficientbench.running.job import Job
 from efficientbench.running.kind import Asked, Kind, ask, set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.parent import perform, perform_repeats
+from efficientbench.running.parent import perform
 from efficientbench.running.resume import complete_record, usable
 
 
 def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh: bool = False) -> int:
     """Train, measure and record `config`; return the exit code. Arguments: as `ask`; raises what `perform` raises."""
     return perform(Pretraining(), ask(config, mode, folder, fresh))
-
-
-def run_repeats(config: RunConfig, mode: str, repeats: int, again: bool, fresh: bool = False) -> int:
-    """Train, measure and record `config` with consecutive seeds; see `perform_repeats`."""
-    return perform_repeats(Pretraining(), config, mode, repeats, again, fresh)
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,6 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
         return found
 
     def usable(self, prepared: Tokenized, folder: OutputFolder) -> Path | None:
-        """Return the checkpoint to resume from; see `resume.usable`."""
         return usable(folder, prepared.plan.config, [corpus.fingerprint for corpus in prepared.corpora])
 
     def job(self, prepared: Tokenized, folder: OutputFolder, node: int, resume: Path | None) -> Job:
@@ -87,14 +80,10 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
             plan.config, plan.layout, plan.budget, manifests, folder.path, resume, tokenizer_fingerprint=fingerprint
         )
 
-    def failed_record(
-        self, job: Job, device: Device, nodes: int, reason: str, started_at: datetime, duration_s: float
-    ) -> RunRecord:
-        """Return the record of a failed run."""
-        return failed_record(job, device, nodes, reason, started_at, duration_s)
+    def described(self, job: Job, device: Device, nodes: int) -> dict[str, Any]:
+        return described(job, device, nodes)
 
     def is_complete(self, asked: Asked[RunConfig]) -> bool:
-        """Return whether the folder's record is complete, and of the micro-batch that fits these devices."""
         config, site = asked.config, asked.site
         fitted = plan_on(config, site.device, site.nodes).config.training.micro_batch_size
         return complete_record(site.folder, config, fitted, site.device.names()[0]) is not None

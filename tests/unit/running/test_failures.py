@@ -27,7 +27,7 @@ from efficientbench.finetuning.saved import SavingError
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.records.record import read_record, write_record
 from efficientbench.running.failures import FailureFiles, diagnose
-from efficientbench.running.identity import failed_record
+from efficientbench.running.identity import described
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 
@@ -85,13 +85,13 @@ def test_a_rank_that_dies_after_the_record_leaves_it_as_it_is(tmp_path: Path, st
     corpus = tokenize_files([write_kind(tmp_path, "jsonl", TEXTS[:20])], tmp_path / "tokens", tokenizer)
     folder, failure = OutputFolder(tmp_path), Failure("lost_rank", "ended by SIGSEGV", rank=1)
     files, ran = FailureFiles(folder), replace(job(tmp_path), corpora=(corpus.manifest,))
-    failed = partial(failed_record, ran, CPU(), 1)
+    known = partial(described, ran, CPU(), 1)
     write_record(make_record({"status": status, "al_s": 0.25}), folder.record)
-    files.write_record(failure, failed)
+    files.write_record(failure, known)
     kept = read_record(folder.record)
     assert (kept.status, kept.al_s) == (status, 0.25)
     folder.record.unlink()
-    files.write_record(failure, failed)
+    files.write_record(failure, known)
     assert read_record(folder.record).unavailable["al_s"] == "the run failed (lost rank): rank 1: ended by SIGSEGV"
 
 
