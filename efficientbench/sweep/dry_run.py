@@ -13,7 +13,7 @@ from efficientbench.launchers.processes.failure import Failure
 from efficientbench.planning.table import ABSENT, plain_table, print_lines
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.progress import seconds
-from efficientbench.sweep.tasks import Task
+from efficientbench.sweep.task import Task
 
 _LINE = 200
 """Characters of a line, more than any row has."""
