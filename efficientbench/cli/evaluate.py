@@ -92,9 +92,10 @@ def evaluate(
     from efficientbench.basics.errors import EvaluationError, GenerationError
     from efficientbench.evaluation.data import find_data
     from efficientbench.evaluation.evaluate import evaluate as evaluate_run
-    from efficientbench.evaluation.launch import Asked, evaluate_on_ranks
     from efficientbench.evaluation.lm_eval.run import evaluate_by_lm_eval
     from efficientbench.evaluation.long_context.lengths import read_lengths
+    from efficientbench.evaluation.rank import Evaluation
+    from efficientbench.generation.on_ranks import SharedModel
     from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
     from efficientbench.launchers.processes.supervision import print_stderr
 
@@ -120,8 +121,8 @@ def evaluate(
         console = Console(soft_wrap=True)
         listed = names(tasks or "loss")
         if tp * dp > 1:
-            asked = Asked(tuple(listed), options, step, tp, dp, tuple(arguments or []))
-            code = evaluate_on_ranks(asked, console)
+            model = SharedModel(run_folder, tuple(arguments or []), step, tp, dp)
+            code = Evaluation(model, listed, options).run()
             if code in STOP_EXIT_CODES.values():
                 print(GOES_ON, file=sys.stderr)
             raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""One rank of a fine-tuning: `python -m efficientbench.finetuning.rank JOB.json`; the launcher starts it."""
+"""The work of a fine-tuning's ranks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import contextlib
 import itertools
 import logging
 import os
-import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efficientbench.basics.errors import NonFiniteError, TrainingError
 from efficientbench.basics.files import beside, complete_folder
-from efficientbench.basics.readers import outlive_readers
 from efficientbench.devices.registry import find_device
 from efficientbench.finetuning.examples.examples import fingerprint_of, read_examples
 from efficientbench.finetuning.job import TuningJob
@@ -26,26 +24,21 @@ from efficientbench.metrics.records.sinks.wandb_log import WandbLog
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import ran_out_of_memory, users_mistake
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.rank_process import StopRequested, end, run_rank
+from efficientbench.running.rank_process import Rank, StopRequested, Work
 from efficientbench.training.checkpoints.manifest import seal
 
 if TYPE_CHECKING:
     from efficientbench.finetuning.trainer import Tuner
 
 
-def main() -> int:
-    """Run the rank that the environment names, and report a failure to the launcher; return the exit code."""
-    outlive_readers(pipes=True)
-    job = TuningJob.read(Path(sys.argv[1]))
-    rank = int(os.environ["RANK"])
-    log_file = OutputFolder(job.output).log / f"rank_{rank}.log"
+def rank_work(job_file: Path) -> Work:
+    """Return the work of a fine-tuning's ranks."""
+    job = TuningJob.read(job_file)
 
-    def work(stop_requested: StopRequested) -> bool:
-        heartbeat = HeartbeatWriter()
-        heartbeat.start()
-        return tune_rank(job, rank, stop_requested, heartbeat)
+    def do(rank: Rank) -> bool:
+        return tune_rank(job, rank.number, rank.stop_requested, rank.heartbeat)
 
-    return run_rank(rank, log_file, work, lambda error: diagnose(error, log_file))
+    return Work(OutputFolder(job.output).log, do, diagnose)
 
 
 def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbeat: HeartbeatWriter) -> bool:
@@ -240,7 +233,3 @@ def diagnose(error: Exception, log_file: Path) -> Failure:
         helps = "a smaller training.micro_batch_size, zero.offload=optimizer or more ranks would help"
         return Failure("out_of_memory", f"out of memory: {first} ({helps}; traceback in {log_file})")
     return Failure("crash", f"{type(error).__name__}: {first} (traceback in {log_file})")
-
-
-if __name__ == "__main__":
-    end(main())

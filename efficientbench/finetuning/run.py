@@ -23,8 +23,6 @@ from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.interfaces import check_interfaces
 from efficientbench.launchers.network.node_link import NodeLink
 from efficientbench.launchers.processes.failure import Failure
-from efficientbench.launchers.processes.launch import launch
-from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.analysis.repeats import group_repeats
 from efficientbench.metrics.records.record import read_record, write_record
 from efficientbench.metrics.records.sinks.wandb_log import check_wandb
@@ -33,6 +31,7 @@ from efficientbench.metrics.report.headline import print_results
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import NO_RECORD, FailureFiles, users_mistake, write_failure
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.ranks import run_ranks
 from efficientbench.running.run import connected
 from efficientbench.training.checkpoints.manifest import (
     MANIFEST,
@@ -243,16 +242,8 @@ def _launch_ranks(job: TuningJob, device: Device, cluster: Cluster | None, link:
                 write_record(recording.failed(reason), folder.record)
 
     job_file = folder.config if link.node == 0 else folder.path / f"config_node{link.node}.json"
-    return launch(
-        module_command("efficientbench.finetuning.rank", str(job_file)),
-        ranks,
-        cluster,
-        folder.log,
-        job.config.faults.stop_grace_s,
-        on_failure=write_files,
-        link=link,
-        hang_limit_s=job.config.faults.hang_limit_s,
-    )
+    faults = job.config.faults
+    return run_ranks("efficientbench.finetuning.rank", job_file, ranks, folder.log, faults, cluster, link, write_files)
 
 
 def _print_summary(folder: OutputFolder) -> None:

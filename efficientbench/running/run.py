@@ -27,8 +27,6 @@ from efficientbench.launchers.network.node_link import NodeLink
 from efficientbench.launchers.network.preflight import preflight
 from efficientbench.launchers.network.secret import shared_secret
 from efficientbench.launchers.processes.failure import Failure
-from efficientbench.launchers.processes.launch import launch
-from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
 from efficientbench.metrics.records.sinks.wandb_log import check_wandb
 from efficientbench.metrics.report.headline import print_results
@@ -50,6 +48,7 @@ from efficientbench.running.failures import FailureFiles, users_mistake
 from efficientbench.running.initialisation import check_other_folder, check_tokenizer, initialised
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.ranks import run_ranks
 from efficientbench.running.resume import prepare_folder
 
 
@@ -188,19 +187,16 @@ def _launch_ranks(
             files.write(failure)
             files.write_record(failure, job, device, link.nodes)
 
-    exit_code = launch(
-        module_command("efficientbench.worker", str(job_file)),
+    return run_ranks(
+        "efficientbench.worker.rank",
+        job_file,
         job.layout.ranks_per_node,
-        cluster,
         OutputFolder(job.output).log,
-        job.config.faults.stop_grace_s,
-        on_failure=write_files,
-        link=link,
-        hang_limit_s=job.config.faults.hang_limit_s,
+        job.config.faults,
+        cluster,
+        link,
+        write_files,
     )
-    # A rank that is killed leaves the cursor hidden, as its progress bar had it.
-    Console().show_cursor()
-    return exit_code
 
 
 def _announce(plan: Plan, micro_batch_size: int, device: Device) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 from support.command_line import (
     LONG,
     TIME_LIMIT_S,
+    Finished,
     children,
     command,
     efficientbench,
@@ -26,6 +29,7 @@ from support.command_line import (
     started,
     until,
     wait_for_steps,
+    words_of,
     workers,
 )
 
@@ -54,9 +58,14 @@ def two_nodes(tiny: Tiny, folder: Path, *words: str) -> Iterator[tuple[subproces
 
 def stop_in_a_step(worker: psutil.Process) -> None:
     """Stop a rank once it has told its launcher, which it does twice a second, that it is in a step."""
+    send_in_a_step(worker, signal.SIGSTOP)
+
+
+def send_in_a_step(worker: psutil.Process, sent: signal.Signals) -> None:
+    """Send a signal to a rank once the rank has told its launcher that it is in a step."""
     file = heartbeat_file(Path(worker.environ()[REPORT_VARIABLE]))
     until(lambda: (beat := read_beat(file, "")) is not None and beat.step >= 2, "a heartbeat in a step")
-    worker.send_signal(signal.SIGSTOP)
+    worker.send_signal(sent)
 
 
 def end(run: subprocess.Popen[str], exit_code: int = 1) -> str:
@@ -94,6 +103,36 @@ def test_a_rank_that_stands_still_is_named_when_the_others_have_waited_long_enou
     assert (found["kind"], found["rank"], found["step"] >= 2) == ("hung", 1, True)
     # The rank that waited has written down where it was.
     assert "most recent call first" in (tmp_path / RUN / "log" / "rank_0.log").read_text()
+
+
+SHARED = {
+    "generate": ("--prompt", "The ", "--max-new-tokens", "20000"),
+    "evaluate": ("--tasks", "passkey", "--lengths", "200", "--limit", "300", "--batch-tokens", "200"),
+}
+"""Command whose ranks share a run's model → options with which it works longer than any test waits."""
+
+
+@pytest.mark.parametrize("command", SHARED)
+@pytest.mark.parametrize(("sent", "kind"), [(signal.SIGSTOP, "hung: no rank"), (signal.SIGKILL, "ended by SIGKILL")])
+def test_a_rank_of_a_shared_model_that_hangs_or_dies_ends_all_and_is_named(
+    command: str, sent: signal.Signals, kind: str, train: Callable[..., Finished], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
+    job = json.loads((folder / "config.json").read_text())
+    job["config"]["faults"]["hang_limit_s"] = 8
+    (folder / "config.json").write_text(json.dumps(job))
+    with started(command, str(folder), *SHARED[command], "--tp", "2") as run:
+        # Before its ranks, the command starts and ends processes that have no number.
+        until(lambda: sum("efficientbench.running" in words_of(each) for each in children(run.pid)) == 2, "two ranks")
+        family = children(run.pid)
+        send_in_a_step(workers(run.pid)[1], sent)
+        told = end(run)
+    assert told.startswith(f"error: rank 1: {kind}"), told
+    if sent == signal.SIGSTOP:
+        assert "rank 1 did not arrive (in step " in told
+        assert "its process is stopped (SIGSTOP)" in told
+    assert not any(process.is_running() for process in family)
 
 
 def test_a_rank_that_waits_for_something_else_is_told_from_those_that_wait_for_it(

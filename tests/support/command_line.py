@@ -116,6 +116,13 @@ def children(pid: int) -> list[psutil.Process]:
         return []
 
 
+def words_of(process: psutil.Process) -> list[str]:
+    """Return the command line of a process; nothing of one that has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
+
+
 def workers(pid: int) -> list[psutil.Process]:
     """The ranks that the run with this process id has started, in the order of their numbers."""
     return sorted(psutil.Process(pid).children(), key=lambda worker: int(worker.environ()["RANK"]))

@@ -13,6 +13,7 @@ from support.quiet import eventually
 
 from efficientbench.metrics import EfficiencyMonitor
 from efficientbench.metrics.monitoring import sampler
+from efficientbench.metrics.monitoring.sampling_threads import sampling_threads
 from efficientbench.metrics.sensors.base import Sample
 
 pytestmark = pytest.mark.alone
@@ -182,7 +183,7 @@ def test_a_sensor_that_has_failed_has_no_newest_sample() -> None:
 
 
 def test_a_reading_of_more_than_half_the_interval_does_not_double_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("efficientbench.metrics.monitoring.sampler.MAXIMUM_SHARE_OF_A_CORE", 1.0)
+    monkeypatch.setattr("efficientbench.metrics.monitoring.sampling_threads.MAXIMUM_SHARE_OF_A_CORE", 1.0)
 
     class Slow(TraceSensor):
         def sample(self, time_s: float) -> list[Sample]:
@@ -214,7 +215,7 @@ def test_sampling_slows_down_where_it_is_costly() -> None:
 
     sensors = TraceSensor(HandClock()), Costly(HandClock())
     samplers = [sampler.SensorSampler(sensor, time.monotonic) for sensor in sensors]
-    threads = sampler.sampling_threads(samplers, interval_s=0.2)
+    threads = sampling_threads(samplers, interval_s=0.2)
     for one in samplers:
         one.open()
     for thread in threads:
@@ -230,7 +231,7 @@ def test_sampling_slows_down_where_it_is_costly() -> None:
 
 def test_samples_come_at_the_interval_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # Where the thread may take as long as it does: on a slow machine its share of a core would stretch the interval.
-    monkeypatch.setattr("efficientbench.metrics.monitoring.sampler.MAXIMUM_SHARE_OF_A_CORE", 1.0)
+    monkeypatch.setattr("efficientbench.metrics.monitoring.sampling_threads.MAXIMUM_SHARE_OF_A_CORE", 1.0)
 
     def sampled() -> tuple[int, float]:
         sensor = TraceSensor(HandClock(), memory=lambda t: GB)
