@@ -100,9 +100,10 @@ def run(
 
     config = with_micro_batch(config, mode)
     if repeat is not None:
-        from efficientbench.running.repeat import run_repeats
+        from efficientbench.running.parent import perform_repeats
+        from efficientbench.running.run import Pretraining
 
-        raise typer.Exit(run_repeats(config, mode, repeat, again, fresh))
+        raise typer.Exit(perform_repeats(Pretraining(), config, mode, repeat, again, fresh))
     from efficientbench.running.run import run as run_config
 
     raise typer.Exit(run_config(config, mode, fresh=fresh))

@@ -135,11 +135,12 @@ def _train(name: str, smoke: bool, overrides: list[str], mode: str, repeat: int 
     from efficientbench.finetuning.load import resolve_tuning
 
     config = resolve_tuning(name, smoke, overrides)
+    from efficientbench.finetuning.run import FineTuning
     from efficientbench.finetuning.run import finetune as run_tuning
-    from efficientbench.finetuning.run import run_repeats
+    from efficientbench.running.parent import perform_repeats
 
     if repeat is not None:
-        return run_repeats(config, mode, repeat, fresh)
+        return perform_repeats(FineTuning(), config, mode, repeat, fresh=fresh)
     return run_tuning(config, mode, fresh=fresh)
 
 

@@ -1,10 +1,9 @@
-"""The folders and seeds of a fine-tuning's repeats, and whether a repeat is complete."""
+"""Compare a fine-tuning with the record or the checkpoint of an earlier one."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,23 +14,6 @@ from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record import read_record
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import differences, settings
-
-
-def with_seeds(config: FinetuneConfig, index: int) -> FinetuneConfig:
-    """Return the configuration of a repeat, with the seeds of new weights and of the order raised by `index`."""
-    training = config.training.model_copy(update={"seed": config.training.seed + index})
-    curriculum = config.curriculum.model_copy(update={"seed": config.curriculum.seed + index})
-    return config.model_copy(update={"training": training, "curriculum": curriculum})
-
-
-def folder_of(config: FinetuneConfig) -> OutputFolder:
-    """Return the folder of a run, below `output`."""
-    return OutputFolder(Path(config.output).absolute() / config.name)
-
-
-def folder_of_repeat(config: FinetuneConfig) -> OutputFolder:
-    """Return the folder of a repeat, below the run's."""
-    return OutputFolder(folder_of(config).path / f"seed_{config.training.seed}")
 
 
 def is_complete(folder: OutputFolder, config: FinetuneConfig, device_name: str) -> bool:

@@ -40,6 +40,8 @@ TINY = "tiny"
 """The name of the model that is made on the spot."""
 SAME = ("output", "cache", "wandb", "faults.")
 """Keys, or prefixes of keys, of folders, a sink and limits, which change neither training nor figures."""
+SEEDS = ("training.seed", "curriculum.seed")
+"""Keys of the seeds of new weights and of the order, in which repeats differ."""
 
 
 class ExamplesConfig(Part):

@@ -10,16 +10,18 @@ from pydantic import TypeAdapter
 from efficientbench.basics.foreign import read_whole
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.curriculum.choice import CurriculumRecord
-from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record_parts import DataSource
+from efficientbench.running.any_job import AnyJob
 from efficientbench.running.output_folder import HELD_OUT_LOSSES
 from efficientbench.training.checkpoints.manifest import Manifest
 
 
 @dataclass(frozen=True)
-class TuningJob:
+class TuningJob(AnyJob):
     """One fine-tuning, ready to start."""
+
+    memory_advice = "a smaller training.micro_batch_size, zero.offload=optimizer or more ranks would help"
 
     config: FinetuneConfig
     output: Path
@@ -40,6 +42,14 @@ class TuningJob:
     """The checkpoint to resume from; the first node's job decides for all."""
     held_out_too_long: int = 0
     """The number of held-out examples that were truncated or dropped as too long."""
+
+    @property
+    def cache(self) -> Path:
+        return Path(self.config.cache)
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.world // self.nodes
 
     @property
     def resumed_step(self) -> int:
@@ -68,11 +78,7 @@ class TuningJob:
             progress={},
         )
 
-    def write(self, path: Path) -> None:
-        """Write the job as JSON. Raises MetricsError: the file cannot be written."""
-        write_whole(path, TypeAdapter(TuningJob).dump_json(self, indent=2).decode())
-
     @classmethod
     def read(cls, path: Path) -> TuningJob:
-        """Read a file of `write`. Raises OSError, and ValueError if the file is not a job."""
+        """Read a file that `write` has written. Raises OSError, and ValueError if the file is not a job."""
         return TypeAdapter(cls).validate_json(read_whole(path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -80,12 +79,7 @@ class Spent(TrainerCallback):
         if self._resumed:
             return None
         first, later = self._step_times_s[: self._first_steps], self._step_times_s[self._first_steps :]
-        usual_s = statistics.median(later or first or [0.0])
-        excess_s = sum(max(0.0, time_s - usual_s) for time_s in first)
-        seconds = dict(self._seconds)
-        seconds["productive_s"] -= excess_s
-        seconds["first_steps_s"] += excess_s
-        return TimeSpent(**seconds)
+        return TimeSpent(**TimeSpent.first_steps_apart(self._seconds, first, later))
 
     def _count(self, part: str) -> float:
         """Count the time since the last event for a part; return that time, s."""

@@ -7,22 +7,21 @@ import itertools
 import logging
 import os
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efficientbench.basics.errors import NonFiniteError, TrainingError
+from efficientbench.basics.errors import TrainingError
 from efficientbench.basics.files import beside, complete_folder
 from efficientbench.devices.registry import find_device
 from efficientbench.finetuning.examples.examples import fingerprint_of, read_examples
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.methods import WITH_ADAPTER
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
-from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.records.record import FIGURES, read_record
 from efficientbench.metrics.records.sinks.wandb_log import WandbLog
-from efficientbench.running.errors import USERS_MISTAKES
-from efficientbench.running.failures import ran_out_of_memory, users_mistake
+from efficientbench.running.failures import diagnose
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.rank_process import Rank, StopRequested, Work
 from efficientbench.training.checkpoints.manifest import seal
@@ -38,7 +37,7 @@ def rank_work(job_file: Path) -> Work:
     def do(rank: Rank) -> bool:
         return tune_rank(job, rank.number, rank.stop_requested, rank.heartbeat)
 
-    return Work(OutputFolder(job.output).log, do, diagnose)
+    return Work(OutputFolder(job.output).log, do, lambda error, log_file: diagnose(error, job, log_file))
 
 
 def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbeat: HeartbeatWriter) -> bool:
@@ -59,14 +58,18 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
     from efficientbench.finetuning.record import Recording, peak_on_the_spot
     from efficientbench.finetuning.trainer import Tuner
     from efficientbench.metrics import EfficiencyCallback
+    from efficientbench.metrics.monitoring.exchange import gather
     from efficientbench.training.collectives import collectives_begun
 
-    recording = Recording(job, device)
+    recording = Recording(device)
     deepspeed = deepspeed_config(job.config, device)
     heartbeat.at(0, "meeting the other ranks")
     # Before the model: ZeRO-3 partitions only models that are loaded after the arguments exist.
     args = sft_arguments(job, deepspeed, device.type)
     heartbeat.collectives = collectives_begun
+    if dist.is_initialized():
+        # The first node's parent process has found the checkpoint.
+        job = replace(job, resume=gather(job.resume, Path | None)[0])
     heartbeat.at(0, "reading examples and checkpoint")
     _read_plainly(job, heartbeat)
     train, held_out, order, levels = read_examples(job.examples)
@@ -96,7 +99,7 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
         dist.barrier()
         spent.saved()
         assert monitor.run is not None  # the training has ended
-        recording.write(trainer, monitor.run, train, held_out, order, levels, saved, spent.spent())
+        recording.write(job, trainer, monitor.run, train, held_out, order, levels, saved, spent.spent())
         if sink is not None:
             record = read_record(OutputFolder(job.output).record)
             sink.figures({name: getattr(record, name) for name in FIGURES})
@@ -220,16 +223,3 @@ def _save(
         numbers = verify(partial, shapes, tied, report=report)
         seal(partial, job.manifest(job.steps, "weights"), report)
     return numbers
-
-
-def diagnose(error: Exception, log_file: Path) -> Failure:
-    """Return the failure that an exception on a rank means. `log_file`: the log that holds its traceback."""
-    if isinstance(error, USERS_MISTAKES):
-        return users_mistake(error)
-    if isinstance(error, NonFiniteError):
-        return Failure("non_finite", str(error), rank=error.rank, step=error.step)
-    first = next(iter(str(error).splitlines()), "") or type(error).__name__
-    if ran_out_of_memory(error):
-        helps = "a smaller training.micro_batch_size, zero.offload=optimizer or more ranks would help"
-        return Failure("out_of_memory", f"out of memory: {first} ({helps}; traceback in {log_file})")
-    return Failure("crash", f"{type(error).__name__}: {first} (traceback in {log_file})")

@@ -17,14 +17,15 @@ from efficientbench.devices.base import Device
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.planning.cost import Trained, TuningFlops, attended_length, tuning_flops
 from efficientbench.finetuning.planning.shapes import shape_of
-from efficientbench.metrics.formulas.definitions import FORMULAS, ratio_standard_error
+from efficientbench.metrics.formulas.definitions import ratio_standard_error
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.records.environment import collect_environment, sensor_states
 from efficientbench.metrics.records.facts import Quality, RunFacts, Tuning, Validation
 from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.records.record_parts import TimeSpent
-from efficientbench.metrics.records.summarize import measured_parts, nothing_measured, quality_curve, summarize
+from efficientbench.metrics.records.summarize import measured_parts, quality_curve, summarize
 from efficientbench.metrics.sensors.hardware import peak_flops
+from efficientbench.running.identity import shared_identity
 
 if TYPE_CHECKING:
     import torch
@@ -68,30 +69,27 @@ PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "trl", "peft
 """The packages whose versions go into the record."""
 
 
+def described(job: TuningJob, device: Device) -> dict[str, Any]:
+    """Return what a record says of a job before its model is built, by the record's field names."""
+    return {
+        **identity(job, device, None, None),
+        "data": [job.data],
+        "environment": collect_environment(PACKAGES, Path(__file__).parent),
+    }
+
+
 class Recording:
     """Times a run from its beginning, and makes its record."""
 
-    def __init__(self, job: TuningJob, device: Device) -> None:
-        self._job, self._device = job, device
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._started_at, self.begin_s = datetime.now(timezone.utc), time.monotonic()
         self.measured_peak_flops: float | None = None
         """The rate of one device, measured before the run, FLOP/s; None if it was not measured."""
 
-    def failed(self, reason: str) -> RunRecord:
-        """Return the record of a failed run: its identity, and `reason` in place of every figure."""
-        summary = nothing_measured(reason)
-        missing = {"parameters": reason, "parameters_active": reason, "flops_per_token": reason}
-        return RunRecord(
-            **identity(self._job, self._device, None, None),
-            **summary.values,
-            **self._times("failed"),
-            unavailable=summary.unavailable | missing,
-            data=[self._job.data],
-            environment=collect_environment(PACKAGES, Path(__file__).parent),
-        )
-
     def write(
         self,
+        job: TuningJob,
         trainer: Tuner,
         run: RunMeasurement,
         train: Examples,
@@ -104,6 +102,7 @@ class Recording:
         """Write the record of a completed or stopped run; all ranks may call this, and rank 0 writes.
 
         Args:
+            job: the run's job.
             trainer: the trainer, after the training.
             run: the run's measurement.
             train: the training examples.
@@ -115,7 +114,7 @@ class Recording:
         """
         if trainer.args.process_index:
             return
-        job, config = self._job, self._job.config
+        config = job.config
         parameters, trained = _parameters(trainer.model)
         # Over all examples, so that repeats, which draw different ones, have the same FLOPs per token.
         flops = _flops(job, train, self._device)
@@ -177,23 +176,14 @@ def identity(job: TuningJob, device: Device, parameters: int | None, flops: floa
     config = job.config
     label = f"__{config.label}" if config.label else ""
     return {
+        **shared_identity(config, device, devices_of(job, device)),
         "run": f"{config.method}_{config.size}{label}",
         "variant": config.method,
-        "size": config.size,
-        "smoke": config.smoke,
-        "seed": config.training.seed,
         "parameters": parameters,
         "parameters_active": parameters,
         "flops_per_token": flops,
-        "devices": devices_of(job, device),
-        "device_name": device.names()[0],
-        "dtype": config.training.dtype,
         "seq_len": config.data.max_length,
-        "micro_batch_size": config.training.micro_batch_size,
-        "global_batch_size": config.training.global_batch_size,
         "dp": job.world,
-        "formula_id": FORMULAS,
-        "config": config.model_dump(mode="json"),
         "paths": {"steps": "steps.jsonl", "log": "log", "checkpoint": "checkpoint"},
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.devices.registry import find_device
 from efficientbench.generation.sampling import Sampling
 from efficientbench.launchers.files import temporary_folder
+from efficientbench.running.kind import set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.ranks import run_ranks
 from efficientbench.running.trained import TrainedRun
@@ -107,9 +107,7 @@ class Request(ABC):
         checkpoint, problems = run.checkpoint(model.step)
         for problem in problems:
             print(f"warning: {problem}", file=sys.stderr)
-        for name, value in device.environment(model.tp).items():
-            # For the ranks, which inherit this process's environment.
-            os.environ.setdefault(name, value)
+        set_for_ranks(device.environment(model.tp))
         # All ranks read the same checkpoint, even if a newer one is written meanwhile.
         request = replace(self, model=replace(model, step=read_manifest(checkpoint).step))
         with temporary_folder() as folder:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from efficientbench.architecture.registry import OWN, SECTIONS, attention_of, outside
-from efficientbench.architecture.variant import known
+from efficientbench.architecture.variant import known, shown
 from efficientbench.basics.counted import number_of
 from efficientbench.config.budget import Budget, plan_budget
 from efficientbench.config.layout import Layout
@@ -150,9 +150,15 @@ class Plan:
 
     config: RunConfig
     layout: Layout
-    budget: Budget
     runtime_bytes: int
     """Memory that a rank takes beside its tensors."""
+    epoch_steps: int | None = None
+    """Steps that read the text `training.epochs` times; None: the text is not known yet, or sets no length."""
+
+    @cached_property
+    def budget(self) -> Budget:
+        """The run's length. Raises ConfigError: the run is too short to be measured."""
+        return plan_budget(self.config, known(lambda: self.parameters.total), self.epoch_steps)
 
     @cached_property
     def parameters(self) -> Parameters:
@@ -195,8 +201,9 @@ def make_plan(config: RunConfig, layout: Layout, runtime_bytes: int) -> Plan:
 
     Raises ConfigError: the run is too short to be measured.
     """
-    parameters = known(lambda: count_parameters(config.model).total)
-    return Plan(config, layout, plan_budget(config, parameters), runtime_bytes)
+    plan = Plan(config, layout, runtime_bytes)
+    _ = plan.budget
+    return plan
 
 
 def plan_anywhere(config: RunConfig) -> Plan:
@@ -229,6 +236,30 @@ def hidden(config: RunConfig) -> str | None:
     """Return why a run's sequences are too short to show what its attention does; None where they are not."""
     reason = attention_of(config.model).hidden_at(config.model, config.training.seq_len)
     return reason and f"attention {config.model.attention.kind!r} does not show in this run: {reason}"
+
+
+def announcement(plan: Plan, device: Device, micro_batch_size: int) -> list[str]:
+    """Return the lines that say what will run and where; `micro_batch_size` is the one that the user wrote."""
+    layout, training, init = plan.layout, plan.config.training, plan.config.init
+    lines = []
+    if training.micro_batch_size != micro_batch_size:
+        lines.append(
+            f"micro-batch {training.micro_batch_size} instead of {micro_batch_size}: "
+            f"{layout.dp} replicas share a global batch of {training.global_batch_size}"
+        )
+    parameters = known(lambda: f"{plan.parameters.total:,}") or "n/a"
+    memory = shown(lambda: f"about {gigabytes(plan.rank_memory_bytes())} each")
+    lines += [
+        f"{plan.config.name}: {parameters} parameters, {plan.length} of "
+        f"{plan.budget.tokens_per_step:,} tokens, {training.dtype}",
+        f"{number_of(layout.world_size, 'rank')} (tp {layout.tp}, pp {layout.pp}, dp {layout.dp}) on "
+        f"{device.names()[0]}; {memory}",
+    ]
+    if init.run is not None:
+        lines.append(f"begins with the weights of {init.run} after step {init.step} (SHA-256 {init.sha256})")
+    warnings = device.dtype_warning(training.dtype), hidden(plan.config)
+    lines += [f"warning: {warning}" for warning in warnings if warning]
+    return lines + [line for line in (determinism(plan.config, device), plan.budget.extended) if line]
 
 
 def memory_parts(memory: RankMemory) -> list[tuple[str, int]]:

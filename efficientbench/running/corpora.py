@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.files import disk_errors_explained
-from efficientbench.config.budget import Budget
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.data_tools.chat.record import ConversationRecord
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
@@ -26,9 +24,6 @@ from efficientbench.metrics.records.record_parts import DataSource
 from efficientbench.planning.vocabulary import too_small
 from efficientbench.running.job import Job
 from efficientbench.training.reinforcement.questions import Questions, check_rewards
-
-_ENTRY_BYTES = 24
-"""Bytes for a document of an epoch, and for a sample, while Megatron builds the index: 16 of a grid, and copies."""
 
 
 def prepare_corpora(config: RunConfig) -> list[Corpus]:
@@ -138,33 +133,6 @@ def check_split(split: Sequence[float], corpus: Corpus) -> None:
                 f"data.split: {list(split)} leaves none of the {number_of(corpus.documents, 'document')} of "
                 f"{corpus.source} for {name}; {helps}"
             )
-
-
-def check_length(config: RunConfig, budget: Budget, corpora: Sequence[Corpus], memory_bytes: int) -> None:
-    """Refuse a run whose index of samples does not fit in memory: Megatron builds it there, epoch by epoch.
-
-    Args:
-        config: the run's configuration.
-        budget: the run's length.
-        corpora: the run's text.
-        memory_bytes: this machine's memory.
-
-    Raises:
-        ConfigError: the index does not fit; the message has the sizes.
-    """
-    training, data = config.training, config.data
-    samples = budget.steps * training.global_batch_size
-    index_bytes = 0.0
-    for weight, corpus in zip(data.weights, corpora, strict=True):
-        tokens = samples * weight * training.seq_len
-        epochs = math.ceil(tokens / (corpus.tokens * data.split[0] / sum(data.split)))
-        index_bytes += _ENTRY_BYTES * (epochs * corpus.documents + samples * weight)
-    if index_bytes > memory_bytes:
-        raise ConfigError(
-            f"training.steps: the order of {samples:,} sequences over {corpora[0].documents:,} documents takes about "
-            f"{index_bytes / 1e9:,.3g} GB of memory, and this machine has {memory_bytes / 1e9:,.3g} GB: train on fewer "
-            "tokens, or on text that does not repeat so often"
-        )
 
 
 def _show_progress(source: str, done: int, parts: int) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from efficientbench.basics.errors import ConfigError
-from efficientbench.config.budget import plan_budget
+from efficientbench.config.budget import Budget
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
@@ -17,17 +18,26 @@ from efficientbench.planning.plan import Plan
 from efficientbench.training.data.packing import packed_epoch
 from efficientbench.training.reinforcement.questions import Questions
 
+_ENTRY_BYTES = 24
+"""Bytes for a document of an epoch, and for a sample, while Megatron builds the index: 16 of a grid, and copies."""
 
-def counted(plan: Plan, corpora: Sequence[Corpus]) -> Plan:
+
+def counted(plan: Plan, corpora: Sequence[Corpus], memory_bytes: int) -> Plan:
     """Return the plan; where `training.epochs` sets the run's length, with the steps counted from its text.
 
+    Args:
+        plan: the run's plan.
+        corpora: the run's text.
+        memory_bytes: this machine's memory.
+
     Raises:
-        ConfigError: the text has several sources or nothing to train on, or is too short to be measured.
+        ConfigError: the text has several sources or nothing to train on, is too short to be measured, or is read so
+            often that the index of samples does not fit in memory.
     """
-    if plan.budget.counted:
-        return plan
-    steps = epoch_steps(plan.config, corpora)
-    return replace(plan, budget=plan_budget(plan.config, plan.budget.parameters, steps))
+    if not plan.budget.counted:
+        plan = replace(plan, epoch_steps=epoch_steps(plan.config, corpora))
+    _check_length(plan.config, plan.budget, corpora, memory_bytes)
+    return plan
 
 
 def epoch_steps(config: RunConfig, corpora: Sequence[Corpus]) -> int:
@@ -64,3 +74,30 @@ def epoch_steps(config: RunConfig, corpora: Sequence[Corpus]) -> int:
             f"training.seq_len={training.seq_len}"
         )
     return -(-sequences // training.global_batch_size)
+
+
+def _check_length(config: RunConfig, budget: Budget, corpora: Sequence[Corpus], memory_bytes: int) -> None:
+    """Refuse a run whose index of samples does not fit in memory: Megatron builds it there, epoch by epoch.
+
+    Args:
+        config: the run's configuration.
+        budget: the run's length.
+        corpora: the run's text.
+        memory_bytes: this machine's memory.
+
+    Raises:
+        ConfigError: the index does not fit; the message has the sizes.
+    """
+    training, data = config.training, config.data
+    samples = budget.steps * training.global_batch_size
+    index_bytes = 0.0
+    for weight, corpus in zip(data.weights, corpora, strict=True):
+        tokens = samples * weight * training.seq_len
+        epochs = math.ceil(tokens / (corpus.tokens * data.split[0] / sum(data.split)))
+        index_bytes += _ENTRY_BYTES * (epochs * corpus.documents + samples * weight)
+    if index_bytes > memory_bytes:
+        raise ConfigError(
+            f"training.steps: the order of {samples:,} sequences over {corpora[0].documents:,} documents takes about "
+            f"{index_bytes / 1e9:,.3g} GB of memory, and this machine has {memory_bytes / 1e9:,.3g} GB: train on fewer "
+            "tokens, or on text that does not repeat so often"
+        )

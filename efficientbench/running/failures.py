@@ -11,20 +11,21 @@ import resource
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from efficientbench.basics.errors import FULL_BYTES, MetricsError, NonFiniteError
-from efficientbench.devices.base import Device
 from efficientbench.devices.deterministic import operator_without
 from efficientbench.launchers.processes.failure import USER_MISTAKE, Failure, Kind
 from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.records.record import write_record
+from efficientbench.metrics.records.record import RunRecord, write_record
+from efficientbench.metrics.records.summarize import nothing_measured
+from efficientbench.running.any_job import AnyJob
 from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory
-from efficientbench.running.identity import failed_record
-from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import check_sizes, find_good
 
@@ -55,7 +56,7 @@ def users_mistake(error: BaseException) -> Failure:
     return Failure("full_disk" if full else "mistake", str(error), USER_MISTAKE)
 
 
-def diagnose(error: Exception, job: Job, log_file: Path) -> Failure:
+def diagnose(error: Exception, job: AnyJob, log_file: Path) -> Failure:
     """Return the failure that an exception on a rank means. `log_file` holds its traceback."""
     if isinstance(error, USERS_MISTAKES):
         return users_mistake(error)
@@ -67,9 +68,7 @@ def diagnose(error: Exception, job: Job, log_file: Path) -> Failure:
         return Failure("mistake", f"{reason} (traceback in {log_file})", USER_MISTAKE)
     if ran_out_of_memory(error):
         first_line = next(iter(str(error).splitlines()), "") or type(error).__name__
-        helps = (
-            address_limit() or "a smaller training.micro_batch_size, training.recompute=full or more ranks would help"
-        )
+        helps = address_limit() or job.memory_advice
         return Failure("out_of_memory", f"out of memory: {first_line} ({helps}; traceback in {log_file})")
     # The engine raises an exception of its own for a failed write.
     cause = error.__cause__ or error
@@ -79,7 +78,7 @@ def diagnose(error: Exception, job: Job, log_file: Path) -> Failure:
         if getattr(cause, "errno", errno.EFBIG) == errno.EFBIG and most_bytes != resource.RLIM_INFINITY:
             reason = f"no file here may have more than {most_bytes / 1e6:,.1f} MB (ulimit -f), and one would: {cause}"
             return Failure("mistake", reason, USER_MISTAKE)
-        folder = min((job.output, Path(job.config.data.cache)), key=_free_bytes)
+        folder = min((job.output, job.cache), key=_free_bytes)
         # Ask for the free space as well: numpy, which writes the engine's index, and torch give no error number.
         if getattr(cause, "errno", None) in FULL or _free_bytes(folder) < FULL_BYTES:
             text = str(cause) if isinstance(cause, OSError) else f"{os.strerror(errno.ENOSPC)}: {cause}"
@@ -113,19 +112,29 @@ class FailureFiles:
         write_failure(self.folder, replace(failure, checkpoint=str(checkpoint) if checkpoint else None))
         # The mistake may be that this is not the command of the run that left the checkpoint.
         if checkpoint is not None and failure.kind != "mistake":
-            print_stderr(f"last good checkpoint: {checkpoint}; the same command goes on from there")
+            print_stderr(f"last good checkpoint: {checkpoint}; run the same command again to resume")
 
-    def write_record(self, failure: Failure, job: Job, device: Device, nodes: int) -> None:
+    def write_record(self, failure: Failure, described: Callable[[], dict[str, Any]]) -> None:
         """Write `record.json` with status `failed`, so that reports show the run as a row with its reason.
 
-        An existing record is this attempt's own: a rank died after everything was measured and recorded.
+        `described` returns what the record says of the job (see `Kind`). An existing record is this attempt's own: a
+        rank died after everything was measured and recorded.
         """
         if failure.kind in NO_RECORD or self.folder.record.exists():
             return
         rank = f"rank {failure.rank}: " if failure.rank is not None else ""
         reason = f"the run failed ({failure.kind.replace('_', ' ')}): {rank}{failure.reason}"
-        duration_s = time.monotonic() - self._begin_s
-        record = failed_record(job, device, nodes, reason, self.started_at, duration_s)
+        summary, known = nothing_measured(reason), described()
+        missing = {
+            name: reason for name in ("parameters", "parameters_active", "flops_per_token") if known[name] is None
+        }
+        unavailable = summary.unavailable | missing | known.get("unavailable", {})
+        record = RunRecord(
+            **known | summary.values | {"unavailable": unavailable},
+            status="failed",
+            started_at=self.started_at.isoformat(timespec="seconds"),
+            duration_s=time.monotonic() - self._begin_s,
+        )
         with contextlib.suppress(MetricsError):
             write_record(record, self.folder.record)
 

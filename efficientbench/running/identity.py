@@ -1,9 +1,8 @@
-"""The part of a run's record that is known before anything is measured, and the record of a run that failed."""
+"""The part of a run's record that is known before anything is measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from efficientbench.costs.model import count_parameters, dense_keys_per_query, f
 from efficientbench.devices.base import Device
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.environment import collect_environment
-from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.records.summarize import nothing_measured
 from efficientbench.running.corpora import recorded_sources
 from efficientbench.running.job import Job
 
@@ -25,22 +22,15 @@ WRITTEN = {"steps": "steps.jsonl", **{name: name for name in ("tensorboard", "lo
 """The record's `paths`: files and folders that a run writes beside it."""
 
 
-def failed_record(
-    job: Job, device: Device, nodes: int, reason: str, started_at: datetime, duration_s: float
-) -> RunRecord:
-    """Return the record of a run that failed: what was run, and `reason` in place of every figure."""
-    summary = nothing_measured(reason)
+def described(job: Job, device: Device, nodes: int) -> dict[str, Any]:
+    """Return what a record says of a job before anything is measured, by the record's field names."""
     devices = nodes if device.memory_capacity_bytes() is None else job.layout.world_size
-    return RunRecord(
+    return {
         **identity(job, device, devices),
-        **summary.values,
-        status="failed",
-        started_at=started_at.isoformat(timespec="seconds"),
-        duration_s=duration_s,
-        unavailable=summary.unavailable | undeclared(job.config),
-        data=recorded_sources(job),
-        environment=run_environment(job.config, device),
-    )
+        "unavailable": undeclared(job.config),
+        "data": recorded_sources(job),
+        "environment": run_environment(job.config, device),
+    }
 
 
 def run_environment(config: RunConfig, device: Device) -> dict[str, Any]:
@@ -55,19 +45,30 @@ def identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
     flops = known(lambda: flops_per_token(config.model, config.training.seq_len, config.training.recompute))
     return {
         **subject(config),
+        **shared_identity(config, device, devices),
         "flops_per_token": None if flops is None else float(flops.training),
-        "devices": devices,
-        "device_name": device.names()[0],
-        "dtype": config.training.dtype,
         "seq_len": config.training.seq_len,
-        "micro_batch_size": config.training.micro_batch_size,
-        "global_batch_size": config.training.global_batch_size,
         **{axis: getattr(layout, axis) for axis in ("tp", "pp", "dp", "ep", "cp")},
         "keys_read_per_query": known(lambda: keys_read_per_query(config.model, config.training.seq_len)),
         "dense_keys_per_query": dense_keys_per_query(config.training.seq_len),
+        "paths": WRITTEN,
+    }
+
+
+def shared_identity(config: Any, device: Device, devices: int) -> dict[str, Any]:
+    """Return what records say alike of pretraining and fine-tuning, from keys that both configurations have."""
+    training = config.training
+    return {
+        "size": config.size,
+        "smoke": config.smoke,
+        "seed": training.seed,
+        "devices": devices,
+        "device_name": device.names()[0],
+        "dtype": training.dtype,
+        "micro_batch_size": training.micro_batch_size,
+        "global_batch_size": training.global_batch_size,
         "formula_id": FORMULAS,
         "config": config.model_dump(mode="json"),
-        "paths": WRITTEN,
     }
 
 

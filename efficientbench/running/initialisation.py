@@ -19,17 +19,23 @@ MAY_DIFFER = ("init_std", "moe.auxiliary_loss")
 """Keys of the model that do not change what trained weights compute."""
 
 
-def initialised(config: RunConfig) -> RunConfig:
+def initialised(config: RunConfig, folder: OutputFolder) -> RunConfig:
     """Return the configuration with folder, step and SHA-256 of the checkpoint that `init.run` names.
 
     Compare the sizes of its files; the ranks, which read them, verify their content.
 
     Raises:
-        ConfigError: there is no such run or checkpoint, it is damaged, or it is of another model.
+        ConfigError: there is no such run or checkpoint, it is damaged or of another model, or it is of `folder`, the
+            run's own, which would move those weights to `previous/`.
     """
     init = config.init
     if init.run is None:
         return config
+    if Path(init.run).resolve() == folder.path.resolve():
+        raise ConfigError(
+            f"init.run: {init.run} is the folder of this very run: give it a label (label=NAME) or another folder "
+            "(output=FOLDER)"
+        )
     try:
         run = TrainedRun.read(Path(init.run).absolute())
         checkpoint, _ = run.checkpoint(init.step, check_sizes)
@@ -57,19 +63,6 @@ def _differences(before: ModelConfig, now: ModelConfig) -> list[str]:
         for key in dict.fromkeys([*one, *other])
         if key not in MAY_DIFFER and one.get(key) != other.get(key)
     ]
-
-
-def check_other_folder(config: RunConfig, folder: OutputFolder) -> None:
-    """Refuse an `init.run` that is the run's own folder.
-
-    Raises:
-        ConfigError: the run would move those weights to `previous/`.
-    """
-    if config.init.run is not None and Path(config.init.run).resolve() == folder.path.resolve():
-        raise ConfigError(
-            f"init.run: {config.init.run} is the folder of this very run: give it a label (label=NAME) or another "
-            "folder (output=FOLDER)"
-        )
 
 
 def check_tokenizer(config: RunConfig, corpora: Sequence[Corpus]) -> None:

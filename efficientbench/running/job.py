@@ -12,12 +12,14 @@ from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.budget import Budget
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
-from efficientbench.metrics.files import write_whole
+from efficientbench.running.any_job import AnyJob
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run, ready to start: everything that a rank needs besides its own number."""
+class Job(AnyJob):
+    """The job of pretraining, SFT or RL."""
+
+    memory_advice = "a smaller training.micro_batch_size, training.recompute=full or more ranks would help"
 
     config: RunConfig
     layout: Layout
@@ -34,9 +36,13 @@ class Job:
     imported: str | None = None
     """Name and class of the model whose weights were imported; None: they were trained."""
 
-    def write(self, path: Path) -> None:
-        """Write the job as JSON. Raises MetricsError where the file cannot be written."""
-        write_whole(path, TypeAdapter(Job).dump_json(self, indent=2).decode())
+    @property
+    def cache(self) -> Path:
+        return Path(self.config.data.cache)
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.layout.ranks_per_node
 
     @classmethod
     def read(cls, path: Path, trusted: bool = False) -> Job:

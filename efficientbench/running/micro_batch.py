@@ -21,6 +21,7 @@ from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, Failure
 from efficientbench.metrics.files import write_whole
 from efficientbench.planning.plan import Hardware, Plan
 from efficientbench.running.job import Job
+from efficientbench.running.kind import set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.ranks import run_ranks
 from efficientbench.running.run import plan_on
@@ -135,8 +136,7 @@ def _read(file: Path, device_name: str) -> int | None:
 
 def _fits(plan: Plan, device_type: str) -> bool:
     """Train a few steps of a run with all its ranks, and return whether memory sufficed."""
-    for name, value in device_called(device_type).environment(plan.layout.tp).items():
-        os.environ.setdefault(name, value)
+    set_for_ranks(device_called(device_type).environment(plan.layout.tp))
     config = plan.config
     folder = OutputFolder(OutputFolder.of(config).path / "micro_batch")
     Job(config, plan.layout, plan.budget, (), folder.path, trial=True).write(folder.config)

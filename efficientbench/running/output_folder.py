@@ -6,13 +6,16 @@ import contextlib
 import datetime
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.files import complete_folder, no_link, write_file
 from efficientbench.basics.foreign import read_whole
-from efficientbench.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 HELD_OUT_LOSSES = "held_out_losses.npz"
 """File of a fine-tuning's held-out losses."""
@@ -23,6 +26,20 @@ WRITTEN = (
 )
 """Files and folders of a run, over all its attempts, in the order in which `set_aside` moves them. After a kill in
 between, no checkpoint is left to resume from, and the record of a complete run still says that it is complete."""
+
+
+class Settings(Protocol):
+    """What the parent process reads of a configuration, of pretraining or fine-tuning."""
+
+    device: str
+    output: str
+    wandb: str | None
+    training: Any
+    faults: Any
+
+    @property
+    def name(self) -> str: ...
+    def model_copy(self, *, update: Mapping[str, Any]) -> Self: ...
 
 
 class OutputFolder:
@@ -44,12 +61,12 @@ class OutputFolder:
         """The cost of generation, as `generate --measure` has measured it."""
 
     @classmethod
-    def of(cls, config: RunConfig) -> OutputFolder:
+    def of(cls, config: Settings) -> OutputFolder:
         """Return the folder of a run, below the suite's."""
         return cls(Path(config.output).absolute() / config.name)
 
     @classmethod
-    def of_repeat(cls, config: RunConfig) -> OutputFolder:
+    def of_repeat(cls, config: Settings) -> OutputFolder:
         """Return the folder of one repeat of a run, below the run's."""
         return cls(cls.of(config).path / f"seed_{config.training.seed}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from efficientbench.running.initialisation import initialised
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import (
     Manifest,
-    complete,
     find_good,
     read_manifest,
     remove_partial,
@@ -59,7 +58,7 @@ def complete_record(
         smaller: whether a record counts whose micro-batch had to be smaller for lack of memory.
     """
     try:
-        record, config = read_record(folder.record), initialised(config)
+        record, config = read_record(folder.record), initialised(config, folder)
     except (MetricsError, ConfigError):
         return None
     contents = record.config, config.model_dump(mode="json")
@@ -76,17 +75,15 @@ def complete_record(
     return record if same else None
 
 
-def prepare_folder(folder: OutputFolder, config: RunConfig, data: Sequence[str], fresh: bool) -> Path | None:
+def prepare_folder(folder: OutputFolder, usable: Callable[[], Path | None], fresh: bool) -> Path | None:
     """Decide at which step the run begins, print it, and prepare the folder.
 
-    The run resumes from the newest intact checkpoint of an interrupted attempt if that follows the same formulas, and
-    its configuration differs in `MAY_DIFFER` alone or in the path of the same tokens. Else everything that an earlier
-    run wrote moves to `previous/`.
+    The run resumes from the newest intact checkpoint of an interrupted attempt that it may resume from. Else everything
+    that an earlier run wrote moves to `previous/`.
 
     Args:
         folder: the run's folder, which this process has locked.
-        config: the run's configuration.
-        data: the fingerprint of each source's tokens.
+        usable: returns that checkpoint, and prints why others are skipped; None if there is none.
         fresh: start at step 1, whatever checkpoint there is.
 
     Returns:
@@ -97,7 +94,7 @@ def prepare_folder(folder: OutputFolder, config: RunConfig, data: Sequence[str],
     """
     try:
         remove_partial(folder.path)
-        checkpoint = None if fresh or _is_completed(folder) else _usable(folder, config, data)
+        checkpoint = None if fresh or _is_completed(folder) else usable()
         if checkpoint is None:
             folder.set_aside()
             return None
@@ -106,7 +103,7 @@ def prepare_folder(folder: OutputFolder, config: RunConfig, data: Sequence[str],
         folder.record.unlink(missing_ok=True)
     except OSError as error:
         raise folder.unwritable(error) from None
-    _print(f"goes on after step {read_manifest(checkpoint).step:,}, from {checkpoint}")
+    _print(f"resumes after step {read_manifest(checkpoint).step:,}, from {checkpoint}")
     return checkpoint
 
 
@@ -117,22 +114,33 @@ def _is_completed(folder: OutputFolder) -> bool:
         return False
 
 
-def _usable(folder: OutputFolder, config: RunConfig, data: Sequence[str]) -> Path | None:
-    """Return the newest checkpoint that this run may resume from, and print why newer ones are skipped."""
-    if not complete(folder.path):
-        return None
-    checkpoint, problems = find_good(folder.path, _verify_resumable)
+def newest_usable(folder: OutputFolder, check: Callable[[Path], Manifest] | None = None) -> Path | None:
+    """Return the newest intact checkpoint under today's formulas; print why newer ones, or an earlier run, are skipped.
+
+    `check` verifies a checkpoint; None: `verify`.
+    """
+    checkpoint, problems = find_good(folder.path, check)
     for problem in problems:
-        _print(f"passed over: {problem}")
+        _print(f"skipped: {problem}")
+    if checkpoint is None or (formula := read_manifest(checkpoint).formula) == FORMULAS:
+        return checkpoint
+    _print(
+        f"the earlier run in {folder.path} was trained under the formulas {formula}, and this program trains under "
+        f"{FORMULAS}: it moves to previous/"
+    )
+    return None
+
+
+def usable(folder: OutputFolder, config: RunConfig, data: Sequence[str]) -> Path | None:
+    """Return the newest checkpoint from which this pretraining may resume, and print why newer ones are skipped.
+
+    It follows the same formulas, and its configuration differs in `MAY_DIFFER` alone or in the path of the same tokens.
+    `data`: the fingerprint of each source's tokens.
+    """
+    checkpoint = newest_usable(folder, _verify_resumable)
     if checkpoint is None:
         return None
     manifest = read_manifest(checkpoint)
-    if manifest.formula != FORMULAS:
-        _print(
-            f"the earlier run in {folder.path} was trained under the formulas {manifest.formula}, and this program "
-            f"trains under {FORMULAS}: it moves to previous/"
-        )
-        return None
     wanted = config.model_dump(mode="json")
     differing = differences(settings(manifest.config, MAY_DIFFER), settings(wanted, MAY_DIFFER))
     if not differing:

@@ -13,7 +13,7 @@ from efficientbench.basics.counted import number_of
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.progress import seconds
-from efficientbench.sweep.tasks import Task
+from efficientbench.sweep.task import Task
 
 ABSENT = "n/a"
 _LINE = 200

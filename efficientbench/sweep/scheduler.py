@@ -18,7 +18,7 @@ from efficientbench.sweep.child import Child
 from efficientbench.sweep.machine import Machine, slot_environment, slots
 from efficientbench.sweep.progress import Display, Running, last_step
 from efficientbench.sweep.queue import STOPPED, Claim, Queue, State, failure_of
-from efficientbench.sweep.tasks import Task, smaller
+from efficientbench.sweep.task import Task
 
 POLL_S = 0.2
 """Seconds between two polls. The runs are measured meanwhile, so that the sweep must take no CPU time."""
@@ -143,6 +143,7 @@ class Scheduler:
         generating = task.generates and task.is_trained(self._machine.name, self._retry_smaller)
         arguments, ranks = (task.generation_arguments, 1) if generating else (task.arguments, task.ranks)
         environment = slot_environment(self._machine, claims[1].places, self._jobs, ranks, os.environ)
+        planned = task.planned()
         kept_open = [descriptor for claim in claims for descriptor in claim.descriptors]
         try:
             child = Child(arguments, environment, self._queue.log(task.id), kept_open)
@@ -155,7 +156,7 @@ class Scheduler:
             attempts=state.attempts + 1,
             kind=None,
             reason=None,
-            micro_batch_size=task.plan.config.training.micro_batch_size if task.asked and task.plan else None,
+            micro_batch_size=planned.micro_batch_size if task.asked and planned is not None else None,
             started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             duration_s=None,
             host=self._host,
@@ -214,7 +215,7 @@ class Scheduler:
             write_failure(attempt.task.folder, failure)
         out_of_memory = failure is not None and failure.kind == "out_of_memory"
         retried = self._retry_smaller and out_of_memory and not attempt.generating
-        again = smaller(attempt.task, self._machine) if retried else None
+        again = attempt.task.smaller(self._machine) if retried else None
         if again is not None:
             self._display.print(f"{again.id}: out of memory; again with {' '.join(again.arguments[-2:-1])}")
             self._start(again, attempt.state, attempt.claims)

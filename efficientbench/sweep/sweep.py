@@ -19,14 +19,14 @@ from efficientbench.launchers.processes.launch import received_signals
 from efficientbench.metrics.records.record import RunRecord, load_records
 from efficientbench.running.failures import write_failure
 from efficientbench.sweep.dry_run import print_dry_run
-from efficientbench.sweep.estimate import Estimate, estimate
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs, slots
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
 from efficientbench.sweep.scheduler import Scheduler, is_complete
 from efficientbench.sweep.selection import Request
-from efficientbench.sweep.tasks import Task, build_tasks, take_turns
-from efficientbench.sweep.tuning_tasks import TuningTask, estimate_tuning, tuning_tasks
+from efficientbench.sweep.task import Task, take_turns
+from efficientbench.sweep.tasks import build_tasks
+from efficientbench.sweep.tuning_tasks import tuning_tasks
 from efficientbench.sweep.tunings import names_tunings
 
 NEXT_CALL = {
@@ -64,6 +64,7 @@ def sweep(
         ConfigError: the request is wrong, or the suite's folder cannot be written.
     """
     tunes = names_tunings(request)
+    tasks: Sequence[Task]
     machine = cluster or find_machine(_device(request))
     at_once = parallel_runs(jobs, machine)
     if tunes:
@@ -117,22 +118,13 @@ def _print_plan(
 ) -> None:
     """Print the runs with their states and estimates; `elsewhere`: the machine is not this one."""
     records, cores = _records(_suite(tasks)), usable_cores()
-    estimates = [_estimate(task, machine, records, cores) for task in tasks]
+    estimates = [None if task.refused else task.estimate(machine, records, cores) for task in tasks]
     most = len(slots(machine, at_once)) // max(task.slots for task in tasks)
     print_dry_run(tasks, states, estimates, max(1, most))
     if elsewhere:
         print(f"planned for {number_of(machine.nodes, 'node')} of {len(machine.devices)} × {machine.name}")
     if generates:
         print("generation with each trained model: time and energy are not estimated")
-
-
-def _estimate(task: Task, machine: Machine, records: Sequence[RunRecord], cores: float) -> Estimate | None:
-    """Return the estimate of a run; None where it is refused."""
-    if task.refused is not None:
-        return None
-    if isinstance(task, TuningTask) and task.tuning is not None:
-        return estimate_tuning(task.tuning, task.projection)
-    return None if task.plan is None else estimate(task.plan, machine, records, cores)
 
 
 def _records(suite: Path) -> list[RunRecord]:

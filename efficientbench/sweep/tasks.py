@@ -1,138 +1,48 @@
-"""Build the runs of a sweep: every chosen name × combination of the axes × seed, each with its own folder."""
+"""Build the trainings of a sweep: every chosen name × combination of the axes × seed, each with its own folder."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import random
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, NamedTuple
 
 from efficientbench.architecture.variant import known
-from efficientbench.basics.errors import ConfigError, DataError, MetricsError
-from efficientbench.basics.foreign import parse_json, read_whole
+from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.basics.part import AUTO
 from efficientbench.config.matrix import MATRIX
 from efficientbench.config.schema import RunConfig
 from efficientbench.launchers.processes.failure import Failure
-from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.fitting import DoesNotFitError
 from efficientbench.planning.plan import Hardware, Plan
 from efficientbench.planning.vocabulary import is_given, with_vocabulary
 from efficientbench.running.micro_batch import decide, resized
-from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.repeat import with_seed
-from efficientbench.running.resume import complete_record, settings
-from efficientbench.running.run import plan_on
+from efficientbench.running.resume import SAME, complete_record
+from efficientbench.running.run import Pretraining, plan_on
 from efficientbench.sweep.combinations import Combination
+from efficientbench.sweep.estimate import Estimate, estimate
 from efficientbench.sweep.machine import Machine, slots_needed
 from efficientbench.sweep.selection import Request, chosen_combinations
-
-# The order of a sweep's repeats: configurations take turns, so that a drift of the machine does not look like a
-# difference of models.
-#
-# Each round runs every configuration once, in random order, and every second round repeats the one before it
-# backwards (A C B B C A …): a steady drift then slows all configurations of such a pair of rounds equally. The seed
-# and the order are in `sweep/order.json` of the suite's folder.
-
-
-ORDER = "order.json"
-
-
-def take_turns(tasks: Sequence[Task], folder: Path) -> list[Task]:
-    """Return the tasks of repeated configurations in turns, and write that order and its seed into the sweep's folder.
-
-    The seed is an earlier call's, if the sweep was called before.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    path = folder / ORDER
-    try:
-        seed = int(parse_json(read_whole(path))["seed"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        seed = secrets.randbits(32)
-    ordered = in_turns(tasks, seed)
-    content = {"seed": seed, "order": [task.id for task in ordered]}
-    try:
-        write_whole(path, json.dumps(content, indent=2) + "\n")
-    except MetricsError as error:
-        raise ConfigError(str(error)) from None
-    return ordered
-
-
-def in_turns(tasks: Sequence[Task], seed: int) -> list[Task]:
-    """Return the tasks in rounds, in the random order of `seed`; all configurations have equally many tasks."""
-    repeats: dict[Path, list[Task]] = {}
-    for task in tasks:
-        repeats.setdefault(task.folder.path.parent, []).append(task)
-    chance = random.Random(seed)
-    places = list(range(len(repeats)))
-    ordered: list[Task] = []
-    for number, each in enumerate(zip(*repeats.values(), strict=True)):
-        places.reverse() if number % 2 else chance.shuffle(places)
-        ordered += [each[place] for place in places]
-    return ordered
-
-
-class Planned(NamedTuple):
-    """The figures of a run before it starts; None if they are unknown."""
-
-    ranks: int
-    steps: int | None
-    tokens: int | None
-    micro_batch_size: int
-    node_memory_bytes: float | None
-    """Peak memory of all ranks of a node together."""
+from efficientbench.sweep.task import Planned, Task, check_some_can_run, repeats
 
 
 @dataclass(frozen=True)
-class Task:
-    """One run of a sweep."""
+class TrainingTask(Task):
+    """One pretraining, SFT or RL run of a sweep."""
 
-    id: str
-    """The name of the run's folder, with the seed if the run is one of several repeats. It is a valid file name."""
-    arguments: tuple[str, ...]
-    """The command line that starts the run, after `efficientbench`."""
-    folder: OutputFolder
+    unhashed = SAME
     config: RunConfig | None = None
-    """The configuration as the user wrote it; None if it is refused before it is planned."""
     plan: Plan | None = None
     """The run's plan on this machine; None if the run is refused."""
-    refused: Failure | None = None
     too_large: Plan | None = field(default=None, kw_only=True)
     """The plan of a run that is refused because it does not fit."""
-    slots: int = 1
-    asked: int | None = field(default=None, kw_only=True)
-    """The micro-batch that the user wrote, if a smaller one replaces it; else None."""
-    generates: bool = field(default=False, kw_only=True)
-    """Whether generation with the trained model is measured too."""
-
-    @property
-    def configuration(self) -> str:
-        """Hash of the settings, equal for tasks that compute the same."""
-        content = self._settings() or {"arguments": self.arguments}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-    def _settings(self) -> dict[str, Any] | None:
-        """Return the settings that decide what the run computes; None without a configuration."""
-        return settings(self.config.model_dump(mode="json")) if self.config else None
 
     @property
     def generation_arguments(self) -> tuple[str, ...]:
-        """The command line that measures generation, after `efficientbench`."""
         model = self.config.model if self.config else None
         kinds = {part: getattr(model, part).kind for part in ("attention", "position")} if model else {}
         # Code from outside is loaded because the command line names it, not because a folder does.
         outside = (f"model.{part}.kind={kind}" for part, kind in kinds.items() if ":" in kind)
-        return "generate", str(self.folder.path), "--measure", *outside
-
-    @property
-    def ranks(self) -> int:
-        return self.plan.layout.world_size if self.plan else 1
+        return *super().generation_arguments, *outside
 
     @property
     def micro_batch_size(self) -> int:
@@ -142,19 +52,7 @@ class Task:
         config = self.plan.config if self.plan else self.config
         return config.training.micro_batch_size if config else 0
 
-    @property
-    def stop_grace_s(self) -> float:
-        """Seconds that the run's ranks have to save after a signal."""
-        assert self.config is not None, "a refused run does not start"
-        return self.config.faults.stop_grace_s
-
-    @property
-    def steps(self) -> int | None:
-        """Steps of the run; None if they are unknown before it starts."""
-        return self.plan.budget.steps if self.plan is not None and self.plan.budget.counted else None
-
     def planned(self) -> Planned | None:
-        """Return the run's figures before it starts; None if it is refused for another reason than memory."""
         plan = self.plan or self.too_large
         if plan is None:
             return None
@@ -162,17 +60,39 @@ class Task:
         micro_batch_size = plan.config.training.micro_batch_size
         return Planned(plan.layout.world_size, steps, tokens, micro_batch_size, known(plan.node_memory_bytes))
 
-    def is_trained(self, device_name: str, smaller_too: bool) -> bool:
-        """Return whether the run's folder has the complete record of its configuration on devices of this name.
+    def estimate(self, machine: Machine, records: Sequence[RunRecord], cores: float) -> Estimate | None:
+        return None if self.plan is None else estimate(self.plan, machine, records, cores)
 
-        `smaller_too`: whether a record with a micro-batch reduced for lack of memory counts.
-        """
+    def is_trained(self, device_name: str, smaller_too: bool) -> bool:
         if self.config is None:
             return False
         return complete_record(self.folder, self.config, self.micro_batch_size, device_name, smaller_too) is not None
 
+    def smaller(self, machine: Machine) -> TrainingTask | None:
+        """Return the task with the next smaller micro-batch that works, at the same global batch; None without one.
 
-def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: bool = False) -> list[Task]:
+        The task's configuration, and so the record's, keeps the micro-batch that the user wrote.
+        """
+        if self.config is None:
+            return None
+        training = self.config.training
+        tried = self.plan.config.training.micro_batch_size if self.plan else training.micro_batch_size
+        asked = self.asked or tried
+        for size in range(tried - 1, 0, -1):
+            changed = training.model_copy(update={"micro_batch_size": size, "micro_batch_size_asked": asked})
+            config = self.config.model_copy(update={"training": changed})
+            try:
+                plan = plan_on(config, machine.part(self.slots), machine.nodes)
+            except ConfigError:
+                continue
+            if plan.config.training.micro_batch_size == size:
+                extra = (f"training.micro_batch_size={size}", f"training.micro_batch_size_asked={asked}")
+                arguments = (*self.arguments, *extra)
+                return replace(self, arguments=arguments, plan=plan, refused=None, too_large=None, asked=asked)
+        return None
+
+
+def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: bool = False) -> list[TrainingTask]:
     """Return every run of the sweep, planned on this machine.
 
     A combination that cannot run is refused with its reason, and the others stay.
@@ -193,10 +113,7 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: b
     tasks = [task for each in combinations for task in _tasks(request, each, machine, jobs)]
     if request.retry_smaller:
         tasks = [_fitting(task, machine) for task in tasks]
-    refused = [task.refused for task in tasks if task.refused]
-    shown = dry_run and any(each.kind == "out_of_memory" for each in refused)
-    if len(refused) == len(tasks) and not shown:
-        raise ConfigError(list(dict.fromkeys(each.reason for each in refused)))
+    check_some_can_run(tasks, dry_run)
     return tasks
 
 
@@ -232,27 +149,21 @@ def _with_micro_batch(
     ]
 
 
-def _tasks(request: Request, combination: Combination[RunConfig], machine: Machine, jobs: int | None) -> list[Task]:
+def _tasks(
+    request: Request, combination: Combination[RunConfig], machine: Machine, jobs: int | None
+) -> list[TrainingTask]:
     """Return the task of one combination, or one for each seed."""
-    config = combination.config
     refused = Failure("mistake", combination.refused) if combination.refused else None
     matrix = () if request.matrix == MATRIX else ("--matrix", str(request.matrix))
     smoke = ("--smoke",) if request.smoke else ()
     arguments = ("run", combination.name, *matrix, *smoke, *combination.labelled)
-    if request.repeat is None:
-        task = Task(config.name, arguments, OutputFolder.of(config), config, generates=request.generate)
-        return [_planned(task, refused, machine, jobs)]
-    tasks = []
-    for seed in range(config.training.seed, config.training.seed + request.repeat):
-        seeded = with_seed(config, seed)
-        own = (*arguments, "--repeat", "1", f"training.seed={seed}")
-        folder = OutputFolder.of_repeat(seeded)
-        task = Task(f"{config.name}__seed_{seed}", own, folder, seeded, generates=request.generate)
-        tasks.append(_planned(task, refused, machine, jobs))
-    return tasks
+    return [
+        _planned(TrainingTask(name, own, folder, config, generates=request.generate), refused, machine, jobs)
+        for config, name, own, folder in repeats(request, combination.config, arguments, Pretraining.seeds)
+    ]
 
 
-def _planned(task: Task, refused: Failure | None, machine: Machine, jobs: int | None) -> Task:
+def _planned(task: TrainingTask, refused: Failure | None, machine: Machine, jobs: int | None) -> TrainingTask:
     """Return the task with its plan and slots, or with the reason why it cannot run here."""
     if refused is not None or task.config is None:
         return replace(task, config=None, refused=refused)
@@ -266,37 +177,13 @@ def _planned(task: Task, refused: Failure | None, machine: Machine, jobs: int | 
     return replace(task, plan=plan, slots=needed)
 
 
-def _fitting(task: Task, machine: Machine) -> Task:
+def _fitting(task: TrainingTask, machine: Machine) -> TrainingTask:
     """Return the task, with the largest micro-batch that fits if its estimate exceeds the memory."""
     out_of_memory = task.refused is not None and task.refused.kind == "out_of_memory"
-    return (smaller(task, machine) or task) if out_of_memory else task
+    return (task.smaller(machine) or task) if out_of_memory else task
 
 
 def _named_ranks(config: RunConfig) -> int | None:
     """Return the number of ranks that the layout sets; None if dp takes all remaining devices."""
     parallel = config.parallel
     return None if parallel.dp is None else parallel.tp * parallel.cp * parallel.pp * parallel.dp
-
-
-def smaller(task: Task, machine: Machine) -> Task | None:
-    """Return the task with the next smaller micro-batch that works, at the same global batch; None without one.
-
-    The task's configuration, and so the record's, keeps the micro-batch that the user wrote.
-    """
-    if task.config is None:
-        return None
-    training = task.config.training
-    tried = task.plan.config.training.micro_batch_size if task.plan else training.micro_batch_size
-    asked = task.asked or tried
-    for size in range(tried - 1, 0, -1):
-        changed = training.model_copy(update={"micro_batch_size": size, "micro_batch_size_asked": asked})
-        config = task.config.model_copy(update={"training": changed})
-        try:
-            plan = plan_on(config, machine.part(task.slots), machine.nodes)
-        except ConfigError:
-            continue
-        if plan.config.training.micro_batch_size == size:
-            extra = (f"training.micro_batch_size={size}", f"training.micro_batch_size_asked={asked}")
-            arguments = (*task.arguments, *extra)
-            return replace(task, arguments=arguments, plan=plan, refused=None, too_large=None, asked=asked)
-    return None

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from efficientbench.basics.errors import ConfigError, MetricsError
-from efficientbench.finetuning.complete import folder_of, folder_of_repeat, is_complete, with_seeds
-from efficientbench.finetuning.config import SAME, FinetuneConfig
+from efficientbench.finetuning.complete import is_complete
+from efficientbench.finetuning.config import SAME, SEEDS, FinetuneConfig
 from efficientbench.finetuning.planning.plan import RESERVE, TuningPlan, asked
 from efficientbench.finetuning.planning.request import plan_request, shape_of_base
 from efficientbench.finetuning.planning.step import LINK, REACHED
 from efficientbench.launchers.processes.failure import Failure
-from efficientbench.launchers.processes.launch import STOP_GRACE_S
+from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.sensors.hardware import device_rates
-from efficientbench.running.resume import settings
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.machine import Machine, slots_needed
 from efficientbench.sweep.selection import Request
-from efficientbench.sweep.tasks import Planned, Task
+from efficientbench.sweep.task import Planned, Task, check_some_can_run, repeats
 from efficientbench.sweep.tunings import chosen_tunings
 
 _BY_PLAN = "of a fine-tuning: `efficientbench finetune NAME --plan` has memory, traffic and a projected step"
@@ -96,43 +95,31 @@ def estimate_tuning(config: FinetuneConfig, projection: Projection) -> Estimate:
 
 @dataclass(frozen=True)
 class TuningTask(Task):
-    """One fine-tuning of a sweep; `config` and `plan`, which only trainings have, are None."""
+    """One fine-tuning of a sweep."""
 
-    tuning: FinetuneConfig | None = field(default=None, kw_only=True)
-    """The configuration as the user wrote it; None if it is refused for another reason than memory."""
+    unhashed = SAME
+    config: FinetuneConfig | None = None
     world: int = field(default=1, kw_only=True)
     """Number of ranks on all nodes."""
     projection: Projection = field(default=Projection(None), kw_only=True)
     """Projected memory and time, as far as they are known."""
 
-    def _settings(self) -> dict[str, Any] | None:
-        return settings(self.tuning.model_dump(mode="json"), SAME) if self.tuning else None
-
-    @property
-    def ranks(self) -> int:
-        return self.world
-
-    @property
-    def stop_grace_s(self) -> float:
-        return STOP_GRACE_S
-
-    @property
-    def steps(self) -> int | None:
-        return self.tuning.training.steps if self.tuning else None
-
     def planned(self) -> Planned | None:
-        if self.tuning is None:
+        if self.config is None:
             return None
         plan = self.projection.plan
         node_bytes = None if plan is None else plan.layout.per_node * plan.total_bytes
         # The number of tokens follows from the examples.
-        return Planned(self.world, self.steps, None, self.tuning.training.micro_batch_size, node_bytes)
+        return Planned(self.world, self.config.training.steps, None, self.config.training.micro_batch_size, node_bytes)
+
+    def estimate(self, machine: Machine, records: Sequence[RunRecord], cores: float) -> Estimate | None:
+        return None if self.config is None else estimate_tuning(self.config, self.projection)
 
     def is_trained(self, device_name: str, smaller_too: bool) -> bool:
-        return self.tuning is not None and is_complete(self.folder, self.tuning, device_name)
+        return self.config is not None and is_complete(self.folder, self.config, device_name)
 
 
-def tuning_tasks(request: Request, machine: Machine, jobs: int | None, elsewhere: bool = False) -> list[Task]:
+def tuning_tasks(request: Request, machine: Machine, jobs: int | None, elsewhere: bool = False) -> list[TuningTask]:
     """Return every fine-tuning of the sweep; one that cannot run here is refused with its reason.
 
     Args:
@@ -148,16 +135,13 @@ def tuning_tasks(request: Request, machine: Machine, jobs: int | None, elsewhere
         if given:
             raise ConfigError(f"{option}: is of trainings, and {', '.join(request.only)} of fine-tunings")
     tasks = [task for each in chosen_tunings(request) for task in _tasks(request, each, machine, jobs, elsewhere)]
-    refused = [task.refused for task in tasks if task.refused]
-    shown = any(each.kind == "out_of_memory" for each in refused)
-    if len(refused) == len(tasks) and not shown:
-        raise ConfigError(list(dict.fromkeys(each.reason for each in refused)))
+    check_some_can_run(tasks, shows_too_large=True)
     return tasks
 
 
 def _tasks(
     request: Request, chosen: Combination[FinetuneConfig], machine: Machine, jobs: int | None, elsewhere: bool
-) -> list[Task]:
+) -> list[TuningTask]:
     """Return the task of one combination, or one for each repeat's seeds."""
     config = chosen.config
     arguments = ("finetune", chosen.name, *(("--smoke",) if request.smoke else ()), *chosen.labelled)
@@ -175,26 +159,19 @@ def _tasks(
     too_large = does_not_fit(config, projection, machine) if elsewhere else None
     if too_large:
         refused = Failure("out_of_memory", too_large)
-    tasks: list[Task] = []
-    for index in range(1 if request.repeat is None else request.repeat):
-        each = with_seeds(config, index)
-        name, own, folder = config.name, arguments, folder_of(config)
-        if request.repeat is not None:
-            seed = each.training.seed
-            seeds = (f"training.seed={seed}", f"curriculum.seed={each.curriculum.seed}")
-            name, own, folder = f"{name}__seed_{seed}", (*arguments, "--repeat", "1", *seeds), folder_of_repeat(each)
-        task = TuningTask(
+    return [
+        TuningTask(
             name,
             own,
             folder,
+            None if reason else each,
             refused=refused,
             slots=slots,
-            tuning=None if reason else each,
             world=world,
             projection=projection,
         )
-        tasks.append(task)
-    return tasks
+        for each, name, own, folder in repeats(request, config, arguments, SEEDS)
+    ]
 
 
 def _obstacle(config: FinetuneConfig, world: int) -> str | None:

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 
 from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.config.matrix import MATRIX
-from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.finetuning.config import SEEDS, FinetuneConfig
 from efficientbench.finetuning.load import SUITE, WORDS, named_tunings, resolve_tuning, settable_keys
 from efficientbench.sweep.combinations import Combination, Kind, combined, parse_axes
 from efficientbench.sweep.selection import Request
-
-_SEEDS = ("training.seed", "curriculum.seed")
 
 
 def names_tunings(request: Request) -> bool:
@@ -45,7 +43,7 @@ def chosen_tunings(request: Request, name: str | None = None) -> list[Combinatio
     """
     keys = settable_keys()
     axes = parse_axes(request.axes, keys, WORDS)
-    for seed in _SEEDS:
+    for seed in SEEDS:
         if request.repeat is not None and seed in axes:
             raise ConfigError(f"--set {seed}: --repeat gives each run its seeds; leave out one of the two")
     names = _selected(request.only, request.sizes) if name is None else [name]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Literal
 
@@ -36,6 +37,16 @@ class TimeSpent:
     """Set-up of later attempts, and earlier attempts' work after the checkpoint from which the next one resumed."""
     rest_s: float
     """Time between steps: logs, reports, clean-up."""
+
+    @staticmethod
+    def first_steps_apart(
+        seconds: Mapping[str, float], first_s: Sequence[float], later_s: Sequence[float]
+    ) -> dict[str, float]:
+        """Return the seconds by part; what first steps took beyond the median of later ones is a part of its own."""
+        usual_s = statistics.median(later_s or first_s or [0.0])
+        excess_s = sum(max(0.0, time_s - usual_s) for time_s in first_s)
+        productive_s, first_steps_s = seconds["productive_s"] - excess_s, seconds["first_steps_s"] + excess_s
+        return {**seconds, "productive_s": productive_s, "first_steps_s": first_steps_s}
 
     @property
     def wall_s(self) -> float:

@@ -34,14 +34,16 @@ os.environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARA
 from support.measured import Figure, options, report
 
 from efficientbench.finetuning.base_model import find_model
-from efficientbench.finetuning.complete import folder_of_repeat, is_complete, with_seeds
-from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.finetuning.complete import is_complete
+from efficientbench.finetuning.config import SEEDS, FinetuneConfig
 from efficientbench.finetuning.curriculum.effect import FEWEST_SEEDS, Effect, LossCurve, effect, effects
 from efficientbench.finetuning.load import resolve_tuning
 from efficientbench.finetuning.prepare import prepare
-from efficientbench.finetuning.run import prepare_job
-from efficientbench.launchers.network.node_link import NodeLink
+from efficientbench.finetuning.run import FineTuning, PlannedTuning
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.records.record import RunRecord, read_record
+from efficientbench.running.kind import with_seeds
+from efficientbench.running.output_folder import OutputFolder
 
 ROWS, HELD_OUT, STEPS, BATCH, RATE = 1200, 120, 80, 8, 4e-3
 MOST_CHARACTERS, MAX_LENGTH = 480, 320
@@ -107,7 +109,7 @@ def configuration(case: Case, order: str, index: int, work: Path) -> FinetuneCon
         *(f"training.learning_rate={RATE}", "training.validate_every_steps=20", f"checkpoint.interval={STEPS}"),
         *case.overrides,
     )
-    return with_seeds(resolve_tuning("full_tiny", overrides=words), index)
+    return with_seeds(resolve_tuning("full_tiny", overrides=words), SEEDS, index)
 
 
 def train_all(configs: Sequence[FinetuneConfig], at_once: int, work: Path) -> None:
@@ -125,7 +127,7 @@ def train_all(configs: Sequence[FinetuneConfig], at_once: int, work: Path) -> No
         pid, status = os.wait()
         config = running.pop(pid)
         if code := os.waitstatus_to_exitcode(status):
-            failed.append(f"{folder_of_repeat(config).path}: the run ended with {code}: see said.txt there")
+            failed.append(f"{OutputFolder.of_repeat(config).path}: the run ended with {code}: see said.txt there")
         left = len(waiting) + len(running)
         print(f"{len(configs) - left} of {len(configs)} runs, the last {config.output}, {config.label}", flush=True)
     if failed:
@@ -134,7 +136,7 @@ def train_all(configs: Sequence[FinetuneConfig], at_once: int, work: Path) -> No
 
 def forked(config: FinetuneConfig, model: str) -> int:
     """Start a run in a child of this process, and return its process id."""
-    folder = folder_of_repeat(config)
+    folder = OutputFolder.of_repeat(config)
     folder.path.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     pid = os.fork()
@@ -150,9 +152,10 @@ def forked(config: FinetuneConfig, model: str) -> int:
         os.environ |= {**place, "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         from efficientbench.finetuning.rank import tune_rank
 
-        prepared = prepare(config, model, 1)
-        job = prepare_job(config, prepared, model, 1, 1, folder, NodeLink(0, 1, {}), fresh=True)
-        code = int(tune_rank(job, 0, lambda: False))
+        planned = PlannedTuning(config, model, 1, 1, prepare(config, model, 1))
+        job = FineTuning().job(planned, folder, node=0, resume=None)
+        job.write(folder.config)
+        code = int(tune_rank(job, 0, lambda: False, HeartbeatWriter()))
     except BaseException:
         import traceback
 
@@ -249,7 +252,7 @@ def main() -> None:
 
     name = find_device("cpu").names()[0]
     train_all(
-        [config for _, _, config in runs if not is_complete(folder_of_repeat(config), config, name)],
+        [config for _, _, config in runs if not is_complete(OutputFolder.of_repeat(config), config, name)],
         arguments.at_once,
         work,
     )
@@ -258,7 +261,7 @@ def main() -> None:
     for case in cases(work):
         records = {
             order: [
-                read_record(folder_of_repeat(config).record)
+                read_record(OutputFolder.of_repeat(config).record)
                 for each, own, config in runs
                 if (each, own) == (case, order)
             ]

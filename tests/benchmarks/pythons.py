@@ -145,7 +145,7 @@ def killed_and_resumed(place: Path, clone: Path, environment: dict[str, str]) ->
         run.wait()
     if status := call(words, clone, environment, place / "resumed.log"):
         return f"exit code {status}"
-    went_on = re.search(r"goes on after step (\d+)", (place / "resumed.log").read_text(encoding="utf-8"))
+    went_on = re.search(r"resumes after step (\d+)", (place / "resumed.log").read_text(encoding="utf-8"))
     if went_on is None:
         return "began anew"
     again, whole = record(folder)["validation_loss"], record(place / "whole" / RUN)["validation_loss"]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.command_line import LONG, Finished, efficientbench, interrupted, started, wait_for_steps
+from support.command_line import LONG, Finished, efficientbench, interrupted
 
 from efficientbench.training.checkpoints.manifest import find_good
 
@@ -126,15 +126,6 @@ def test_a_run_that_cannot_fit(tmp_path: Path) -> None:
     refused(done, "gqa_3B does not fit: a rank needs about ", " GB and this machine has ", "what would help: --smoke")
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.proof
-def test_an_output_folder_that_another_run_uses(tiny: Tiny, folder: Path) -> None:
-    with started(*tiny, *LONG) as first:
-        wait_for_steps(folder, 1, first)
-        refused(efficientbench(*tiny), f"{folder} is in use by another run (process {first.pid})", "output=FOLDER")
-        assert first.poll() is None
-        assert not (folder / "previous").exists()
 
 
 def test_an_output_folder_that_cannot_be_made(tiny: Tiny, tmp_path: Path) -> None:

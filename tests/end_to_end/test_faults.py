@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 from support.command_line import (
     LONG,
@@ -27,14 +26,12 @@ from support.command_line import (
     free_port,
     record,
     started,
+    stop_in_a_step,
     until,
     wait_for_steps,
     words_of,
     workers,
 )
-
-from efficientbench.launchers.processes.failure import REPORT_VARIABLE
-from efficientbench.launchers.processes.heartbeat import heartbeat_file, read_beat
 
 pytestmark = pytest.mark.proof
 
@@ -56,18 +53,6 @@ def two_nodes(tiny: Tiny, folder: Path, *words: str) -> Iterator[tuple[subproces
         yield first, second
 
 
-def stop_in_a_step(worker: psutil.Process) -> None:
-    """Stop a rank once it has told its launcher, which it does twice a second, that it is in a step."""
-    send_in_a_step(worker, signal.SIGSTOP)
-
-
-def send_in_a_step(worker: psutil.Process, sent: signal.Signals) -> None:
-    """Send a signal to a rank once the rank has told its launcher that it is in a step."""
-    file = heartbeat_file(Path(worker.environ()[REPORT_VARIABLE]))
-    until(lambda: (beat := read_beat(file, "")) is not None and beat.step >= 2, "a heartbeat in a step")
-    worker.send_signal(sent)
-
-
 def end(run: subprocess.Popen[str], exit_code: int = 1) -> str:
     """Stderr of a run that ends by itself, with this exit code."""
     stdout, stderr = run.communicate(timeout=TIME_LIMIT_S)
@@ -86,23 +71,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny: Tiny, tmp_path: Path) -> 
     failed = record(tmp_path / RUN)
     assert failed["status"] == "failed"
     assert failed["unavailable"]["al_s"].startswith("the run failed (non finite): rank 0: step ")
-
-
-def test_a_rank_that_stands_still_is_named_when_the_others_have_waited_long_enough(tiny: Tiny, tmp_path: Path) -> None:
-    with started(*tiny, *LONG, TWO, HANG) as run:
-        wait_for_steps(tmp_path / RUN, 2, run)
-        family = children(run.pid)
-        stop_in_a_step(workers(run.pid)[1])
-        begin_s = time.monotonic()
-        told = end(run)
-        assert 8 < time.monotonic() - begin_s < 25
-    assert told.startswith("error: rank 1: hung: no rank made progress for 8 s; rank 1 did not arrive (in step ")
-    assert "its process is stopped (SIGSTOP)" in told
-    assert not any(process.is_running() for process in family)
-    found = failure(tmp_path / RUN)
-    assert (found["kind"], found["rank"], found["step"] >= 2) == ("hung", 1, True)
-    # The rank that waited has written down where it was.
-    assert "most recent call first" in (tmp_path / RUN / "log" / "rank_0.log").read_text()
 
 
 SHARED = {
@@ -126,7 +94,7 @@ def test_a_rank_of_a_shared_model_that_hangs_or_dies_ends_all_and_is_named(
         # Before its ranks, the command starts and ends processes that have no number.
         until(lambda: sum("efficientbench.running" in words_of(each) for each in children(run.pid)) == 2, "two ranks")
         family = children(run.pid)
-        send_in_a_step(workers(run.pid)[1], sent)
+        stop_in_a_step(workers(run.pid)[1], sent)
         told = end(run)
     assert told.startswith(f"error: rank 1: {kind}"), told
     if sent == signal.SIGSTOP:

@@ -282,7 +282,7 @@ def test_a_run_that_is_stopped_saves_and_the_same_command_goes_on(tmp_path: Path
         until(lambda: len(losses(folder)) > int(checkpoint.name.rpartition("-")[2]) + 1, "a further step")
         again.send_signal(signal.SIGTERM)
         stdout, stderr = again.communicate(timeout=120)
-    assert (again.returncode, f"goes on from {checkpoint}" in stdout) == (143, True), stderr
+    assert (again.returncode, f", from {checkpoint}\n" in stdout) == (143, True), stderr
     found = [line["step"] for line in lines(folder, "step")]
     assert found == list(range(1, len(found) + 1))
     assert record(folder)["finetuning"]["held_out"][0]["step"] == 0

@@ -41,7 +41,7 @@ def test_the_record_names_the_checkpoint_and_the_run_resumes(tiny: Tiny, base: P
     assert losses(whole)[0] < losses(base)[0] - 0.1
     assert interrupted(folder, words, signal.SIGKILL, 12) == 1
     done = efficientbench(*words, expect=0)
-    assert "goes on after step 10" in done.stdout
+    assert "resumes after step 10" in done.stdout
     assert losses(folder) == losses(whole)
 
 

@@ -241,7 +241,7 @@ def test_a_disk_that_fills_during_rollouts_loses_no_checkpoint(
     assert f"last good checkpoint: {good}" in done.stderr
     filler.unlink()
     again = efficientbench(*words, expect=0, FILLER=str(filler), **mine[1])
-    assert "goes on after step 4" in again.stdout
+    assert "resumes after step 4" in again.stdout
     assert [line["step"] for line in lines(folder, "rollouts")] == list(range(1, STEPS + 1))
 
 

@@ -76,7 +76,7 @@ def test_stopped_then_killed_then_brought_to_its_end(words: Tiny, folder: Path, 
     assert interrupted(folder, words, signal.SIGKILL, max(stopped_after + 3, 23)) == 1
     killed_after = int(complete(folder)[-1].name.removeprefix("step_"))
     done = efficientbench(*words, expect=0)
-    assert f"goes on after step {killed_after}, from {checkpoint_folder(folder, killed_after)}" in done.stdout
+    assert f"resumes after step {killed_after}, from {checkpoint_folder(folder, killed_after)}" in done.stdout
     # One run, as if nothing had happened: bit for bit.
     assert told(folder) == told(whole)
     assert scalars(folder) == scalars(whole)
@@ -101,8 +101,8 @@ def test_the_one_before_a_damaged_checkpoint_is_used(words: Tiny, folder: Path, 
     file = newest / "__0_0.distcp"
     damage(file)
     done = efficientbench(*words, expect=0)
-    assert f"passed over: {file}: damaged, its SHA-256 is not that of the manifest" in done.stdout
-    assert f"goes on after step 10, from {older}" in done.stdout
+    assert f"skipped: {file}: damaged, its SHA-256 is not that of the manifest" in done.stdout
+    assert f"resumes after step 10, from {older}" in done.stdout
     assert told(folder) == told(whole)
 
 
@@ -127,7 +127,7 @@ def test_text_that_has_moved_is_resumed(words: Tiny, tmp_path: Path, folder: Pat
     assert interrupted(folder, (*words, f"data.path={before}"), signal.SIGKILL, 12) == 1
     before.rename(moved)
     done = efficientbench(*words, f"data.path={moved}", expect=0)
-    assert "goes on after step 10" in done.stdout
+    assert "resumes after step 10" in done.stdout
     efficientbench(*words, f"data.path={moved}", f"output={tmp_path / 'whole'}", expect=0)
     assert told(folder) == told(tmp_path / "whole" / folder.name)
 
@@ -136,7 +136,7 @@ def test_text_that_has_moved_is_resumed(words: Tiny, tmp_path: Path, folder: Pat
 def test_fresh_begins_anew(words: Tiny, folder: Path) -> None:
     assert interrupted(folder, words, signal.SIGKILL, 12) == 1
     done = efficientbench(*words, "--fresh", expect=0)
-    assert "goes on" not in done.stdout
+    assert "resumes" not in done.stdout
     assert (record(folder)["resumed_after_steps"], len(losses(folder))) == ([], 40)
     assert len(list((folder / "previous").iterdir())) == 1
 
@@ -147,7 +147,7 @@ def test_repeats_go_on_too(tiny: Tiny, tmp_path: Path) -> None:
     words = (*tiny, *RUN, "--repeat", "2")
     assert interrupted(folder, words, signal.SIGKILL, 14) == 1
     done = efficientbench(*words, "parallel.tp=2", expect=0)
-    assert f"goes on after step 10, from {checkpoint_folder(folder, 10)}" in done.stdout
+    assert f"resumes after step 10, from {checkpoint_folder(folder, 10)}" in done.stdout
     assert record(folder)["resumed_after_steps"] == [10]
     assert record(folder.with_name("seed_1235"))["resumed_after_steps"] == []
 

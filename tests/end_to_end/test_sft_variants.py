@@ -61,7 +61,7 @@ def test_killed_it_resumes_bit_for_bit(name: str, overrides: tuple[str, ...], tm
     assert interrupted(folder, words, signal.SIGKILL, KILLED) == 1
     before = trained(folder)
     done = efficientbench(*words, expect=0)
-    assert f"goes on after step {SAVED}" in done.stdout
+    assert f"resumes after step {SAVED}" in done.stdout
     after = trained(folder)
     assert list(after) == list(range(1, STEPS + 1))
     twice = [step for step in before if step > SAVED]

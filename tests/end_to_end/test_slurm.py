@@ -62,7 +62,7 @@ def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm, tiny: Tiny, 
     slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now+3")
     slurm.wait_until(job, "COMPLETED", lambda: said(tmp_path))
     output, content = said(tmp_path), record(folder)
-    assert (output.count("2 ranks (tp 1, pp 1, dp 2)"), output.count("goes on after step")) == (4, 1)
+    assert (output.count("2 ranks (tp 1, pp 1, dp 2)"), output.count("resumes after step")) == (4, 1)
     # No step is missing, and none was trained twice.
     assert (content["status"], content["dp"], len(losses(folder))) == ("completed", 2, 500)
 

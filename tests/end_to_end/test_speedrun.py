@@ -36,7 +36,7 @@ def test_a_kill_costs_nothing_and_a_report_card_is_the_end(tmp_path: Path, share
     assert again.returncode == 0, shown
     for step in ("check", "tokenizer", "tokens of the text", "conversations of mid", "conversations of sft"):
         assert f", {step}: complete\n" in shown
-    assert "goes on after step " in shown
+    assert "resumes after step " in shown
     assert (len(losses(base)), len(losses(mid)), len(losses(sft))) == (BASE_STEPS, 12, 12)
     for folder, earlier in ((mid, base), (sft, mid)):
         assert record(folder)["config"]["init"]["run"] == str(earlier)

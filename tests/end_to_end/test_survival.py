@@ -109,5 +109,5 @@ def test_a_full_disk_loses_no_earlier_checkpoint(tiny: Tiny, small_disk: Callabl
     assert not list((folder / "checkpoint").glob("step_00000008*"))
     small_disk(100_000)
     again = efficientbench(*words, expect=0)
-    assert "goes on after step 4" in again.stdout
+    assert "resumes after step 4" in again.stdout
     assert verify(complete(folder)[-1]).step == 12

@@ -85,7 +85,7 @@ def test_a_bar_that_leaves_nothing_behind(interrupted: Interrupted) -> None:
 
 def test_the_same_command_goes_on_and_the_cursor_comes_back_after_a_killed_rank(interrupted: Interrupted) -> None:
     terminal, folder = Terminal(interrupted.words), interrupted.folder
-    terminal.read_until(rb"(?s)goes on after step \d+, from .*training .*ETA.*loss \d")
+    terminal.read_until(rb"(?s)resumes after step \d+, from .*training .*ETA.*loss \d")
     workers(terminal.process.pid)[0].kill()
     assert terminal.end() == 1
     assert terminal.shown.rindex(SHOW_CURSOR) > terminal.shown.rindex(HIDE_CURSOR)
@@ -116,7 +116,7 @@ def test_a_closed_terminal_lets_the_run_save_and_an_ignored_one_lets_it_go_on(tm
     (saved,) = complete(folder("closed"))
     assert record(folder("closed"))["status"] == "stopped"
     done = efficientbench(*words("closed"), expect=0)
-    assert f"goes on after step {int(saved.name.removeprefix('step_'))}, from {saved}" in done.stdout
+    assert f"resumes after step {int(saved.name.removeprefix('step_'))}, from {saved}" in done.stdout
     told = [[(line["step"], line.get("loss")) for line in steps(folder(name))] for name in ("closed", "whole")]
     assert told[0] == told[1]
     ends = [complete(folder(name))[-1] for name in ("closed", "whole")]

@@ -18,6 +18,9 @@ from typing import Any
 import psutil
 from support.repository import ROOT
 
+from efficientbench.launchers.processes.failure import REPORT_VARIABLE
+from efficientbench.launchers.processes.heartbeat import heartbeat_file, read_beat
+
 TIME_LIMIT_S = 240
 
 TINY = (
@@ -174,6 +177,13 @@ def wait_for_steps(folder: Path, count: int, process: subprocess.Popen[Any]) -> 
     """Returns once a run has trained `count` steps; fails where it ends before."""
     until(lambda: len(losses(folder)) >= count or process.poll() is not None, f"{count} steps in {folder}")
     assert process.poll() is None, process.communicate()
+
+
+def stop_in_a_step(worker: psutil.Process, sent: signal.Signals = signal.SIGSTOP) -> None:
+    """Stop or kill a rank once it has told its launcher, which it does twice a second, that it is in a step."""
+    file = heartbeat_file(Path(worker.environ()[REPORT_VARIABLE]))
+    until(lambda: (beat := read_beat(file, "")) is not None and beat.step >= 2, "a heartbeat in a step")
+    worker.send_signal(sent)
 
 
 def is_alive(pid: int) -> bool:

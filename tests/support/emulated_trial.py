@@ -94,9 +94,9 @@ def resumed(text: str, folder: Path, whole: Path | None) -> str:
 
     Raises StageError: it began anew, or the losses differ.
     """
-    if (went_on := re.search(r"goes on after step (\d+)", text)) is None:
+    if (went_on := re.search(r"resumes after step (\d+)", text)) is None:
         raise StageError("began anew")
-    cell = f"goes on after step {went_on[1]}, completed"
+    cell = f"resumes after step {went_on[1]}, completed"
     if whole is None:
         return cell
     mine, other = record(folder)["validation_loss"], record(whole)["validation_loss"]

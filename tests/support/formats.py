@@ -66,7 +66,7 @@ from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.trained import TrainedRun
 from efficientbench.sweep.progress import last_step
 from efficientbench.sweep.queue import Queue, State
-from efficientbench.sweep.tasks import take_turns
+from efficientbench.sweep.task import take_turns
 from efficientbench.training.checkpoints.manifest import Manifest, check_sizes, read_manifest, seal, verify
 
 MESSAGES = (ConfigError, DataError, MetricsError, CheckpointError)

@@ -29,8 +29,7 @@ from efficientbench.finetuning.examples.rows import read_rows  # noqa: E402
 from efficientbench.finetuning.job import TuningJob  # noqa: E402
 from efficientbench.finetuning.load import resolve_tuning  # noqa: E402
 from efficientbench.finetuning.prepare import prepare  # noqa: E402
-from efficientbench.finetuning.run import prepare_job  # noqa: E402
-from efficientbench.launchers.network.node_link import NodeLink  # noqa: E402
+from efficientbench.finetuning.run import FineTuning, PlannedTuning  # noqa: E402
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter  # noqa: E402
 from efficientbench.running.output_folder import OutputFolder  # noqa: E402
 from efficientbench.training.checkpoints.manifest import set_damaged_aside  # noqa: E402
@@ -114,10 +113,11 @@ def main(cache: str, output: Path, runs: list[str]) -> None:
             train([job, job], [0, 0])
             continue
         model = find_model(config.model, Path(cache))
-        prepared = prepare(config, model, 2)
+        planned = PlannedTuning(config, model, 1, 2, prepare(config, model, 2))
         folder.log.mkdir(parents=True, exist_ok=True)
         assert find_device(config.device).type == "cpu"
-        job = prepare_job(config, prepared, model, 1, 2, folder, NodeLink(0, 1, {}), fresh=True)
+        job = FineTuning().job(planned, folder, node=0, resume=None)
+        job.write(folder.config)
         if "diverged" in overrides:
             train([job, replace(job, examples=_steps_swapped(job))], [1, 1])
         else:

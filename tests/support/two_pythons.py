@@ -57,7 +57,7 @@ def by_turns(pythons: Sequence[str], output: Path, name: str, *words: str) -> Pa
     told.append(call(pythons[STOPS % 2], *words, f"output={folder.parent}"))
     results = [(losses(each), record(each)["validation_loss"], record(each)["status"]) for each in (folder, whole)]
     # The record of a fine-tuning has its last resumption alone.
-    resumed = sum(re.search("^goes on ", each, re.MULTILINE) is not None for each in told)
+    resumed = sum(re.search("^resumes ", each, re.MULTILINE) is not None for each in told)
     if resumed != STOPS or results[0] != results[1]:
         sys.exit(f"{folder}: resumed {resumed} times, with other losses than {whole}: {results}")
     return folder

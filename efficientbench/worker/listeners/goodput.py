@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -138,12 +137,7 @@ class Goodput:
     def _until_now(self) -> dict[str, float]:
         """Return the seconds of each part; what first steps took beyond the usual step time is a part of its own."""
         self._at(self._part)
-        usual_s = statistics.median(self._later or self._first or [0.0])
-        excess_s = sum(max(0.0, time_s - usual_s) for time_s in self._first)
-        seconds = dict(self._seconds)
-        seconds["productive_s"] -= excess_s
-        seconds["first_steps_s"] += excess_s
-        return seconds
+        return TimeSpent.first_steps_apart(self._seconds, self._first, self._later)
 
     def _stamped(self, batches: Callable[[int], Iterator[Batch]]) -> Callable[[int], Iterator[Batch]]:
         # Stamps lie in the device's queue: a late batch counts only as far as the device had nothing else to do.

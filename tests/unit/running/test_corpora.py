@@ -14,12 +14,13 @@ from megatron.core.datasets.blended_megatron_dataset_config import (
 )
 
 from efficientbench.basics.errors import ConfigError, DataError
-from efficientbench.config.budget import Budget
 from efficientbench.config.load import resolve
 from efficientbench.data_tools.tokenizer.tokenizer import train_tokenizer
 from efficientbench.data_tools.tokenizing.corpus import Corpus
 from efficientbench.data_tools.tokens.manifest import pair_checksums, save_corpus
-from efficientbench.running.corpora import check_length, check_split, prepare_corpora
+from efficientbench.planning.plan import plan_anywhere
+from efficientbench.running.corpora import check_split, prepare_corpora
+from efficientbench.running.epochs import counted
 
 SPLITS = [(99, 1, 0), (50, 50, 0), (1, 1, 1), (98, 1, 1), (100, 0, 0)]
 
@@ -96,11 +97,9 @@ def test_a_blend_of_texts_has_one_tokenizer(tmp_path: Path) -> None:
 def test_a_length_whose_index_fits_nowhere_is_refused() -> None:
     """The engine counts its epochs one by one, and would never begin to train."""
     corpora = [replace(corpus_of(3628), tokens=500_000)]
-    config = resolve("gqa_1.5B", True, [])
-    tokens = config.training.global_batch_size * config.training.seq_len
 
     def check(steps: int) -> None:
-        check_length(config, Budget(steps, 0, tokens, 1), corpora, 16 << 30)
+        counted(plan_anywhere(resolve("gqa_1.5B", True, [f"training.steps={steps}"])), corpora, 16 << 30)
 
     check(100_000)
     with pytest.raises(

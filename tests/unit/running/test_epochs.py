@@ -19,7 +19,7 @@ from efficientbench.planning.plan import make_plan, text_budget
 from efficientbench.running.epochs import counted, epoch_steps
 from efficientbench.training.data.packing import WAITING
 
-SEQ_LEN, BATCH = 48, 8
+SEQ_LEN, BATCH, MEMORY_BYTES = 48, 8, 1 << 30
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +82,9 @@ def test_a_plan_has_no_length_before_its_text_is_counted(corpus: Corpus) -> None
     plan = make_plan(config, Layout.of(config, 1, oversubscribe=True), 0)
     assert (plan.length, plan.budget.counted) == ("2 epochs in steps", False)
     assert str(text_budget(plan, [corpus.tokens])) == "n/a tokens per parameter"
-    known = counted(plan, [corpus])
+    known = counted(plan, [corpus], MEMORY_BYTES)
     assert (known.budget.steps, known.budget.counted) == (epoch_steps(config, [corpus]), True)
-    assert counted(known, [corpus]) is known
+    assert counted(known, [corpus], MEMORY_BYTES) is known
 
 
 def test_a_plan_that_begins_with_other_weights_is_not_one_of_speed_only(corpus: Corpus) -> None:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import errno
 import resource
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from support.metrics_parts import make_record
 from support.text_files import TEXTS, write_kind
 
-from efficientbench.basics.errors import ConfigError, MetricsError, NonFiniteError
+from efficientbench.basics.errors import ConfigError, MetricsError, NonFiniteError, TrainingError
 from efficientbench.config.budget import plan_budget
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
 from efficientbench.devices.cpu import CPU
+from efficientbench.finetuning.job import TuningJob
+from efficientbench.finetuning.load import resolve_tuning
+from efficientbench.finetuning.saved import SavingError
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.records.record import read_record, write_record
 from efficientbench.running.failures import FailureFiles, diagnose
+from efficientbench.running.identity import described
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 
@@ -39,6 +46,11 @@ def job(output: Path) -> Job:
     return Job(config, layout, plan_budget(config, 1000), (), output)
 
 
+def tuning_job(output: Path) -> TuningJob:
+    unused, config = cast(Any, None), resolve_tuning("lora_tiny", overrides=[f"cache={output}"])
+    return TuningJob(config, output, 1, 1, "", output / "examples.npz", "", 4, 0, unused, unused)
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "exit_code"),
     [
@@ -53,11 +65,16 @@ def job(output: Path) -> Job:
         (RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:9"), "lost_rank", 1),
         (NonFiniteError("step 7: the loss is not finite on rank 3", 7, 3), "non_finite", 1),
         (ValueError("crooked"), "crash", 1),
+        (SavingError("adapter: what was saved is not what was trained"), "crash", 1),
+        (TrainingError("rank 1 has other examples"), "mistake", 2),
         (RuntimeError("kthvalue CUDA does not have a deterministic implementation, but you set"), "mistake", 2),
     ],
 )
-def test_kinds(tmp_path: Path, error: Exception, kind: str, exit_code: int) -> None:
-    found = diagnose(error, job(tmp_path), tmp_path / "rank_0.log")
+@pytest.mark.parametrize("make_job", [job, tuning_job])
+def test_kinds(
+    tmp_path: Path, make_job: Callable[[Path], Job | TuningJob], error: Exception, kind: str, exit_code: int
+) -> None:
+    found = diagnose(error, make_job(tmp_path), tmp_path / "rank_0.log")
     assert (found.kind, found.exit_code) == (kind, exit_code)
     if kind == "non_finite":
         assert (found.rank, found.step) == (3, 7)
@@ -68,12 +85,13 @@ def test_a_rank_that_dies_after_the_record_leaves_it_as_it_is(tmp_path: Path, st
     corpus = tokenize_files([write_kind(tmp_path, "jsonl", TEXTS[:20])], tmp_path / "tokens", tokenizer)
     folder, failure = OutputFolder(tmp_path), Failure("lost_rank", "ended by SIGSEGV", rank=1)
     files, ran = FailureFiles(folder), replace(job(tmp_path), corpora=(corpus.manifest,))
+    known = partial(described, ran, CPU(), 1)
     write_record(make_record({"status": status, "al_s": 0.25}), folder.record)
-    files.write_record(failure, ran, CPU(), nodes=1)
+    files.write_record(failure, known)
     kept = read_record(folder.record)
     assert (kept.status, kept.al_s) == (status, 0.25)
     folder.record.unlink()
-    files.write_record(failure, ran, CPU(), nodes=1)
+    files.write_record(failure, known)
     assert read_record(folder.record).unavailable["al_s"] == "the run failed (lost rank): rank 1: ended by SIGSEGV"
 
 

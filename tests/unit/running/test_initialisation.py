@@ -18,10 +18,10 @@ from efficientbench.data_tools.tokenizing.corpus import prepare_corpus
 from efficientbench.metrics.analysis.conditions import differences
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record import write_record
-from efficientbench.running.initialisation import check_other_folder, check_tokenizer, initialised
+from efficientbench.running.initialisation import check_tokenizer, initialised
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.resume import complete_record, prepare_folder
+from efficientbench.running.resume import complete_record, usable
 from efficientbench.training.checkpoints.hashing import fingerprint
 from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder
 
@@ -59,23 +59,27 @@ def beginning_with(run: Path | str, *overrides: str) -> RunConfig:
     return tiny("gqa_1.5B", f"init.run={run}", *overrides)
 
 
+def initialised_elsewhere(config: RunConfig) -> RunConfig:
+    return initialised(config, OutputFolder(Path("elsewhere")))
+
+
 def refused(config: RunConfig) -> str:
     with pytest.raises(ConfigError) as error:
-        initialised(config)
+        initialised_elsewhere(config)
     return str(error.value)
 
 
 def test_folder_step_and_checksum_are_named(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = initialised(beginning_with("base")).init
+    found = initialised_elsewhere(beginning_with("base")).init
     manifest = base / "checkpoint" / "step_00000004" / "manifest.json"
     assert (found.run, found.step) == (str(base), 4)
     assert found.sha256 == hashlib.sha256(manifest.read_bytes()).hexdigest()
-    earlier = initialised(beginning_with(base, "init.step=2")).init
+    earlier = initialised_elsewhere(beginning_with(base, "init.step=2")).init
     assert (earlier.step, earlier.sha256 == found.sha256) == (2, False)
     # What was found finds the same again.
-    assert initialised(beginning_with(base, "init.step=4", f"init.sha256={found.sha256}")).init == found
-    assert initialised(BASE) == BASE
+    assert initialised_elsewhere(beginning_with(base, "init.step=4", f"init.sha256={found.sha256}")).init == found
+    assert initialised_elsewhere(BASE) == BASE
 
 
 def test_what_is_no_checkpoint_is_refused_by_name(base: Path, tmp_path: Path) -> None:
@@ -107,13 +111,13 @@ def test_another_model_is_refused_by_its_keys(base: Path) -> None:
     assert "model.position.kind is rope there and none here" in message
     assert "qkv_bias is True there and False here" in refused(beginning_with(base, "model.attention.qkv_bias=false"))
     other = ("model.init_std=0.1", "training.dtype=bf16", "parallel.tp=2", "training.seq_len=8", "training.seed=3")
-    assert initialised(beginning_with(base, *other)).init.step == 4
+    assert initialised_elsewhere(beginning_with(base, *other)).init.step == 4
 
 
 def test_the_runs_own_folder_is_refused(base: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"init.run: {base} is the folder of this very run: give it a")):
-        check_other_folder(beginning_with(base), OutputFolder(base))
-    check_other_folder(beginning_with(base), OutputFolder(base / "another"))
+        initialised(beginning_with(base), OutputFolder(base))
+    assert initialised(beginning_with(base), OutputFolder(base / "another")).init.step == 4
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -139,20 +143,20 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_an_attempt_resumes_where_it_began_with_the_same_weights(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = initialised(beginning_with(base))
+    config = initialised_elsewhere(beginning_with(base))
     folder = OutputFolder(tmp_path / "run")
     save(folder.path, 2, config)
     moved = base.rename(tmp_path / "moved")
-    found = prepare_folder(folder, initialised(beginning_with(moved)), TOKENS, fresh=False)
+    found = usable(folder, initialised_elsewhere(beginning_with(moved)), TOKENS)
     assert found == checkpoint_folder(folder.path, 2)
     save(moved, 6, BASE)
-    assert prepare_folder(folder, initialised(beginning_with(moved)), TOKENS, fresh=False) is None
+    assert usable(folder, initialised_elsewhere(beginning_with(moved)), TOKENS) is None
     told = capsys.readouterr().out.splitlines()[-1]
     assert told == f"the earlier run in {folder.path} differs in init.sha256, init.step, and moves to previous/"
 
 
 def test_a_complete_record_of_the_same_weights_is_kept(base: Path, tmp_path: Path) -> None:
-    config = initialised(beginning_with(base))
+    config = initialised_elsewhere(beginning_with(base))
     facts = {"status": "completed", "device_name": "a CPU", "formula_id": FORMULAS}
     write_record(make_record({**facts, "config": config.model_dump(mode="json")}), tmp_path / "record.json")
 
@@ -170,7 +174,8 @@ def test_a_complete_record_of_the_same_weights_is_kept(base: Path, tmp_path: Pat
 
 def test_runs_that_began_otherwise_are_not_compared(base: Path) -> None:
     begun, other = (
-        make_record({"config": config.model_dump(mode="json")}) for config in (initialised(beginning_with(base)), BASE)
+        make_record({"config": config.model_dump(mode="json")})
+        for config in (initialised_elsewhere(beginning_with(base)), BASE)
     )
     (difference,) = differences(begun, other)
     assert str(difference).startswith("init: weights of step 4 (")

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record import write_record
 from efficientbench.running.failures import FailureFiles
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.resume import MAY_DIFFER, complete_record, differences, prepare_folder, settings
+from efficientbench.running.resume import MAY_DIFFER, complete_record, differences, prepare_folder, settings, usable
 from efficientbench.training.checkpoints import manifest
 from efficientbench.training.checkpoints.hashing import fingerprint
 from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, read_manifest
@@ -57,6 +58,10 @@ def folder(tmp_path: Path) -> OutputFolder:
     return OutputFolder(tmp_path)
 
 
+def prepared(folder: OutputFolder, config: RunConfig, data: list[str], fresh: bool) -> Path | None:
+    return prepare_folder(folder, partial(usable, folder, config, data), fresh)
+
+
 def set_aside(folder: OutputFolder) -> set[str]:
     return {path.name for aside in (folder.path / "previous").glob("*") for path in aside.iterdir()}
 
@@ -66,8 +71,8 @@ def test_it_resumes_from_the_newest(folder: OutputFolder, capsys: pytest.Capture
     partial = newest.with_name(".partial_step_00000006_01234567")
     partial.mkdir()
     write_record(make_record({"status": "failed"}), folder.record)
-    assert prepare_folder(folder, CONFIG, TOKENS, fresh=False) == newest
-    assert capsys.readouterr().out == f"goes on after step 4, from {newest}\n"
+    assert prepared(folder, CONFIG, TOKENS, fresh=False) == newest
+    assert capsys.readouterr().out == f"resumes after step 4, from {newest}\n"
     # What is left of a save, and of the attempt that is over, is gone.
     assert [path.exists() for path in (partial, folder.record, folder.steps)] == [False, False, True]
 
@@ -75,10 +80,10 @@ def test_it_resumes_from_the_newest(folder: OutputFolder, capsys: pytest.Capture
 def test_a_damaged_one_is_named_and_passed_over(folder: OutputFolder, capsys: pytest.CaptureFixture[str]) -> None:
     newest, older = checkpoint_folder(folder.path, 4), checkpoint_folder(folder.path, 2)
     (newest / "tensors").write_bytes(b"of step 5")
-    assert prepare_folder(folder, CONFIG, TOKENS, fresh=False) == older
+    assert prepared(folder, CONFIG, TOKENS, fresh=False) == older
     first, second = capsys.readouterr().out.splitlines()
-    assert first == f"passed over: {newest / 'tensors'}: damaged, its SHA-256 is not that of the manifest"
-    assert second == f"goes on after step 2, from {older}"
+    assert first == f"skipped: {newest / 'tensors'}: damaged, its SHA-256 is not that of the manifest"
+    assert second == f"resumes after step 2, from {older}"
     assert sorted(path.name for path in older.parent.iterdir()) == ["damaged_step_00000004", "step_00000002"]
 
 
@@ -91,9 +96,9 @@ def test_the_last_steps_checkpoint_without_a_record_is_passed_over(
     if not older:
         for step in (2, 4):
             shutil.rmtree(checkpoint_folder(folder.path, step))
-    found = prepare_folder(folder, CONFIG, TOKENS, fresh=False)
+    found = prepared(folder, CONFIG, TOKENS, fresh=False)
     assert found == (checkpoint_folder(folder.path, 4) if older else None)
-    assert capsys.readouterr().out.startswith(f"passed over: {last}: is of the last step, and the run has no complete")
+    assert capsys.readouterr().out.startswith(f"skipped: {last}: is of the last step, and the run has no complete")
     assert not last.exists()
 
 
@@ -107,7 +112,7 @@ def test_it_begins_anew(folder: OutputFolder, why: str) -> None:
             path.write_text("{}")
         elif why == "none":
             path.parent.rename(path.parent.with_name(f".partial_{step}"))
-    assert prepare_folder(folder, CONFIG, TOKENS, fresh=why == "fresh") is None
+    assert prepared(folder, CONFIG, TOKENS, fresh=why == "fresh") is None
     assert {"steps.jsonl", "checkpoint"} <= set_aside(folder)
     assert not (folder.path / "checkpoint").exists()
 
@@ -138,7 +143,7 @@ def test_a_complete_run_does_not_go_on_though_setting_it_aside_was_killed(tmp_pa
         folder.steps.write_text("{}\n")
         write_record(make_record({"status": "completed"}), folder.record)
         killed = killed_at(rename, folder)
-        assert prepare_folder(folder, CONFIG, TOKENS, fresh=False) is None, rename
+        assert prepared(folder, CONFIG, TOKENS, fresh=False) is None, rename
         if not killed:
             break
     assert rename == 4
@@ -156,7 +161,7 @@ def test_a_complete_run_does_not_go_on_though_setting_it_aside_was_killed(tmp_pa
 def test_another_configuration_is_another_run(
     folder: OutputFolder, override: str, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert prepare_folder(folder, tiny("gqa_1.5B", override), TOKENS, fresh=False) is None
+    assert prepared(folder, tiny("gqa_1.5B", override), TOKENS, fresh=False) is None
     assert capsys.readouterr().out == f"the earlier run in {folder.path} differs in {named}, and moves to previous/\n"
     assert "checkpoint" in set_aside(folder)
 
@@ -166,7 +171,7 @@ def test_a_checkpoint_of_an_earlier_edition_is_refused_by_name(
 ) -> None:
     earlier = "efficientllm-2505.13840/1"
     save(folder.path, 6, formula=earlier)
-    assert prepare_folder(folder, CONFIG, TOKENS, fresh=False) is None
+    assert prepared(folder, CONFIG, TOKENS, fresh=False) is None
     told = capsys.readouterr().out
     assert told == (
         f"the earlier run in {folder.path} was trained under the formulas {earlier}, and this program trains under "
@@ -189,7 +194,7 @@ def test_the_same_tokens_in_another_place_are_resumed(
     folder: OutputFolder, path: str, tokens: list[str], same: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     newest = save(folder.path, 6, tiny("gqa_1.5B", "data.path=[3,/old/a,1,/old/b]"))
-    found = prepare_folder(folder, tiny("gqa_1.5B", f"data.path={path}"), tokens, fresh=False)
+    found = prepared(folder, tiny("gqa_1.5B", f"data.path={path}"), tokens, fresh=False)
     told = capsys.readouterr().out
     assert found == (newest if same else None)
     assert told.startswith("data.path: the same tokens" if same else f"the earlier run in {folder.path} differs in")
@@ -215,7 +220,7 @@ def test_a_mistake_does_not_promise_that_the_same_command_goes_on(
 ) -> None:
     for kind, told in (("mistake", False), ("crash", True)):
         FailureFiles(folder).write(Failure(kind, "because"))
-        assert ("the same command goes on" in capsys.readouterr().err) == told
+        assert ("run the same command again to resume" in capsys.readouterr().err) == told
 
 
 EARLIER = ("training.optimizer", "evaluation.core_every", "evaluation.core_limit")
@@ -240,7 +245,7 @@ def test_a_run_from_before_a_key_goes_on_and_stays_complete(
     (newest / "manifest.json").unlink()
     replace(written, config=without_keys(written.config)).write(newest)
     config = tiny("gqa_1.5B", *override)
-    assert prepare_folder(OutputFolder(tmp_path), config, TOKENS, fresh=False) == (newest if goes_on else None)
+    assert prepared(OutputFolder(tmp_path), config, TOKENS, fresh=False) == (newest if goes_on else None)
     old = without_keys(CONFIG.model_dump(mode="json"))
     facts = {"status": "completed", "device_name": "a CPU", "formula_id": FORMULAS, "config": old}
     write_record(make_record(facts), tmp_path / "record.json")
@@ -252,7 +257,7 @@ def test_a_batch_in_tokens_is_the_same_run(folder: OutputFolder) -> None:
     training = CONFIG.training
     in_tokens = tiny("gqa_1.5B", f"total_batch_size={training.global_batch_size * training.seq_len}")
     newest = checkpoint_folder(folder.path, 4)
-    assert prepare_folder(folder, in_tokens, TOKENS, fresh=False) == newest
+    assert prepared(folder, in_tokens, TOKENS, fresh=False) == newest
     facts = {"status": "completed", "device_name": "a CPU", "formula_id": FORMULAS}
     write_record(make_record({**facts, "config": CONFIG.model_dump(mode="json")}), folder.record)
     assert complete_record(folder, in_tokens, training.micro_batch_size, "a CPU") is not None

@@ -15,7 +15,7 @@ from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.scheduler import has_generated
 from efficientbench.sweep.selection import Request
-from efficientbench.sweep.tasks import Task, build_tasks
+from efficientbench.sweep.tasks import TrainingTask, build_tasks
 
 CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)
 
@@ -33,7 +33,7 @@ def test_code_from_outside_is_named_on_the_command_line(tmp_path: Path, monkeypa
     outside.lay_out(tmp_path, monkeypatch)
     kind = f"model.attention.kind={outside.PACKAGE}.window:VARIANT"
     config = resolve("gqa_1.5B", smoke=True, overrides=[kind, "device=cpu"])
-    task = Task("window", ("run",), OutputFolder(tmp_path), config, generates=True)
+    task = TrainingTask("window", ("run",), OutputFolder(tmp_path), config, generates=True)
     assert task.generation_arguments[-1] == kind
 
 

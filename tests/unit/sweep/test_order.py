@@ -9,13 +9,14 @@ import pytest
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.sweep.tasks import ORDER, Task, in_turns, take_turns
+from efficientbench.sweep.task import ORDER, Task, in_turns, take_turns
+from efficientbench.sweep.tasks import TrainingTask
 
 
 def tasks_of(names: str, repeats: int) -> list[Task]:
     """Return the tasks as `build_tasks` does: each configuration's repeats in a row."""
     return [
-        Task(f"{name}__seed_{seed}", (), OutputFolder(Path("suite") / name / f"seed_{seed}"))
+        TrainingTask(f"{name}__seed_{seed}", (), OutputFolder(Path("suite") / name / f"seed_{seed}"))
         for name in names
         for seed in range(1, repeats + 1)
     ]

@@ -25,7 +25,7 @@ from efficientbench.sweep.machine import Machine, parallel_runs, slot_environmen
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State, failure_of
 from efficientbench.sweep.scheduler import Scheduler
-from efficientbench.sweep.tasks import Task
+from efficientbench.sweep.tasks import TrainingTask
 
 GPUS = Machine("gpu", "a GPU", ("2", "3", "GPU-5"), 80 * 10**9, 0, "VISIBLE")
 CPU = Machine("cpu", "a CPU", ("0",), None, 0, None)
@@ -158,7 +158,7 @@ def test_a_child_ends_with_all_it_started(tmp_path: Path) -> None:
 
 def test_a_run_that_another_sweep_entered_otherwise_is_left_to_it(queue: Queue) -> None:
     """It would be told as done in a configuration that was never run."""
-    task = Task("run", ("run", "no_such_run"), OutputFolder(queue.folder.parent / "run"))
+    task = TrainingTask("run", ("run", "no_such_run"), OutputFolder(queue.folder.parent / "run"))
     theirs = State(task.id, "queued", "another configuration", [], "folder")
     queue.write(theirs)
     out = io.StringIO()
@@ -178,7 +178,7 @@ def test_a_terminal_that_is_closed_twice_lets_its_runs_save(queue: Queue, monkey
     monkeypatch.setattr(
         "efficientbench.sweep.child.module_command", lambda module, *words: [sys.executable, "-c", program, *words]
     )
-    task = Task("run", (str(folder),), OutputFolder(folder / "run"), resolve("gqa_0.5B", True))
+    task = TrainingTask("run", (str(folder),), OutputFolder(folder / "run"), resolve("gqa_0.5B", True))
     queue.write(State(task.id, "queued", task.configuration, [], "folder"))
     signals: list[int] = []
 
@@ -215,7 +215,7 @@ def test_an_error_of_the_sweeps_own_lets_its_runs_save(queue: Queue, monkeypatch
 
     monkeypatch.setattr("efficientbench.sweep.child.module_command", command)
     config = resolve("gqa_0.5B", True)
-    tasks = [Task(name, (str(folder), name), OutputFolder(folder / name), config) for name in ("long", "short")]
+    tasks = [TrainingTask(name, (str(folder), name), OutputFolder(folder / name), config) for name in ("long", "short")]
     for task in tasks:
         queue.write(State(task.id, "queued", task.configuration, [], "folder"))
     display = Display(Console(file=io.StringIO()), 2)

@@ -18,7 +18,7 @@ from efficientbench.sweep.combinations import label_of, parse_axes
 from efficientbench.sweep.dry_run import print_dry_run
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.selection import Request, select
-from efficientbench.sweep.tasks import build_tasks, smaller
+from efficientbench.sweep.tasks import build_tasks
 
 CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)
 GPUS = Machine("cuda", "NVIDIA A100-SXM4-80GB", tuple("01234567"), 80 * 10**9, 1_500_000_000, "CUDA_VISIBLE_DEVICES")
@@ -197,7 +197,7 @@ def test_names_that_no_file_system_takes_are_told(tmp_path: Path, monkeypatch: p
 def test_a_smaller_micro_batch_keeps_the_global_batch_and_tells_both() -> None:
     (task,) = build_tasks(Request(only=("gqa_0.5B",), smoke=True), CPU, None)
     tried = []
-    while (task := smaller(task, CPU)) is not None:  # type: ignore[assignment]
+    while (task := task.smaller(CPU)) is not None:  # type: ignore[assignment]
         assert task.plan is not None
         training = task.plan.config.training
         tried.append(training.micro_batch_size)

@@ -20,7 +20,7 @@ from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.machine import Machine, planned_machine
 from efficientbench.sweep.progress import seconds
 from efficientbench.sweep.selection import Request, select
-from efficientbench.sweep.tasks import in_turns
+from efficientbench.sweep.task import in_turns
 from efficientbench.sweep.tuning_tasks import TuningTask, estimate_tuning, tuning_tasks
 from efficientbench.sweep.tunings import chosen_tunings, names_tunings
 
@@ -180,8 +180,8 @@ def test_a_device_without_rates_and_a_run_without_steps_have_memory_and_no_time(
     def planned(machine: Machine, *overrides: str) -> tuple[TuningTask, Estimate]:
         (task,) = tuning_tasks(Request(only=("lora_32B",), overrides=overrides), machine, None)
         assert isinstance(task, TuningTask)
-        assert task.tuning is not None
-        return task, estimate_tuning(task.tuning, task.projection)
+        assert task.config is not None
+        return task, estimate_tuning(task.config, task.projection)
 
     task, estimate = planned(NPUS, "training.steps=10")
     found = task.planned()

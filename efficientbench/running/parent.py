@@ -1,0 +1,184 @@
+"""The parent process of a run, for pretraining and fine-tuning alike: folder, nodes, text, ranks, failure, results."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from efficientbench.launchers.network.connectivity import check_connectivity
+from efficientbench.launchers.network.interfaces import hccl_address, hccl_port
+from efficientbench.launchers.network.node_link import NodeLink
+from efficientbench.launchers.network.preflight import preflight
+from efficientbench.launchers.network.secret import shared_secret
+from efficientbench.launchers.processes.failure import Failure
+from efficientbench.metrics.analysis.repeats import group_repeats
+from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
+from efficientbench.metrics.report.comparison import print_spread
+from efficientbench.metrics.report.headline import print_results
+from efficientbench.running.errors import USERS_MISTAKES
+from efficientbench.running.failures import FailureFiles, users_mistake
+from efficientbench.running.kind import Asked, Config, Kind, Planned, Prepared, Site, Work, ask, with_seeds
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.ranks import run_ranks
+from efficientbench.running.resume import prepare_folder
+
+
+def perform(kind: Kind[Config, Planned, Prepared, Work], asked: Asked[Config]) -> int:
+    """Train, measure and record a run; return the exit code.
+
+    A run that an earlier attempt did not complete resumes from its newest intact checkpoint.
+
+    Raises:
+        ConfigError, DeviceError, DataError, LaunchError, MetricsError: a mistake of the user, before anything trains.
+    """
+    site = asked.site
+    planned = kind.plan(asked)
+    files = FailureFiles(site.folder) if site.is_first else None
+    # The first node's process locks the folder for all nodes.
+    with site.folder.claimed() if site.is_first else contextlib.nullcontext():
+        try:
+            with connected(site) as link:
+                prepared = kind.prepare(planned)
+                job, job_file = _write_job(kind, prepared, site.folder, link, asked.fresh)
+                exit_code = _launch_ranks(kind, job, job_file, site, link, files)
+                if site.is_first and site.folder.record.exists():
+                    _print_summary(kind, site.folder)
+                return exit_code
+        except USERS_MISTAKES as error:
+            if files is not None:
+                files.write(users_mistake(error))
+            raise
+
+
+def perform_repeats(
+    kind: Kind[Config, Planned, Prepared, Work],
+    config: Config,
+    mode: str,
+    repeats: int,
+    again: bool = False,
+    fresh: bool = False,
+) -> int:
+    """Perform runs with consecutive seeds, each in a folder below the run's; return the first exit code that is not 0.
+
+    The first repeat has the configured seed. A repeat whose folder holds its complete record is skipped, so that the
+    same command resumes an interrupted series.
+
+    Args:
+        kind: the kind of the runs.
+        config: the configuration of the first repeat.
+        mode: `dsw` or `dlc`, see `ask`.
+        repeats: the number of repeats, 1 or more.
+        again: whether complete repeats are trained again; their records then move to `previous/`.
+        fresh: whether interrupted repeats start at step 1 instead of resuming from their last checkpoint.
+
+    Raises:
+        ConfigError, DeviceError, DataError, LaunchError, MetricsError: as `perform` does.
+    """
+    configs = [with_seeds(config, kind.seeds, index) for index in range(repeats)]
+    all_asked = [ask(each, mode, OutputFolder.of_repeat(each), fresh) for each in configs]
+    # Decided for all repeats before any trains: the nodes share these folders and must decide alike.
+    kept = [not again and kind.is_complete(each) for each in all_asked]
+    for number, (each, done) in enumerate(zip(all_asked, kept, strict=True), start=1):
+        state = f"complete, kept ({each.site.folder.record})" if done else "trains"
+        print(f"repeat {number} of {repeats}, seed {each.config.training.seed}: {state}", flush=True)
+        if not done and (exit_code := perform(kind, each)):
+            return exit_code
+    if not all_asked[0].site.is_first:
+        # Only the first node has the records, perhaps after this process has ended.
+        return 0
+    for group in group_repeats(read_record(each.site.folder.record) for each in all_asked):
+        print_spread(group, Console())
+    return 0
+
+
+@contextlib.contextmanager
+def connected(site: Site) -> Iterator[NodeLink]:
+    """Wait for all nodes, check that they reach each other as the ranks will, and yield the link between them.
+
+    Set the environment variable that HCCL needs; the ranks inherit it.
+    """
+    cluster = site.cluster
+    if cluster is None or cluster.nodes == 1:
+        yield NodeLink(0, 1, {})
+        return
+    variable = site.device.address_variable
+    address, port = (None, None) if variable is None else (hccl_address(os.environ), hccl_port(os.environ))
+    if not cluster.secret:
+        cluster = replace(cluster, secret=shared_secret(site.folder.path.parent))
+    with preflight(cluster) as link:
+        reached = check_connectivity(cluster, link, address, port)
+        if variable is not None and address is None:
+            # By itself HCCL takes the first interface by name, which may lead elsewhere.
+            os.environ[variable] = reached
+        yield link
+
+
+def _write_job(
+    kind: Kind[Config, Planned, Prepared, Work], prepared: Prepared, folder: OutputFolder, link: NodeLink, fresh: bool
+) -> tuple[Work, Path]:
+    """Prepare the folder, and write this node's job; return the job and its file."""
+    first = link.node == 0
+    # After all checks that refuse a run: a user's mistake must leave an earlier run's files where they are.
+    resume = prepare_folder(folder, partial(kind.usable, prepared, folder), fresh) if first else None
+    try:
+        job = kind.job(prepared, folder, link.node, resume)
+    except OSError as error:
+        raise folder.unwritable(error) from None
+    job_file = folder.config if first else folder.path / f"config_node{link.node}.json"
+    job.write(job_file)
+    # The first node moves an earlier run's files to `previous/`: in a shared folder it must not find this run's logs.
+    if first:
+        link.send("prepared")
+    else:
+        link.wait_for("prepared", [0])
+    return job, job_file
+
+
+def _launch_ranks(
+    kind: Kind[Config, Planned, Prepared, Work],
+    job: Work,
+    job_file: Path,
+    site: Site,
+    link: NodeLink,
+    files: FailureFiles | None,
+) -> int:
+    """Run this node's ranks to their end; return the exit code of the whole run.
+
+    `files` writes the files of a failed run; None on every node but the first.
+    """
+
+    def write_files(failure: Failure) -> None:
+        if files is not None:
+            files.write(failure)
+            files.write_record(failure, partial(kind.described, job, site.device, link.nodes))
+
+    faults, log = job.config.faults, site.folder.log
+    return run_ranks(kind.worker, job_file, job.ranks_per_node, log, faults, site.cluster, link, write_files)
+
+
+def _print_summary(kind: Kind[Config, Planned, Prepared, Work], folder: OutputFolder) -> None:
+    console, record = Console(), read_record(folder.record)
+    console.print()
+    print_results([record], console)
+    # A suite's report skips traced runs: such a run is reported from its own folder.
+    suite = _as_typed(folder.path if folder.path.name in SKIPPED_FOLDERS else folder.path.parent)
+    lines: Sequence[str] = (
+        *kind.results(record, folder),
+        f"record       {_as_typed(folder.record)}",
+        f"steps        {_as_typed(folder.steps)}",
+        f"logs         {_as_typed(folder.log)}",
+        f"TensorBoard  tensorboard --logdir {suite}",
+        f"compare      efficientbench report {suite}",
+    )
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+
+
+def _as_typed(path: Path) -> str:
+    """Return the path as the user would type it from the current folder."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

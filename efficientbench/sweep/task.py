@@ -1,0 +1,186 @@
+"""What a sweep can queue: runs of any kind, each with its own folder and command line, and their order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from efficientbench.basics.errors import ConfigError, MetricsError
+from efficientbench.basics.foreign import parse_json, read_whole
+from efficientbench.launchers.processes.failure import Failure
+from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.running.kind import Config, with_seeds
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.resume import settings
+from efficientbench.sweep.estimate import Estimate
+from efficientbench.sweep.machine import Machine
+from efficientbench.sweep.selection import Request
+
+
+class Planned(NamedTuple):
+    """The figures of a run before it starts; None if they are unknown."""
+
+    ranks: int
+    steps: int | None
+    tokens: int | None
+    micro_batch_size: int
+    node_memory_bytes: float | None
+    """Peak memory of all ranks of a node together."""
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """One run of a sweep."""
+
+    unhashed: ClassVar[tuple[str, ...]]
+    """Keys, or prefixes of keys, that do not change what the run computes."""
+    id: str
+    """The name of the run's folder, with the seed if the run is one of several repeats. It is a valid file name."""
+    arguments: tuple[str, ...]
+    """The command line that starts the run, after `efficientbench`."""
+    folder: OutputFolder
+    config: Any = None
+    """The configuration as the user wrote it; None if it is refused for another reason than memory."""
+    refused: Failure | None = field(default=None, kw_only=True)
+    """Why the run cannot run here; None if it can."""
+    slots: int = field(default=1, kw_only=True)
+    asked: int | None = field(default=None, kw_only=True)
+    """The micro-batch that the user wrote, if a smaller one replaces it; else None."""
+    generates: bool = field(default=False, kw_only=True)
+    """Whether generation with the trained model is measured too."""
+
+    @property
+    def configuration(self) -> str:
+        """Hash of the settings, equal for tasks that compute the same."""
+        content: dict[str, Any] = {"arguments": self.arguments}
+        if self.config is not None:
+            content = settings(self.config.model_dump(mode="json"), self.unhashed)
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks on all nodes."""
+        planned = self.planned()
+        return 1 if planned is None else planned.ranks
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the run; None if they are unknown before it starts."""
+        planned = self.planned()
+        return None if planned is None else planned.steps
+
+    @property
+    def stop_grace_s(self) -> float:
+        """Seconds that the run's ranks have to save after a signal."""
+        assert self.config is not None, "a refused run does not start"
+        grace_s: float = self.config.faults.stop_grace_s
+        return grace_s
+
+    @abstractmethod
+    def planned(self) -> Planned | None:
+        """Return the run's figures before it starts; None if it is refused for another reason than memory."""
+
+    @abstractmethod
+    def estimate(self, machine: Machine, records: Sequence[RunRecord], cores: float) -> Estimate | None:
+        """Return the run's estimated time and energy; None without a plan. Arguments: see `estimate.estimate`."""
+
+    @abstractmethod
+    def is_trained(self, device_name: str, smaller_too: bool) -> bool:
+        """Return whether the run's folder has the complete record of its configuration on devices of this name.
+
+        `smaller_too`: whether a record with a micro-batch reduced for lack of memory counts.
+        """
+
+    def smaller(self, machine: Machine) -> Task | None:
+        """Return the task with a smaller micro-batch at the same global batch; None without one."""
+        return None
+
+    @property
+    def generation_arguments(self) -> tuple[str, ...]:
+        """The command line that measures generation, after `efficientbench`."""
+        return "generate", str(self.folder.path), "--measure"
+
+
+def repeats(
+    request: Request, config: Config, arguments: tuple[str, ...], seeds: Sequence[str]
+) -> list[tuple[Config, str, tuple[str, ...], OutputFolder]]:
+    """Return configuration, id, arguments and folder of a combination's run, or of each of its repeats.
+
+    Args:
+        request: the sweep's request.
+        config: the combination's configuration.
+        arguments: the command line of the combination.
+        seeds: the keys in which repeats differ.
+    """
+    if request.repeat is None:
+        return [(config, config.name, arguments, OutputFolder.of(config))]
+    found = []
+    for index in range(request.repeat):
+        each = with_seeds(config, seeds, index)
+        own = (*arguments, "--repeat", "1", *(f"{key}={attrgetter(key)(each)}" for key in seeds))
+        found.append((each, f"{config.name}__seed_{each.training.seed}", own, OutputFolder.of_repeat(each)))
+    return found
+
+
+def check_some_can_run(tasks: Sequence[Task], shows_too_large: bool) -> None:
+    """Raise ConfigError if all runs are refused; `shows_too_large`: runs that do not fit are shown, not refused."""
+    refused = [task.refused for task in tasks if task.refused]
+    shown = shows_too_large and any(each.kind == "out_of_memory" for each in refused)
+    if len(refused) == len(tasks) and not shown:
+        raise ConfigError(list(dict.fromkeys(each.reason for each in refused)))
+
+
+# The order of a sweep's repeats: configurations take turns, so that a drift of the machine does not look like a
+# difference of models.
+#
+# Each round runs every configuration once, in random order, and every second round repeats the one before it
+# backwards (A C B B C A …): a steady drift then slows all configurations of such a pair of rounds equally. The seed
+# and the order are in `sweep/order.json` of the suite's folder.
+
+
+ORDER = "order.json"
+
+
+def take_turns(tasks: Sequence[Task], folder: Path) -> list[Task]:
+    """Return the tasks of repeated configurations in turns, and write that order and its seed into the sweep's folder.
+
+    The seed is an earlier call's, if the sweep was called before.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    path = folder / ORDER
+    try:
+        seed = int(parse_json(read_whole(path))["seed"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        seed = secrets.randbits(32)
+    ordered = in_turns(tasks, seed)
+    content = {"seed": seed, "order": [task.id for task in ordered]}
+    try:
+        write_whole(path, json.dumps(content, indent=2) + "\n")
+    except MetricsError as error:
+        raise ConfigError(str(error)) from None
+    return ordered
+
+
+def in_turns(tasks: Sequence[Task], seed: int) -> list[Task]:
+    """Return the tasks in rounds, in the random order of `seed`; all configurations have equally many tasks."""
+    repeats: dict[Path, list[Task]] = {}
+    for task in tasks:
+        repeats.setdefault(task.folder.path.parent, []).append(task)
+    chance = random.Random(seed)
+    places = list(range(len(repeats)))
+    ordered: list[Task] = []
+    for number, each in enumerate(zip(*repeats.values(), strict=True)):
+        places.reverse() if number % 2 else chance.shuffle(places)
+        ordered += [each[place] for place in places]
+    return ordered
