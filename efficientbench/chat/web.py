@@ -91,8 +91,14 @@ class Server:
 
     def __init__(self, chat: Chat, pool: Pool) -> None:
         """Take the chat model, and the pool that computes its answers."""
-        self.chat, self.pool, self.counts = chat, pool, Counts()
+        self.chat, self.pool, self.counts, self._started_s = chat, pool, Counts(), time.monotonic()
         self.usable_bytes = usable_bytes(find_device(chat.run.config.device, trains=False))
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counts since the start, and how many models are busy."""
+        models = len(self.pool.workers)
+        busy = {"models": models, "busy": models - self.pool.free, "waiting": self.pool.waiting}
+        return {**busy, **asdict(self.counts), "uptime_s": time.monotonic() - self._started_s}
 
     def accepted(self, request: ChatRequest, messages: tuple[Message, ...]) -> Answer:
         """Return a new answer. Raises RequestError: no such model, too many clients wait, or the prompt is too long."""
@@ -232,7 +238,7 @@ def make_app(chat: Chat, pool: Pool, key: str | None, hosts: Collection[str]) ->
         key: the key that clients must know; None: whoever reaches the server may ask.
         hosts: the names under which browsers reach a server without a key.
     """
-    server, started_s = Server(chat, pool), time.monotonic()
+    server = Server(chat, pool)
     names = {f"[{host}]" if ":" in host else host.lower() for host in hosts}
     html = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 
@@ -269,9 +275,7 @@ def make_app(chat: Chat, pool: Pool, key: str | None, hosts: Collection[str]) ->
 
     @app.get("/stats", dependencies=guarded)
     async def stats() -> Response:
-        models = len(pool.workers)
-        busy = {"models": models, "busy": models - pool.free, "waiting": pool.waiting}
-        return JSONResponse({**busy, **asdict(server.counts), "uptime_s": time.monotonic() - started_s})
+        return JSONResponse(server.stats())
 
     @app.get("/v1/models", dependencies=guarded)
     async def models() -> Response:

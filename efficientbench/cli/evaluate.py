@@ -12,7 +12,7 @@ from efficientbench.cli.options import AllowCode, Kinds, RunFolder, Step, count,
 from efficientbench.evaluation.task import BATCH_TOKENS, Options
 
 if TYPE_CHECKING:
-    from efficientbench.evaluation.launch import Asked
+    from efficientbench.evaluation.rank import Evaluation
 
 GOES_ON = "stopped: the same command goes on from here"
 
@@ -51,8 +51,9 @@ def evaluate(
     """Score a run's trained model by tasks, item by item; a killed evaluation goes on."""
     from efficientbench.architecture.registry import load_kinds
     from efficientbench.evaluation.data import find_data
-    from efficientbench.evaluation.launch import Asked
     from efficientbench.evaluation.long_context.lengths import read_lengths
+    from efficientbench.evaluation.rank import Evaluation
+    from efficientbench.generation.on_ranks import SharedModel
 
     if tp * dp > 1 and lm_eval is not None:
         raise typer.BadParameter("--tp and --dp: lm-eval asks one process; call --lm-eval by itself")
@@ -72,11 +73,11 @@ def evaluate(
         contamination=contamination,
         batch_tokens=batch_tokens,
     )
-    asked = Asked(names(tasks or "loss"), options, step, tp, dp, tuple(arguments or []))
-    _score(asked, tasks is not None or lm_eval is None, lm_eval)
+    model = SharedModel(run_folder, tuple(arguments or []), step, tp, dp)
+    _score(Evaluation(model, names(tasks or "loss"), options), tasks is not None or lm_eval is None, lm_eval)
 
 
-def _score(asked: Asked, by_tasks: bool, lm_eval: str | None) -> None:
+def _score(asked: Evaluation, by_tasks: bool, lm_eval: str | None) -> None:
     """Evaluate by the tasks that are asked for, if `by_tasks`, then by the tasks of lm-eval.
 
     Raises Exit: the model cannot be scored, or was scored on several ranks, or the user has stopped it.
@@ -85,22 +86,21 @@ def _score(asked: Asked, by_tasks: bool, lm_eval: str | None) -> None:
 
     from efficientbench.basics.errors import EvaluationError, GenerationError
     from efficientbench.evaluation.evaluate import evaluate as evaluate_run
-    from efficientbench.evaluation.launch import evaluate_on_ranks
     from efficientbench.evaluation.lm_eval.run import evaluate_by_lm_eval
     from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
     from efficientbench.launchers.processes.supervision import print_stderr
 
     console = Console(soft_wrap=True)
     try:
-        if asked.tp * asked.dp > 1:
-            code = evaluate_on_ranks(asked, console)
+        if asked.model.tp * asked.model.dp > 1:
+            code = asked.run()
             if code in STOP_EXIT_CODES.values():
                 print(GOES_ON, file=sys.stderr)
             raise typer.Exit(code)
         if by_tasks:
-            evaluate_run(asked.names, asked.options, asked.step, console)
+            evaluate_run(asked.names, asked.options, asked.model.step, console)
         if lm_eval is not None:
-            evaluate_by_lm_eval(names(lm_eval), asked.options, asked.step, console)
+            evaluate_by_lm_eval(names(lm_eval), asked.options, asked.model.step, console)
     except (EvaluationError, GenerationError) as error:
         print_stderr(f"error: {asked.options.folder}: {error}")
         raise typer.Exit(1) from None

@@ -66,22 +66,16 @@ def generate(
     if prompt_tokens or repeats or compiled or smoke or matrix:
         raise typer.BadParameter("--prompt-tokens, --repeats, --compile, --smoke and --matrix need --measure")
     from efficientbench.architecture.registry import load_kinds
-    from efficientbench.generation.command import read_prompts
+    from efficientbench.generation.command import generate_text, read_prompts
+    from efficientbench.generation.on_ranks import Generation, SharedModel
     from efficientbench.generation.sampling import Sampling
 
     [together] = numbers("--batch", batch or "8", most=1)
     load_kinds(arguments or [])
+    model = SharedModel(Path(run), tuple(arguments or []), step, tp)
     sampling = Sampling(temperature, top_k, top_p, seed)
-    texts = read_prompts(prompt, file)
-    if tp > 1:
-        from efficientbench.generation.on_ranks import Request, generate_on_ranks
-
-        kinds = tuple(arguments or [])
-        request = Request(Path(run), kinds, step, tp, tuple(texts), sampling, max_new_tokens, together)
-        raise typer.Exit(generate_on_ranks(request))
-    from efficientbench.generation.command import generate_text
-
-    raise typer.Exit(generate_text(Path(run), texts, sampling, max_new_tokens, together, step))
+    request = Generation(model, tuple(read_prompts(prompt, file)), sampling, max_new_tokens, together)
+    raise typer.Exit(request.run() if tp > 1 else generate_text(request))
 
 
 def _measure(

@@ -19,6 +19,7 @@ from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
 from efficientbench.evaluation.task import ItemResult, Summary, Task
 from efficientbench.running.corpora import block_readers, load_corpora
 from efficientbench.running.trained import TrainedRun
+from efficientbench.training.checkpoints.hashing import Report
 
 TOKENS = 13
 BLOCK = 1 << 20
@@ -37,8 +38,10 @@ class WithTexts(Protocol):
         ...
 
 
-def training_documents(folder: Path) -> Iterator[np.ndarray]:
+def training_documents(folder: Path, report: Report) -> Iterator[np.ndarray]:
     """Yield the tokens of every document of a run's training split, whether training has read it or not.
+
+    `report` is told of each document.
 
     Raises:
         ConfigError: the run's corpus no longer exists, or the run was imported.
@@ -55,6 +58,7 @@ def training_documents(folder: Path) -> Iterator[np.ndarray]:
     for prefix, split in zip(prefixes, splits, strict=True):
         documents = IndexedDocuments(prefix, blocks.get(prefix))
         for number in split.training.tolist():
+            report("searching the training text")
             yield documents[number]
 
 
@@ -108,7 +112,9 @@ def _blocks(documents: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         yield np.concatenate(waiting)
 
 
-def without_contaminated(task: Task, results: Mapping[str, ItemResult], summary: Summary, folder: Path) -> Summary:
+def without_contaminated(
+    task: Task, results: Mapping[str, ItemResult], summary: Summary, folder: Path, report: Report
+) -> Summary:
     """Return a task's summary with the contaminated items, and with `_clean` figures computed without them.
 
     Args:
@@ -116,6 +122,7 @@ def without_contaminated(task: Task, results: Mapping[str, ItemResult], summary:
         results: the results of its items, by name.
         summary: the summary of all items.
         folder: the run's folder.
+        report: told of the progress.
 
     Raises:
         ConfigError, DataError: see `training_documents`.
@@ -123,7 +130,7 @@ def without_contaminated(task: Task, results: Mapping[str, ItemResult], summary:
     if not isinstance(task, WithTexts):
         return summary
     texts = task.texts()
-    found = find_contaminated(texts, training_documents(folder))
+    found = find_contaminated(texts, training_documents(folder, report))
     rest = {name: result for name, result in results.items() if name not in found}
     figures, unavailable = dict(summary.figures), dict(summary.unavailable)
     clean = task.summary(rest) if rest else None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,14 +18,9 @@ from efficientbench.evaluation.publish import publish
 from efficientbench.evaluation.registry import check_names, combined, find_task
 from efficientbench.evaluation.results import FOLDER, ResultFile, summary_of
 from efficientbench.evaluation.task import Options, Summary, Task
-from efficientbench.generation.open_run import opened
+from efficientbench.generation.open_run import Opened, Share, opened
 from efficientbench.running.failures import ran_out_of_memory
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
-
-if TYPE_CHECKING:
-    from efficientbench.config.parallel import ParallelConfig
-    from efficientbench.generation.open_run import Opened
-
 
 LINE_INTERVAL_S = 30.0
 """Seconds between two lines of progress where the output is not a terminal."""
@@ -70,7 +65,7 @@ class EvaluationProgress:
 
 
 def evaluate(
-    names: Sequence[str], options: Options, step: int | None, console: Console, parallel: ParallelConfig | None = None
+    names: Sequence[str], options: Options, step: int | None, console: Console, share: Share | None = None
 ) -> dict[str, Summary]:
     """Score a run's model on tasks; write `evaluation/` in the run's folder, and print each summary.
 
@@ -79,7 +74,7 @@ def evaluate(
         options: the command's options.
         step: the checkpoint's step; None: the newest intact checkpoint.
         console: prints progress and figures.
-        parallel: the layout of the ranks that all call this, see `opened`; None: this process alone.
+        share: the rank's share of the model, see `opened`; None: this process alone.
 
     Returns:
         The summaries by the tasks' names; empty on all ranks but the first, which writes them.
@@ -95,7 +90,7 @@ def evaluate(
     """
     check_names(list(names))
     summaries = {}
-    with opened(options.folder, step, parallel) as run:
+    with opened(options.folder, step, share) as run:
         for problem in run.warnings:
             console.print(f"warning: {problem}")
         # Make all tasks before scoring the first, which may take hours.
@@ -157,7 +152,7 @@ def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, 
     found = {item.name: file.results[item.name] for item in items}
     summary = summary_of(task, found, path if there else None)
     if options.contamination:
-        summary = without_contaminated(task, found, summary, options.folder)
+        summary = without_contaminated(task, found, summary, options.folder, run.report)
     facts = {
         "dtype": run.config.training.dtype,
         "device": next(run.model.parameters()).device.type,

@@ -170,6 +170,7 @@ def read_text(path: Path, run: Opened, limit: int | None) -> Text:
     documents, hashes, rejected = [], [], 0
     for part in cut_into_parts(find_inputs([path]), TEXT_KEY):
         for document in PartReader(part):
+            run.report("reading the text")
             if isinstance(document, Reject):
                 rejected += 1
                 continue

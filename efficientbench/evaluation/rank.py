@@ -1,47 +1,63 @@
-"""One rank of an evaluation: `python -m efficientbench.evaluation.rank ASKED`; the launcher starts it."""
+"""Evaluate on several ranks of this machine, each with a part of the model or a copy."""
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 
 from efficientbench.architecture.registry import load_kinds
 from efficientbench.basics.errors import EvaluationError, GenerationError
 from efficientbench.evaluation.evaluate import evaluate
-from efficientbench.evaluation.launch import ASKED, log_folder
-from efficientbench.launchers.processes.failure import Failure, report_failure
+from efficientbench.evaluation.registry import check_names
+from efficientbench.evaluation.results import FOLDER
+from efficientbench.evaluation.task import Options
+from efficientbench.generation.on_ranks import Request
+from efficientbench.generation.open_run import Share
+from efficientbench.launchers.processes.failure import Failure
 from efficientbench.running.failures import diagnose
-from efficientbench.running.rank_process import end, set_up_logging
+from efficientbench.running.rank_process import Rank, Work
 from efficientbench.running.trained import TrainedRun
 
-logger = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class Evaluation(Request):
+    """The request of `efficientbench evaluate --tp --dp`."""
+
+    work = "efficientbench.evaluation.rank"
+
+    names: tuple[str, ...]
+    """The tasks' names."""
+    options: Options
+
+    @property
+    def log(self) -> Path:
+        """Return the folder of the ranks' logs."""
+        return self.model.folder / FOLDER / "log"
+
+    def run(self) -> int:
+        """Evaluate on the ranks, see `Request.run`. Raises ConfigError also if there is no such task."""
+        check_names(list(self.names))
+        return super().run()
 
 
-def main() -> int:
-    """Score this rank's part, and report a failure to the launcher; return the exit code."""
-    # The argument is JSON, from `evaluate_on_ranks`.
-    asked = ASKED.validate_json(sys.argv[1])
-    folder, rank = asked.options.folder, int(os.environ["RANK"])
-    log_file = log_folder(folder) / f"rank_{rank}.log"
-    set_up_logging(log_file)
-    # Outside of `try`: the parent has already loaded the same declarations and read the same run.
-    load_kinds(asked.kinds)
-    job = TrainedRun.read(folder).job
-    try:
-        evaluate(asked.names, asked.options, asked.step, Console(soft_wrap=True, quiet=rank > 0), asked.parallel)
-    except (EvaluationError, GenerationError) as error:
-        report_failure(Failure("crash", f"{folder}: {error}"))
-        return 1
-    except Exception as error:
-        logger.exception("rank %d failed", rank)
-        failure = diagnose(error, job, log_file)
-        report_failure(failure)
-        return failure.exit_code
-    return 0
+def rank_work(job_file: Path) -> Work:
+    """Return the work of an evaluation's ranks."""
+    asked = Evaluation.read(job_file)
+    model = asked.model
+    load_kinds(model.kinds)
+    job = TrainedRun.read(model.folder).job
 
+    def do(rank: Rank) -> bool:
+        console = Console(soft_wrap=True, quiet=rank.number > 0)
+        evaluate(asked.names, asked.options, model.step, console, Share(model.parallel, rank))
+        return False
 
-if __name__ == "__main__":
-    end(main())
+    def meaning(error: Exception, log_file: Path) -> Failure:
+        if isinstance(error, EvaluationError | GenerationError):
+            return Failure("crash", f"{model.folder}: {error}")
+        return diagnose(error, job, log_file)
+
+    # What is scored is on the disk.
+    return Work(asked.log, do, meaning, ends_at_once=True)

@@ -13,15 +13,8 @@ import torch.distributed as dist
 
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.metrics.monitoring.exchange import gather
-from efficientbench.training.checkpoints.manifest import (
-    PARTIAL,
-    File,
-    Report,
-    fingerprint,
-    flush,
-    hashing_threads,
-    publish,
-)
+from efficientbench.training.checkpoints.hashing import File, Report, fingerprint, flush, hashing_threads
+from efficientbench.training.checkpoints.manifest import PARTIAL, publish
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One rank of a fine-tuning: `python -m efficientbench.finetuning.rank JOB.json`; the launcher starts it."""
+"""The work of a fine-tuning's ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import logging
 import os
-import sys
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from efficientbench.basics.errors import TrainingError
 from efficientbench.basics.files import beside, complete_folder
-from efficientbench.basics.readers import outlive_readers
 from efficientbench.devices.registry import find_device
 from efficientbench.finetuning.examples.examples import fingerprint_of, read_examples
 from efficientbench.finetuning.job import TuningJob
@@ -25,26 +23,21 @@ from efficientbench.metrics.records.record import FIGURES, read_record
 from efficientbench.metrics.records.sinks.wandb_log import WandbLog
 from efficientbench.running.failures import diagnose
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.rank_process import StopRequested, end, run_rank
+from efficientbench.running.rank_process import Rank, StopRequested, Work
 from efficientbench.training.checkpoints.manifest import seal
 
 if TYPE_CHECKING:
     from efficientbench.finetuning.trainer import Tuner
 
 
-def main() -> int:
-    """Run the rank that the environment names, and report a failure to the launcher; return the exit code."""
-    outlive_readers(pipes=True)
-    job = TuningJob.read(Path(sys.argv[1]))
-    rank = int(os.environ["RANK"])
-    log_file = OutputFolder(job.output).log / f"rank_{rank}.log"
+def rank_work(job_file: Path) -> Work:
+    """Return the work of a fine-tuning's ranks."""
+    job = TuningJob.read(job_file)
 
-    def work(stop_requested: StopRequested) -> bool:
-        heartbeat = HeartbeatWriter()
-        heartbeat.start()
-        return tune_rank(job, rank, stop_requested, heartbeat)
+    def do(rank: Rank) -> bool:
+        return tune_rank(job, rank.number, rank.stop_requested, rank.heartbeat)
 
-    return run_rank(rank, log_file, work, lambda error: diagnose(error, job, log_file))
+    return Work(OutputFolder(job.output).log, do, lambda error, log_file: diagnose(error, job, log_file))
 
 
 def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbeat: HeartbeatWriter) -> bool:
@@ -231,7 +224,3 @@ def _save(
         numbers = verify(partial, shapes, tied, report=report)
         seal(partial, job.manifest(job.steps, "weights"), report)
     return numbers
-
-
-if __name__ == "__main__":
-    end(main())

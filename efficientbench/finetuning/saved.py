@@ -22,7 +22,7 @@ from efficientbench.finetuning.complete import with_later_keys
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.methods import METHODS, peft_arguments
 from efficientbench.metrics.records.record import RECORD_NAME, read_record
-from efficientbench.training.checkpoints import manifest
+from efficientbench.training.checkpoints import hashing, manifest
 
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -43,7 +43,7 @@ def verify(
     expected: Shapes,
     may_miss: frozenset[str] = frozenset(),
     initial: Mapping[str, torch.Tensor] | None = None,
-    report: manifest.Report | None = None,
+    report: hashing.Report | None = None,
 ) -> int:
     """Read all saved tensors, check their names, shapes and values, and return how many numbers they hold.
 

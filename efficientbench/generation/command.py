@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from efficientbench.basics.errors import ConfigError, GenerationError
+from efficientbench.basics.errors import ConfigError, GenerationError, LackOfMemoryError
 from efficientbench.basics.foreign import read_text
 from efficientbench.devices.registry import find_device
 from efficientbench.generation.generate import Emitted, check_lengths, generate
 from efficientbench.generation.memory import Case, lack_of_memory, usable_bytes
+from efficientbench.generation.on_ranks import Generation
 from efficientbench.generation.open_run import Opened, opened
-from efficientbench.generation.sampling import Sampling
 from efficientbench.generation.text_stream import TextStream
 from efficientbench.running.failures import ran_out_of_memory
 
@@ -47,39 +47,60 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 
-def generate_text(
-    folder: Path, texts: Sequence[str], sampling: Sampling, max_new_tokens: int, batch: int, step: int | None
-) -> int:
-    """Continue texts with a run's model, print the texts, and return the exit code.
+def generate_text(request: Generation) -> int:
+    """Continue texts with a run's model in this process, print the texts, and return the exit code.
 
     Raises:
         ConfigError, CheckpointError, DataError, DeviceError: see `opened` and `check_lengths`.
     """
-    with opened(folder, step) as run:
+    folder = request.model.folder
+    with opened(folder, request.model.step) as run:
         for problem in run.warnings:
             print(f"warning: {problem}", file=sys.stderr)
-        prompts = tokenized(run, texts, max_new_tokens)
-        steps = generate(run.model, prompts, sampling, max_new_tokens, [run.tokenizer.eod_id], batch=batch)
-        screen = Screen(run.tokenizer.decode, texts, prompts, sys.stdout)
         try:
-            for emitted in steps:
-                screen.show(emitted)
+            print_texts(run, request, sys.stdout)
         except KeyboardInterrupt:
-            screen.close()
             return INTERRUPTED
         except GenerationError as error:
-            screen.close()
             print(f"error: {folder}, step {run.step:,}: {error}", file=sys.stderr)
             return 1
-        except (RuntimeError, MemoryError) as error:
-            if not ran_out_of_memory(error):
-                raise
-            screen.close()
-            case = Case(max(map(len, prompts)), min(batch, len(prompts)), max_new_tokens)
-            device = find_device(run.config.device, trains=False)
-            print(f"error: {lack_of_memory(run.config, case, usable_bytes(device))}", file=sys.stderr)
+        except LackOfMemoryError as error:
+            print(f"error: {error}", file=sys.stderr)
             return 1
     return 0
+
+
+def print_texts(run: Opened, request: Generation, out: TextIO, stops: Callable[[], bool] = lambda: False) -> bool:
+    """Continue the texts of a request, and print the texts, also unfinished ones after a stop or an error.
+
+    Return whether `stops`, which is asked after each token, ended the generation. All ranks call this together.
+
+    Raises:
+        ConfigError: see `check_lengths`.
+        GenerationError: the model computed NaN or infinity.
+        LackOfMemoryError: out of memory; the message names the largest batch that fits.
+    """
+    prompts = tokenized(run, request.texts, request.max_new_tokens)
+    stop = [run.tokenizer.eod_id]
+    steps = generate(run.model, prompts, request.sampling, request.max_new_tokens, stop, batch=request.batch)
+    screen = Screen(run.tokenizer.decode, request.texts, prompts, out)
+    try:
+        for emitted in steps:
+            screen.show(emitted)
+            if stops():
+                screen.close()
+                return True
+    except (Exception, KeyboardInterrupt) as error:
+        full = isinstance(error, Exception) and ran_out_of_memory(error)
+        # After an OSError (a closed pipe, a full disk) nothing more can be printed.
+        if full or not isinstance(error, OSError):
+            screen.close()
+        if not full:
+            raise
+        case = Case(max(map(len, prompts)), min(request.batch, len(prompts)), request.max_new_tokens)
+        usable = usable_bytes(find_device(run.config.device, trains=False), request.model.tp)
+        raise LackOfMemoryError(lack_of_memory(run.config, case, usable)) from error
+    return False
 
 
 def tokenized(run: Opened, texts: Sequence[str], max_new_tokens: int) -> list[list[int]]:

@@ -1,14 +1,12 @@
-"""Start ranks that share a model, one on each device, for `efficientbench generate --tp`.
-
-The launcher starts them, like a run's ranks; `rank.py` is their program.
-"""
+"""Generate or evaluate on several ranks of this machine, which share a run's model."""
 
 from __future__ import annotations
 
-import os
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import TypeAdapter
 
@@ -19,11 +17,14 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.devices.registry import find_device
 from efficientbench.generation.sampling import Sampling
 from efficientbench.launchers.files import temporary_folder
-from efficientbench.launchers.processes.launch import launch
-from efficientbench.launchers.processes.worker_process import module_command
+from efficientbench.running.kind import set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.ranks import run_ranks
 from efficientbench.running.trained import TrainedRun
 from efficientbench.training.checkpoints.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def check_shared(config: RunConfig, parallel: ParallelConfig, devices: int, oversubscribe: bool) -> None:
@@ -50,63 +51,83 @@ def check_shared(config: RunConfig, parallel: ParallelConfig, devices: int, over
         raise ConfigError(str(error).replace("parallel.tp", "--tp").replace("parallel.dp", "--dp")) from None
 
 
-STOP_GRACE_S = 10.0
-"""Seconds that ranks may take after Ctrl-C to print their unfinished texts."""
-
-
 @dataclass(frozen=True)
-class Request:
-    """The command's arguments, which all ranks get."""
+class SharedModel:
+    """The model of a run's folder, and how ranks share it."""
 
     folder: Path
     """The run's folder."""
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
     """Declarations of variants from outside this project, see `load_kinds`."""
-    step: int | None
+    step: int | None = None
     """The checkpoint's step; None: the newest intact checkpoint."""
-    tp: int
-    """Ranks that share the model."""
+    tp: int = 1
+    """Ranks that share a copy of the model."""
+    dp: int = 1
+    """Copies of the model, which divide the work."""
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        """Return the layout of the ranks."""
+        return ParallelConfig(tp=self.tp, dp=self.dp)
+
+
+@dataclass(frozen=True)
+class Request(ABC):
+    """The arguments of a command whose ranks share a run's model; all ranks read them as JSON."""
+
+    work: ClassVar[str]
+    """The module of the ranks' work, see `run_ranks`."""
+
+    model: SharedModel
+
+    @property
+    @abstractmethod
+    def log(self) -> Path:
+        """Return the folder of the ranks' logs."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the request that `run` wrote."""
+        return TypeAdapter(cls).validate_json(path.read_bytes())
+
+    def run(self) -> int:
+        """Start the ranks, wait until they have ended, and return the exit code of `launch`.
+
+        Raises:
+            ConfigError: the folder is not a run's or has no such checkpoint, or the ranks cannot share the model.
+            DeviceError: this machine cannot use the run's device.
+            LaunchError: a rank cannot be started.
+        """
+        model = self.model
+        run = TrainedRun.read(model.folder)
+        config = run.job.config
+        device = find_device(config.device, trains=False)
+        check_shared(config, model.parallel, device.count(), device.memory_capacity_bytes() is None)
+        checkpoint, problems = run.checkpoint(model.step)
+        for problem in problems:
+            print(f"warning: {problem}", file=sys.stderr)
+        set_for_ranks(device.environment(model.tp))
+        # All ranks read the same checkpoint, even if a newer one is written meanwhile.
+        request = replace(self, model=replace(model, step=read_manifest(checkpoint).step))
+        with temporary_folder() as folder:
+            path = folder / "request.json"
+            path.write_bytes(TypeAdapter(type(self)).dump_json(request))
+            return run_ranks(self.work, path, model.tp * model.dp, self.log, config.faults)
+
+
+@dataclass(frozen=True)
+class Generation(Request):
+    """The request of `efficientbench generate --tp`."""
+
+    work = "efficientbench.generation.rank"
+
     texts: tuple[str, ...]
     sampling: Sampling
     max_new_tokens: int
     batch: int
 
     @property
-    def parallel(self) -> ParallelConfig:
-        """Return the layout of the ranks."""
-        return ParallelConfig(tp=self.tp, dp=1)
-
-    @property
     def log(self) -> Path:
         """Return the folder of the ranks' logs."""
-        return OutputFolder(self.folder).log / "generate"
-
-
-REQUEST = TypeAdapter(Request)
-
-
-def generate_on_ranks(request: Request) -> int:
-    """Start the ranks, wait until they have ended, and return the exit code.
-
-    Raises:
-        ConfigError: the folder is not a run's or has no such checkpoint, or `tp` ranks cannot share the model.
-        DeviceError: this machine cannot use the run's device.
-        LaunchError: a rank cannot be started.
-    """
-    run = TrainedRun.read(request.folder)
-    config = run.job.config
-    device = find_device(config.device, trains=False)
-    check_shared(config, request.parallel, device.count(), device.memory_capacity_bytes() is None)
-    checkpoint, problems = run.checkpoint(request.step)
-    for problem in problems:
-        print(f"warning: {problem}", file=sys.stderr)
-    for name, value in device.environment(request.tp).items():
-        # For the ranks, which inherit this process's environment.
-        os.environ.setdefault(name, value)
-    # All ranks read the same checkpoint, even if a newer one is written meanwhile.
-    request = replace(request, step=read_manifest(checkpoint).step)
-    with temporary_folder() as folder:
-        path = folder / "request.json"
-        path.write_bytes(REQUEST.dump_json(request))
-        command = module_command("efficientbench.generation.rank", str(path))
-        return launch(command, request.tp, None, request.log, STOP_GRACE_S)
+        return OutputFolder(self.model.folder).log / "generate"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,9 @@ from efficientbench.costs.model import cache_bytes
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
+from efficientbench.running.rank_process import Rank
 from efficientbench.running.trained import TrainedRun, trained_config
+from efficientbench.training.checkpoints.hashing import Report
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,20 @@ if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
 
 WAIT_S = 86_400.0
-"""Seconds that ranks wait for each other, for example while one reads a corpus; the launcher notices a dead rank."""
+"""Seconds that ranks wait for each other, for example while one reads a corpus; the launcher notices one that hangs."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """This process's share of a model that several ranks hold."""
+
+    parallel: ParallelConfig
+    """The layout of the ranks."""
+    rank: Rank
+
+
+def _say_nothing(what: str) -> None:
+    """Report to nobody, since no launcher watches this process."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +53,18 @@ class Opened:
     """The checkpoint's step."""
     warnings: tuple[str, ...]
     """Why newer checkpoints were skipped."""
+    report: Report = _say_nothing
+    """Tells the launcher of ranks that long work makes progress; a forward pass tells it by itself."""
 
 
 @contextlib.contextmanager
-def opened(folder: Path, step: int | None = None, parallel: ParallelConfig | None = None) -> Iterator[Opened]:
+def opened(folder: Path, step: int | None = None, share: Share | None = None) -> Iterator[Opened]:
     """Build a run's model with the weights of a checkpoint, whatever layout wrote the checkpoint.
 
     Args:
         folder: the run's folder.
         step: the checkpoint's step; None: the newest intact checkpoint.
-        parallel: the layout of the launcher's ranks, which all call this; None: this process alone.
+        share: the rank's share of the model, where all ranks of a launcher call this; None: this process alone.
 
     Raises:
         ConfigError: the folder is not a run's or has no such checkpoint, or the model cannot generate.
@@ -60,24 +76,30 @@ def opened(folder: Path, step: int | None = None, parallel: ParallelConfig | Non
     cache_bytes(run.job.config.model, 1, run.job.config.training.dtype)
     tokenizer = run.tokenizer()
     checkpoint, problems = run.checkpoint(step)
-    device, place = _prepared(run.job.config, 0 if parallel is None else int(os.environ["LOCAL_RANK"]))
+    device, place = _prepared(run.job.config, 0 if share is None else share.rank.local)
+    report = _say_nothing if share is None else share.rank.report
     from efficientbench.model.gpt import trained_model
     from efficientbench.training import groups
     from efficientbench.training.checkpoints.read import Weights
+    from efficientbench.training.collectives import collectives_begun
 
-    weights = Weights(checkpoint)
+    weights = Weights(checkpoint, report)
     # Without the kernels of the training, which this machine may lack.
     trained = trained_config(weights.manifest.config).model_copy(update={"kernels": KernelsConfig()})
     config = in_one_process(trained)
     with contextlib.ExitStack() as stack:
-        if parallel is None:
+        if share is None:
             stack.enter_context(groups.one_rank(device.backend))
         else:
+            parallel = share.parallel
             config = config.model_copy(update={"parallel": parallel})
             stack.enter_context(groups.world(device.backend, WAIT_S, device.group_device(place, parallel.pp)))
             stack.enter_context(groups.model_parallel(parallel, 0, WAIT_S))
+            share.rank.heartbeat.collectives = collectives_begun
         model = trained_model(config, place, weights)
-        yield Opened(model, config, tokenizer, weights.manifest.step, tuple(problems))
+        if share is not None:
+            model.register_forward_hook(lambda *_: report("computing"))
+        yield Opened(model, config, tokenizer, weights.manifest.step, tuple(problems), report)
 
 
 @contextlib.contextmanager

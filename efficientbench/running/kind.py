@@ -97,7 +97,7 @@ class Kind(ABC, Generic[Config, Planned, Prepared, Work]):
     """One kind of run: pretraining (with SFT and RL), or the fine-tuning of a transformers model."""
 
     worker: ClassVar[str]
-    """The module of a rank, whose argument is the job's file."""
+    """The module whose `rank_work` is the work of the ranks, see `run_ranks`."""
     seeds: ClassVar[tuple[str, ...]] = ("training.seed",)
     """The keys in which repeats of a run differ."""
 

@@ -18,13 +18,12 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.devices.registry import device_called, find_device
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, Failure
-from efficientbench.launchers.processes.launch import launch
-from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.files import write_whole
 from efficientbench.planning.plan import Hardware, Plan
 from efficientbench.running.job import Job
 from efficientbench.running.kind import set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.ranks import run_ranks
 from efficientbench.running.run import plan_on
 
 FILE = "micro_batch.json"
@@ -142,13 +141,13 @@ def _fits(plan: Plan, device_type: str) -> bool:
     folder = OutputFolder(OutputFolder.of(config).path / "micro_batch")
     Job(config, plan.layout, plan.budget, (), folder.path, trial=True).write(folder.config)
     failures: list[Failure] = []
-    exit_code = launch(
-        module_command("efficientbench.worker", str(folder.config)),
+    exit_code = run_ranks(
+        "efficientbench.worker.rank",
+        folder.config,
         plan.layout.ranks_per_node,
-        None,
         folder.log,
+        config.faults,
         on_failure=failures.append,
-        hang_limit_s=config.faults.hang_limit_s,
     )
     if exit_code in STOP_EXIT_CODES.values():
         # The user has stopped the trial, and with it the command.

@@ -17,8 +17,6 @@ from efficientbench.launchers.network.node_link import NodeLink
 from efficientbench.launchers.network.preflight import preflight
 from efficientbench.launchers.network.secret import shared_secret
 from efficientbench.launchers.processes.failure import Failure
-from efficientbench.launchers.processes.launch import launch
-from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.analysis.repeats import group_repeats
 from efficientbench.metrics.records.record import read_record
 from efficientbench.metrics.records.stored import SKIPPED_FOLDERS
@@ -28,6 +26,7 @@ from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import FailureFiles, users_mistake
 from efficientbench.running.kind import Asked, Config, Kind, Planned, Prepared, Site, Work, ask, with_seeds
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.ranks import run_ranks
 from efficientbench.running.resume import prepare_folder
 
 
@@ -160,19 +159,8 @@ def _launch_ranks(
             files.write(failure)
             files.write_record(failure, partial(kind.described, job, site.device, link.nodes))
 
-    exit_code = launch(
-        module_command(kind.worker, str(job_file)),
-        job.ranks_per_node,
-        site.cluster,
-        site.folder.log,
-        job.config.faults.stop_grace_s,
-        on_failure=write_files,
-        link=link,
-        hang_limit_s=job.config.faults.hang_limit_s,
-    )
-    # A rank that is killed leaves the cursor hidden, as its progress bar had it.
-    Console().show_cursor()
-    return exit_code
+    faults, log = job.config.faults, site.folder.log
+    return run_ranks(kind.worker, job_file, job.ranks_per_node, log, faults, site.cluster, link, write_files)
 
 
 def _print_summary(kind: Kind[Config, Planned, Prepared, Work], folder: OutputFolder) -> None:

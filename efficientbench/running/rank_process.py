@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
+import itertools
 import logging
 import os
 import signal
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -18,32 +23,71 @@ from typing import NoReturn
 from efficientbench.basics.files import no_link
 from efficientbench.basics.readers import outlive_readers
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, Failure, report_failure
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 
 logger = logging.getLogger(__name__)
-
 
 StopRequested = Callable[[], bool]
 """Returns whether a signal has asked this process to stop."""
 
 
-def run_rank(
-    rank: int, log_file: Path, work: Callable[[StopRequested], bool], diagnose: Callable[[Exception], Failure]
-) -> int:
-    """Do a rank's work, report an error to the launcher, and return the exit code.
+@dataclass(frozen=True)
+class Rank:
+    """One rank, as its work sees it."""
+
+    number: int
+    """The rank's number in the whole run."""
+    local: int
+    """The rank's number on its node."""
+    heartbeat: HeartbeatWriter
+    """Shows the launcher that the rank makes progress."""
+    stop_requested: StopRequested
+    started_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+    begin_s: float = field(default_factory=time.monotonic)
+    """When the rank's work began, on the monotonic clock."""
+    _reports: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def report(self, what: str) -> None:
+        """Tell the launcher that this rank makes progress at `what`; the hang limit counts from the last report."""
+        self.heartbeat.at(next(self._reports), what)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a job's ranks."""
+
+    log: Path
+    """The folder of the ranks' logs."""
+    do: Callable[[Rank], bool]
+    """Does the work of a rank; returns whether the rank stopped before the end of its work."""
+    diagnose: Callable[[Exception, Path], Failure]
+    """Returns the failure that an error means; the path is the log that holds the error's traceback."""
+    ends_at_once: bool = False
+    """Whether a stop signal ends the process at once, since there is nothing left to save."""
+    outlives_pipes: bool = True
+    """Whether the work goes on when the reader of its output has gone, since its results are files."""
+
+
+def run_rank(module: str, job_file: Path) -> int:
+    """Do the work of the rank that the environment names, report an error to the launcher, and return the exit code.
 
     Args:
-        rank: the rank of this process.
-        log_file: the file for the rank's log, with the traceback of an error.
-        work: does the rank's work, and returns whether it was stopped before its end.
-        diagnose: returns the failure that an error means.
+        module: the module of the work: its function `rank_work` takes the job's file and returns the `Work`.
+        job_file: the file of the job.
     """
+    number = int(os.environ["RANK"])
+    work: Work = importlib.import_module(module).rank_work(job_file)
+    outlive_readers(pipes=work.outlives_pipes)
+    log_file = work.log / f"rank_{number}.log"
     set_up_logging(log_file)
-    received = note_signals()
+    received = [] if work.ends_at_once else note_signals()
+    heartbeat = HeartbeatWriter()
+    heartbeat.start()
     try:
-        stopped = work(lambda: bool(received))
+        stopped = work.do(Rank(number, int(os.environ["LOCAL_RANK"]), heartbeat, lambda: bool(received)))
     except Exception as error:
-        logger.exception("rank %d failed", rank)
-        failure = diagnose(error)
+        logger.exception("rank %d failed", number)
+        failure = work.diagnose(error, log_file)
         report_failure(failure)
         return failure.exit_code
     # A rank that stops because another was asked to has received no signal itself.
@@ -64,11 +108,7 @@ def end(exit_code: int) -> NoReturn:
 
 
 def set_up_logging(path: Path) -> None:
-    """Append this process's log, warnings and, on SIGUSR1 or a fatal signal, all threads' stacks to a file.
-
-    Drop what it prints to a terminal that has been closed.
-    """
-    outlive_readers()
+    """Append this process's log, warnings and, on SIGUSR1 or a fatal signal, all threads' stacks to a file."""
     # On a full disk, logging would print a traceback for each line over the one message that matters.
     logging.raiseExceptions = False
     log = open(path, "a", encoding="utf-8", opener=no_link)  # noqa: SIM115, held until this process ends

@@ -44,7 +44,7 @@ class Tokenized:
 class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
     """Pretraining, SFT and RL of the variants."""
 
-    worker = "efficientbench.worker"
+    worker = "efficientbench.worker.rank"
 
     def plan(self, asked: Asked[RunConfig]) -> Plan:
         """Return the run's plan on its devices, whose `config` is the run's on every node and in every rank."""

@@ -91,15 +91,21 @@ def sweep(
         finally:
             display.close()
     _report(suite)
+    all_done = _tell_ends(tasks, queue)
+    if signals:
+        return STOP_EXIT_CODES[signal.Signals(signals[0])]
+    return 0 if all_done else 1
+
+
+def _tell_ends(tasks: Sequence[Task], queue: Queue) -> bool:
+    """Print what the same command does with runs that are not done; return whether all are done."""
     ends = [_end_of(task, queue.read(task.id)) for task in tasks]
     for name, effect in NEXT_CALL.items():
         if count := ends.count(name):
             print(f"{name}: {count} of {len(tasks)}; the same command {effect}", file=sys.stderr)
     if "failed" in ends:
         print(f"what they printed: {queue.folder / 'log'}", file=sys.stderr)
-    if signals:
-        return STOP_EXIT_CODES[signal.Signals(signals[0])]
-    return 0 if all(end == "done" for end in ends) else 1
+    return all(end == "done" for end in ends)
 
 
 def _print_plan(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,6 @@ from efficientbench.basics.errors import NonFiniteError
 from efficientbench.config.schema import RunConfig
 from efficientbench.training import groups
 from efficientbench.training.checkpoints.manager import Checkpoints
-from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.data.batch import Batch
 from efficientbench.training.data.batches import Batches
 from efficientbench.training.data.validation import ended, row_losses
@@ -55,7 +55,7 @@ class Trainer:
         listeners: list[Listener],
         token_bytes: torch.Tensor | None = None,
         checkpoints: Checkpoints | None = None,
-        resumed_from: Manifest | None = None,
+        resume: Path | None = None,
     ) -> None:
         """Prepare this rank for training.
 
@@ -67,19 +67,16 @@ class Trainer:
             batches: this rank's micro-batches.
             listeners: functions to call with every event, in this order.
             token_bytes: [V] int64, UTF-8 bytes of each token; None if the tokenizer does not know them.
-            checkpoints: saves the state; None: save no checkpoint.
-            resumed_from: the checkpoint that was restored; None: training begins at step 1.
+            checkpoints: loads and saves the state; None: begin with the weights as they are, and save no checkpoint.
+            resume: the checkpoint to resume from; None: begin at step 1.
         """
         self.config, self.steps = config, steps
         self.tokens_per_step = config.training.global_batch_size * config.training.seq_len
-        self.steps_before = resumed_from.step if resumed_from is not None else 0
-        # An attempt that is asked to stop ends before the validation of its last step.
-        self.validation_owed = resumed_from is not None and resumed_from.stopped
         self.stages, self.optimizer, self.batches = stages, optimizer, batches
-        self.listeners, self.token_bytes, self.checkpoints = listeners, token_bytes, checkpoints
+        self.listeners, self.token_bytes, self.checkpoints, self.resume = listeners, token_bytes, checkpoints, resume
         self.finite = finite.FiniteCheck(stages, batches.device, config.training.dtype == "fp16")
         self.loss = StepLoss(stages, batches.micro_batches, scaler=config.training.dtype == "fp16")
-        self.skipped = resumed_from.steps_left_out if resumed_from is not None else 0
+        self.skipped = 0
         """Steps that were skipped because loss or gradients were not finite."""
         device = batches.device
         own_norm = self.finite.norm if dist.get_world_size() == 1 else None
@@ -94,29 +91,37 @@ class Trainer:
             stage.config.no_sync_func = unsent if len(unsent) > 1 else unsent[0]
 
     def train(self, stop_requested: Callable[[], bool]) -> bool:
-        """Train the remaining steps, with validation and checkpoints at intervals and at the end.
+        """Load the state to begin with, and train the remaining steps, with rechecks, validations and checkpoints.
 
         Returns:
             Whether any rank was asked to stop, which ends the training early.
         """
-        step, stopped = self.steps_before, False
-        if self.validation_owed and self._is_validated(step):
-            self.validate(step)
+        step, stopped, every = self.load(), False, self.config.training.recheck_every
         while step < self.steps and not stopped:
             step += 1
             # After the last step a request to stop changes nothing: the run is complete.
             stopped = self.train_step(step, stop_requested) and step < self.steps
-            every = self.config.training.recheck_every
             if not stopped and every and step % every == 0:
                 self.recheck(step)
             if not stopped and self._is_validated(step):
                 self.validate(step)
-            self._checkpoint(step, stopped)
+            self.save(step, stopped)
         gather_weights(self.stages)
         self._emit(TrainingEnded(step, stopped))
         return stopped
 
-    def _checkpoint(self, step: int, stopped: bool) -> None:
+    def load(self) -> int:
+        """Restore the checkpoint to resume from, or another run's weights to begin with; return the completed steps."""
+        restored = self.checkpoints.load(self.resume) if self.checkpoints is not None else None
+        if restored is None:
+            return 0
+        self.skipped = restored.steps_left_out
+        # An attempt that is asked to stop ends before the validation of its last step.
+        if restored.stopped and self._is_validated(restored.step):
+            self.validate(restored.step)
+        return restored.step
+
+    def save(self, step: int, stopped: bool) -> None:
         """Save a checkpoint if one is due, and complete an asynchronous one that all ranks have written."""
         if self.checkpoints is None:
             return
@@ -221,9 +226,8 @@ class Trainer:
         for stage in self.stages:
             stage.train()
         own = batches.own_validation_rows()
-        replicas = parallel_state.get_data_parallel_world_size()
         # [rows, 3]: loss, tokens, UTF-8 bytes.
-        rows = torch.zeros(replicas * len(own), 3, dtype=torch.float64)
+        rows = torch.zeros(parallel_state.get_data_parallel_world_size() * len(own), 3, dtype=torch.float64)
         rows[own.start : own.stop] = sums.flatten(0, 1).cpu()
         documents = batches.validation.by_document(groups.sum_over_ranks(rows, batches.device).numpy())
         self._emit(ended(step, batches.validation, documents, self.token_bytes is not None))

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from efficientbench.devices.base import Device
-from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
 from efficientbench.metrics.records.record_parts import Reinforcement
 from efficientbench.running.job import Job
+from efficientbench.running.rank_process import Rank
 from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.events import Listener
 from efficientbench.training.trainer import Trainer
@@ -27,24 +27,13 @@ if TYPE_CHECKING:
 class Beside:
     """The listeners of one rank that compute with the model; all ranks have the same."""
 
-    def __init__(
-        self,
-        job: Job,
-        device: Device,
-        rank: int,
-        local_rank: int,
-        heartbeat: HeartbeatWriter,
-        measure: Measure,
-        manifest: Manifest | None,
-    ) -> None:
+    def __init__(self, job: Job, device: Device, rank: Rank, measure: Measure, manifest: Manifest | None) -> None:
         """Make the listeners that the run asks for; all ranks must call this together.
 
         Args:
             job: the run's job.
             device: the device type that the ranks train on.
-            rank: the rank of this process in the run.
-            local_rank: the rank of this process on its node.
-            heartbeat: this rank's heartbeat.
+            rank: this process's rank.
             measure: measures the training steps of this rank.
             manifest: the manifest of the checkpoint to resume from; None: the run starts at step 1.
 
@@ -54,9 +43,9 @@ class Beside:
         self.rollouts: Rollouts | None = None
         if job.config.training.objective == "rl":
             before = manifest.step if manifest is not None else 0
-            monitor = build_monitor(job, device, rank, local_rank, None, before)
-            self.rollouts = Rollouts(job, heartbeat, measure, monitor, manifest)
-        computes = job, heartbeat, measure, device
+            monitor = build_monitor(job, device, rank.number, rank.local, None, before)
+            self.rollouts = Rollouts(job, rank.heartbeat, measure, monitor, manifest)
+        computes = job, rank.heartbeat, measure, device
         found = CoreDuringTraining.of(*computes), PassAtK.of(*computes)
         self.scores: list[Scores] = [each for each in found if each is not None]
 

@@ -17,7 +17,6 @@ from efficientbench.model.gpt import build_stages
 from efficientbench.running.corpora import block_readers, load_corpora
 from efficientbench.running.job import Job
 from efficientbench.training.checkpoints.manager import Checkpoints
-from efficientbench.training.checkpoints.manifest import checkpoint_folder
 from efficientbench.training.checkpoints.shards import sharded_parameters
 from efficientbench.training.data.batches import Batches
 from efficientbench.training.data.sample_index import Vocabulary
@@ -63,14 +62,9 @@ def build_trainer(
         optimizer,
         progress,
     )
-    restored, init = None, config.init
-    if resume is not None:
-        restored = checkpoints.restore(resume)
-    elif init.run is not None and init.step is not None:
-        checkpoints.initialise(checkpoint_folder(Path(init.run), init.step), init.sha256)
     token_bytes = _token_bytes(corpora[0], device)
     steps = job.budget.steps
-    return Trainer(config, steps, stages, optimizer, batches, listeners, token_bytes, checkpoints, restored)
+    return Trainer(config, steps, stages, optimizer, batches, listeners, token_bytes, checkpoints, resume)
 
 
 def _token_bytes(corpus: Corpus, device: torch.device) -> torch.Tensor | None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from efficientbench.devices.registry import find_device
-from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
+import torch
+
+from efficientbench.devices.base import Device
+from efficientbench.model.gpt import build_stages
 from efficientbench.running.job import Job
-from efficientbench.running.rank_process import StopRequested
-from efficientbench.worker.loading import loading
-
-if TYPE_CHECKING:
-    import torch
-
-    from efficientbench.training.data.batch import Batch
-    from efficientbench.training.data.batches import Batches
+from efficientbench.running.rank_process import Rank
+from efficientbench.training import groups
+from efficientbench.training.data.batch import Batch
+from efficientbench.training.data.batches import Batches
+from efficientbench.training.trainer import Trainer
+from efficientbench.training.update.optimizer import build_optimizer, wrap_data_parallel
 
 STEPS = 2
 """The second step has the optimizer's moments, which the first one makes, beside its activations."""
@@ -25,10 +25,6 @@ class RandomTokens:
     """The micro-batches of one rank: the same random tokens in all of them."""
 
     def __init__(self, job: Job, device: torch.device) -> None:
-        import torch
-
-        from efficientbench.training.data.batch import Batch
-
         training = job.config.training
         shape = (training.micro_batch_size, training.seq_len // job.layout.cp)
         tokens = torch.randint(job.config.model.vocab_size, shape, device=device)
@@ -41,18 +37,10 @@ class RandomTokens:
         return iter([self.batch] * self.micro_batches)
 
 
-def try_rank(job: Job, rank: int, local_rank: int, stop_requested: StopRequested, heartbeat: HeartbeatWriter) -> bool:
+def try_rank(job: Job, rank: Rank, device: Device, torch_device: torch.device) -> bool:
     """Train STEPS steps; return whether a signal stopped them before their end. Errors are those of a run."""
-    with loading():
-        device = find_device(job.config.device)
-        torch_device = device.prepare(local_rank)
-        from efficientbench.model.gpt import build_stages
-        from efficientbench.training import groups
-        from efficientbench.training.trainer import Trainer
-        from efficientbench.training.update.optimizer import build_optimizer, wrap_data_parallel
-
     config, limit_s = job.config, job.config.faults.hang_limit_s
-    heartbeat.at(0, "trying a micro-batch")
+    rank.heartbeat.at(0, "trying a micro-batch")
     with (
         groups.world(device.backend, limit_s, device.group_device(torch_device, job.layout.pp)),
         groups.model_parallel(config.parallel, config.training.seed, limit_s),
@@ -61,7 +49,7 @@ def try_rank(job: Job, rank: int, local_rank: int, stop_requested: StopRequested
         batches = cast("Batches", RandomTokens(job, torch_device))
         trainer = Trainer(config, STEPS, stages, build_optimizer(stages, config), batches, [])
         for step in range(1, STEPS + 1):
-            if trainer.train_step(step, stop_requested):
+            if trainer.train_step(step, rank.stop_requested):
                 return True
         device.synchronize()
     return False

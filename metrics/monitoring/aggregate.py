@@ -12,9 +12,9 @@ from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas.definitions import window_length_s
 from efficientbench.metrics.formulas.device_use import DeviceConditions, Disturbance, MachineConditions, RankWaits
 from efficientbench.metrics.monitoring.by_rank import rank_uses
+from efficientbench.metrics.monitoring.idle_power import NOT_READ
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, RunMeasurement
 from efficientbench.metrics.monitoring.meters import meter_uses
-from efficientbench.metrics.monitoring.sampler import NOT_READ
 from efficientbench.metrics.sensors.base import Scope
 
 _SCOPES: tuple[Scope, ...] = ("gpu", "npu", "host")
@@ -60,18 +60,11 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
     if not has_energy:
         unavailable["energy_scope"] = unavailable["energy_j"]
     by_window = zip(*(meter.window_energy_j for meter in meters.devices), strict=True)
-    first = ranks[0]
-    zero_s = first.windows[0][0] if first.windows else 0.0
     return RunMeasurement(
         **devices.values,
         **allocators.values,
         **meters.values,
-        window_s=max(window_length_s(rank.windows) for rank in ranks),
-        step_times_s=tuple(
-            max(step.time_s for step in same) for same in zip(*(rank.steps for rank in ranks), strict=True)
-        ),
-        step_numbers=tuple(step.number for step in first.steps),
-        tokens=sum(step.tokens for rank in ranks for step in rank.steps),
+        **_steps(ranks),
         device_scope=scope,
         device_names=tuple(device.info.name for device in devices.devices),
         samples=_readings("samples", devices.devices, meters.devices, min),
@@ -80,8 +73,6 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         unavailable=unavailable,
         energy_scope=energy_scope if has_energy else None,
         energy_doubt="; ".join(device.energy_doubt for device in meters.devices if device.energy_doubt) or None,
-        step_begins_s=tuple(step.begin_s - zero_s for step in first.steps),
-        windows=tuple((begin_s - zero_s, end_s - zero_s) for begin_s, end_s in first.windows),
         timelines=tuple(d.timeline for d in everything if d.timeline is not None and d.scope not in _NO_DEVICES),
         disturbances=tuple(
             sorted((d for device in everything for d in device.disturbances), key=attrgetter("begin_s"))
@@ -93,6 +84,21 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         machine_conditions=_machine_conditions(ranks),
         meters=meter_uses(ranks, everything),
     )
+
+
+def _steps(ranks: Sequence[RankMeasurement]) -> dict[str, Any]:
+    """Return the run's steps and windows; their times count from the first rank's first window."""
+    first = ranks[0]
+    zero_s = first.windows[0][0] if first.windows else 0.0
+    same_steps = zip(*(rank.steps for rank in ranks), strict=True)
+    return {
+        "step_numbers": tuple(step.number for step in first.steps),
+        "step_times_s": tuple(max(step.time_s for step in same) for same in same_steps),
+        "step_begins_s": tuple(step.begin_s - zero_s for step in first.steps),
+        "tokens": sum(step.tokens for rank in ranks for step in rank.steps),
+        "window_s": max(window_length_s(rank.windows) for rank in ranks),
+        "windows": tuple((begin_s - zero_s, end_s - zero_s) for begin_s, end_s in first.windows),
+    }
 
 
 def _device_conditions(ranks: Sequence[RankMeasurement]) -> tuple[DeviceConditions, ...]:

@@ -18,15 +18,11 @@ from contextlib import contextmanager
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas.device_use import MachineConditions
 from efficientbench.metrics.monitoring.aggregate import merge
+from efficientbench.metrics.monitoring.idle_power import READINGS, idle_power_w
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, StepTime, describe
 from efficientbench.metrics.monitoring.meters import find_meters
-from efficientbench.metrics.monitoring.sampler import (
-    READINGS,
-    SamplingThread,
-    SensorSampler,
-    idle_power_w,
-    sampling_threads,
-)
+from efficientbench.metrics.monitoring.sampler import SensorSampler
+from efficientbench.metrics.monitoring.sampling_threads import SamplingThread, sampling_threads
 from efficientbench.metrics.monitoring.sensor_registry import local_sensors, local_synchronize, nothing
 from efficientbench.metrics.sensors.base import Sample, Sensor
 from efficientbench.metrics.sensors.machine import machine_conditions

@@ -54,15 +54,7 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         """
         # Imported here, since measuring needs none of what records need.
         from efficientbench.metrics.monitoring.aggregate import merge
-        from efficientbench.metrics.records.own_loop import (
-            OwnLoop,
-            counted_flops,
-            dtype_of,
-            of_all_ranks,
-            parameters_of,
-            peak_on_the_spot,
-            write_own_record,
-        )
+        from efficientbench.metrics.records.own_loop import OwnLoop, of_all_ranks, write_own_record
 
         measured, writes = of_all_ranks(self.finish())
         steps = len(measured[0].steps)
@@ -70,21 +62,8 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
             raise MetricsError("nothing to save: no step was measured; fewer warmup_steps, or more steps")
         if not writes:
             return None
-        flops, source = counted_flops(model, flops_per_token)
-        tokens = sum(step.tokens for rank in measured for step in rank.steps)
-        dtype = dtype_of(model, dtype)
-        loop = OwnLoop(
-            run=Path(folder).resolve().name,
-            seq_len=seq_len,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=max(1, round(tokens / steps / seq_len)),
-            dtype=dtype,
-            seed=seed,
-            parameters=parameters_of(model),
-            flops_per_token=flops,
-            flops_source=source,
-            peak_flops=peak_flops,
-            measured_peak_flops=peak_on_the_spot(model, dtype, measured, peak_flops),
-        )
+        run, folder = merge(measured), Path(folder)
+        sizes = seq_len, micro_batch_size, max(1, round(run.tokens / steps / seq_len))
+        loop = OwnLoop.of(folder, sizes, dtype, seed, model, flops_per_token, peak_flops, measured)
         duration_s = time.monotonic() - self._started_s
-        return write_own_record(Path(folder), loop, merge(measured), len(measured), self._started_at, duration_s)
+        return write_own_record(folder, loop, run, len(measured), self._started_at, duration_s)

@@ -49,6 +49,44 @@ class OwnLoop:
     measured_peak_flops: float | None = None
     """Rate of matrix products that the device reached, FLOP/s, where no table has its peak; None: not measured."""
 
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        sizes: tuple[int, int, int],
+        dtype: str | None,
+        seed: int,
+        model: Any,
+        flops_per_token: float | None,
+        peak_flops: float | None,
+        measured: Sequence[RankMeasurement],
+    ) -> OwnLoop:
+        """Return what a loop runs; FLOPs, parameters and dtype that are not given are the model's own.
+
+        Args:
+            folder: the folder of this run alone; its name is the run's.
+            sizes: `seq_len`, `micro_batch_size` and `global_batch_size`.
+            dtype: the dtype of the matrix products; None: that of the model's parameters.
+            seed: the run's seed.
+            model: a torch module; None: there is none to ask.
+            flops_per_token: FLOPs of one token, forward and backward; None: the model's own count.
+            peak_flops: dense FLOP/s of one device; None: that of the table of devices, or else of products on the spot.
+            measured: every rank's measurement.
+
+        Raises MetricsError: the dtype is not known.
+        """
+        dtype = dtype_of(model, dtype)
+        return cls(
+            folder.resolve().name,
+            *sizes,
+            dtype,
+            seed,
+            parameters_of(model),
+            *counted_flops(model, flops_per_token),
+            peak_flops,
+            peak_on_the_spot(model, dtype, measured, peak_flops),
+        )
+
 
 def counted_flops(model: Any, given: float | None) -> tuple[float | None, str]:
     """Return the FLOPs of a token, forward and backward, and who counted them; or None and why nobody did.

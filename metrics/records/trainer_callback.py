@@ -21,14 +21,7 @@ from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement, describe
 from efficientbench.metrics.monitoring.monitor import EfficiencyMonitor
 from efficientbench.metrics.monitoring.sensor_registry import local_sensors
-from efficientbench.metrics.records.own_loop import (
-    OwnLoop,
-    counted_flops,
-    dtype_of,
-    parameters_of,
-    peak_on_the_spot,
-    write_own_record,
-)
+from efficientbench.metrics.records.own_loop import OwnLoop, write_own_record
 from efficientbench.metrics.sensors.base import Sensor
 from efficientbench.metrics.sensors.host import host_uuid
 
@@ -155,22 +148,11 @@ class EfficiencyCallback(TrainerCallback):
         """Return what the Trainer ran. Sequences may differ in length: the record has their mean."""
         assert self._output is not None
         assert self.run is not None
-        run, dtype = self.run, dtype_of(model, "bf16" if args.bf16 else "fp16" if args.fp16 else None)
-        batch = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
-        flops, source = counted_flops(model, self._flops_per_token)
-        return OwnLoop(
-            run=self._output.resolve().name,
-            seq_len=max(1, round(run.tokens / len(run.step_times_s) / batch)),
-            micro_batch_size=args.train_batch_size,
-            global_batch_size=batch,
-            dtype=dtype,
-            seed=args.seed,
-            parameters=parameters_of(model),
-            flops_per_token=flops,
-            flops_source=source,
-            peak_flops=self._peak_flops,
-            measured_peak_flops=peak_on_the_spot(model, dtype, measured, self._peak_flops),
-        )
+        run, batch = self.run, args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+        sizes = max(1, round(run.tokens / len(run.step_times_s) / batch)), args.train_batch_size, batch
+        dtype = "bf16" if args.bf16 else "fp16" if args.fp16 else None
+        flops_per_token, peak_flops = self._flops_per_token, self._peak_flops
+        return OwnLoop.of(self._output, sizes, dtype, args.seed, model, flops_per_token, peak_flops, measured)
 
     def _pause_for_others(self, control: Any) -> None:
         # The Trainer calls on_evaluate and on_save only after that work, but decides on it before.

@@ -31,7 +31,8 @@ from replicas.nvml_replica import Driver, Gpu
 from support.measured import Figure, options, report
 
 from efficientbench.metrics import EfficiencyMonitor, HostSensor, NvmlSensor, RaplSensor, ReplaySensor
-from efficientbench.metrics.monitoring.sampler import SamplingThread, SensorSampler
+from efficientbench.metrics.monitoring.sampler import SensorSampler
+from efficientbench.metrics.monitoring.sampling_threads import SamplingThread
 from efficientbench.metrics.sensors.base import Sensor
 
 INTERVAL_S = 0.1
@@ -147,7 +148,7 @@ def switched() -> Iterator[Switch]:
             self._ended = SwitchedLock(switch, self)  # type: ignore[assignment]
 
     with patch.multiple(
-        "efficientbench.metrics.monitoring.sampler", SamplingThread=Switched, MAXIMUM_SHARE_OF_A_CORE=1.0
+        "efficientbench.metrics.monitoring.sampling_threads", SamplingThread=Switched, MAXIMUM_SHARE_OF_A_CORE=1.0
     ):
         yield switch
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from support.command_line import (
     LONG,
     TIME_LIMIT_S,
+    Finished,
     children,
     command,
     efficientbench,
@@ -26,6 +29,7 @@ from support.command_line import (
     stop_in_a_step,
     until,
     wait_for_steps,
+    words_of,
     workers,
 )
 
@@ -67,6 +71,36 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny: Tiny, tmp_path: Path) -> 
     failed = record(tmp_path / RUN)
     assert failed["status"] == "failed"
     assert failed["unavailable"]["al_s"].startswith("the run failed (non finite): rank 0: step ")
+
+
+SHARED = {
+    "generate": ("--prompt", "The ", "--max-new-tokens", "20000"),
+    "evaluate": ("--tasks", "passkey", "--lengths", "200", "--limit", "300", "--batch-tokens", "200"),
+}
+"""Command whose ranks share a run's model → options with which it works longer than any test waits."""
+
+
+@pytest.mark.parametrize("command", SHARED)
+@pytest.mark.parametrize(("sent", "kind"), [(signal.SIGSTOP, "hung: no rank"), (signal.SIGKILL, "ended by SIGKILL")])
+def test_a_rank_of_a_shared_model_that_hangs_or_dies_ends_all_and_is_named(
+    command: str, sent: signal.Signals, kind: str, train: Callable[..., Finished], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
+    job = json.loads((folder / "config.json").read_text())
+    job["config"]["faults"]["hang_limit_s"] = 8
+    (folder / "config.json").write_text(json.dumps(job))
+    with started(command, str(folder), *SHARED[command], "--tp", "2") as run:
+        # Before its ranks, the command starts and ends processes that have no number.
+        until(lambda: sum("efficientbench.running" in words_of(each) for each in children(run.pid)) == 2, "two ranks")
+        family = children(run.pid)
+        stop_in_a_step(workers(run.pid)[1], sent)
+        told = end(run)
+    assert told.startswith(f"error: rank 1: {kind}"), told
+    if sent == signal.SIGSTOP:
+        assert "rank 1 did not arrive (in step " in told
+        assert "its process is stopped (SIGSTOP)" in told
+    assert not any(process.is_running() for process in family)
 
 
 def test_a_rank_that_waits_for_something_else_is_told_from_those_that_wait_for_it(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.command_line import TIME_LIMIT_S, children, losses, record, wait_for_steps
+from support.command_line import TIME_LIMIT_S, children, losses, record, wait_for_steps, words_of
 from support.speedruns import prepared, run_folder, start
 
 pytestmark = pytest.mark.proof
@@ -22,13 +22,6 @@ STAGES = ("base", "mid", "sft", "rl")
 def ended(speedrun: subprocess.Popen[str]) -> str:
     """Return what a speedrun printed until its end."""
     return speedrun.communicate(timeout=TIME_LIMIT_S)[0]
-
-
-def words_of(process: psutil.Process) -> list[str]:
-    """Return the command line of a process; nothing of one that has ended."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.cmdline()
-    return []
 
 
 def kill(process: psutil.Process) -> None:
@@ -61,7 +54,7 @@ def test_a_kill_in_any_stage_costs_no_step_that_was_saved(tmp_path: Path, shared
     # A rank: the run fails, and the speedrun ends by itself.
     speedrun = start(words)
     wait_for_steps(sft, INTERVAL + 5, speedrun)
-    kill(next(each for each in children(speedrun.pid) if "efficientbench.worker" in words_of(each)))
+    kill(next(each for each in children(speedrun.pid) if "efficientbench.worker.rank" in words_of(each)))
     assert "error: sft_d4: failed; what is complete stays, and the same command goes on from here" in ended(speedrun)
     assert speedrun.returncode
 

@@ -18,6 +18,7 @@ from support.ranks import Ranks
 from support.tiny_training import Observed, tiny_training
 
 from efficientbench.config.schema import RunConfig
+from efficientbench.training.checkpoints.manifest import read_manifest
 from efficientbench.training.checkpoints.read import Weights
 
 
@@ -52,10 +53,9 @@ def train(
         layout = Layout.of(config, dist.get_world_size(), oversubscribe=True)
         parameters = sharded_parameters([stage.module for stage in built.stages], config.model)
         checkpoints = Checkpoints(config, layout, steps, ["the corpus"], folder, parameters, built.optimizer)
-        before = checkpoints.restore(resume) if resume is not None else None
-        outcome.began_after = before.step if before is not None else 0
+        outcome.began_after = read_manifest(resume).step if resume is not None else 0
         trainer = Trainer(
-            config, steps, built.stages, built.optimizer, built.batches, [outcome.listen], None, checkpoints, before
+            config, steps, built.stages, built.optimizer, built.batches, [outcome.listen], None, checkpoints, resume
         )
         trainer.train(lambda: False)
     return outcome

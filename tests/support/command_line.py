@@ -119,6 +119,13 @@ def children(pid: int) -> list[psutil.Process]:
         return []
 
 
+def words_of(process: psutil.Process) -> list[str]:
+    """Return the command line of a process; nothing of one that has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
+
+
 def workers(pid: int) -> list[psutil.Process]:
     """The ranks that the run with this process id has started, in the order of their numbers."""
     return sorted(psutil.Process(pid).children(), key=lambda worker: int(worker.environ()["RANK"]))
@@ -172,11 +179,11 @@ def wait_for_steps(folder: Path, count: int, process: subprocess.Popen[Any]) -> 
     assert process.poll() is None, process.communicate()
 
 
-def stop_in_a_step(worker: psutil.Process) -> None:
-    """Stop a rank once it has told its launcher, which it does twice a second, that it is in a step."""
+def stop_in_a_step(worker: psutil.Process, sent: signal.Signals = signal.SIGSTOP) -> None:
+    """Stop or kill a rank once it has told its launcher, which it does twice a second, that it is in a step."""
     file = heartbeat_file(Path(worker.environ()[REPORT_VARIABLE]))
     until(lambda: (beat := read_beat(file, "")) is not None and beat.step >= 2, "a heartbeat in a step")
-    worker.send_signal(signal.SIGSTOP)
+    worker.send_signal(sent)
 
 
 def is_alive(pid: int) -> bool:

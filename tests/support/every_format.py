@@ -34,7 +34,8 @@ from efficientbench.metrics.records.generation.generation import read_generation
 from efficientbench.metrics.records.record import read_record, write_record
 from efficientbench.metrics.records.sinks.steplog import StepLog, read_steps
 from efficientbench.sweep.queue import Queue, State
-from efficientbench.training.checkpoints.manifest import File, Manifest, read_manifest
+from efficientbench.training.checkpoints.hashing import File
+from efficientbench.training.checkpoints.manifest import Manifest, read_manifest
 
 ORDER = [3, 0, 2, 1]
 HEADER = {"task": "made up", "seed": 1}

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from efficientbench.training.checkpoints import manifest
-from efficientbench.training.checkpoints.manifest import MANIFEST, fingerprint
+from efficientbench.training.checkpoints.hashing import fingerprint
+from efficientbench.training.checkpoints.manifest import MANIFEST
 
 
 def rewrite_manifest(folder: Path, **fields: object) -> None:

@@ -139,6 +139,7 @@ class Generative:
         """Run a program and its tests, append how it ended, and return whether it passed."""
         if not self.options.allow_code:
             raise ConfigError(f"{self.name}: {NEEDS_CODE}")
+        self.run.report("running a program")
         outcome = run_program(program, tests)
         ended.append(outcome.ended)
         return outcome.passed

@@ -17,7 +17,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.training.checkpoints import contents
-from efficientbench.training.checkpoints.manifest import Manifest, identity
+from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, identity
 from efficientbench.training.checkpoints.metadata_checks import check_shapes
 from efficientbench.training.checkpoints.read import MetadataReader
 from efficientbench.training.checkpoints.save import Saver, sharded_state_dict
@@ -93,6 +93,19 @@ class Checkpoints:
         shards = contents.tensors_to_write(self.parameters, self.optimizer, self.device, everything=not last)
         self.saver.save(manifest, shards, self.config.checkpoint.asynchronous and not (last or stopped))
         self._last_step = step
+
+    def load(self, resume: Path | None) -> Manifest | None:
+        """Restore the checkpoint `resume`; without one, take the weights that the configuration begins with, if any.
+
+        Raises:
+            CheckpointError: as `restore` and `initialise`.
+        """
+        init = self.config.init
+        if resume is not None:
+            return self.restore(resume)
+        if init.run is not None and init.step is not None:
+            self.initialise(checkpoint_folder(Path(init.run), init.step), init.sha256)
+        return None
 
     def restore(self, folder: Path) -> Manifest:
         """Set model, optimizer, loss scale and, in the same layout, random generators to those of a checkpoint.

@@ -14,7 +14,6 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,25 +21,15 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from efficientbench.basics.errors import CheckpointError
-from efficientbench.basics.foreign import open_regular, parse_json, read_whole
+from efficientbench.basics.foreign import parse_json, read_whole
+from efficientbench.training.checkpoints.hashing import File, Report, fingerprint, flush, hashing_threads, written
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 PARTIAL = ".partial_"
 DAMAGED = "damaged_"
-READ_BYTES = 1 << 20
-Report = Callable[[str], object]
-"""Told what is under way, at each file and each GiB of it: hashing a large model takes minutes."""
 COMPLETE = re.compile(r"(?:step_|checkpoint-)(\d+)")
 """The name of a complete checkpoint with its steps, in pretraining's and in transformers' form."""
-
-
-@dataclass(frozen=True)
-class File:
-    """One file of a checkpoint."""
-
-    sha256: str
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -155,11 +144,6 @@ def verify(
     return manifest
 
 
-def hashing_threads() -> ThreadPoolExecutor:
-    """Return threads that hash files at the same time; hashing lets other threads run."""
-    return ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
-
-
 def check_sizes(folder: Path, more_files: bool = False) -> Manifest:
     """Read the manifest, and check that its files exist with their sizes; their content is not read.
 
@@ -188,23 +172,6 @@ def check_sizes(folder: Path, more_files: bool = False) -> Manifest:
     return manifest
 
 
-def fingerprint(path: Path, report: Report | None = None) -> File:
-    """Return size and SHA-256 of a file; `report` is told of its progress.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    digest, size_bytes, reported_gib = hashlib.sha256(), 0, -1
-    with open_regular(path, buffering=0) as file:
-        while block := file.read(READ_BYTES):
-            if report is not None and size_bytes >> 30 > reported_gib:
-                reported_gib = size_bytes >> 30
-                report(f"hashing {path.name}, {reported_gib} GiB so far")
-            digest.update(block)
-            size_bytes += len(block)
-    return File(digest.hexdigest(), size_bytes)
-
-
 def seal(folder: Path, content: Manifest, report: Report | None = None) -> None:
     """Write the manifest of a folder whose files are all there; those that its list lacks are hashed here.
 
@@ -227,21 +194,6 @@ def publish(folder: Path, final: Path, content: Manifest, keep: int, report: Rep
     os.rename(folder, final)
     flush(final.parent)
     keep_last(final.parents[1], final, keep)
-
-
-def written(path: Path, report: Report | None = None) -> File:
-    """Force a file onto the disk, and return its size and SHA-256."""
-    flush(path)
-    return fingerprint(path, report)
-
-
-def flush(path: Path) -> None:
-    """Force a file's content, or a folder's list of names, onto the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def verify_where_listed(folder: Path) -> None:

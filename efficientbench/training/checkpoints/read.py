@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMeta
 from efficientbench.basics.errors import CheckpointError
 from efficientbench.basics.foreign import open_regular
 from efficientbench.training.checkpoints.enum_members import only_members_of
+from efficientbench.training.checkpoints.hashing import Report
 from efficientbench.training.checkpoints.manifest import verify
 from efficientbench.training.checkpoints.metadata_checks import check_metadata
 
@@ -86,13 +87,15 @@ class Weights(Mapping[str, torch.Tensor]):
     embedding. Reading a weight raises CheckpointError if its file is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, report: Report | None = None) -> None:
         """Verify a checkpoint's folder, such as `<run folder>/checkpoint/step_00000100`.
+
+        `report` is told what is verified or read.
 
         Raises:
             CheckpointError: a file is damaged or is refused; the message names it.
         """
-        self.folder, self.manifest = folder, verify(folder)
+        self.folder, self.manifest, self._report = folder, verify(folder, report=report), report
         metadata = MetadataReader(folder, self.manifest.files).read_metadata()
         self._stored = {
             name.removeprefix(WEIGHT): each
@@ -105,6 +108,8 @@ class Weights(Mapping[str, torch.Tensor]):
                 self._parts[index.fqn.removeprefix(WEIGHT)].append((index.offset, part))
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        if self._report is not None:
+            self._report(f"reading {name}")
         stored = self._stored[name]
         weight = torch.empty(stored.size, dtype=stored.properties.dtype)
         missing = weight.numel()

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint import CheckpointException
 from efficientbench.basics.errors import FULL_BYTES
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.training import groups
-from efficientbench.training.checkpoints import manifest
+from efficientbench.training.checkpoints import hashing, manifest
 from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.checkpoints.megatron_internals import (
     AsyncCallsQueue,
@@ -212,7 +212,7 @@ class Saver:
 
     def _publish(self, folder: Path, content: Manifest) -> None:
         """Make the folder a checkpoint: gather the files' checksums, write the manifest, and rename the folder."""
-        for written in gather(self._writer.written, dict[str, manifest.File]):
+        for written in gather(self._writer.written, dict[str, hashing.File]):
             content.files.update(written)
         if dist.get_rank() == 0:
             final = manifest.checkpoint_folder(self.run_folder, content.step)

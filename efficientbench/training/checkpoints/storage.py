@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from efficientbench.basics.errors import CheckpointError
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 from efficientbench.training.checkpoints import megatron_internals
-from efficientbench.training.checkpoints.manifest import File, fingerprint
+from efficientbench.training.checkpoints.hashing import File, fingerprint
 from efficientbench.training.checkpoints.read import MetadataReader
 
 PR_SET_PDEATHSIG = 1

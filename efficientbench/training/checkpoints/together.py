@@ -8,7 +8,8 @@ import torch.distributed as dist
 
 from efficientbench.basics.errors import CheckpointError
 from efficientbench.metrics.monitoring.exchange import gather
-from efficientbench.training.checkpoints.manifest import Manifest, Report, verify
+from efficientbench.training.checkpoints.hashing import Report
+from efficientbench.training.checkpoints.manifest import Manifest, verify
 
 
 def verify_together(folder: Path, report: Report | None = None) -> Manifest:

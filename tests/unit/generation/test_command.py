@@ -18,8 +18,10 @@ from efficientbench.costs.generation import generation_bytes
 from efficientbench.generation import command, rank
 from efficientbench.generation.command import Screen, read_prompts
 from efficientbench.generation.generate import Emitted, Row
-from efficientbench.generation.on_ranks import Request
+from efficientbench.generation.on_ranks import Generation, SharedModel
 from efficientbench.generation.sampling import Sampling
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
+from efficientbench.running.rank_process import Rank
 
 
 def letters(tokens: Sequence[int]) -> str:
@@ -103,8 +105,8 @@ def test_a_lack_of_memory_names_the_largest_batch_that_fits(
     run = SimpleNamespace(warnings=(), config=tiny("gqa_1.5B", "device=cpu"), tokenizer=tokenizer, model=None, step=3)
     monkeypatch.setattr(command, "opened", lambda folder, step: contextlib.nullcontext(run))
     monkeypatch.setattr(command, "generate", full)
-    monkeypatch.setattr(command, "usable_bytes", lambda device: 10**9)
-    assert command.generate_text(Path("run"), ["a"] * 8, Sampling(), 4, 4, None) == 1
+    monkeypatch.setattr(command, "usable_bytes", lambda device, ranks: 10**9)
+    assert command.generate_text(Generation(SharedModel(Path("run")), ("a",) * 8, Sampling(), 4, 4)) == 1
     assert "error: out of memory with 4 prompts at once: --batch 3 would fit" in capsys.readouterr().err
 
 
@@ -120,23 +122,23 @@ def test_ranks_name_the_largest_batch_that_fits_each_of_them(monkeypatch: pytest
     config = tiny("gqa_1.5B", "device=cpu").model_copy(update={"parallel": parallel})
     tokenizer = SimpleNamespace(encode_batch=lambda texts: [[1, 2]] * len(texts), decode=letters, eod_id=0)
     run = SimpleNamespace(config=config, tokenizer=tokenizer, model=torch.nn.Linear(1, 1))
-    asked = Request(tmp_path, (), None, 2, ("a",) * 8, Sampling(), 4, 4)
-    monkeypatch.setattr(rank, "opened", lambda folder, step, parallel: contextlib.nullcontext(run))
-    monkeypatch.setattr(rank, "generate", full)
+    asked = Generation(SharedModel(tmp_path, tp=2), ("a",) * 8, Sampling(), 4, 4)
+    monkeypatch.setattr(rank, "opened", lambda folder, step, share: contextlib.nullcontext(run))
+    monkeypatch.setattr(command, "generate", full)
     fits = generation_bytes(config.model, 2, 4, 2, "fp32", tp=2)
     assert fits < generation_bytes(config.model, 2, 4, 1, "fp32")
-    monkeypatch.setattr(rank, "usable_bytes", lambda device, ranks: {2: fits}[ranks])
+    monkeypatch.setattr(command, "usable_bytes", lambda device, ranks: {2: fits}[ranks])
     with pytest.raises(LackOfMemoryError) as found:
-        rank.generate_rank(asked, 1, lambda: False)
-    failure = rank.diagnose(found.value, asked, tmp_path / "rank_1.log")
+        rank.generate_rank(asked, Rank(1, 1, HeartbeatWriter(), lambda: False))
+    failure = rank.diagnose(asked, found.value, tmp_path / "rank_1.log")
     assert (failure.kind, failure.reason) == (
         "out_of_memory",
         "out of memory with 4 prompts at once: --batch 2 would fit",
     )
-    closed = rank.diagnose(BrokenPipeError(32, "Broken pipe"), asked, tmp_path / "rank_0.log")
+    closed = rank.diagnose(asked, BrokenPipeError(32, "Broken pipe"), tmp_path / "rank_0.log")
     assert (closed.kind, closed.reason) == ("mistake", "the output was closed before all texts were complete")
-    full_disk = rank.diagnose(OSError(28, "No space left on device"), asked, tmp_path / "rank_0.log")
+    full_disk = rank.diagnose(asked, OSError(28, "No space left on device"), tmp_path / "rank_0.log")
     assert full_disk.kind == "full_disk"
-    assert rank.diagnose(OSError(12, "Cannot allocate memory"), asked, tmp_path / "rank_0.log").kind == "out_of_memory"
-    for_weights = rank.diagnose(torch.OutOfMemoryError("CUDA out of memory."), asked, tmp_path / "rank_1.log")
+    assert rank.diagnose(asked, OSError(12, "Cannot allocate memory"), tmp_path / "rank_0.log").kind == "out_of_memory"
+    for_weights = rank.diagnose(asked, torch.OutOfMemoryError("CUDA out of memory."), tmp_path / "rank_1.log")
     assert for_weights.reason == "out of memory for the weights: a --tp above 2 may fit"

@@ -22,7 +22,8 @@ from efficientbench.running.initialisation import check_tokenizer, initialised
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import complete_record, usable
-from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, fingerprint
+from efficientbench.training.checkpoints.hashing import fingerprint
+from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder
 
 BASE = tiny("gqa_1.5B")
 TOKENS = ["of a text"]

@@ -25,7 +25,8 @@ from efficientbench.running.failures import FailureFiles
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import MAY_DIFFER, complete_record, differences, prepare_folder, settings, usable
 from efficientbench.training.checkpoints import manifest
-from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, fingerprint, read_manifest
+from efficientbench.training.checkpoints.hashing import fingerprint
+from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, read_manifest
 
 CONFIG = tiny("gqa_1.5B")
 TOKENS = ["of a text", "of another"]

@@ -7,8 +7,8 @@ from support.metrics_parts import HandClock, TraceSensor, monitor_of, run_steps
 
 from efficientbench.metrics import merge
 from efficientbench.metrics.monitoring import monitor as monitor_module
+from efficientbench.metrics.monitoring.idle_power import NOT_READ, PowerReading, idle_power_w
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
-from efficientbench.metrics.monitoring.sampler import NOT_READ, PowerReading, idle_power_w
 from efficientbench.metrics.records.facts import Quality, RunFacts
 from efficientbench.metrics.records.summarize import summarize
 

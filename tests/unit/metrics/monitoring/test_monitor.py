@@ -8,7 +8,7 @@ import pytest
 from support.metrics_parts import GB, HandClock, TraceSensor, measure_steps, monitor_of, run_steps
 
 from efficientbench.metrics import EfficiencyMonitor, MetricsError, merge
-from efficientbench.metrics.monitoring.sampler import SamplingThread
+from efficientbench.metrics.monitoring.sampling_threads import SamplingThread
 from efficientbench.metrics.sensors.base import Counters
 
 

@@ -12,7 +12,7 @@ from support.metrics_parts import GB, HandClock, TraceSensor, monitor_of, run_st
 from support.quiet import eventually
 
 from efficientbench.metrics import EfficiencyMonitor
-from efficientbench.metrics.monitoring import sampler
+from efficientbench.metrics.monitoring import sampler, sampling_threads
 from efficientbench.metrics.sensors.base import Sample
 
 pytestmark = pytest.mark.alone
@@ -32,8 +32,14 @@ class Hanging(TraceSensor):
         return super().sample(time_s)
 
 
+def limit_patience(monkeypatch: pytest.MonkeyPatch, patience_s: float) -> None:
+    """Let sensors fail that have not answered for so long."""
+    for module in (sampler, sampling_threads):
+        monkeypatch.setattr(module, "PATIENCE_S", patience_s)
+
+
 def test_a_driver_that_hangs_does_not_hang_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "PATIENCE_S", 0.05)
+    limit_patience(monkeypatch, 0.05)
     clock = HandClock(0)
     sensor = Hanging(clock, memory=lambda t: GB)
     begin_s = time.monotonic()
@@ -70,7 +76,7 @@ def test_a_slow_sensor_has_a_thread_of_its_own() -> None:
 
 
 def test_the_others_go_on_where_one_that_shares_their_thread_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "PATIENCE_S", 0.3)
+    limit_patience(monkeypatch, 0.3)
     read: list[str] = []
     driver = Hanging(HandClock(), memory=lambda t: GB, name="driver", is_slow=False)
     other = TraceSensor(HandClock(), memory=lambda t: reads(read, "other"), name="other", is_slow=False)
@@ -113,7 +119,7 @@ def test_a_driver_that_hangs_at_its_opening_does_not_hang_the_training(monkeypat
 
 
 def test_a_slow_reading_is_not_put_down_to_the_sensor_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "PATIENCE_S", 1.0)
+    limit_patience(monkeypatch, 1.0)
     driver = Hanging(HandClock(), memory=lambda t: GB, name="driver", is_slow=False)
     other = Hanging(HandClock(), memory=lambda t: GB, name="other", is_slow=False)
     monitor = EfficiencyMonitor([driver, other], sample_interval_s=0.01, warmup_steps=9)
@@ -129,7 +135,7 @@ def test_a_slow_reading_is_not_put_down_to_the_sensor_after_it(monkeypatch: pyte
 
 
 def test_a_closed_sensor_is_not_sampled_when_one_before_it_answers_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "PATIENCE_S", 0.05)
+    limit_patience(monkeypatch, 0.05)
 
     class Called(TraceSensor):
         def sample(self, time_s: float) -> list[Sample]:
@@ -182,7 +188,7 @@ def test_a_sensor_that_has_failed_has_no_newest_sample() -> None:
 
 
 def test_a_reading_of_more_than_half_the_interval_does_not_double_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("efficientbench.metrics.monitoring.sampler.MAXIMUM_SHARE_OF_A_CORE", 1.0)
+    monkeypatch.setattr("efficientbench.metrics.monitoring.sampling_threads.MAXIMUM_SHARE_OF_A_CORE", 1.0)
 
     class Slow(TraceSensor):
         def sample(self, time_s: float) -> list[Sample]:
@@ -214,7 +220,7 @@ def test_sampling_slows_down_where_it_is_costly() -> None:
 
     sensors = TraceSensor(HandClock()), Costly(HandClock())
     samplers = [sampler.SensorSampler(sensor, time.monotonic) for sensor in sensors]
-    threads = sampler.sampling_threads(samplers, interval_s=0.2)
+    threads = sampling_threads.sampling_threads(samplers, interval_s=0.2)
     for one in samplers:
         one.open()
     for thread in threads:
@@ -230,7 +236,7 @@ def test_sampling_slows_down_where_it_is_costly() -> None:
 
 def test_samples_come_at_the_interval_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # Where the thread may take as long as it does: on a slow machine its share of a core would stretch the interval.
-    monkeypatch.setattr("efficientbench.metrics.monitoring.sampler.MAXIMUM_SHARE_OF_A_CORE", 1.0)
+    monkeypatch.setattr("efficientbench.metrics.monitoring.sampling_threads.MAXIMUM_SHARE_OF_A_CORE", 1.0)
 
     def sampled() -> tuple[int, float]:
         sensor = TraceSensor(HandClock(), memory=lambda t: GB)

@@ -9,14 +9,8 @@ from pathlib import Path
 import pytest
 
 from efficientbench.basics.errors import CheckpointError
-from efficientbench.training.checkpoints.manifest import (
-    MANIFEST,
-    Manifest,
-    fingerprint,
-    seal,
-    verify,
-    verify_where_listed,
-)
+from efficientbench.training.checkpoints.hashing import fingerprint
+from efficientbench.training.checkpoints.manifest import MANIFEST, Manifest, seal, verify, verify_where_listed
 
 HINT = "; remove manifest.json if you changed the folder yourself"
 
