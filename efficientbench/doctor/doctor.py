@@ -190,7 +190,10 @@ def _readings(name: str, sensor: Sensor, state: SensorState) -> Iterator[Check]:
 
 def _meters() -> list[Check]:
     """Return the installed meters by their packages' metadata; only a command that names a meter imports it."""
-    return [Check("meter", True, f"measurement.meters={name} ({place})") for name, place in installed(METERS).items()]
+    return [
+        Check("meter", True, f"installed: measurement.meters={name} ({place})")
+        for name, place in installed(METERS).items()
+    ]
 
 
 def _flops(device: Device) -> Check:
