@@ -16,7 +16,7 @@ from efficientbench.basics.counted import number_of
 from efficientbench.basics.encoding import find_other_bytes, use_utf8
 from efficientbench.basics.errors import DataError
 from efficientbench.basics.examples import add_examples
-from efficientbench.basics.help_page import translate_help
+from efficientbench.basics.help_page import command_that_names, translate_help
 from efficientbench.basics.language import is_chinese
 from efficientbench.basics.readers import outlive_readers
 from efficientbench.data_tools.tokenizing.parallel import CORES
@@ -168,7 +168,14 @@ def prepare(
             print(line)
 
 
-@app.command()
+def _task_names() -> list[str]:
+    from efficientbench.basics.plugins import installed
+    from efficientbench.data_tools.chat.find_task import ENTRY_POINTS, TASKS
+
+    return [*TASKS, *installed(ENTRY_POINTS), "package.module:Class"]
+
+
+@app.command(cls=command_that_names("Tasks:", _task_names))
 def chat(
     mixture: Annotated[Path, typer.Argument(metavar="MIXTURE", help="YAML file that names tasks and their shares")],
     output: Annotated[Path, typer.Option(metavar="PREFIX", help="the .bin/.idx pair, without suffix")],

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeAlias
 
 from efficientbench.basics.errors import DataError
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
 TEXT, CALL, RESULT = PART_KINDS = ("text", "python", "python_output")
 """Kinds of parts: text, an expression that the assistant sends to the tool, and the result that the tool returns."""
+LEARNED = (TEXT, CALL)
+"""Kinds of parts that the assistant writes itself, and learns; the tool's results stay outside of the mask."""
+
+Row: TypeAlias = Mapping[str, Any]
 
 _MESSAGE_KEYS = ("role", "content", "loss_weight")
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from efficientbench.basics.errors import DataError
-from efficientbench.data_tools.chat.conversations import Message, RowError
-from efficientbench.data_tools.chat.find_task import OWN, find_task
-from efficientbench.data_tools.chat.rows import CSV_SUFFIXES, KNOWN_SUFFIXES, FileRows, Row, is_rows_file
+from efficientbench.data_tools.chat.conversations import Message, Row, RowError
+from efficientbench.data_tools.chat.find_task import TASKS, find_task
+from efficientbench.data_tools.chat.rows import CSV_SUFFIXES, KNOWN_SUFFIXES, FileRows, is_rows_file
 from efficientbench.data_tools.chat.task import Example, HubFiles, Task
 from efficientbench.data_tools.tokenizing.inputs import find_inputs
 
@@ -60,7 +60,7 @@ class Examples:
             except DataError:
                 raise
             except Exception as error:
-                if self.name in OWN:
+                if self.name in TASKS:
                     raise
                 # Third-party code can fail in any way.
                 raise ConversationError(f"{self.place(number)}: {self.name}: {type(error).__name__}: {error}") from None

@@ -7,22 +7,20 @@ import io
 import itertools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from efficientbench.basics.errors import DataError, first_line
 from efficientbench.basics.foreign import check_regular, open_regular, text_lines
-from efficientbench.data_tools.chat.conversations import RowError
+from efficientbench.data_tools.chat.conversations import Row, RowError
 from efficientbench.data_tools.tokenizing.inputs import JSONL_SUFFIXES, PARQUET_SUFFIXES
 
 CSV_SUFFIXES = (".csv",)
 KNOWN_SUFFIXES = f"JSONL ({', '.join(JSONL_SUFFIXES)}), {PARQUET_SUFFIXES[0]}"
-
-Row: TypeAlias = Mapping[str, Any]
 
 _BOM = b"\xef\xbb\xbf"
 MOST_LINE_BYTES = 1 << 28

@@ -1,13 +1,14 @@
-"""Chinese help pages, with the titles and notes that typer itself writes around the project's texts."""
+"""Help pages: Chinese ones, with the titles and notes that typer itself writes, and names at their end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
-from efficientbench.basics.language import in_chinese
+from efficientbench.basics.language import in_chinese, in_users_language
 
 _Formatter: Any = typer.Context.formatter_class
 
@@ -47,3 +48,15 @@ def translate_help(command: Any) -> None:
             parameter.help = in_chinese(parameter.help)
     for each in getattr(command, "commands", {}).values():
         translate_help(each)
+
+
+def command_that_names(title: str, names: Callable[[], Iterable[str]]) -> type[TyperCommand]:
+    """Return the class of a command whose help ends with names. They are looked up only for a help page."""
+
+    class NamingCommand(TyperCommand):
+        def format_epilog(self, ctx: Any, formatter: Any) -> None:
+            formatter.write_paragraph()
+            formatter.write_text(f"{in_users_language(title)} {', '.join(names())}")
+            super().format_epilog(ctx, formatter)
+
+    return NamingCommand

@@ -11,9 +11,10 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.basics.help_page import command_that_names, translate_help
 from efficientbench.cli.chat import chat, serve
 from efficientbench.cli.compare import compare as compare_command
-from efficientbench.cli.evaluate import evaluate
+from efficientbench.cli.evaluate import evaluate, task_names
 from efficientbench.cli.examples import EXAMPLES
 from efficientbench.cli.finetune import finetune
 from efficientbench.cli.generate import generate
@@ -241,7 +242,7 @@ def profile(
 app.command("list")(list_runs)
 app.command("keys")(list_keys)
 app.command()(chat)
-app.command()(evaluate)
+app.command(cls=command_that_names("Tasks:", task_names))(evaluate)
 app.command()(finetune)
 app.command()(generate)
 app.command()(launch)
@@ -255,7 +256,6 @@ def run_command() -> None:
     """Run the command that was typed; print a user's mistake on stderr, without a traceback, and exit with 2."""
     from efficientbench.basics.encoding import find_other_bytes, use_utf8
     from efficientbench.basics.examples import add_examples
-    from efficientbench.basics.help_page import translate_help
     from efficientbench.basics.language import is_chinese
     from efficientbench.launchers.files import writable_caches
 

@@ -14,6 +14,14 @@ from efficientbench.evaluation.task import BATCH_TOKENS, Options
 GOES_ON = "stopped: the same command goes on from here"
 
 
+def task_names() -> list[str]:
+    """Return the names of all tasks of `--tasks`: the project's, and those of installed packages."""
+    from efficientbench.basics.plugins import installed
+    from efficientbench.evaluation.registry import ENTRY_POINTS, TASKS
+
+    return [*TASKS, *installed(ENTRY_POINTS), "package.module:Class"]
+
+
 def evaluate(
     run_folder: Annotated[
         Path, typer.Argument(metavar="RUN", help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B")
@@ -59,7 +67,7 @@ def evaluate(
         bool, typer.Option("--allow-code", help="run programs that the model writes, as humaneval needs it")
     ] = False,
     samples: Annotated[
-        int, typer.Option("--samples", metavar="N", min=1, help="answers to each question of gsm8k and humaneval")
+        int, typer.Option("--samples", metavar="N", min=1, help="answers to each question without choices")
     ] = 1,
     temperature: Annotated[
         float, typer.Option("--temperature", metavar="T", min=0.0, help="of these answers; 0: the likeliest tokens")

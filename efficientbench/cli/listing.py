@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 def list_runs(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD]...", help="part of a run's name or suite, like gqa or moe")
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORD]...", help="part of a run's name or suite, like gqa or moe; or finetuning, tasks, rewards"
+        ),
     ] = None,
     matrix: MatrixFile = None,
 ) -> None:
@@ -59,20 +62,22 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
                 counted = None
             figures = (f"{counted.total:,}", f"{counted.active:,}") if counted else ("n/a", "n/a")
             table.add_row(run.name, *figures, run.suite)
-    tunings = _tunings(words)
-    if not table.row_count and not tunings.row_count:
+    others = [each for each in (_tunings(words), _tasks(words)) if each.row_count]
+    if not table.row_count and not others:
         raise ConfigError(f"no run has {' or '.join(words)} in its name or suite: efficientbench list has all of them")
     console = Console(highlight=False, soft_wrap=True)
     if table.row_count:
         console.print(table)
         variants, sizes = ", ".join(matrix.variants), ", ".join(matrix.sizes)
         console.print(f"\nEvery variant ({variants}) has every size ({sizes}), like mla_7B.")
-    if tunings.row_count:
-        if table.row_count:
+    for place, each in enumerate(others):
+        if table.row_count or place:
             console.print()
-        console.print(tunings)
-    elif not words:
-        console.print("Fine-tunings: efficientbench list finetuning.")
+        console.print(each)
+    if not words:
+        console.print(
+            "Fine-tunings: efficientbench list finetuning. Chat tasks and rewards: efficientbench list tasks."
+        )
 
 
 def _has(words: Sequence[str], text: str) -> bool:
@@ -88,6 +93,24 @@ def _tunings(words: Sequence[str]) -> Table:
     for name in named_tunings():
         if _has(words, f"{name} {SUITE}"):
             table.add_row(name, resolve_tuning(name).model)
+    return table
+
+
+def _tasks(words: Sequence[str]) -> Table:
+    """Return the chat tasks and rewards that have one of the words; those of installed packages by their metadata."""
+    from efficientbench.basics.plugins import installed
+    from efficientbench.data_tools.chat import find_task
+    from efficientbench.planning.plan_table import plain_table
+    from efficientbench.training.reinforcement import rewards
+
+    table = plain_table("name", ("kind", "what it is"), left=2)
+    rows = [(name, "task", task.about) for name, task in find_task.TASKS.items()]
+    rows += [(name, "reward", f"that of the task {name}") for name in rewards.OWN]
+    for kind, group in (("task", find_task.ENTRY_POINTS), ("reward", rewards.ENTRY_POINTS)):
+        rows += [(name, kind, place) for name, place in installed(group).items()]
+    for row in rows:
+        if _has(words, f"{row[0]} {row[1]}s"):
+            table.add_row(*row)
     return table
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from efficientbench.cli.options import MODES, names
+from efficientbench.data_tools.chat.find_task import EVALUATED
 
 
 def speedrun(
@@ -39,8 +40,8 @@ def speedrun(
         typer.Option(
             "--task-data",
             metavar="FOLDER",
-            help="items of core, arc_easy, arc_challenge, mmlu, gsm8k and humaneval, each task's in its own folder; "
-            "the hub without it, which does not have core",
+            help=f"items of core, {', '.join(EVALUATED)}: each task's in its own folder; the hub without it, which "
+            "does not have core",
         ),
     ] = None,
     limit: Annotated[

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from efficientbench.basics import plugins
 from efficientbench.basics.errors import ConfigError
+from efficientbench.data_tools.chat.find_task import ENTRY_POINTS, EVALUATED
 from efficientbench.evaluation.core.bundle import NAMES as CORE_TASKS
 from efficientbench.evaluation.task import Options, Summary, Task
 
@@ -52,12 +53,10 @@ def _position_loss(run: Opened, options: Options) -> Task:
     return PositionLoss(run, options)
 
 
-CHAT = ("arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval")
-
 TASKS: dict[str, Make] = {
     "core": _core,
     "loss": _loss,
-    **{name: _chat(name) for name in CHAT},
+    **{name: _chat(name) for name in EVALUATED},
     "passkey": _hidden("passkey"),
     "needle": _hidden("needle"),
     "position_loss": _position_loss,
@@ -65,7 +64,7 @@ TASKS: dict[str, Make] = {
 
 
 def find_task(name: str) -> Make:
-    """Return the function that makes the task of a checked name, one of TASKS or a chat task `package.module:Class`."""
+    """Return the function that makes the task of a checked name, one of TASKS or a chat task from outside."""
     return TASKS.get(name) or _chat(name)
 
 
@@ -77,12 +76,8 @@ def check_names(names: list[str]) -> None:
         if name in CORE_TASKS and name not in TASKS:
             raise ConfigError(f"--tasks: {name} is one of the 22 tasks of core, and is scored only there: give core")
         # A task from outside is checked when it is made.
-        if name not in TASKS and ":" not in name:
-            near = get_close_matches(name, TASKS, 1)
-            helps = f"do you mean {near[0]}? " if near else ""
-            raise ConfigError(
-                f"--tasks: there is no task {name!r}; {helps}there are {', '.join(TASKS)}, and package.module:Class"
-            )
+        if name not in TASKS and plugins.place_of(name, ENTRY_POINTS) is None:
+            raise ConfigError(f"--tasks: {plugins.unknown('task', name, TASKS, ENTRY_POINTS, 'package.module:Class')}")
 
 
 def combined(summaries: Mapping[str, Summary]) -> dict[str, Summary]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from efficientbench.data_tools.chat.conversations import RowError, read_messages
-from efficientbench.data_tools.chat.rows import Row
+from efficientbench.data_tools.chat.conversations import Row, RowError, read_messages
 from efficientbench.data_tools.chat.task import Example, Task
 
 
 class Messages(Task):
     """Reads rows with `messages`, and ignores other keys."""
+
+    name = "messages"
+    about = "conversations of your own files"
 
     def example(self, row: Row) -> Example:
         if "messages" not in row:
