@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from support.outside_rewards import ascii_share
 
-from efficientbench.data_tools.chat.conversations import read_messages
-from efficientbench.data_tools.chat.rows import Row
+from efficientbench.data_tools.chat.conversations import Row, read_messages
 from efficientbench.data_tools.chat.task import Example, RunProgram, Task
 
 WORDS = ["apple", "pear", "plum", "cherry", "fig"]
@@ -38,6 +37,21 @@ class Plain(Spelling):
 
     def reward(self, example: Example, completion: str, run: RunProgram) -> float:
         return ascii_share(example, completion)
+
+
+class Counting(Spelling):
+    """Answers call the calculator, first, between texts, twice in a row or last."""
+
+    def example(self, row: Row) -> Example:
+        letters = str(len(row["word"]))
+        said, short = {"type": "text", "text": f"{letters} letters"}, {"type": "text", "text": "So "}
+        call = [{"type": "python", "text": f"{letters}*1"}, {"type": "python_output", "text": letters}]
+        orders = [[said, *call, said], [*call, short, said], [short, *call, *call, said], [short, *call], [said]]
+        messages = [
+            {"role": "user", "content": f"How long is {row['word']}?"},
+            {"role": "assistant", "content": orders[WORDS.index(row["word"])]},
+        ]
+        return Example(read_messages(messages), reference=f"{letters} letters")
 
 
 class Broken(Spelling):
