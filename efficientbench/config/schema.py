@@ -144,7 +144,7 @@ class FaultsConfig(Part):
     )
     hang_limit_s: Seconds = Field(
         default=600.0,
-        description="seconds without progress on any rank of a node after which the run ends as hung; writing a "
+        description="seconds without progress on any rank after which the run ends as hung; writing a "
         "checkpoint is no progress, so a slow disk needs more than checkpoint.time_limit_s",
     )
     stop_grace_s: Seconds = Field(

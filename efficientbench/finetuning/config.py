@@ -151,7 +151,7 @@ class TuningFaultsConfig(Part):
 
     hang_limit_s: Seconds = Field(
         default=600.0,
-        description="seconds without progress on any rank of a node after which the run ends as hung; writing a "
+        description="seconds without progress on any rank after which the run ends as hung; writing a "
         "file of a checkpoint is no progress, so large models on slow disks need more",
     )
     stop_grace_s: Seconds = Field(

@@ -103,7 +103,8 @@ class Checkpoints:
         manifest = verify_together(folder)
         if manifest.data != self.data:
             raise CheckpointError(
-                f"{folder}: was trained on other tokens than data.path gives now; --fresh begins anew"
+                f"{folder}: was trained on other tokens than data.path gives now (unset, it is the text of Python's "
+                "own files, which differs between its releases); --fresh begins anew"
             )
         resumes = manifest.step < self.steps
         if resumes and manifest.holds != "everything":
