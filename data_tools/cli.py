@@ -18,7 +18,9 @@ from efficientbench.basics.errors import DataError
 from efficientbench.basics.examples import add_examples
 from efficientbench.basics.help_page import command_that_names, translate_help
 from efficientbench.basics.language import is_chinese
+from efficientbench.basics.plugins import installed
 from efficientbench.basics.readers import outlive_readers
+from efficientbench.data_tools.chat.find_task import ENTRY_POINTS, TASKS
 from efficientbench.data_tools.tokenizing.parallel import CORES
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -168,14 +170,7 @@ def prepare(
             print(line)
 
 
-def _task_names() -> list[str]:
-    from efficientbench.basics.plugins import installed
-    from efficientbench.data_tools.chat.find_task import ENTRY_POINTS, TASKS
-
-    return [*TASKS, *installed(ENTRY_POINTS), "package.module:Class"]
-
-
-@app.command(cls=command_that_names("Tasks:", _task_names))
+@app.command(cls=command_that_names("Tasks:", lambda: (*TASKS, *installed(ENTRY_POINTS), "package.module:Class")))
 def chat(
     mixture: Annotated[Path, typer.Argument(metavar="MIXTURE", help="YAML file that names tasks and their shares")],
     output: Annotated[Path, typer.Option(metavar="PREFIX", help="the .bin/.idx pair, without suffix")],

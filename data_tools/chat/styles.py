@@ -11,10 +11,17 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from string import Template
 
-from efficientbench.data_tools.chat.conversations import ASSISTANT, CALL, LEARNED, RESULT, SYSTEM, TEXT, USER, Message
+from efficientbench.data_tools.chat.conversations import (
+    ASSISTANT,
+    CALL,
+    LEARNED,
+    PART_KINDS,
+    SYSTEM,
+    TEXT,
+    USER,
+    Message,
+)
 
 CHAT_TOKENS = (
     "<|bos|>",
@@ -28,8 +35,6 @@ CHAT_TOKENS = (
     "<|output_end|>",
 )
 """nanochat's special tokens, which `train-tokenizer --chat` reserves."""
-_QWEN_TOKENS = ("<|im_start|>", "<|im_end|>")
-_SPECIAL = (*CHAT_TOKENS, *_QWEN_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -65,171 +70,159 @@ def find_style(special_tokens: Collection[str]) -> Style | None:
     return next((style for style in STYLES if set(style.tokens) <= set(special_tokens)), None)
 
 
-def _cut(form: str, *texts: str) -> Iterator[Piece]:
-    """Yield the pieces of a form: special tokens, and text, in which each `{}` stands for one of `texts`."""
-    rest = iter(texts)
-    for piece in _cuts(form):
-        yield Piece(next(rest)) if piece.text == "{}" else piece
+def _token(name: str, supervised: bool = False) -> Piece:
+    return Piece(name, is_token=True, supervised=supervised)
 
 
-@cache
-def _cuts(form: str) -> list[Piece]:
-    cuts = re.split("({}|" + "|".join(map(re.escape, _SPECIAL)) + ")", form)
-    return [Piece(each, is_token=each in _SPECIAL) for each in cuts if each]
-
-
-def _learned(message: Message, kind: str, pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Yield the pieces of a part of this kind with their mask, as `_marked` marks it in templates."""
-    learned = message.supervised and kind in LEARNED
-    return (Piece(each.text, each.is_token, learned) for each in pieces)
-
-
-def _marked(kind: str, *expressions: str) -> str:
-    """Return a template's lines that write a part of this kind, marked if it is learned."""
-    begin, end = ("{%- generation -%}", "{%- endgeneration -%}") if kind in LEARNED else ("", "")
-    return "\n".join(f"{begin}{{{{- {each} -}}}}{end}" for each in expressions)
-
-
-def _template(begin: str, others: str, call: str, result: Sequence[str], opening: str, end: str, after: str) -> str:
-    """Return a style's template: `_TEMPLATE` with the lines, the opening and the end that are the style's own."""
-    return Template(_TEMPLATE).substitute(
-        begin=begin,
-        others=others,
-        opening=repr(opening),
-        answer=_marked(TEXT, f"message.content ~ '{end}'"),
-        text=_marked(TEXT, "part.text"),
-        call=call,
-        result=_marked(RESULT, *result),
-        end=_marked(TEXT, f"'{end}'"),
-        after=after,
+def _with_mask(template: str) -> str:
+    """Return a template with `{% generation %}` around its `<KIND>…</>` whose kind of part is learned."""
+    generated = "{%- generation -%}", "{%- endgeneration -%}"
+    return re.sub(
+        f"<({'|'.join(PART_KINDS)})>(.*?)</>",
+        lambda found: found[2].join(generated if found[1] in LEARNED else ("", "")),
+        template,
     )
 
 
-_TEMPLATE = """{%- macro text(content) -%}
-{{- content if content is string else content | map(attribute='text') | join -}}
-{%- endmacro -%}
-$begin{%- for message in messages -%}
-$others
-{%- elif message.role == 'assistant' -%}
-{{- $opening -}}
-{%- if message.content is string -%}
-$answer
-{%- else -%}
-{%- for part in message.content -%}
-{%- if part.type == 'python_output' -%}
-$result
-{%- elif part.type == 'python' -%}
-$call
-{%- else -%}
-$text
-{%- endif -%}
-{%- endfor -%}
-$end
-{%- endif -%}
-$after{%- else -%}
-{{- raise_exception('unknown role ' ~ message.role) -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- $opening -}}{%- endif -%}
-"""
-
-_NANOCHAT_OPENING, _NANOCHAT_END = "<|assistant_start|>", "<|assistant_end|>"
-
-
 def _nanochat_pieces(messages: Sequence[Message]) -> Iterator[Piece]:
-    forms = {TEXT: "{}", CALL: "<|python_start|>{}<|python_end|>", RESULT: "<|output_start|>{}<|output_end|>"}
-    yield from _cut("<|bos|>")
+    yield _token("<|bos|>")
     before = ""
     for message in messages:
         if message.role == SYSTEM:
             before = message.text + "\n\n"
         elif message.role == USER:
-            yield from _cut("<|user_start|>{}<|user_end|>", before + message.text)
+            yield from (_token("<|user_start|>"), Piece(before + message.text), _token("<|user_end|>"))
             before = ""
         else:
-            yield from _cut(_NANOCHAT_OPENING)
+            yield _token("<|assistant_start|>")
             for part in message.parts:
-                yield from _learned(message, part.kind, _cut(forms[part.kind], part.text))
-            yield from _learned(message, TEXT, _cut(_NANOCHAT_END))
+                own = message.supervised and part.kind in LEARNED
+                name = {TEXT: "", CALL: "python"}.get(part.kind, "output")
+                if name:
+                    yield _token(f"<|{name}_start|>", own)
+                yield Piece(part.text, supervised=own)
+                if name:
+                    yield _token(f"<|{name}_end|>", own)
+            yield _token("<|assistant_end|>", message.supervised)
 
 
-_NANOCHAT_TEMPLATE = _template(
-    begin="""{{- '<|bos|>' -}}
+_NANOCHAT_TEMPLATE = r"""{%- macro text(content) -%}
+{{- content if content is string else content | map(attribute='text') | join -}}
+{%- endmacro -%}
+{{- '<|bos|>' -}}
 {%- set before = namespace(text='') -%}
-""",
-    others=r"""{%- if message.role == 'system' -%}
+{%- for message in messages -%}
+{%- if message.role == 'system' -%}
 {%- set before.text = text(message.content) ~ '\n\n' -%}
 {%- elif message.role == 'user' -%}
 {{- '<|user_start|>' ~ before.text ~ text(message.content) ~ '<|user_end|>' -}}
-{%- set before.text = '' -%}""",
-    call=_marked(CALL, "'<|python_start|>' ~ part.text ~ '<|python_end|>'"),
-    result=("'<|output_start|>' ~ part.text ~ '<|output_end|>'",),
-    opening=_NANOCHAT_OPENING,
-    end=_NANOCHAT_END,
-    after="",
-)
-
-_QWEN_OPENING, _QWEN_END = "<|im_start|>assistant\n", "<|im_end|>"
+{%- set before.text = '' -%}
+{%- elif message.role == 'assistant' -%}
+{{- '<|assistant_start|>' -}}
+{%- if message.content is string -%}
+<text>{{- message.content ~ '<|assistant_end|>' -}}</>
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'python_output' -%}
+<python_output>{{- '<|output_start|>' ~ part.text ~ '<|output_end|>' -}}</>
+{%- elif part.type == 'python' -%}
+<python>{{- '<|python_start|>' ~ part.text ~ '<|python_end|>' -}}</>
+{%- else -%}
+<text>{{- part.text -}}</>
+{%- endif -%}
+{%- endfor -%}
+<text>{{- '<|assistant_end|>' -}}</>
+{%- endif -%}
+{%- else -%}
+{{- raise_exception('unknown role ' ~ message.role) -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant_start|>' -}}{%- endif -%}
+"""
 
 
 def _qwen_pieces(messages: Sequence[Message]) -> Iterator[Piece]:
-    turn = "<|im_start|>{}\n{}<|im_end|>\n"
     for message in messages:
         if message.role != ASSISTANT:
-            yield from _cut(turn, message.role, message.text)
+            yield from _qwen_turn(f"{message.role}\n{message.text}")
             continue
-        yield from _cut(_QWEN_OPENING)
+        yield from _QWEN_OPENING
         separator = ""
         for part in message.parts:
+            own = message.supervised and part.kind in LEARNED
             if part.kind == TEXT:
-                pieces = _cut("{}", part.text)
+                yield Piece(part.text, supervised=own)
+                separator = "\n"
             elif part.kind == CALL:
                 call = json.dumps({"name": "python", "arguments": {"expression": part.text}}, ensure_ascii=False)
-                pieces = _cut("{}<tool_call>\n{}\n</tool_call><|im_end|>", separator, call)
+                yield Piece(f"{separator}<tool_call>\n{call}\n</tool_call>", supervised=own)
+                yield _token("<|im_end|>", own)
             else:
-                result = f"<tool_response>\n{part.text}\n</tool_response>"
-                pieces = _cut(f"\n{turn}{_QWEN_OPENING}", "user", result)
-            yield from _learned(message, part.kind, pieces)
-            separator = "\n" if part.kind == TEXT else ""
-        yield from _learned(message, TEXT, _cut(_QWEN_END))
+                yield Piece("\n", supervised=own)
+                yield from _qwen_turn(f"user\n<tool_response>\n{part.text}\n</tool_response>", own)
+                yield from _QWEN_OPENING
+                separator = ""
+        yield _token("<|im_end|>", message.supervised)
         yield Piece("\n")
 
 
-_QWEN_TEMPLATE = _template(
-    begin="",
-    others=r"""{%- if message.role in ('system', 'user') -%}
-{{- '<|im_start|>' ~ message.role ~ '\n' ~ text(message.content) ~ '<|im_end|>\n' -}}""",
-    call=r"""{%- set after_text = not loop.first and loop.previtem.type == 'text' -%}
+def _qwen_turn(text: str, own: bool = False) -> Iterator[Piece]:
+    yield from (_token("<|im_start|>", own), Piece(text, supervised=own), _token("<|im_end|>", own))
+    yield Piece("\n", supervised=own)
+
+
+_QWEN_OPENING = (_token("<|im_start|>"), Piece("assistant\n"))
+
+_QWEN_TEMPLATE = r"""{%- macro text(content) -%}
+{{- content if content is string else content | map(attribute='text') | join -}}
+{%- endmacro -%}
+{%- for message in messages -%}
+{%- if message.role in ('system', 'user') -%}
+{{- '<|im_start|>' ~ message.role ~ '\n' ~ text(message.content) ~ '<|im_end|>\n' -}}
+{%- elif message.role == 'assistant' -%}
+{{- '<|im_start|>assistant\n' -}}
+{%- if message.content is string -%}
+<text>{{- message.content ~ '<|im_end|>' -}}</>
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'python_output' -%}
+<python_output>{{- '\n<|im_start|>user\n<tool_response>\n' ~ part.text ~ '\n</tool_response><|im_end|>\n' -}}</>
+{{- '<|im_start|>assistant\n' -}}
+{%- elif part.type == 'python' -%}
+{%- set after_text = not loop.first and loop.previtem.type == 'text' -%}
 {%- set call = '<tool_call>\n{"name": "python", "arguments": {"expression": ' ~ part.text | tojson -%}
 {%- set call = ('\n' if after_text else '') ~ call ~ '}}\n</tool_call><|im_end|>' -%}
+<python>{{- call -}}</>
+{%- else -%}
+<text>{{- part.text -}}</>
+{%- endif -%}
+{%- endfor -%}
+<text>{{- '<|im_end|>' -}}</>
+{%- endif -%}
+{{- '\n' -}}
+{%- else -%}
+{{- raise_exception('unknown role ' ~ message.role) -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
 """
-    + _marked(CALL, "call"),
-    result=(
-        r"'\n<|im_start|>user\n<tool_response>\n' ~ part.text ~ '\n</tool_response><|im_end|>\n'",
-        repr(_QWEN_OPENING),
-    ),
-    opening=_QWEN_OPENING,
-    end=_QWEN_END,
-    after=r"""{{- '\n' -}}
-""",
-)
 
 STYLES = (
     Style(
         name="nanochat",
         tokens=CHAT_TOKENS,
-        end=_NANOCHAT_END,
-        opening=tuple(_cut(_NANOCHAT_OPENING)),
+        end="<|assistant_end|>",
+        opening=(_token("<|assistant_start|>"),),
         pieces=_nanochat_pieces,
-        template=_NANOCHAT_TEMPLATE,
+        template=_with_mask(_NANOCHAT_TEMPLATE),
     ),
     Style(
         name="qwen",
-        tokens=_QWEN_TOKENS,
-        end=_QWEN_END,
-        opening=tuple(_cut(_QWEN_OPENING)),
+        tokens=("<|im_start|>", "<|im_end|>"),
+        end="<|im_end|>",
+        opening=_QWEN_OPENING,
         pieces=_qwen_pieces,
-        template=_QWEN_TEMPLATE,
+        template=_with_mask(_QWEN_TEMPLATE),
     ),
 )
 """All styles, by precedence: a tokenizer's style is the first one whose tokens it has."""

@@ -23,7 +23,8 @@ class ReinforcementConfig(Part):
     """Questions, samples and rewards of training.objective=rl; its batch is training.global_batch_size answers."""
 
     task: str = Field(
-        default="gsm8k", description="task of the questions, one of efficientbench-data chat's or package.module:Class"
+        default="gsm8k",
+        description="task of the questions: one of `efficientbench list tasks`, or package.module:Class",
     )
     questions: str | None = Field(
         default=None, description="file, folder or glob of the task's rows to learn from; unset: the task makes its own"
@@ -31,7 +32,7 @@ class ReinforcementConfig(Part):
     reward: str | None = Field(
         default=None,
         description="what an answer is worth; unset: what the task says, by itself 1 where the answer is right, else "
-        "0; a task's name: what that task says; package.module:function: your (example, answer) → number, "
+        "0; or one of `efficientbench list rewards`, or package.module:function: your (example, answer) → number, "
         "imported because your command names it",
     )
     samples: Annotated[PositiveInt, AfterValidator(_several)] = Field(

@@ -1,4 +1,4 @@
-"""The evaluation tasks by name; each is imported only when it is made."""
+"""The evaluation tasks by name; what makes them is imported only then."""
 
 from __future__ import annotations
 
@@ -14,58 +14,32 @@ from efficientbench.evaluation.task import Options, Summary, Task
 if TYPE_CHECKING:
     from efficientbench.generation.open_run import Opened
 
-Make = Callable[["Opened", Options], Task]
+TASKS = ("core", "loss", *EVALUATED, "passkey", "needle", "position_loss")
+"""Names of the project's tasks."""
 
 
-def _loss(run: Opened, options: Options) -> Task:
+def make_task(name: str, run: Opened, options: Options) -> Task:
+    """Bind a task to a model. Imports them here: names are checked without torch.
+
+    Args:
+        name: a checked name, one of TASKS or a chat task from outside.
+        run: the opened run.
+        options: the command's options.
+    """
+    from efficientbench.evaluation.chat.chat_tasks import make_chat_task
+    from efficientbench.evaluation.core.task import Core
+    from efficientbench.evaluation.long_context.hidden import NEEDLE, PASSKEY, Hidden
+    from efficientbench.evaluation.long_context.position_loss import PositionLoss
     from efficientbench.evaluation.loss import Loss
 
-    return Loss(run, options)
-
-
-def _core(run: Opened, options: Options) -> Task:
-    from efficientbench.evaluation.core.task import Core
-
-    return Core.of(run, options)
-
-
-def _chat(name: str) -> Make:
-    def make(run: Opened, options: Options) -> Task:
-        from efficientbench.evaluation.chat.chat_tasks import make_chat_task
-
-        return make_chat_task(name, run, options)
-
-    return make
-
-
-def _hidden(name: str) -> Make:
-    def make(run: Opened, options: Options) -> Task:
-        from efficientbench.evaluation.long_context.hidden import NEEDLE, PASSKEY, Hidden
-
-        return Hidden(name, run, options, {"needle": NEEDLE, "passkey": PASSKEY}[name])
-
-    return make
-
-
-def _position_loss(run: Opened, options: Options) -> Task:
-    from efficientbench.evaluation.long_context.position_loss import PositionLoss
-
-    return PositionLoss(run, options)
-
-
-TASKS: dict[str, Make] = {
-    "core": _core,
-    "loss": _loss,
-    **{name: _chat(name) for name in EVALUATED},
-    "passkey": _hidden("passkey"),
-    "needle": _hidden("needle"),
-    "position_loss": _position_loss,
-}
-
-
-def find_task(name: str) -> Make:
-    """Return the function that makes the task of a checked name, one of TASKS or a chat task from outside."""
-    return TASKS.get(name) or _chat(name)
+    if name in (hidden := {"needle": NEEDLE, "passkey": PASSKEY}):
+        return Hidden(name, run, options, hidden[name])
+    makers: dict[str, Callable[[Opened, Options], Task]] = {
+        "core": Core.of,
+        "loss": Loss,
+        "position_loss": PositionLoss,
+    }
+    return makers[name](run, options) if name in makers else make_chat_task(name, run, options)
 
 
 def check_names(names: list[str]) -> None:

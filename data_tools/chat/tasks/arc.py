@@ -33,7 +33,6 @@ class ArcEasy(Arc):
     """ARC's easy questions."""
 
     name = "arc_easy"
-    about = "ARC's easy questions"
     questions = HubFiles(_DATASET, config="ARC-Easy", split="test")
     baseline = 0.25
 
@@ -42,7 +41,6 @@ class ArcChallenge(Arc):
     """ARC's questions that simple methods do not answer."""
 
     name = "arc_challenge"
-    about = "ARC's questions that simple methods do not answer"
     hub = HubFiles(_DATASET, config="ARC-Challenge", split="train")
     questions = HubFiles(_DATASET, config="ARC-Challenge", split="test")
     baseline = 0.25
