@@ -75,9 +75,8 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
             console.print()
         console.print(each)
     if not words:
-        console.print(
-            "Fine-tunings: efficientbench list finetuning. Chat tasks and rewards: efficientbench list tasks."
-        )
+        console.print("Fine-tunings: efficientbench list finetuning.")
+        console.print("Chat tasks and rewards: efficientbench list tasks rewards.")
 
 
 def _has(words: Sequence[str], text: str) -> bool:

@@ -19,7 +19,7 @@ TASKS = ("core", "loss", *EVALUATED, "passkey", "needle", "position_loss")
 
 
 def make_task(name: str, run: Opened, options: Options) -> Task:
-    """Bind a task to a model. Imports them here: names are checked without torch.
+    """Bind a task to a model. The tasks are imported here, since names are checked without torch.
 
     Args:
         name: a checked name, one of TASKS or a chat task from outside.

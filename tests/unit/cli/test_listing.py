@@ -78,7 +78,11 @@ def test_fine_tunings_are_listed_where_a_word_names_them(capsys: pytest.CaptureF
     runs, _, tunings = capsys.readouterr().out.partition("\nfine-tuning ")
     assert ("mla_7B" in runs, "lora_7B" in runs, "lora_7B" in tunings) == (True, False, True)
     list_runs([])
-    assert capsys.readouterr().out.endswith("\nFine-tunings: efficientbench list finetuning.\n")
+    ends = capsys.readouterr().out.splitlines()[-2:]
+    assert ends == [
+        "Fine-tunings: efficientbench list finetuning.",
+        "Chat tasks and rewards: efficientbench list tasks rewards.",
+    ]
 
 
 def test_keys_of_fine_tunings_come_after_those_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
