@@ -25,7 +25,9 @@ def unusable_path(error: BaseException) -> str | None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the host had no memory left for Python itself, or for a library that it loads."""
-    return isinstance(error, MemoryError) or "failed to map segment" in str(error)
+    # numpy 2.2, Python 3.10's, says something else and names this as the cause.
+    causes = error.__cause__ is not None and is_out_of_memory(error.__cause__)
+    return isinstance(error, MemoryError) or "failed to map segment" in str(error) or causes
 
 
 def address_limit() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -14,7 +15,9 @@ from pathlib import Path
 from support.command_line import command, environment, losses, record
 from support.emulated import Machine, said_by_qemu
 
-CLONE, OUTPUT, CACHE = "/srv/efficientbench", "/srv/output", "/srv/cache"
+from efficientbench.data_tools.tokenizing.embedded import embedded_documents
+
+CLONE, OUTPUT, CACHE, TEXT = "/srv/efficientbench", "/srv/output", "/srv/cache", "/srv/text.jsonl"
 RUN = "gqa_1.5B_smoke"
 SAME_LOSS = 1e-4
 """Relative: how far losses of two processors may lie apart, whose sums have other orders."""
@@ -60,9 +63,22 @@ class Trial:
 
     def native(self, name: str, *more: str) -> tuple[Path, list[str]]:
         """Return the folder of a run of this processor, and its command."""
-        output = self.folder / "native" / name
-        cache = f"data.cache={self.folder / 'native' / 'cache'}"
-        return output / RUN, command("run", "gqa_1.5B", "--smoke", f"output={output}", cache, *more)
+        output, cache = (self.folder / "native" / each for each in (name, "cache"))
+        keys = (f"output={output}", f"data.cache={cache}", f"data.path={self.text()}")
+        return output / RUN, command("run", "gqa_1.5B", "--smoke", *keys, *more)
+
+    def given(self, name: str) -> tuple[str, ...]:
+        """Return the keys of the machine's run of this name."""
+        self.text()
+        return f"output={OUTPUT}/{name}", f"data.cache={CACHE}", f"data.path={TEXT}"
+
+    def text(self) -> Path:
+        """Return the text of all runs, which lies in the machine; a distribution's patches change its own sample."""
+        path = self.machine.path(TEXT)
+        if not path.exists():
+            lines = (json.dumps({"text": document}) + "\n" for document in embedded_documents())
+            path.write_text("".join(lines), encoding="utf-8")
+        return path
 
 
 def whole_here(trial: Trial) -> Path:
