@@ -13,12 +13,11 @@ from typing import Annotated
 import typer
 
 from efficientbench.basics.counted import number_of
-from efficientbench.basics.encoding import find_other_bytes, use_utf8
+from efficientbench.basics.encoding import use_utf8
 from efficientbench.basics.errors import DataError
-from efficientbench.basics.examples import add_examples
-from efficientbench.basics.help_page import command_that_names, translate_help
-from efficientbench.basics.language import is_chinese
+from efficientbench.basics.help_page import command_that_names
 from efficientbench.basics.plugins import installed
+from efficientbench.basics.program import run_program
 from efficientbench.basics.readers import outlive_readers
 from efficientbench.data_tools.chat.find_task import ENTRY_POINTS, TASKS
 from efficientbench.data_tools.tokenizing.parallel import CORES
@@ -276,26 +275,11 @@ def main() -> None:
     """Run the command line; print a user's mistake on stderr, with exit code 2 and no traceback."""
     use_utf8()
     outlive_readers()
-    if problem := find_other_bytes():
-        print(f"error: {problem}", file=sys.stderr)
-        sys.exit(2)
     # Other packages log warnings only: HTTP libraries would log every address, and signed addresses are secrets.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("efficientbench.data_tools").setLevel(logging.INFO)
-    command = typer.main.get_command(app)
-    add_examples(command, "efficientbench-data", EXAMPLES)
-    if is_chinese():
-        translate_help(command)
     try:
-        command()
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _DATA_MODULES:
-            raise
-        print(
-            f"error: {error.name} is not installed, which this command needs: pip install 'efficientbench[data]'",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        run_program(app, "efficientbench-data", EXAMPLES, dict.fromkeys(_DATA_MODULES, "data"))
     except (DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

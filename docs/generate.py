@@ -26,9 +26,10 @@ from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token, keys_read_per_query
 from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.metrics.records.figure import rows_of
 from efficientbench.metrics.records.figures import Identity
 from efficientbench.metrics.records.generation.generation import GenerationRecord
-from efficientbench.metrics.records.generation.generation_figures import Phase, RowFigures, rows_of
+from efficientbench.metrics.records.generation.generation_figures import Phase, RowFigures
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.sections.rank_table import PARTS as WALL_TIME
@@ -119,6 +120,11 @@ def planned(name: str, figure: str) -> str:
     if figure == "parameters":
         return f"{count_parameters(config.model).total:,}"
     return f"{keys_read_per_query(config.model, config.training.seq_len):,.0f}"
+
+
+def runs() -> str:
+    """Return the number of the matrix's runs."""
+    return str(len(load_matrix().runs))
 
 
 def caches() -> str:
@@ -229,6 +235,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "tuning_keys": tuning_keys,
     "parameters": parameters,
     "planned": planned,
+    "runs": runs,
     "sizes": sizes,
     "caches": caches,
     "combinations": combination_table.table,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, TypeAlias
+from typing import Any
 
-from efficientbench.basics.errors import DataError
+from efficientbench.data_tools.rows import RowError
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
 TEXT, CALL, RESULT = PART_KINDS = ("text", "python", "python_output")
@@ -15,13 +15,7 @@ TEXT, CALL, RESULT = PART_KINDS = ("text", "python", "python_output")
 LEARNED = (TEXT, CALL)
 """Kinds of parts that the assistant writes itself, and learns; the tool's results stay outside of the mask."""
 
-Row: TypeAlias = Mapping[str, Any]
-
 _MESSAGE_KEYS = ("role", "content", "loss_weight")
-
-
-class RowError(DataError):
-    """A row is not a valid conversation; the error's message begins with the invalid key."""
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,14 @@ from typing import Any
 import numpy as np
 
 from efficientbench.basics.errors import DataError
-from efficientbench.data_tools.chat.conversations import Message, Row, RowError
+from efficientbench.data_tools.chat.conversations import Message
 from efficientbench.data_tools.chat.find_task import TASKS, find_task
-from efficientbench.data_tools.chat.rows import CSV_SUFFIXES, KNOWN_SUFFIXES, FileRows, is_rows_file
 from efficientbench.data_tools.chat.task import Example, HubFiles, Task
+from efficientbench.data_tools.rows import CSV_SUFFIXES, ROW_SUFFIXES, FileRows, HeldRows, Row, RowError
 from efficientbench.data_tools.tokenizing.inputs import find_inputs
 
 _ALL_FILES = 1_000_000
 """A limit that no dataset's number of files reaches: a task's rows are never cut silently."""
-
-
-class ConversationError(DataError):
-    """A row is not a valid conversation; the error's message names its file and line."""
 
 
 class Examples:
@@ -30,12 +26,15 @@ class Examples:
         """Open the rows of `files`; without files, the rows that the task makes itself.
 
         Raises:
-            DataError: a file cannot be read, or the task cannot make its rows.
+            DataError: a file cannot be read, or the task cannot make its rows or has none.
         """
         self.name, self.task, self.files = name, task, list(files)
-        self._rows: FileRows | Sequence[Row] = (
-            FileRows(files, task.csv_columns) if files else made_rows(name, task) or []
-        )
+        if files:
+            self._rows: FileRows | HeldRows = FileRows(files, task.csv_columns)
+        elif (made := made_rows(name, task)) is not None:
+            self._rows = HeldRows(f"{name}: row ", range(1, len(made) + 1), made)
+        else:
+            raise DataError(f"{name} has no rows of its own: name a path or a dataset")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -49,29 +48,22 @@ class Examples:
         """Yield the examples with these ascending numbers.
 
         Raises:
-            ConversationError: a row does not fit the task.
+            RowError: a row cannot be read, or does not fit the task; the message names its file and line.
         """
-        rows = self._rows.read(numbers) if isinstance(self._rows, FileRows) else self._made(numbers)
+        rows = self._rows.read(numbers)
         for number in numbers.tolist():
             try:
                 yield _checked(self.task.example(next(rows)))
             except RowError as error:
-                raise ConversationError(f"{self.place(number)}: {error}") from None
+                raise RowError(f"{self._rows.place(number)}: {error}") from None
             except DataError:
                 raise
             except Exception as error:
                 if self.name in TASKS:
                     raise
                 # Third-party code can fail in any way.
-                raise ConversationError(f"{self.place(number)}: {self.name}: {type(error).__name__}: {error}") from None
-
-    def place(self, number: int) -> str:
-        """Return an example's file and line, or its task and row, for messages."""
-        return self._rows.place(number) if isinstance(self._rows, FileRows) else f"{self.name}: row {number + 1}"
-
-    def _made(self, numbers: np.ndarray) -> Iterator[Row]:
-        assert not isinstance(self._rows, FileRows)
-        return (self._rows[number] for number in numbers.tolist())
+                place = self._rows.place(number)
+                raise RowError(f"{place}: {self.name}: {type(error).__name__}: {error}") from None
 
 
 def _checked(found: Any) -> Example:
@@ -111,9 +103,8 @@ def open_examples(name: str, path: Path | None = None, hub: HubFiles | None = No
     """
     task = find_task(name)
     if path is not None:
-        with_csv = task.csv_columns is not None
-        known = f"{KNOWN_SUFFIXES}, CSV ({CSV_SUFFIXES[0]})" if with_csv else KNOWN_SUFFIXES
-        files = find_inputs([path], lambda each: is_rows_file(each, with_csv), known)
+        suffixes = (*ROW_SUFFIXES, *(CSV_SUFFIXES if task.csv_columns else ()))
+        files = find_inputs([path], lambda each: each.suffix.lower() in suffixes, ", ".join(suffixes))
         return Examples(name, task, files)
     hub = hub or task.hub
     if hub is not None:
@@ -123,6 +114,4 @@ def open_examples(name: str, path: Path | None = None, hub: HubFiles | None = No
         folder = Path("data") / hub.dataset.rpartition("/")[2]
         request = DownloadRequest(hub.dataset, folder, hub.config, num_files=_ALL_FILES, split=hub.split)
         return Examples(name, task, download_dataset(request))
-    if made_rows(name, task) is None:
-        raise DataError(f"{name} has no rows of its own: name a path or a dataset")
     return Examples(name, task, [])

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import DataError
-from efficientbench.data_tools.tokens.indexed import bin_path, check_indexed, idx_path, map_index
+from efficientbench.data_tools.tokens.indexed import (
+    MASK_DTYPE,
+    bin_path,
+    check_indexed,
+    idx_path,
+    map_index,
+    mask_prefix,
+)
 from efficientbench.data_tools.tokens.manifest import Corpus, load_record
-
-MASK_DTYPE = np.dtype(np.uint8)
 
 _CHUNK = 1 << 24
 """Entries of a mask that are checked at once."""
@@ -54,11 +58,6 @@ class ConversationRecord:
     """Why it was not tiktoken; None if it was."""
     versions: dict[str, str]
     """Versions of all that may decide how text becomes tokens."""
-
-
-def mask_prefix(prefix: Path) -> Path:
-    """Return the path, without suffix, of the pair that holds the mask of a conversation pair's tokens."""
-    return prefix.with_name(prefix.name + ".mask")
 
 
 def check_mask(corpus: Corpus) -> None:

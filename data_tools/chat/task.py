@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 from efficientbench.basics.errors import DataError
-from efficientbench.data_tools.chat.conversations import Message, Row, RowError, read_messages
+from efficientbench.data_tools.chat.conversations import Message, RowError, read_messages
+from efficientbench.data_tools.rows import Row
 
 RunProgram: TypeAlias = Callable[[str, str], bool]
 """Runs a Python program and its tests, in a process each, and returns whether both finished without an error and in

@@ -1,8 +1,8 @@
-"""Builds a pair in parts: begun once, resumed after any number of kills, complete with its manifest.
+"""Builds a pair in parts: the same bytes from any number of processes, and after any number of kills.
 
-The folder `PREFIX.parts` holds the parts, and `plan.json` with everything that decides the result. A part is several
-files `NUMBER.KIND`, and `NUMBER.json`: a line with their counts, then the CRC-32 of that line. `NUMBER.json` is written
-last: a part that has one is complete.
+The folder `PREFIX.parts` holds the parts, and `plan.json` with everything that decides the result. Finished parts stay
+there until all are made; a later call resumes from them. Then they are merged into `PREFIX.bin` and `PREFIX.idx` (which
+takes twice their space for a moment). `PREFIX.manifest.json` is written last: a pair that has one is complete.
 """
 
 from __future__ import annotations
@@ -11,188 +11,223 @@ import json
 import logging
 import os
 import shutil
-import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar, Protocol, TypeVar
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from efficientbench.basics.errors import DataError
-from efficientbench.basics.files import FileChecksums, beside, complete_file, file_blocks, remove_partial, write_file
-from efficientbench.basics.foreign import parse_json, read_whole
+from efficientbench.basics.files import beside, exclusive_lock, file_checksums, remove_partial, write_file
+from efficientbench.basics.foreign import read_whole
+from efficientbench.data_tools.rows import RowError
+from efficientbench.data_tools.tokenizer.engine import Engine, choose_engine
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
+from efficientbench.data_tools.tokenizing.inputs import InputState
 from efficientbench.data_tools.tokenizing.parallel import Workers
-from efficientbench.data_tools.tokenizing.plan import compare_plans, read_plan
-from efficientbench.data_tools.tokens.indexed import bin_path, idx_path
-from efficientbench.data_tools.tokens.manifest import Corpus, manifest_path, pair_fingerprint
+from efficientbench.data_tools.tokenizing.parts import PartCounts, PartMaker, finished_part
+from efficientbench.data_tools.tokens.indexed import bin_path, check_indexed, hashes_path, idx_path, token_dtype
+from efficientbench.data_tools.tokens.manifest import (
+    Corpus,
+    MakingRecord,
+    load_corpus,
+    manifest_path,
+    pair_checksums,
+    pair_fingerprint,
+    save_corpus,
+)
+
+_INPUTS = TypeAdapter(list[tuple[str, str]])
+
+ANOTHER_NAME = "choose another name for what is made now"
+"""What helps if a complete pair was made by another plan."""
+
+OnPart = Callable[[int, int], None]
+"""Called with the number of finished parts and the number of all parts."""
 
 logger = logging.getLogger(__name__)
 
 
-class Counts(Protocol):
-    """A dataclass with the counts of a finished part."""
+@dataclass(frozen=True)
+class PairJob(ABC):
+    """One call that builds a pair: the files that it reads, and how they become documents."""
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    prefix: Path
+    """The pair's path without suffix."""
+    tokenizer: TextTokenizer
+    inputs: dict[Path, InputState]
+    sha256: dict[Path, str]
+    tasks: Sequence[Any]
+    """The input of each part, in order."""
 
     @property
-    def crc32(self) -> dict[str, int]:
-        """CRC-32 of the part's files, by their kinds."""
+    def folder(self) -> Path:
+        """The folder of the parts."""
+        return beside(self.prefix, "parts")
 
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of an id."""
+        return token_dtype(self.tokenizer.vocab_size)
 
-Found = TypeVar("Found", bound=Counts)
-Task = TypeVar("Task")
+    @abstractmethod
+    def plan(self) -> dict[str, Any]:
+        """Return everything that decides the result, as JSON; `inputs` has path and SHA-256 of each file."""
 
+    @abstractmethod
+    def check_complete(self, corpus: Corpus) -> None:
+        """Raise a DataError if this job would make another corpus than the complete one."""
 
-def parts_folder(prefix: Path) -> Path:
-    """Return the folder of a pair's parts."""
-    return beside(prefix, "parts")
+    @abstractmethod
+    def sample(self) -> list[str]:
+        """Return some of the text, on which engines are compared."""
 
+    @abstractmethod
+    def part_maker(self, engine: Engine) -> PartMaker:
+        """Return what makes the parts."""
 
-def begin(prefix: Path, content: Mapping[str, Any], tokenizer: TextTokenizer) -> None:
-    """Make the folder of a pair's parts, or check the plan in the existing one, and copy the tokenizer into it.
+    @abstractmethod
+    def merge(self, engine: Engine, counts: Sequence[PartCounts]) -> Corpus:
+        """Write the pair from its parts, and its manifest."""
 
-    Args:
-        prefix: The pair's path without suffix.
-        content: The plan, as JSON: everything that decides the result; `inputs` has path and SHA-256 of each file.
-        tokenizer: The tokenizer that makes the tokens.
+    def save(
+        self, size: tuple[int, int, int], source: str, record: MakingRecord, more_files: Sequence[Path] = ()
+    ) -> Corpus:
+        """Write the tokenizer and token lengths beside a merged pair, then the manifest; return the corpus.
 
-    Raises:
-        DataError: the folder belongs to another plan, or the pair exists without the folder.
-    """
-    folder = parts_folder(prefix)
-    plan = folder / "plan.json"
-    if not plan.exists():
+        Args:
+            size: The numbers of documents, tokens and UTF-8 bytes of text.
+            source: The origin of the text, for people.
+            record: How the pair was made.
+            more_files: Files besides the pair and its hashes that the manifest lists.
+        """
+        others = {path: file_checksums(path) for path in (*more_files, hashes_path(self.prefix))}
+        checksums = {**pair_checksums(self.prefix), **others}
+        lengths_path = self.tokenizer.save_token_bytes(beside(self.prefix, "token_bytes.npy"))
+        folder = beside(self.prefix, "tokenizer")
         shutil.rmtree(folder, ignore_errors=True)
-        if found := [path for path in (bin_path(prefix), idx_path(prefix)) if path.exists()]:
-            raise DataError(f"{found[0]} exists already, and this command did not make it: choose another name")
-        folder.mkdir()
-        write_file(plan, json.dumps(content).encode())
-    remedy = f"delete the folder {folder} to begin again"
-    compare_plans(read_plan(plan, remedy), content, prefix, remedy)
-    remove_partial(folder)
-    tokenizer.save(folder / "tokenizer")
+        os.replace(self.folder / "tokenizer", folder)
+        documents, tokens, utf8_bytes = size
+        corpus = Corpus(
+            prefix=self.prefix,
+            vocab_size=self.tokenizer.vocab_size,
+            eod_id=self.tokenizer.eod_id,
+            tokens=tokens,
+            documents=documents,
+            utf8_bytes=utf8_bytes,
+            token_bytes_path=lengths_path,
+            tokenizer_folder=folder,
+            tokenizer_fingerprint=self.tokenizer.fingerprint,
+            fingerprint=pair_fingerprint(self.prefix, checksums),
+            source=source,
+            manifest=manifest_path(self.prefix),
+        )
+        save_corpus(corpus, checksums, record)
+        return corpus
 
 
-def make_parts(
-    folder: Path,
-    make_part: Callable[[tuple[int, Task]], Found],
-    tasks: Sequence[Task],
-    kind: type[Found],
-    workers: Workers,
-    on_part: Callable[[int, int], None],
-) -> list[Found]:
-    """Make the missing parts, and return the counts of all parts, in the order of `tasks`.
+@contextmanager
+def building(prefix: Path) -> Iterator[None]:
+    """Hold a pair's lock; remove the partial files at the end, and after an invalid row the parts.
 
-    Args:
-        folder: The folder of the parts.
-        make_part: Makes one part from its number and its task; pickled for other processes.
-        tasks: The input of each part; a part's number is the index of its task.
-        kind: The dataclass with the counts of a part.
-        workers: The processes that make the parts.
-        on_part: Called with the number of finished parts and the number of all parts.
+    Raises DataError: the pair's path names a folder.
+    """
+    if not prefix.name:
+        raise DataError(f"{prefix} is a folder: give the path of the pair, without suffix")
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    folder = beside(prefix, "parts")
+    with exclusive_lock(beside(prefix, "lock")):
+        try:
+            yield
+        except RowError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            remove_partial(folder)
+
+
+def start_workers(prefix: Path, workers: int, tasks: Sequence[Any], kind: type[PartMaker]) -> Workers:
+    """Start the processes that make the parts of a pair; none if it is complete."""
+    return Workers(0 if manifest_path(prefix).exists() else min(workers, len(tasks)), kind)
+
+
+def build(job: PairJob, workers: Workers, on_part: OnPart) -> Corpus:
+    """Build a pair, or resume an interrupted call; leave a complete pair unchanged.
 
     Raises:
-        DataError: a worker process died. Errors of `make_part` are raised as they are.
+        DataError: the pair or its parts were made by another job, an input changed since, or a worker process died.
     """
-    counts = [finished_part(folder, number, kind) for number in range(len(tasks))]
+    if manifest_path(job.prefix).exists():
+        corpus = load_corpus(manifest_path(job.prefix))
+        check_indexed(job.prefix)
+        job.check_complete(corpus)
+        shutil.rmtree(job.folder, ignore_errors=True)
+        logger.info("%s is complete already", job.prefix)
+        return corpus
+    _begin(job)
+    engine = choose_engine(job.tokenizer, job.folder / "tokenizer", job.sample())
+    counts = _make_parts(job, job.part_maker(engine), workers, on_part)
+    for state in job.inputs.values():
+        state.check_unchanged()
+    corpus = job.merge(engine, counts)
+    shutil.rmtree(job.folder)
+    return corpus
+
+
+def _begin(job: PairJob) -> None:
+    """Make the folder of the parts, or check the plan in the existing one, and copy the tokenizer into it."""
+    plan, content = job.folder / "plan.json", job.plan()
+    if not plan.exists():
+        shutil.rmtree(job.folder, ignore_errors=True)
+        if found := [path for path in (bin_path(job.prefix), idx_path(job.prefix)) if path.exists()]:
+            raise DataError(f"{found[0]} exists already, and this command did not make it: choose another name")
+        job.folder.mkdir()
+        write_file(plan, json.dumps(content).encode())
+    remedy = f"delete the folder {job.folder} to begin again"
+    compare_plans(read_plan(plan, remedy), content, job.prefix, remedy)
+    remove_partial(job.folder)
+    job.tokenizer.save(job.folder / "tokenizer")
+
+
+def _make_parts(job: PairJob, make_part: PartMaker, workers: Workers, on_part: OnPart) -> list[PartCounts]:
+    """Make the missing parts, and return the counts of all parts."""
+    counts = [finished_part(job.folder, number) for number in range(len(job.tasks))]
     missing = [number for number, count in enumerate(counts) if count is None]
     done = len(counts) - len(missing)
     if missing and done:
         logger.info("continuing from %d finished parts of %d", done, len(counts))
-    numbered = [(number, tasks[number]) for number in missing]
-    for (number, _), count in workers.run(make_part, folder / "make_part.pickle", numbered):
+    numbered = [(number, job.tasks[number]) for number in missing]
+    for (number, _), count in workers.run(make_part, job.folder / "make_part.pickle", numbered):
         counts[number] = count
         done += 1
         on_part(done, len(counts))
     return [count for count in counts if count is not None]
 
 
-class CountedFile:
-    """Writes a file, and computes the CRC-32 of its content."""
+def read_plan(path: Path, remedy: str) -> dict[str, Any]:
+    """Read the plan that an earlier call recorded.
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream, self.crc32 = stream, 0
-
-    def write(self, content: bytes) -> None:
-        """Write `content`."""
-        self.crc32 = zlib.crc32(content, self.crc32)
-        self._stream.write(content)
-
-
-@contextmanager
-def part_files(folder: Path, number: int, kinds: Sequence[str]) -> Iterator[list[CountedFile]]:
-    """Open a part's files for writing; they get their names at the end, unless an error ends the block."""
-    # With the process id, since a worker may outlive its parent for a moment, beside the next run's workers.
-    suffix = f"{os.getpid()}.partial"
-    with ExitStack() as stack:
-        paths = (part_file(folder, number, kind) for kind in kinds)
-        yield [CountedFile(stack.enter_context(complete_file(path, suffix))) for path in paths]
-
-
-def finish_part(folder: Path, number: int, counts: Counts) -> None:
-    """Write the counts of a part whose files are on the disk, which completes the part."""
-    line = json.dumps(asdict(counts)).encode()
-    write_file(part_file(folder, number, "json"), b"%b\n%08x\n" % (line, zlib.crc32(line)))
-
-
-def finished_part(folder: Path, number: int, kind: type[Found]) -> Found | None:
-    """Return the counts of a part; None if the part is missing, incomplete or damaged, and has to be made."""
-    try:
-        line, crc32 = read_whole(part_file(folder, number, "json")).splitlines()
-        if zlib.crc32(line) != int(crc32, 16):
-            return None
-        counts = kind(**parse_json(line))
-        found = {each: _crc32(part_file(folder, number, each)) for each in counts.crc32}
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
-    return counts if found == counts.crc32 else None
-
-
-def part_file(folder: Path, number: int, kind: str) -> Path:
-    """Return the path of one of a part's files."""
-    return folder / f"{number:06}.{kind}"
-
-
-def _crc32(path: Path) -> int:
-    crc32 = 0
-    for block in file_blocks(path):
-        crc32 = zlib.crc32(block, crc32)
-    return crc32
-
-
-def corpus_of_parts(
-    prefix: Path,
-    tokenizer: TextTokenizer,
-    checksums: Mapping[Path, FileChecksums],
-    size: tuple[int, int, int],
-    source: str,
-) -> Corpus:
-    """Return a merged pair's corpus; move the tokenizer from the parts' folder beside it, and write token lengths.
-
-    Args:
-        prefix: The pair's path without suffix.
-        tokenizer: The tokenizer that made the tokens.
-        checksums: The checksums of the pair's files, by path.
-        size: The numbers of documents, tokens and UTF-8 bytes of text.
-        source: The origin of the text, for people.
+    Raises:
+        DataError: the plan is damaged; the message ends with the remedy.
     """
-    lengths_path = tokenizer.save_token_bytes(beside(prefix, "token_bytes.npy"))
-    folder = beside(prefix, "tokenizer")
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(parts_folder(prefix) / "tokenizer", folder)
-    documents, tokens, utf8_bytes = size
-    return Corpus(
-        prefix=prefix,
-        vocab_size=tokenizer.vocab_size,
-        eod_id=tokenizer.eod_id,
-        tokens=tokens,
-        documents=documents,
-        utf8_bytes=utf8_bytes,
-        token_bytes_path=lengths_path,
-        tokenizer_folder=folder,
-        tokenizer_fingerprint=tokenizer.fingerprint,
-        fingerprint=pair_fingerprint(prefix, checksums),
-        source=source,
-        manifest=manifest_path(prefix),
-    )
+    try:
+        plan = TypeAdapter(dict[str, Any]).validate_json(read_whole(path))
+        _INPUTS.validate_python(plan.get("inputs"))
+    except (OSError, ValidationError):
+        raise DataError(f"{path} is damaged: {remedy}") from None
+    return plan
+
+
+def compare_plans(made: Mapping[str, Any], wanted: Mapping[str, Any], prefix: Path, remedy: str) -> None:
+    """Raise a DataError if `made`, the recorded plan of a pair, differs from the plan `wanted` now."""
+    now = dict(wanted["inputs"])
+    for path, digest in made["inputs"]:
+        if digest != now.get(path, digest):
+            raise DataError(f"{path} changed since {prefix} was begun: put the old file back, or {remedy}")
+    for key in made:
+        if made[key] != wanted.get(key):
+            raise DataError(f"{prefix} was begun with other {key}: take the same, or {remedy}")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import itertools
-import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
-from efficientbench.basics.errors import DataError, first_line
-from efficientbench.basics.foreign import check_regular, open_regular
+from efficientbench.data_tools.rows import BOM, EncodingError, RowError, decode, line_pieces, open_parquet, parse_line
 from efficientbench.data_tools.tokenizing.inputs import PART_BYTES, Part
 
 TEXT_KEY = "text"
@@ -27,7 +22,6 @@ MAX_DOCUMENT_MB = 64
 BAD_JSON, NO_TEXT, EMPTY, NOT_UTF8, TOO_LONG = "bad JSON", "no text field", "empty", "invalid UTF-8", "too long"
 """Reasons why a document is unusable; manifests count documents by these names."""
 
-_BOM = b"\xef\xbb\xbf"
 _PARQUET_ROWS = 1000
 """The most rows of a parquet file that are read at once."""
 _REPEATED_BYTES = 64 << 20
@@ -79,10 +73,14 @@ class PartReader:
             return self._parquet()
         return self._jsonl() if self._part.kind == "jsonl" else self._text()
 
+    def _pieces(self, most_bytes: int) -> Iterator[bytes]:
+        part = self._part
+        return (piece for _, piece in line_pieces(part.path, most_bytes, part.compression, part.begin, part.end))
+
     def _jsonl(self) -> Iterator[str | Reject]:
         skipping = False
         # Room for a byte order mark, a line end, and a byte too many.
-        for piece in _pieces(self._part, self._max_bytes + len(_BOM) + 2):
+        for piece in self._pieces(self._max_bytes + len(BOM) + 2):
             ends = piece.endswith(b"\n")
             if not skipping:
                 self.lines += 1
@@ -99,7 +97,7 @@ class PartReader:
         bad: Reject | None = None
         rest = b""
         line_bytes = 0  # bytes of the current line in the pieces before
-        for piece in _pieces(self._part, _LINE_PIECE_BYTES):
+        for piece in self._pieces(_LINE_PIECE_BYTES):
             carried, whole = len(rest), rest + piece
             text, rest, wrong = _decode_piece(whole)
             if (length >= limit and text.isspace()) or length >= 2 * limit:
@@ -127,26 +125,19 @@ class PartReader:
 
     def _parquet(self) -> Iterator[str | Reject]:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        begin, end = self._part.begin, self._part.end or 0
-        try:
-            # A buffer, and no reading ahead, so that memory never holds a complete large row group.
-            with pq.ParquetFile(self._part.path, buffer_size=1 << 20, pre_buffer=False) as file:
-                groups = [file.metadata.row_group(group) for group in range(begin, end)]
-                rows = _rows_at_once(groups, self._key)
-                for batch in file.iter_batches(rows, range(begin, end), [self._key], use_threads=False):
-                    # As bytes: arrow would fail for the complete batch if one value is not UTF-8.
-                    for value in batch.column(0).cast(pa.large_binary()):
-                        self.lines += 1
-                        if value.is_valid and value.as_buffer().size > self._max_bytes:
-                            yield self._too_long("the text")
-                        else:
-                            yield _parquet_text(value.as_py(), self.lines)
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise DataError(f"{self._part.path} cannot be read as parquet: {first_line(error)}") from None
+        groups = range(self._part.begin, self._part.end or 0)
+        # A buffer, and no reading ahead, so that memory never holds a complete large row group.
+        with open_parquet(self._part.path, buffer_size=1 << 20, pre_buffer=False) as file:
+            rows = _rows_at_once([file.metadata.row_group(group) for group in groups], self._key)
+            for batch in file.iter_batches(rows, groups, [self._key], use_threads=False):
+                # As bytes: arrow would fail for the complete batch if one value is not UTF-8.
+                for value in batch.column(0).cast(pa.large_binary()):
+                    self.lines += 1
+                    if value.is_valid and value.as_buffer().size > self._max_bytes:
+                        yield self._too_long("the text")
+                    else:
+                        yield _parquet_text(value.as_py(), self.lines)
 
     def _too_long(self, what: str) -> Reject:
         most = "the most for a document unless tokenize has another --max-document-mb"
@@ -176,16 +167,9 @@ def _rows_at_once(groups: Sequence[Any], key: str) -> int:
 def _jsonl_text(line: bytes, number: int, key: str) -> str | Reject:
     """Return the text of a line of JSONL, or why it is unusable."""
     try:
-        row = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        return Reject(number, NOT_UTF8, f"not UTF-8: byte {error.start + 1} of the line is 0x{line[error.start]:02x}")
-    except json.JSONDecodeError as error:
-        need = f"each line must be one object with the key {key!r}"
-        return Reject(number, BAD_JSON, f"not JSON at character {error.pos + 1} ({error.msg}); {need}")
-    except ValueError as error:  # a number beyond Python's limit of digits
-        return Reject(number, BAD_JSON, str(error))
-    except RecursionError:
-        return Reject(number, BAD_JSON, "the JSON is nested too deeply")
+        row = parse_line(line, f"each line must be one object with the key {key!r}")
+    except RowError as error:
+        return Reject(number, NOT_UTF8 if isinstance(error, EncodingError) else BAD_JSON, str(error))
     if not isinstance(row, dict):
         return Reject(
             number, BAD_JSON, f"a JSON object with the key {key!r} is needed, the line holds: {_json_type(row)}"
@@ -215,9 +199,9 @@ def _parquet_text(value: bytes | None, number: int) -> str | Reject:
     if value is None:
         return Reject(number, NO_TEXT, "the text is null")
     try:
-        return _usable(value.decode(), number)
-    except UnicodeDecodeError as error:
-        return Reject(number, NOT_UTF8, f"not UTF-8: byte {error.start + 1} of the text is 0x{value[error.start]:02x}")
+        return _usable(decode(value, "the text"), number)
+    except EncodingError as error:
+        return Reject(number, NOT_UTF8, str(error))
 
 
 def _json_type(value: object) -> str:
@@ -233,45 +217,3 @@ def _decode_piece(piece: bytes) -> tuple[str, bytes, int | None]:
         if error.reason == "unexpected end of data" and not piece.endswith(b"\n"):
             return piece[: error.start].decode(), piece[error.start :], None
         return piece.decode(errors="replace"), b"", error.start
-
-
-def _pieces(part: Part, max_bytes: int) -> Iterator[bytes]:
-    """Yield the lines that begin in a part; split a line of more than `max_bytes` (-1: no limit) into pieces.
-
-    Raises:
-        DataError: a compressed file is damaged or cut short.
-    """
-    try:
-        with _opened(part) as stream:
-            if part.begin:
-                stream.seek(part.begin - 1)
-                while (skipped := stream.readline(_LINE_PIECE_BYTES)) and not skipped.endswith(b"\n"):
-                    pass
-            position = stream.tell() if part.end is not None else 0
-            at_line_start = True
-            while not at_line_start or part.end is None or position < part.end:
-                if not (piece := stream.readline(max_bytes)):
-                    return
-                yield piece.removeprefix(_BOM) if position == 0 else piece
-                position += len(piece)
-                at_line_start = piece.endswith(b"\n")
-    except (EOFError, zlib.error, OSError) as error:
-        # Unlike an error of the system, one of the content has no errno.
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise DataError(f"{part.path} is damaged or cut short: {first_line(error)}") from None
-
-
-def _opened(part: Part) -> IO[bytes] | gzip.GzipFile | io.BufferedReader:
-    if part.compression is not None and part.path.stat().st_size == 0:
-        raise DataError(f"{part.path} is damaged or cut short: it is empty")
-    if part.compression == "gz":
-        check_regular(part.path)
-        return gzip.open(part.path)
-    if part.compression == "zst":
-        # Arrow's reader, since that of `zstandard` takes the end of a truncated file for the end of its text.
-        import pyarrow as pa
-
-        check_regular(part.path)
-        return io.BufferedReader(pa.input_stream(part.path, compression="zstd"), 1 << 20)
-    return open_regular(part.path)

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from efficientbench.basics.errors import DataError, first_line
+from efficientbench.basics.errors import DataError
+from efficientbench.data_tools.rows import JSONL_SUFFIXES, PARQUET_SUFFIXES, open_parquet
 
-JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TEXT_SUFFIXES = (".txt", ".text")
-PARQUET_SUFFIXES = (".parquet",)
 COMPRESSED_SUFFIXES = (".gz", ".zst")
 KNOWN_SUFFIXES = (
     f"JSONL ({', '.join(JSONL_SUFFIXES)}), text ({', '.join(TEXT_SUFFIXES)}), each also with "
@@ -174,17 +173,10 @@ def cut_into_parts(paths: Sequence[Path], text_key: str) -> list[Part]:
 
 def _row_groups(path: Path, text_key: str) -> list[tuple[int, int]]:
     """Return ranges [begin, end) of row groups whose text takes about `PART_BYTES`."""
-    # Imported here: it takes a while, and only parquet needs it.
+    with open_parquet(path) as file:
+        schema, metadata = file.schema_arrow, file.metadata
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(path) as file:
-            schema, metadata = file.schema_arrow, file.metadata
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise DataError(f"{path} cannot be read as parquet: {first_line(error)}") from None
     if text_key not in schema.names:
         raise DataError(f"{path}: no column {text_key!r}; columns there: {', '.join(map(repr, schema.names))}")
     if schema.names.count(text_key) > 1:

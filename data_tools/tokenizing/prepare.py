@@ -6,14 +6,13 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from efficientbench.basics.errors import DataError, first_line
 from efficientbench.basics.files import complete_file, exclusive_lock
-from efficientbench.basics.foreign import check_regular
 from efficientbench.data_tools.download import DownloadRequest, download_dataset
+from efficientbench.data_tools.rows import open_parquet
 from efficientbench.data_tools.tokens.manifest import Corpus
 
 _ROWS_AT_ONCE = 64
@@ -64,24 +63,12 @@ def copy_as_jsonl(parquet: Path, target: Path) -> bool:
         if target.exists() and target.stat().st_mtime_ns == source.st_mtime_ns:
             return False
         with complete_file(target) as stream:
-            for row in _rows(parquet):
-                stream.write((json.dumps(_finite(row), ensure_ascii=False, default=str) + "\n").encode())
+            with open_parquet(parquet) as file:
+                for row in (row for batch in file.iter_batches(_ROWS_AT_ONCE) for row in batch.to_pylist()):
+                    stream.write((json.dumps(_finite(row), ensure_ascii=False, default=str) + "\n").encode())
             stream.flush()  # a later write would change the time
             os.utime(stream.fileno(), ns=(source.st_atime_ns, source.st_mtime_ns))
     return True
-
-
-def _rows(parquet: Path) -> Iterator[dict[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        check_regular(parquet)
-        with pyarrow.parquet.ParquetFile(parquet) as file:
-            for batch in file.iter_batches(_ROWS_AT_ONCE):
-                yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{parquet} cannot be written as JSONL: {first_line(error)}") from None
 
 
 def _finite(value: Any) -> Any:

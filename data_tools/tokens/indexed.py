@@ -27,6 +27,9 @@ _VERSION_BYTE, _DTYPE_BYTE, _SEQUENCES_BYTE, _DOCUMENTS_BYTE = 9, 17, 18, 26
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 """The format's codes of the dtypes that can hold tokens; 6 and 7 are floating-point numbers."""
 
+MASK_DTYPE = np.dtype(np.uint8)
+"""The dtype of a mask: 1 where the token is supervised."""
+
 _CHUNK = 1 << 20
 """Entries of the index that are checked at once."""
 
@@ -54,6 +57,11 @@ def idx_path(prefix: Path) -> Path:
 def hashes_path(prefix: Path) -> Path:
     """Return the path of the file beside a tokenized pair that has the `document_hash` of each document."""
     return prefix.with_name(prefix.name + ".hashes")
+
+
+def mask_prefix(prefix: Path) -> Path:
+    """Return the path, without suffix, of the pair that holds the mask of a conversation pair's tokens."""
+    return prefix.with_name(prefix.name + ".mask")
 
 
 def document_hash(tokens: bytes) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from efficientbench.data_tools.chat.record import check_mask, mask_prefix
+from efficientbench.basics.foreign import plain_text
+from efficientbench.data_tools.chat.record import check_mask
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
-from efficientbench.data_tools.tokens.indexed import bin_path, check_indexed, idx_path
+from efficientbench.data_tools.tokens.indexed import bin_path, check_indexed, idx_path, mask_prefix
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments, token_counts
 from efficientbench.data_tools.tokens.manifest import load_corpus, manifest_path
 
 _SHOWN_CHARACTERS = 400
 """The most characters of a document that are printed."""
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 _BAR_WIDTH = 40
 """Characters of the longest bar of the histogram."""
@@ -156,7 +155,7 @@ def _text(tokens: np.ndarray, tokenizer: TextTokenizer | None) -> str:
     # A character takes at most four tokens of a byte each: decode only the beginning of a book.
     head = tokens[: 4 * _SHOWN_CHARACTERS].tolist()
     # Foreign text may hold control characters that a terminal obeys.
-    text = _CONTROL.sub("\ufffd", tokenizer.backend.decode(head, skip_special_tokens=False))
+    text = plain_text(tokenizer.backend.decode(head, skip_special_tokens=False))
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} …"
 
 

@@ -223,15 +223,6 @@ def check_counts(corpus: Corpus, header: IndexedHeader) -> None:
         )
 
 
-def load_tokenize_record(manifest: Path) -> TokenizeRecord | None:
-    """Read how the corpus of a manifest was made; return None if it was not made from files of text.
-
-    Raises:
-        DataError: the manifest is missing or damaged.
-    """
-    return load_record(manifest, TokenizeRecord)
-
-
 def load_record(manifest: Path, kind: type[Made]) -> Made | None:
     """Read the record of this kind that a manifest holds; return None if it holds none.
 
@@ -248,7 +239,7 @@ def load_record(manifest: Path, kind: type[Made]) -> Made | None:
 def summary(corpus: Corpus) -> str:
     """Return a few lines that describe a corpus for people."""
     lines = [f"{corpus.prefix}: {number_of(corpus.documents, 'document')} of {corpus.tokens:,} tokens"]
-    record = load_tokenize_record(corpus.manifest)
+    record = load_record(corpus.manifest, TokenizeRecord)
     if record is not None:
         lines.append(f"{record.bytes_per_token:.3f} bytes of text per token, encoded by {record.engine}")
         if record.engine_reason:

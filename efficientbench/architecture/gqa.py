@@ -120,4 +120,5 @@ VARIANT = AttentionVariant(
     exporter="efficientbench.export.gqa:EXPORTER",
     exportable="GQA and MQA with rope, with experts or without, with qk_norm or without; GQA and MQA without positions "
     "or experts",
+    further={"one group": ("model.attention.query_groups=1",)},
 )

@@ -151,4 +151,5 @@ VARIANT = AttentionVariant(
     selective_recomputation=True,
     exporter="efficientbench.export.mla:EXPORTER",
     exportable="MLA without experts",
+    further={"latent queries": ("model.attention.q_lora_rank=20",)},
 )

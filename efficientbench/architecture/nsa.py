@@ -264,6 +264,13 @@ def _matrices(model: Decoder) -> dict[str, Stack]:
     }
 
 
+def _ratios(model: Decoder) -> tuple[float, ...]:
+    """Return l / d, l' / l and n · l' / w."""
+    nsa = _nsa(model)
+    selected = nsa.select_count * nsa.select_block
+    return nsa.compress_block / nsa.compress_stride, nsa.select_block / nsa.compress_block, selected / nsa.window
+
+
 VARIANT = AttentionVariant(
     config=NSAConfig,
     layer="efficientbench.model.attention.nsa:spec",
@@ -296,4 +303,10 @@ VARIANT = AttentionVariant(
     selective_recomputation=True,
     profiled_as=("RangeAttention", "SelectedAttention", "choose_at_once"),
     not_exported="no class of transformers has Native Sparse Attention",
+    # A query reads only a part of the sequence.
+    tiny=(
+        *("model.attention.compress_block=4", "model.attention.compress_stride=2", "model.attention.select_block=8"),
+        *("model.attention.select_count=4", "model.attention.window=12", "training.seq_len=64"),
+    ),
+    ratios=_ratios,
 )

@@ -121,6 +121,7 @@ VARIANTS = (
         table_divisor=math.sqrt(2),
         not_exported="transformers' classes with a trained row for each position (GPT-2, OPT, …) have LayerNorm and no "
         "SwiGLU",
+        tiny=("model.position.max_seq_len=64",),
     ),
     PositionVariant(
         config=RelativeConfig,
@@ -130,6 +131,8 @@ VARIANTS = (
         costs=PositionCosts(parameters=_table, rank_parameters=lambda model, tp, first: _table(model) // tp),
         not_exported="transformers' classes with T5's bias on the scores (T5, …) are encoders with decoders, with no "
         "SwiGLU of this kind",
+        # So few distances fill every bucket.
+        tiny=("model.position.buckets=8", "model.position.max_distance=12"),
     ),
     PositionVariant(
         config=AlibiConfig,

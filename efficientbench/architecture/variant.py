@@ -8,8 +8,8 @@ formula.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
@@ -222,6 +222,13 @@ class AttentionVariant:
     """Which models of the variant have a class in transformers."""
     not_exported: str = "its declaration names no class of transformers"
     """Why the variant has no exporter."""
+    tiny: tuple[str, ...] = ()
+    """Overrides, as `key=value`, with which the variant keeps its structure in a tiny model (doctor/variant/cases.py),
+    whose sequences may have 16 tokens unless `training.seq_len` is among them."""
+    further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Further tiny models that checks and tests need, by what each has: its overrides beside `tiny`."""
+    ratios: Callable[[Decoder], tuple[float, ...]] = lambda model: ()
+    """The ratios of its keys that define the variant: a smoke run, whose keys may be smaller, keeps them."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +265,10 @@ class PositionVariant:
     """Divisor of the initial standard deviation of its table, relative to other weights."""
     not_exported: str = "its declaration names no class of transformers"
     """Why a model with this encoding has no class in transformers, unless the encoding is RoPE or changes nothing."""
+    tiny: tuple[str, ...] = ()
+    """Overrides of the tiny model, as in AttentionVariant."""
+    further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Further tiny models, as in AttentionVariant."""
 
 
 def known(formula: Callable[[], Figure]) -> Figure | None:

@@ -111,20 +111,9 @@ def text_lines(stream: TextIO, path: Path) -> Iterator[str]:
     Raises OSError: a line has more than MOST_BYTES characters, as a hole in a file makes it.
     """
     while line := stream.readline(MOST_BYTES + 1):
-        _refuse_long(len(line), MOST_BYTES, "a line", path)
+        if len(line) > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"a line has more than {MOST_BYTES:,} characters", str(path))
         yield line
-
-
-def text_rest(stream: TextIO, path: Path) -> str:
-    """Return what is left of a text. Raises OSError: it has more than 4 GiB of characters."""
-    text = stream.read((1 << 32) + 1)
-    _refuse_long(len(text), 1 << 32, "what must be read at once", path)
-    return text
-
-
-def _refuse_long(characters: int, most: int, what: str, path: Path) -> None:
-    if characters > most:
-        raise OSError(errno.EFBIG, f"{what} has more than {most:,} characters", str(path))
 
 
 def _refuse_irregular(found: os.stat_result, path: str | Path) -> None:

@@ -6,7 +6,16 @@ import reprlib
 from contextlib import suppress
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, WrapValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 LARGEST = 2**63 - 1
 """Largest integer in a configuration; figures derived from larger ones may be too large to compute."""
@@ -39,6 +48,16 @@ MOST_LABEL = 100
 """Most characters of a label: a folder's name with the longest variant and size stays below file systems' 255."""
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._+=~-]*[A-Za-z0-9])?$", max_length=MOST_LABEL)]
 """Text that can be part of a folder's name."""
+
+Meters = Annotated[
+    tuple[str, ...] | None,
+    BeforeValidator(lambda given: given.split(",") if isinstance(given, str) else given),
+    Field(
+        description="meters of a socket, a PDU or a rack to read beside the devices' own sensors, with commas: "
+        "package.module:NAME or an installed one's name, imported because your command names it; unset: none"
+    ),
+]
+"""Names of meters, in text with commas between them."""
 
 
 def _tokens(given: object) -> int | str | None:

@@ -25,7 +25,8 @@ def installed(group: str) -> dict[str, str]:
     # Imported late: most commands have no use for it.
     from importlib.metadata import entry_points
 
-    return {each.name: f"{each.module}:{each.attr}" for each in entry_points(group=group)}
+    # Without extras, as in "package.module:NAME [extra]".
+    return {each.name: each.value.partition("[")[0].strip() for each in entry_points(group=group)}
 
 
 @cache
@@ -81,7 +82,7 @@ def unknown(what: str, name: str, ours: Iterable[str], group: str, form: str) ->
     known = {"ours are": list(ours), "installed are": list(installed(group))}
     near = nearest(name, sum(known.values(), []))
     listed = ", ".join(f"{whose} {', '.join(names)}" for whose, names in known.items() if names)
-    hint = f"did you mean {near}?" if near else listed
+    hint = f"did you mean {near}?" if near else listed or "none is installed"
     return f"there is no {what} called {name[:80]!r}: {hint}; yours is {form}"
 
 

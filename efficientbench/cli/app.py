@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from efficientbench.basics.help_page import command_that_names, translate_help
+from efficientbench.basics.help_page import command_that_names
 from efficientbench.cli.chat import chat, serve
-from efficientbench.cli.compare import compare as compare_command
+from efficientbench.cli.compare import compare
 from efficientbench.cli.evaluate import evaluate, task_names
 from efficientbench.cli.examples import EXAMPLES
 from efficientbench.cli.finetune import finetune
@@ -25,15 +26,20 @@ from efficientbench.cli.options import (
     Data,
     MatrixFile,
     Name,
+    RunFolder,
     Smoke,
+    Step,
     Tokenizer,
+    count,
+    option,
     resolve_arguments,
+    switch,
 )
-from efficientbench.cli.plan import plan as plan_command
-from efficientbench.cli.plot import plot as plot_command
+from efficientbench.cli.plan import plan
+from efficientbench.cli.plot import plot
 from efficientbench.cli.speedrun import speedrun
-from efficientbench.cli.sweep import sweep as sweep_command
-from efficientbench.cli.variant import check_variant, new_variant
+from efficientbench.cli.sweep import sweep
+from efficientbench.cli.variant import check_variant, new_variant, variant_names
 
 app = typer.Typer(
     help="Trains language models that differ in one architectural choice and measures what each choice costs.",
@@ -76,21 +82,17 @@ def _options(
     pass
 
 
-@app.command()
 def run(
     name: Name,
     arguments: Arguments = None,
     smoke: Smoke = False,
     data: Data = None,
     tokenizer: Tokenizer = None,
-    repeat: Annotated[
-        int | None,
-        typer.Option("--repeat", metavar="N", min=1, help="N runs with consecutive seeds; complete ones are kept"),
-    ] = None,
-    again: Annotated[bool, typer.Option("--again", help="with --repeat: train complete repeats again")] = False,
+    repeat: Annotated[int | None, count("N runs with consecutive seeds; complete ones are kept")] = None,
+    again: Annotated[bool, switch("--again", "with --repeat: train complete repeats again")] = False,
     matrix: MatrixFile = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="start at step 1, whatever checkpoint an earlier attempt has left")
+        bool, switch("--fresh", "start at step 1, whatever checkpoint an earlier attempt has left")
     ] = False,
 ) -> None:
     """Train, evaluate, measure and record one run, or several that repeat it."""
@@ -109,34 +111,20 @@ def run(
     raise typer.Exit(run_config(config, mode, fresh=fresh))
 
 
-app.command("sweep")(sweep_command)
-
-
-app.command("plan")(plan_command)
-
-
-@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="folder of runs, like output/efficientllm_benchmark")],
     paper: Annotated[
-        bool,
-        typer.Option("--paper", help="the five metrics as in EfficientLLM's tables, energy ranked two ways"),
+        bool, switch("--paper", "the five metrics as in EfficientLLM's tables, energy ranked two ways")
     ] = False,
-    price_per_hour: Annotated[
-        float | None,
-        typer.Option("--price-per-hour", metavar="X", min=0.0, help="of one device, for the costs of a report card"),
-    ] = None,
+    price_per_hour: Annotated[float | None, option("X", "of one device, for the costs of a report card", 0.0)] = None,
 ) -> None:
     """Write report.html, report.md, report.csv and TensorBoard's HParams from a folder's records; print the table."""
     from rich.console import Console
 
     from efficientbench.metrics.report.answers import print_answers
-    from efficientbench.metrics.report.build import build_report
+    from efficientbench.metrics.report.build import build_report, print_beside
     from efficientbench.metrics.report.headline import print_results
     from efficientbench.metrics.report.paper.paper import print_paper
-    from efficientbench.metrics.report.sections.checksums import checksum_note
-    from efficientbench.metrics.report.sections.failures import print_failures
-    from efficientbench.metrics.report.sections.generation import beside, print_generation
 
     made = build_report(folder, paper, price_per_hour)
     if made.records and paper:
@@ -144,20 +132,7 @@ def report(
     elif made.records:
         print_answers(made.rows.suites, Console())
         print_results(made.records, Console())
-    print_generation(beside(made.generations, made.records), made.records, Console())
-    print_failures(made.failures, Console())
-    if made.unchecked:
-        print(checksum_note(made.unchecked))
-    for line in made.warnings:
-        print(f"warning: {line}", file=sys.stderr)
-    for path in made.written:
-        print(path)
-
-
-app.command("plot")(plot_command)
-
-
-app.command("compare")(compare_command)
+    print_beside(made, Console())
 
 
 class Format(str, Enum):
@@ -166,16 +141,11 @@ class Format(str, Enum):
     HF = "hf"
 
 
-@app.command()
 def export(
-    run_folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B")
-    ],
+    run_folder: RunFolder,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="where the model goes: a new or empty folder")],
-    to: Annotated[Format, typer.Option("--to", help="hf: for transformers' AutoModelForCausalLM")] = Format.HF,
-    step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="of the checkpoint; without it the last good one")
-    ] = None,
+    to: Annotated[Format, typer.Option(help="hf: for transformers' AutoModelForCausalLM")] = Format.HF,
+    step: Step = None,
 ) -> None:
     """Write a run's trained model as a folder that other programs load: weights, configuration, tokenizer."""
     from efficientbench.export.hugging_face import export as export_run
@@ -186,15 +156,11 @@ def export(
     print(f"{exported.class_name} of step {exported.step:,}: {exported.folder}")
 
 
-@app.command("import")
 def import_(
     source: Annotated[
         Path, typer.Argument(metavar="HF_FOLDER", help="config.json, safetensors and tokenizer.json of a model")
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="RUN", help="the run's folder, new or empty; output/imported/<its name>"),
-    ] = None,
+    output: Annotated[Path | None, option("RUN", "the run's folder, new or empty; output/imported/<its name>")] = None,
 ) -> None:
     """Make a run's folder of a model that transformers saved, so that runs can begin with its weights."""
     from efficientbench.export.importing import import_folder
@@ -205,9 +171,8 @@ def import_(
     print("train it further:", shlex.join(["efficientbench", "run", made.name, "--matrix", made.matrix, *given]))
 
 
-@app.command()
 def scripts(
-    check: Annotated[bool, typer.Option("--check", help="write nothing; fail if any is out of date")] = False,
+    check: Annotated[bool, switch("--check", "write nothing; fail if any is out of date")] = False,
 ) -> None:
     """Write the run_*.sh of every run in the matrix, and of every fine-tuning."""
     from efficientbench.config.scripts import check_scripts, write_scripts
@@ -216,12 +181,8 @@ def scripts(
     (check_scripts if check else write_scripts)(further=tuning_scripts())
 
 
-@app.command()
 def doctor(
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="TYPE", help="examine one device type, with a training step on each"),
-    ] = None,
+    device: Annotated[str | None, option("TYPE", "examine one device type, with a training step on each")] = None,
 ) -> None:
     """Print what this machine has, what it lacks for which purpose, and how to mend that."""
     from efficientbench.doctor.doctor import check_device, check_machine
@@ -229,7 +190,6 @@ def doctor(
     raise typer.Exit(check_machine() if device is None else check_device(device))
 
 
-@app.command()
 def profile(
     name: Name, arguments: Arguments = None, smoke: Smoke = False, data: Data = None, tokenizer: Tokenizer = None
 ) -> None:
@@ -239,47 +199,29 @@ def profile(
     raise typer.Exit(profile_run(*resolve_arguments(name, arguments or [], smoke, data, tokenizer)))
 
 
-app.command("list")(list_runs)
-app.command("keys")(list_keys)
-app.command()(chat)
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(run, sweep, plan, report, plot, compare, export),
+    *(import_, scripts, doctor, profile, list_runs, list_keys, chat, finetune, generate, launch, serve),
+    *(speedrun, new_variant),
+)
+_NAMES: dict[Callable[..., None], str] = {import_: "import", list_runs: "list", list_keys: "keys"}
+"""Names of commands that are not called as their functions."""
+for _command in _COMMANDS:
+    app.command(_NAMES.get(_command))(_command)
 app.command(cls=command_that_names("Tasks:", task_names))(evaluate)
-app.command()(finetune)
-app.command()(generate)
-app.command()(launch)
-app.command()(serve)
-app.command()(speedrun)
-app.command("check-variant")(check_variant)
-app.command("new-variant")(new_variant)
+app.command(cls=command_that_names("Variants:", variant_names))(check_variant)
 
 
 def run_command() -> None:
     """Run the command that was typed; print a user's mistake on stderr, without a traceback, and exit with 2."""
-    from efficientbench.basics.encoding import find_other_bytes, use_utf8
-    from efficientbench.basics.examples import add_examples
-    from efficientbench.basics.language import is_chinese
+    from efficientbench.basics.encoding import use_utf8
+    from efficientbench.basics.program import run_program
     from efficientbench.launchers.files import writable_caches
 
     use_utf8()
     os.environ.update(writable_caches(os.environ))
-    if problem := find_other_bytes():
-        print(f"error: {problem}", file=sys.stderr)
-        sys.exit(2)
-    command = typer.main.get_command(app)
-    add_examples(command, "efficientbench", EXAMPLES)
-    if is_chinese():
-        translate_help(command)
     try:
-        command()
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _EXTRAS:
-            raise
-        extra = _EXTRAS[missing]
-        print(
-            f"error: {error.name} is not installed, which this command needs: pip install 'efficientbench[{extra}]'",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        run_program(app, "efficientbench", EXAMPLES, _EXTRAS)
     except Exception as error:
         from efficientbench.launchers.processes.supervision import print_stderr
         from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory, unusable_path

@@ -7,20 +7,10 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.cli.options import Kinds, Seed, Step, Temperature, count, option
+
 ChatRun = Annotated[
-    Path,
-    typer.Argument(metavar="RUN", help="folder of a run that learned conversations, like output/mine/sft_d12"),
-]
-Kinds = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[key=value]...",
-        help="model.attention.kind=package.module:VARIANT, likewise of position: code of a variant of your own, "
-        "which the run was trained with",
-    ),
-]
-Step = Annotated[
-    int | None, typer.Option("--step", metavar="N", help="of the checkpoint; without it the last good one")
+    Path, typer.Argument(metavar="RUN", help="folder of a run that learned conversations, like output/mine/sft_d12")
 ]
 
 
@@ -30,17 +20,10 @@ def chat(
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="answer this alone; without it a conversation")
     ] = None,
-    temperature: Annotated[
-        float,
-        typer.Option("--temperature", metavar="T", min=0.0, help="divides the logits; 0: always the likeliest token"),
-    ] = 0.6,
-    top_k: Annotated[
-        int, typer.Option("--top-k", metavar="K", min=0, help="choose among the K likeliest tokens; 0: all")
-    ] = 50,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", metavar="N", min=1, help="most tokens of an answer")
-    ] = 256,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", min=0, help="of the tokens that are sampled")] = 0,
+    temperature: Temperature = 0.6,
+    top_k: Annotated[int, option("K", "choose among the K likeliest tokens; 0: all", 0)] = 50,
+    max_new_tokens: Annotated[int, count("most tokens of an answer")] = 256,
+    seed: Seed = 0,
     step: Step = None,
 ) -> None:
     """Talk with a run's chat model in the terminal; calls of the calculator are shown as [6*7 = 42]."""
@@ -59,18 +42,12 @@ def chat(
 def serve(
     run_folder: ChatRun,
     arguments: Kinds = None,
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="where to listen; any but this machine's own needs a key")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0: one that is free")] = 8000,
-    models: Annotated[
-        int,
-        typer.Option("--models", metavar="N", min=1, help="how many clients are answered at once; GPUs take turns"),
-    ] = 1,
+    host: Annotated[str, option("ADDRESS", "where to listen; any but this machine's own needs a key")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: one that is free")] = 8000,
+    models: Annotated[int, count("how many clients are answered at once; GPUs take turns")] = 1,
     key: Annotated[
         str | None,
         typer.Option(
-            "--key",
             envvar="EFFICIENTBENCH_KEY",
             metavar="KEY",
             show_envvar=True,

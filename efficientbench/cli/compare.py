@@ -7,45 +7,31 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.cli.options import names, option
+
 
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="folder of a run, or of its repeats")],
     second: Annotated[Path, typer.Argument(metavar="B", help="the same of another run; ratios are B over A")],
-    despite: Annotated[
-        str, typer.Option("--despite", metavar="LIST", help="conditions that may differ, like dtype,layout")
-    ] = "",
+    despite: Annotated[str, option("LIST", "conditions that may differ, like dtype,layout")] = "",
     target_loss: Annotated[
-        float | None, typer.Option("--target-loss", help="print tokens, time and energy to this validation loss")
+        float | None, typer.Option(help="print tokens, time and energy to this validation loss")
     ] = None,
     served_tokens: Annotated[
         float | None,
-        typer.Option(
-            "--served-tokens",
-            metavar="N",
-            min=0.0,
-            help="like 1e12: print what training and serving so many tokens take, by `generate --measure`",
-        ),
+        option("N", "like 1e12: print what training and serving so many tokens take, by `generate --measure`", 0.0),
     ] = None,
     price_per_hour: Annotated[
-        float | None,
-        typer.Option("--price-per-hour", metavar="X", min=0.0, help="with --served-tokens: of one device, in currency"),
+        float | None, option("X", "with --served-tokens: of one device, in currency", 0.0)
     ] = None,
     fail_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fail-if", metavar="CHANGE", help="like tokens_per_s<-3%: exit with 1 where B shows it; may be repeated"
-        ),
+        list[str] | None, option("CHANGE", "like tokens_per_s<-3%: exit with 1 where B shows it; may be repeated")
     ] = None,
-    junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="with --fail-if: write the outcomes as JUnit's XML")
-    ] = None,
+    junit: Annotated[Path | None, option("FILE", "with --fail-if: write the outcomes as JUnit's XML")] = None,
     summary: Annotated[
         Path | None,
         typer.Option(
-            "--summary",
-            metavar="FILE",
-            envvar="GITHUB_STEP_SUMMARY",
-            help="append outcomes and figures to this Markdown file",
+            metavar="FILE", envvar="GITHUB_STEP_SUMMARY", help="append outcomes and figures to this Markdown file"
         ),
     ] = None,
 ) -> None:
@@ -57,7 +43,7 @@ def compare(
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
-    from efficientbench.metrics.analysis.generation.generation_sides import OF_GENERATION, load_generated
+    from efficientbench.metrics.analysis.generation import OF_GENERATION, load_generated
     from efficientbench.metrics.analysis.life_cost import compare_lives
     from efficientbench.metrics.analysis.paired import pair_evaluations
     from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
@@ -69,7 +55,7 @@ def compare(
     from efficientbench.metrics.report.sections.thresholds import append_summary, print_outcomes, write_junit
 
     thresholds = [Threshold.of(text) for text in fail_if or ()]
-    allowed = [name.strip() for name in despite.split(",") if name.strip()]
+    allowed = names(despite)
     groups = load_group(first), load_group(second)
     made = [load_generated(folder, needed=served_tokens is not None) for folder in (first, second)]
     sides = list(zip(groups, made, strict=True))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from efficientbench.cli.options import names
+from efficientbench.cli.options import AllowCode, Kinds, RunFolder, Step, count, names, option, switch
 from efficientbench.evaluation.task import BATCH_TOKENS, Options
+
+if TYPE_CHECKING:
+    from efficientbench.evaluation.launch import Asked
 
 GOES_ON = "stopped: the same command goes on from here"
 
@@ -23,88 +26,41 @@ def task_names() -> list[str]:
 
 
 def evaluate(
-    run_folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B")
-    ],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[key=value]...",
-            help="model.attention.kind=package.module:VARIANT, likewise of position: code of a variant of your own, "
-            "which the run was trained with",
-        ),
-    ] = None,
+    run_folder: RunFolder,
+    arguments: Kinds = None,
     tasks: Annotated[
-        str | None,
-        typer.Option(
-            "--tasks", metavar="LIST", help="like core,mmlu,package.module:Class; loss, where --lm-eval is not given"
-        ),
+        str | None, option("LIST", "like core,mmlu,package.module:Class; loss, where --lm-eval is not given")
     ] = None,
-    lm_eval: Annotated[
-        str | None, typer.Option("--lm-eval", metavar="LIST", help="tasks of lm-eval, like hellaswag,piqa")
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option("--limit", metavar="N", min=1, help="at most N items of each task, and of each in core"),
-    ] = None,
+    lm_eval: Annotated[str | None, option("LIST", "tasks of lm-eval, like hellaswag,piqa")] = None,
+    limit: Annotated[int | None, count("at most N items of each task, and of each in core")] = None,
     data: Annotated[
-        str | None,
-        typer.Option(
-            "--data", metavar="FOLDER", help="the tasks' items, each task's in its own folder; or URL#sha256="
-        ),
+        str | None, option("FOLDER", "the tasks' items, each task's in its own folder; or URL#sha256=")
     ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option("--text", metavar="PATH", help="what `loss` scores; without it the run's own validation text"),
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="of the checkpoint; without it the last good one")
-    ] = None,
-    batch_tokens: Annotated[
-        int, typer.Option("--batch-tokens", metavar="N", min=1, help="tokens that are computed at once")
-    ] = BATCH_TOKENS,
-    allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="run programs that the model writes, as humaneval needs it")
-    ] = False,
-    samples: Annotated[
-        int, typer.Option("--samples", metavar="N", min=1, help="answers to each question without choices")
-    ] = 1,
-    temperature: Annotated[
-        float, typer.Option("--temperature", metavar="T", min=0.0, help="of these answers; 0: the likeliest tokens")
-    ] = 0.0,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", metavar="N", min=1, help="most tokens of such an answer")
-    ] = 512,
+    text: Annotated[Path | None, option("PATH", "what `loss` scores; without it the run's own validation text")] = None,
+    step: Step = None,
+    batch_tokens: Annotated[int, count("tokens that are computed at once")] = BATCH_TOKENS,
+    allow_code: AllowCode = False,
+    samples: Annotated[int, count("answers to each question without choices")] = 1,
+    temperature: Annotated[float, option("T", "of these answers; 0: the likeliest tokens", 0.0)] = 0.0,
+    max_new_tokens: Annotated[int, count("most tokens of such an answer")] = 512,
     contamination: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--contamination",
-            help="count items that stand in the training split, also what was not read; figures without them",
+            "count items that stand in the training split, also what was not read; figures without them",
         ),
     ] = False,
     lengths: Annotated[
-        str | None,
-        typer.Option("--lengths", metavar="LIST", help="tokens of passkey, needle and position_loss, like 2048,4096"),
+        str | None, option("LIST", "tokens of passkey, needle and position_loss, like 2048,4096")
     ] = None,
-    tp: Annotated[
-        int, typer.Option("--tp", metavar="N", min=1, help="ranks of this machine that share a copy of the model")
-    ] = 1,
-    dp: Annotated[
-        int, typer.Option("--dp", metavar="N", min=1, help="copies of the model, which divide the items")
-    ] = 1,
+    tp: Annotated[int, count("ranks of this machine that share a copy of the model")] = 1,
+    dp: Annotated[int, count("copies of the model, which divide the items")] = 1,
 ) -> None:
     """Score a run's trained model by tasks, item by item; a killed evaluation goes on."""
-    from rich.console import Console
-
     from efficientbench.architecture.registry import load_kinds
-    from efficientbench.basics.errors import EvaluationError, GenerationError
     from efficientbench.evaluation.data import find_data
-    from efficientbench.evaluation.evaluate import evaluate as evaluate_run
-    from efficientbench.evaluation.launch import Asked, evaluate_on_ranks
-    from efficientbench.evaluation.lm_eval.run import evaluate_by_lm_eval
+    from efficientbench.evaluation.launch import Asked
     from efficientbench.evaluation.long_context.lengths import read_lengths
-    from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
-    from efficientbench.launchers.processes.supervision import print_stderr
 
     if tp * dp > 1 and lm_eval is not None:
         raise typer.BadParameter("--tp and --dp: lm-eval asks one process; call --lm-eval by itself")
@@ -124,21 +80,37 @@ def evaluate(
         contamination=contamination,
         batch_tokens=batch_tokens,
     )
+    asked = Asked(names(tasks or "loss"), options, step, tp, dp, tuple(arguments or []))
+    _score(asked, tasks is not None or lm_eval is None, lm_eval)
+
+
+def _score(asked: Asked, by_tasks: bool, lm_eval: str | None) -> None:
+    """Evaluate by the tasks that are asked for, if `by_tasks`, then by the tasks of lm-eval.
+
+    Raises Exit: the model cannot be scored, or was scored on several ranks, or the user has stopped it.
+    """
+    from rich.console import Console
+
+    from efficientbench.basics.errors import EvaluationError, GenerationError
+    from efficientbench.evaluation.evaluate import evaluate as evaluate_run
+    from efficientbench.evaluation.launch import evaluate_on_ranks
+    from efficientbench.evaluation.lm_eval.run import evaluate_by_lm_eval
+    from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
+    from efficientbench.launchers.processes.supervision import print_stderr
+
+    console = Console(soft_wrap=True)
     try:
-        console = Console(soft_wrap=True)
-        listed = names(tasks or "loss")
-        if tp * dp > 1:
-            asked = Asked(tuple(listed), options, step, tp, dp, tuple(arguments or []))
+        if asked.tp * asked.dp > 1:
             code = evaluate_on_ranks(asked, console)
             if code in STOP_EXIT_CODES.values():
                 print(GOES_ON, file=sys.stderr)
             raise typer.Exit(code)
-        if tasks is not None or lm_eval is None:
-            evaluate_run(listed, options, step, console)
+        if by_tasks:
+            evaluate_run(asked.names, asked.options, asked.step, console)
         if lm_eval is not None:
-            evaluate_by_lm_eval(names(lm_eval), options, step, console)
+            evaluate_by_lm_eval(names(lm_eval), asked.options, asked.step, console)
     except (EvaluationError, GenerationError) as error:
-        print_stderr(f"error: {run_folder}: {error}")
+        print_stderr(f"error: {asked.options.folder}: {error}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         print(GOES_ON, file=sys.stderr)

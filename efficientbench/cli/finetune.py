@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import MODES, TuningArguments
+from efficientbench.cli.options import TuningArguments, count, mode_of, option, overrides_of, switch
 
 MERGE, EFFECT, LOSSES = "merge", "effect", "losses"
 
@@ -19,40 +19,21 @@ def finetune(
         typer.Argument(metavar="NAME", help="<method>_<size>, like lora_32B; or merge, effect or losses: see below"),
     ],
     arguments: TuningArguments = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="a tiny Qwen2 in the named one's place, two ranks")] = False,
+    smoke: Annotated[bool, switch("--smoke", "a tiny Qwen2 in the named one's place, two ranks")] = False,
     data: Annotated[
         str | None,
-        typer.Option(
-            "--data",
-            metavar="PATH",
-            help="examples: JSON, JSONL, parquet, or the hub's owner/name; without it: Python's manual, to try a run",
+        option(
+            "PATH", "examples: JSON, JSONL, parquet, or the hub's owner/name; without it: Python's manual, to try a run"
         ),
     ] = None,
-    repeat: Annotated[
-        int | None,
-        typer.Option("--repeat", metavar="N", min=1, help="N runs with consecutive seeds; complete ones stay"),
-    ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="print memory, traffic and layouts that fit; touches no device")
-    ] = False,
-    world: Annotated[int, typer.Option("--world", metavar="N", min=1, help="of --plan: ranks of all nodes")] = 16,
-    devices_per_node: Annotated[
-        int, typer.Option("--devices-per-node", metavar="N", min=1, help="of --plan: accelerators in a node")
-    ] = 8,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="NAME", help="of --plan: a row of hardware.yaml, like 'H100 SXM'"),
-    ] = None,
-    memory_gb: Annotated[
-        float | None, typer.Option("--memory-gb", metavar="GB", help="of --plan: a device's memory; the row's, or 64")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="start at step 1, whatever an earlier attempt has left")
-    ] = False,
-    base: Annotated[
-        str | None,
-        typer.Option("--base", metavar="MODEL", help="of merge: the base model, in the recorded one's place"),
-    ] = None,
+    repeat: Annotated[int | None, count("N runs with consecutive seeds; complete ones stay")] = None,
+    plan: Annotated[bool, switch("--plan", "print memory, traffic and layouts that fit; touches no device")] = False,
+    world: Annotated[int, count("of --plan: ranks of all nodes")] = 16,
+    devices_per_node: Annotated[int, count("of --plan: accelerators in a node")] = 8,
+    device: Annotated[str | None, option("NAME", "of --plan: a row of hardware.yaml, like 'H100 SXM'")] = None,
+    memory_gb: Annotated[float | None, option("GB", "of --plan: a device's memory; the row's, or 64")] = None,
+    fresh: Annotated[bool, switch("--fresh", "start at step 1, whatever an earlier attempt has left")] = False,
+    base: Annotated[str | None, option("MODEL", "of merge: the base model, in the recorded one's place")] = None,
 ) -> None:
     """Fine-tune a transformers model by LoRA or in full on DeepSpeed's ZeRO, measure it, and save what it learned.
 
@@ -68,13 +49,13 @@ def finetune(
     if name == EFFECT:
         _effect(given)
     elif plan:
-        _plan(name, smoke, _overrides(given, data), world, devices_per_node, device, memory_gb)
+        _plan(name, smoke, overrides_of(given, data), world, devices_per_node, device, memory_gb)
     elif name == MERGE:
         _merge(given, base)
     elif name == LOSSES:
         _losses(given, smoke, data)
     else:
-        raise typer.Exit(_train(name, smoke, _overrides(given, data), _mode(given), repeat, fresh))
+        raise typer.Exit(_train(name, smoke, overrides_of(given, data), mode_of(given), repeat, fresh))
 
 
 def _effect(given: list[str]) -> None:
@@ -123,7 +104,7 @@ def _losses(given: list[str], smoke: bool, data: str | None) -> None:
     from efficientbench.finetuning.load import resolve_tuning
 
     name, file = words
-    config = resolve_tuning(name, smoke, _overrides([each for each in given if "=" in each], data))
+    config = resolve_tuning(name, smoke, overrides_of([each for each in given if "=" in each], data))
     from efficientbench.finetuning.curriculum.base_losses import write_losses
 
     print(f"{write_losses(config, Path(file)):,} examples: {file}")
@@ -141,14 +122,6 @@ def _train(name: str, smoke: bool, overrides: list[str], mode: str, repeat: int 
     if repeat is not None:
         return run_repeats(config, mode, repeat, fresh)
     return run_tuning(config, mode, fresh=fresh)
-
-
-def _mode(given: list[str]) -> str:
-    return next((each for each in reversed(given) if each in MODES), MODES[0])
-
-
-def _overrides(given: list[str], data: str | None) -> list[str]:
-    return [each for each in given if each not in MODES] + ([f"data.path={data}"] if data else [])
 
 
 def _check_stack() -> None:

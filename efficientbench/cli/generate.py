@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import MatrixFile, Smoke, names
+from efficientbench.cli.options import MatrixFile, Seed, Smoke, Step, Temperature, count, names, option, switch
 
 
 def generate(
@@ -28,48 +28,23 @@ def generate(
             "your own, which the run was trained with; of a name: keys of the configuration, as for `run`",
         ),
     ] = None,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", metavar="TEXT", help="text to continue; without it a new document")
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", help="a prompt on each line, instead of --prompt")
-    ] = None,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", metavar="N", min=1, help="most tokens of a continuation")
-    ] = 64,
-    temperature: Annotated[
-        float,
-        typer.Option("--temperature", metavar="T", min=0.0, help="divides the logits; 0: always the likeliest token"),
-    ] = 0.0,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", metavar="K", min=1, help="choose among the K likeliest tokens; all")
-    ] = None,
+    prompt: Annotated[str | None, option("TEXT", "text to continue; without it a new document")] = None,
+    file: Annotated[Path | None, option("FILE", "a prompt on each line, instead of --prompt")] = None,
+    max_new_tokens: Annotated[int, count("most tokens of a continuation")] = 64,
+    temperature: Temperature = 0.0,
+    top_k: Annotated[int | None, option("K", "choose among the K likeliest tokens; all", 1)] = None,
     top_p: Annotated[
-        float,
-        typer.Option("--top-p", metavar="P", min=0.0, max=1.0, help="and of those the likeliest of this probability"),
+        float, typer.Option(metavar="P", min=0.0, max=1.0, help="and of those the likeliest of this probability")
     ] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", min=0, help="of the tokens that are sampled")] = 0,
-    batch: Annotated[
-        str | None,
-        typer.Option("--batch", metavar="B", help="prompts that are continued at once (8); measured: a list (1,8)"),
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="of the checkpoint; without it the last good one")
-    ] = None,
-    tp: Annotated[
-        int, typer.Option("--tp", metavar="N", min=1, help="devices that share the model's heads, one process each")
-    ] = 1,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="measure time, memory and energy, and write generation.json")
-    ] = False,
-    prompt_tokens: Annotated[
-        str | None, typer.Option("--prompt-tokens", metavar="LIST", help="measured: lengths of prompts (128,2048)")
-    ] = None,
-    repeats: Annotated[
-        int | None, typer.Option("--repeats", metavar="N", min=1, help="measured: fewest requests of each row (5)")
-    ] = None,
+    seed: Seed = 0,
+    batch: Annotated[str | None, option("B", "prompts that are continued at once (8); measured: a list (1,8)")] = None,
+    step: Step = None,
+    tp: Annotated[int, count("devices that share the model's heads, one process each")] = 1,
+    measure: Annotated[bool, switch("--measure", "measure time, memory and energy, and write generation.json")] = False,
+    prompt_tokens: Annotated[str | None, option("LIST", "measured: lengths of prompts (128,2048)")] = None,
+    repeats: Annotated[int | None, count("measured: fewest requests of each row (5)")] = None,
     compiled: Annotated[
-        bool, typer.Option("--compile", help="measured: decoding steps by torch.compile, compiled before they count")
+        bool, switch("--compile", "measured: decoding steps by torch.compile, compiled before they count")
     ] = False,
     smoke: Smoke = False,
     matrix: MatrixFile = None,
@@ -132,8 +107,8 @@ def _measure(
         from efficientbench.generation.measuring.measure_command import measure_several
 
         options = ["--measure", "--max-new-tokens", f"{max_new_tokens}", "--repeats", f"{repeats}"]
-        for option, listed in zip(("--prompt-tokens", "--batch"), sizes, strict=True):
-            options += [option, ",".join(map(str, listed))]
+        for name, listed in zip(("--prompt-tokens", "--batch"), sizes, strict=True):
+            options += [name, ",".join(map(str, listed))]
         options += ["--compile"] if compiled else []
         options += ["--smoke"] if smoke else []
         options += ["--step", f"{step}"] if step is not None else []
@@ -143,11 +118,11 @@ def _measure(
         return measure_run(found, cases, repeats, compiled)
 
 
-def numbers(option: str, text: str, most: int | None = None) -> list[int]:
+def numbers(name: str, text: str, most: int | None = None) -> list[int]:
     """Split a list of whole numbers like `1,8`. Raises BadParameter: it is none, or has more than `most`."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise typer.BadParameter(f"{option}: {text!r} is no list of numbers above 0, like 1,8")
+        raise typer.BadParameter(f"{name}: {text!r} is no list of numbers above 0, like 1,8")
     if most is not None and len(parts) > most:
-        raise typer.BadParameter(f"{option}: {text!r} is a list, which only --measure takes")
+        raise typer.BadParameter(f"{name}: {text!r} is a list, which only --measure takes")
     return list(dict.fromkeys(map(int, parts)))

@@ -20,8 +20,10 @@ from efficientbench.cli.options import (
     Sizes,
     Smoke,
     Tokenizer,
+    count,
     names,
     of_depth,
+    option,
     overrides_of,
 )
 
@@ -54,30 +56,13 @@ class Rendezvous(str, Enum):
     STATIC = "static"
 
 
-Nodes = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="nodes that each run takes")]
-DevicesPerNode = Annotated[
-    int, typer.Option("--devices-per-node", metavar="N", min=0, help="accelerators of a node; 0: its processors train")
-]
-Sbatch = Annotated[
-    list[str] | None,
-    typer.Option("--sbatch", metavar="KEY=VALUE", help="slurm: an option of sbatch, like partition=gpu; repeatable"),
-]
-RendezvousId = Annotated[
-    str, typer.Option("--rendezvous-id", metavar="ID", help="torchrun: tells apart who meets at one port")
-]
-RendezvousTimeout = Annotated[
-    int, typer.Option("--rendezvous-timeout", metavar="SECONDS", help="torchrun: how long nodes wait for the others")
-]
+Sbatch = Annotated[list[str] | None, option("KEY=VALUE", "slurm: an option of sbatch, like partition=gpu; repeatable")]
 Port = Annotated[
-    int, typer.Option("--port", help="torchrun: port at the first node where MASTER_PORT is unset; and the next one")
+    int, typer.Option(help="torchrun: port at the first node where MASTER_PORT is unset; and the next one")
 ]
-Image = Annotated[
-    str | None,
-    typer.Option("--container", metavar="IMAGE", help="run in a container: REGISTRY/NAME:TAG, or a .sif or .sqsh file"),
-]
+Image = Annotated[str | None, option("IMAGE", "run in a container: REGISTRY/NAME:TAG, or a .sif or .sqsh file")]
 ContainerEngine = Annotated[
-    Engine | None,
-    typer.Option("--engine", help="of the container; Slurm: pyxis, torchrun: docker where it is not given"),
+    Engine | None, typer.Option(help="of the container; Slurm: pyxis, torchrun: docker where it is not given")
 ]
 Mounts = Annotated[
     list[Path] | None,
@@ -88,16 +73,13 @@ Mounts = Annotated[
 Modules = Annotated[
     list[str] | None, typer.Option("--module", metavar="NAME", help="module load NAME on the nodes first; repeatable")
 ]
-Claim = Annotated[
-    str, typer.Option("--claim", metavar="NAME", help="kubernetes: volume claim for output and data, at /workspace")
-]
 
 
 def launch(
     name: Annotated[str | None, RUN] = None,
     arguments: Arguments = None,
     *,
-    to: Annotated[Starter, typer.Option("--to", help="who starts the nodes")],
+    to: Annotated[Starter, typer.Option(help="who starts the nodes")],
     only: Only = "",
     sizes: Sizes = "",
     axes: Axes = None,
@@ -105,22 +87,20 @@ def launch(
     data: Data = None,
     tokenizer: Tokenizer = None,
     matrix: MatrixFile = None,
-    nodes: Nodes = 1,
-    devices_per_node: DevicesPerNode = 8,
-    output: Annotated[str, typer.Option("--output", metavar="FILE", help="where the script goes; -: to stdout")] = "-",
-    repeat: Annotated[int | None, typer.Option("--repeat", metavar="N", min=1, help="as of `run`")] = None,
+    nodes: Annotated[int, count("nodes that each run takes")] = 1,
+    devices_per_node: Annotated[int, option("N", "accelerators of a node; 0: its processors train", 0)] = 8,
+    output: Annotated[str, option("FILE", "where the script goes; -: to stdout")] = "-",
+    repeat: Annotated[int | None, count("as of `run`")] = None,
     sbatch: Sbatch = None,
-    rendezvous: Annotated[
-        Rendezvous, typer.Option("--rendezvous", help="torchrun: how its agents meet")
-    ] = Rendezvous.C10D,
-    rendezvous_id: RendezvousId = "",
-    rendezvous_timeout: RendezvousTimeout = 600,
+    rendezvous: Annotated[Rendezvous, typer.Option(help="torchrun: how its agents meet")] = Rendezvous.C10D,
+    rendezvous_id: Annotated[str, option("ID", "torchrun: tells apart who meets at one port")] = "",
+    rendezvous_timeout: Annotated[int, option("SECONDS", "torchrun: how long nodes wait for the others")] = 600,
     port: Port = 29500,
     container: Image = None,
     engine: ContainerEngine = None,
     mounts: Mounts = None,
     modules: Modules = None,
-    claim: Claim = "",
+    claim: Annotated[str, option("NAME", "kubernetes: volume claim for output and data, at /workspace")] = "",
 ) -> None:
     """Write what starts a run on other nodes: a script for torchrun or Slurm's sbatch, or a Job of Kubernetes.
 

@@ -48,7 +48,7 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
     from efficientbench.config.load import resolve
     from efficientbench.config.matrix import MATRIX, load_matrix
     from efficientbench.costs.model import count_parameters
-    from efficientbench.planning.plan_table import plain_table
+    from efficientbench.planning.table import plain_table
 
     file = matrix_file or MATRIX
     matrix = load_matrix(file)
@@ -62,7 +62,7 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
                 counted = None
             figures = (f"{counted.total:,}", f"{counted.active:,}") if counted else ("n/a", "n/a")
             table.add_row(run.name, *figures, run.suite)
-    others = [each for each in (_tunings(words), _tasks(words)) if each.row_count]
+    others = [each for each in (_tunings(words), _tasks(words), _plugins(words)) if each.row_count]
     if not table.row_count and not others:
         raise ConfigError(f"no run has {' or '.join(words)} in its name or suite: efficientbench list has all of them")
     console = Console(highlight=False, soft_wrap=True)
@@ -86,7 +86,7 @@ def _has(words: Sequence[str], text: str) -> bool:
 def _tunings(words: Sequence[str]) -> Table:
     """Return the fine-tunings that have one of the words, with the models that they begin with."""
     from efficientbench.finetuning.load import SUITE, named_tunings, resolve_tuning
-    from efficientbench.planning.plan_table import plain_table
+    from efficientbench.planning.table import plain_table
 
     table = plain_table("fine-tuning", ("base model",), left=1)
     for name in named_tunings():
@@ -96,20 +96,41 @@ def _tunings(words: Sequence[str]) -> Table:
 
 
 def _tasks(words: Sequence[str]) -> Table:
-    """Return the chat tasks and rewards that have one of the words; those of installed packages by their metadata."""
-    from efficientbench.basics.plugins import installed
-    from efficientbench.data_tools.chat import find_task
-    from efficientbench.planning.plan_table import plain_table
-    from efficientbench.training.reinforcement import rewards
+    """Return the project's chat tasks and rewards that have one of the words."""
+    from efficientbench.data_tools.chat.find_task import TASKS
+    from efficientbench.planning.table import plain_table
+    from efficientbench.training.reinforcement.rewards import OWN
 
     table = plain_table("name", ("kind", "what it is"), left=2)
-    rows = [(name, "task", task.about) for name, task in find_task.TASKS.items()]
-    rows += [(name, "reward", f"that of the task {name}") for name in rewards.OWN]
-    for kind, group in (("task", find_task.ENTRY_POINTS), ("reward", rewards.ENTRY_POINTS)):
-        rows += [(name, kind, place) for name, place in installed(group).items()]
-    for row in rows:
+    rows = [(name, "task", task.about) for name, task in TASKS.items()]
+    for row in (*rows, *((name, "reward", f"that of the task {name}") for name in OWN)):
         if _has(words, f"{row[0]} {row[1]}s"):
             table.add_row(*row)
+    return table
+
+
+def _plugins(words: Sequence[str]) -> Table:
+    """Return what other packages have installed for the keys below and has one of the words, without importing it."""
+    from efficientbench.architecture.registry import ENTRY_POINTS as VARIANTS
+    from efficientbench.basics.plugins import installed
+    from efficientbench.data_tools.chat.find_task import ENTRY_POINTS as TASKS
+    from efficientbench.finetuning.methods import ENTRY_POINTS as METHODS
+    from efficientbench.metrics.monitoring.meters import ENTRY_POINTS as METERS
+    from efficientbench.planning.table import plain_table
+    from efficientbench.training.reinforcement.rewards import ENTRY_POINTS as REWARDS
+
+    keys = {
+        VARIANTS: "model.attention.kind, model.position.kind",
+        TASKS: "--tasks, rl.task",
+        REWARDS: "rl.reward",
+        METHODS: "method",
+        METERS: "measurement.meters",
+    }
+    table = plain_table("installed", ("from", "value of"), left=2)
+    for group, key in keys.items():
+        for name, place in installed(group).items():
+            if _has(words or [""], f"{name} {place} {key} {group.rpartition('.')[2]}"):
+                table.add_row(name, place, key)
     return table
 
 

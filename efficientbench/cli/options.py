@@ -1,11 +1,11 @@
-"""Arguments and options that several commands share, and the configuration that they resolve to."""
+"""Options as all commands declare them, those that several commands share, and what the arguments resolve to."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,45 +15,51 @@ if TYPE_CHECKING:
 MODES = ("dsw", "dlc")
 """Alibaba PAI's names: DSW, this machine alone, the default; DLC, a job of several nodes."""
 
-_MODES_HELP = (
-    "dsw: this machine's devices (the default); dlc: several nodes, as MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK "
-    "describe them"
-)
+
+def option(metavar: str, text: str, least: float | None = None) -> Any:
+    """Declare an option that is named as its parameter.
+
+    Args:
+        metavar: the name of the option's value on the help page.
+        text: the option's help.
+        least: the least number that the option takes; None: no bound.
+    """
+    return typer.Option(metavar=metavar, min=least, help=text)
+
+
+def count(text: str) -> Any:
+    """Declare an option that is named as its parameter and takes a number above 0."""
+    return option("N", text, 1)
+
+
+def switch(name: str, text: str) -> Any:
+    """Declare an option without a value; `name` is its name, which else would come with a --no-NAME."""
+    return typer.Option(name, help=text)
+
+
+def _words(example: str) -> Any:
+    return typer.Argument(
+        metavar="[dsw|dlc] [key=value]...",
+        help="dsw: this machine's devices (the default); dlc: several nodes, as MASTER_ADDR, MASTER_PORT, WORLD_SIZE "
+        f"and RANK describe them; key=value: a key of the configuration, like {example}",
+    )
+
+
 RUN = typer.Argument(metavar="NAME", help="run of experiments/matrix.yaml or chat.yaml, like gqa_1.5B")
 Name = Annotated[str, RUN]
-Arguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[dsw|dlc] [key=value]...",
-        help=f"{_MODES_HELP}; key=value: a key of the configuration, like training.seq_len=1024",
-    ),
-]
-TuningArguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[dsw|dlc] [key=value]...",
-        help=f"{_MODES_HELP}; key=value: a key of the configuration, like data.max_length=1024",
-    ),
-]
-Smoke = Annotated[bool, typer.Option("--smoke", help="the same architecture, scaled down to a minute on a laptop")]
-Data = Annotated[
-    str | None, typer.Option("--data", metavar="PATH", help="text: file, folder, glob; tokens; or a blend")
-]
-Tokenizer = Annotated[str | None, typer.Option("--tokenizer", metavar="PATH", help="folder or name for AutoTokenizer")]
+Arguments = Annotated[list[str] | None, _words("training.seq_len=1024")]
+TuningArguments = Annotated[list[str] | None, _words("data.max_length=1024")]
+Smoke = Annotated[bool, switch("--smoke", "the same architecture, scaled down to a minute on a laptop")]
+Data = Annotated[str | None, option("PATH", "text: file, folder, glob; tokens; or a blend")]
+Tokenizer = Annotated[str | None, option("PATH", "folder or name for AutoTokenizer")]
 MatrixFile = Annotated[
-    Path | None,
-    typer.Option("--matrix", metavar="FILE", help="a matrix that names the run, added to the shipped one"),
+    Path | None, typer.Option("--matrix", metavar="FILE", help="a matrix that names the run, added to the shipped one")
 ]
 
 Only = Annotated[
-    str,
-    typer.Option(
-        "--only",
-        metavar="LIST",
-        help="runs, variants or suites, like attention or gqa,mla; or fine-tunings, like lora,dora_7B",
-    ),
+    str, option("LIST", "runs, variants or suites, like attention or gqa,mla; or fine-tunings, like lora,dora_7B")
 ]
-Sizes = Annotated[str, typer.Option("--sizes", metavar="LIST", help="like 0.5B,1.5B")]
+Sizes = Annotated[str, option("LIST", "like 0.5B,1.5B")]
 Axes = Annotated[
     list[str] | None,
     typer.Option(
@@ -63,12 +69,21 @@ Axes = Annotated[
     ),
 ]
 
-PromptTokens = Annotated[
-    str | None, typer.Option("--prompt-tokens", metavar="LIST", help="with --generate: tokens of a prompt (128,2048)")
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B")
 ]
-Batches = Annotated[
-    str | None, typer.Option("--batch", metavar="LIST", help="with --generate: rows that are computed at once (1,8)")
+Kinds = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[key=value]...",
+        help="model.attention.kind=package.module:VARIANT, likewise of position: code of a variant of your own, "
+        "which the run was trained with",
+    ),
 ]
+Step = Annotated[int | None, option("N", "of the checkpoint; without it the last good one")]
+Temperature = Annotated[float, option("T", "divides the logits; 0: always the likeliest token", 0.0)]
+Seed = Annotated[int, option("S", "of the tokens that are sampled", 0)]
+AllowCode = Annotated[bool, switch("--allow-code", "run programs that the model writes, as humaneval needs it")]
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -96,7 +111,7 @@ def resolve_arguments(
     tokenizer: str | None,
     matrix: Path | None = None,
 ) -> tuple[RunConfig, str]:
-    """Return the configuration and the mode that a command line names; the last mode counts.
+    """Return the configuration and the mode that a command line names.
 
     Print where the model takes its tokenizer's vocabulary.
     """
@@ -105,7 +120,6 @@ def resolve_arguments(
     from efficientbench.planning.vocabulary import resolve_run
 
     name, arguments = of_depth(name, arguments)
-    modes = [argument for argument in arguments if argument in MODES]
     try:
         config, said = resolve_run(name, smoke, overrides_of(arguments, data, tokenizer), matrix or MATRIX)
     except ConfigError:
@@ -116,10 +130,15 @@ def resolve_arguments(
         raise
     if said:
         typer.echo(said)
-    return config, modes[-1] if modes else MODES[0]
+    return config, mode_of(arguments)
 
 
-def overrides_of(arguments: Sequence[str], data: str | None, tokenizer: str | None) -> list[str]:
+def mode_of(arguments: Sequence[str]) -> str:
+    """Return the last mode among the arguments, or the default."""
+    return next((argument for argument in reversed(arguments) if argument in MODES), MODES[0])
+
+
+def overrides_of(arguments: Sequence[str], data: str | None, tokenizer: str | None = None) -> list[str]:
     """Return the overrides `key=value` among the arguments, and those that `--data` and `--tokenizer` stand for."""
     named = [f"data.{key}={value}" for key, value in (("path", data), ("tokenizer", tokenizer)) if value]
     return [*(argument for argument in arguments if argument not in MODES), *named]

@@ -11,14 +11,15 @@ from efficientbench.cli.generate import numbers
 from efficientbench.cli.options import (
     RUN,
     Arguments,
-    Batches,
     Data,
     MatrixFile,
-    PromptTokens,
     Smoke,
     Tokenizer,
+    count,
+    option,
     overrides_of,
     resolve_arguments,
+    switch,
 )
 
 if TYPE_CHECKING:
@@ -32,32 +33,20 @@ def plan(
     data: Data = None,
     tokenizer: Tokenizer = None,
     matrix: MatrixFile = None,
-    every: Annotated[bool, typer.Option("--all", help="one table of all runs of the matrix; no NAME then")] = False,
-    world: Annotated[
-        int | None,
-        typer.Option("--world", metavar="N", min=1, help="on N accelerators: stages, communication, step time"),
-    ] = None,
-    devices_per_node: Annotated[
-        int | None,
-        typer.Option("--devices-per-node", metavar="N", min=1, help="with --world: accelerators in a node; 8"),
-    ] = None,
+    every: Annotated[bool, switch("--all", "one table of all runs of the matrix; no NAME then")] = False,
+    world: Annotated[int | None, count("on N accelerators: stages, communication, step time")] = None,
+    devices_per_node: Annotated[int | None, count("with --world: accelerators in a node; 8")] = None,
     device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            help="with --world or --generate: a row of hardware.yaml, like 'H100 SXM'",
-        ),
+        str | None, option("NAME", "with --world or --generate: a row of hardware.yaml, like 'H100 SXM'")
     ] = None,
     best: Annotated[
-        bool,
-        typer.Option("--search", help="with --world and --device: rank layouts, micro-batches and recomputation"),
+        bool, switch("--search", "with --world and --device: rank layouts, micro-batches and recomputation")
     ] = False,
     generate: Annotated[
-        bool, typer.Option("--generate", help="prefill and decoding by the roofline, and the largest batch that fits")
+        bool, switch("--generate", "prefill and decoding by the roofline, and the largest batch that fits")
     ] = False,
-    prompt_tokens: PromptTokens = None,
-    batch: Batches = None,
+    prompt_tokens: Annotated[str | None, option("LIST", "with --generate: tokens of a prompt (128,2048)")] = None,
+    batch: Annotated[str | None, option("LIST", "with --generate: rows that are computed at once (1,8)")] = None,
 ) -> None:
     """Print what a run will be: parameters, FLOPs, steps, layout, memory. Touches no device."""
     if world is None and devices_per_node is not None:
@@ -79,6 +68,7 @@ def plan(
         from rich.console import Console
 
         from efficientbench.planning.generation_table import matrix_configs, print_generation
+        from efficientbench.planning.table import print_lines
 
         if every:
             configs, refused = matrix_configs(overrides, smoke)
@@ -87,8 +77,7 @@ def plan(
         prompts = numbers("--prompt-tokens", prompt_tokens or "128,2048")
         console = Console(width=200, emoji=False)
         print_generation(configs, prompts, numbers("--batch", batch or "1,8"), device, console)
-        for line in refused:
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+        print_lines(console, refused)
         return
     if every:
         from efficientbench.planning.plan_table import print_matrix

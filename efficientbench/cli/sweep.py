@@ -9,7 +9,20 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import MODES, Axes, Data, Only, Sizes, Smoke, Tokenizer, names, overrides_of
+from efficientbench.cli.options import (
+    MODES,
+    Axes,
+    Data,
+    Only,
+    Sizes,
+    Smoke,
+    Tokenizer,
+    count,
+    names,
+    option,
+    overrides_of,
+    switch,
+)
 from efficientbench.cli.sweep_stages import sweep_stages
 
 
@@ -21,8 +34,7 @@ def _seconds(text: str) -> float:
 
 
 TimeLimit = Annotated[
-    float | None,
-    typer.Option("--time-limit", metavar="TIME", parser=_seconds, help="of one run, like 90s, 30m or 2h"),
+    float | None, typer.Option("--time-limit", metavar="TIME", parser=_seconds, help="of one run, like 90s, 30m or 2h")
 ]
 
 
@@ -37,53 +49,30 @@ def sweep(
     only: Only = "",
     sizes: Sizes = "",
     axes: Axes = None,
-    repeat: Annotated[
-        int | None, typer.Option("--repeat", metavar="N", min=1, help="each run N times, with consecutive seeds")
-    ] = None,
+    repeat: Annotated[int | None, count("each run N times, with consecutive seeds")] = None,
     jobs: Annotated[
-        str,
-        typer.Option(
-            "--jobs",
-            metavar="N|auto",
-            help="runs at once; auto: as many as have devices of their own, on a CPU one",
-        ),
+        str, option("N|auto", "runs at once; auto: as many as have devices of their own, on a CPU one")
     ] = "auto",
     time_limit_s: TimeLimit = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="run again what failed in an earlier call")
-    ] = False,
+    retry_failed: Annotated[bool, switch("--retry-failed", "run again what failed in an earlier call")] = False,
     retry_smaller: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--retry-smaller",
-            help="out of memory: again with a smaller micro-batch at the same global batch, marked in the record",
+            "out of memory: again with a smaller micro-batch at the same global batch, marked in the record",
         ),
     ] = False,
     generate: Annotated[
-        bool, typer.Option("--generate", help="measure generation with each trained model, on one of its devices")
+        bool, switch("--generate", "measure generation with each trained model, on one of its devices")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print the plan with estimates of time, memory and energy; run nothing")
+        bool, switch("--dry-run", "print the plan with estimates of time, memory and energy; run nothing")
     ] = False,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="NAME", help="with --dry-run: plan for this row of hardware.yaml"),
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", metavar="N", min=1, help="with --device: machines that each run takes; 1")
-    ] = None,
-    devices_per_node: Annotated[
-        int | None, typer.Option("--devices-per-node", metavar="N", min=1, help="with --device: of each machine; 8")
-    ] = None,
-    stages: Annotated[
-        str,
-        typer.Option(
-            "--stages", metavar="LIST", help="base,mid,sft: each variant through these stages of a chat model"
-        ),
-    ] = "",
-    work: Annotated[
-        Path | None, typer.Option("--work", metavar="FOLDER", help="with --stages: of a speedrun, for its data")
-    ] = None,
+    device: Annotated[str | None, option("NAME", "with --dry-run: plan for this row of hardware.yaml")] = None,
+    nodes: Annotated[int | None, count("with --device: machines that each run takes; 1")] = None,
+    devices_per_node: Annotated[int | None, count("with --device: of each machine; 8")] = None,
+    stages: Annotated[str, option("LIST", "base,mid,sft: each variant through these stages of a chat model")] = "",
+    work: Annotated[Path | None, option("FOLDER", "with --stages: of a speedrun, for its data")] = None,
     smoke: Smoke = False,
     data: Data = None,
     tokenizer: Tokenizer = None,

@@ -7,6 +7,16 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.cli.options import option
+
+
+def variant_names() -> list[str]:
+    """Return the names of all attention variants and encodings: the project's, and those of installed packages."""
+    from efficientbench.architecture.registry import ATTENTION, ENTRY_POINTS, POSITIONS
+    from efficientbench.basics.plugins import installed
+
+    return [*ATTENTION, *POSITIONS, *installed(ENTRY_POINTS), "package.module:NAME"]
+
 
 def check_variant(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="of attention or position, ours or package.module:NAME")],
@@ -23,7 +33,7 @@ def check_variant(
 def new_variant(
     name: Annotated[str, typer.Argument(metavar="NAME", help="of the module, like my_window")],
     *,
-    like: Annotated[str, typer.Option("--like", metavar="KIND", help="what it starts from, like gqa")],
+    like: Annotated[str, option("KIND", "what it starts from, like gqa")],
 ) -> None:
     """Write NAME.py, a declaration to start from: an attention variant of your own."""
     from efficientbench.doctor.variant.check import write_variant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import Layout
@@ -10,29 +11,35 @@ from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
 
-PARTS = {
-    "TP": {"tp": 2},
-    "TP + SP": {"tp": 2, "sp": True},
-    "PP": {"pp": 2},
-    "PP interleaved": {"pp": 2, "vpp": 2},
-    "DP": {"dp": 2},
-    "EP": {"ep": 2},
-    "CP": {"cp": 2},
-    "recompute": {},
+PARTS: dict[str, Mapping[str, object]] = {
+    "TP": {"parallel.tp": 2},
+    "TP + SP": {"parallel.tp": 2, "parallel.sp": True},
+    "PP": {"parallel.pp": 2},
+    "PP interleaved": {"parallel.pp": 2, "parallel.vpp": 2},
+    "DP": {"parallel.dp": 2},
+    "EP": {"parallel.ep": 2},
+    "CP": {"parallel.cp": 2},
+    "recompute": {"training.recompute": "full"},
 }
-"""Way to share a run's work or memory → the keys of `parallel` for two ranks."""
+"""Way to share a run's work or memory → its keys, for two ranks."""
+
+
+def problems(config: RunConfig, keys: Mapping[str, object]) -> tuple[str, ...]:
+    """Return why a run cannot have these keys, by dotted name, on a CPU; empty where it can."""
+    for key, value in keys.items():
+        section, _, name = key.partition(".")
+        part = getattr(config, section).model_copy(update={name: value})
+        config = config.model_copy(update={section: part})
+    try:
+        Layout.of(config, 1, oversubscribe=True)
+    except ConfigError as error:
+        return error.problems
+    return ()
 
 
 def refusals(name: str, parts: tuple[str, ...]) -> tuple[str, ...]:
     """Return why the run called `name` cannot combine these PARTS; empty where it can."""
-    config = _resolved(name)
-    parallel = config.parallel.model_copy(update={key: value for part in parts for key, value in PARTS[part].items()})
-    training = config.training.model_copy(update={"recompute": "full" if "recompute" in parts else "none"})
-    try:
-        Layout.of(config.model_copy(update={"parallel": parallel, "training": training}), 1, oversubscribe=True)
-    except ConfigError as error:
-        return error.problems
-    return ()
+    return problems(_resolved(name), {key: value for part in parts for key, value in PARTS[part].items()})
 
 
 @functools.lru_cache(maxsize=32)
@@ -56,9 +63,9 @@ def table() -> str:
     for variant, name in run_of_each_variant().items():
         cells = []
         for part in PARTS:
-            problems = "; ".join(refusals(name, (part,)))
-            if problems and problems not in reasons:
-                reasons.append(problems)
-            cells.append(f"no ({reasons.index(problems) + 1})" if problems else "yes")
+            reason = "; ".join(refusals(name, (part,)))
+            if reason and reason not in reasons:
+                reasons.append(reason)
+            cells.append(f"no ({reasons.index(reason) + 1})" if reason else "yes")
         rows.append(f"| {variant} | {' | '.join(cells)} |")
     return "\n".join([*rows, "", *(f"{number}. `{reason}`" for number, reason in enumerate(reasons, start=1))])

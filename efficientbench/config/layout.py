@@ -85,6 +85,21 @@ class Layout:
         )
 
 
+def whole_nodes(world: int, devices_per_node: int) -> tuple[int, int]:
+    """Return the ranks of a node and the number of nodes; a world smaller than a node is one node.
+
+    Raises ConfigError: the ranks do not fill complete nodes.
+    """
+    per_node = min(world, devices_per_node)
+    if world % per_node:
+        below = world // per_node * per_node
+        raise ConfigError(
+            f"--world: {world} ranks are not whole nodes of {per_node}: {below} or {below + per_node} would be, or "
+            "another --devices-per-node"
+        )
+    return per_node, world // per_node
+
+
 def fit_micro_batch(config: RunConfig, devices: int, nodes: int) -> RunConfig:
     """Return the run with a micro-batch that divides a data-parallel replica's share of the batch, where dp is unset.
 

@@ -15,6 +15,7 @@ from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.basics.part import (
     Label,
+    Meters,
     Name,
     NonNegativeFloat,
     NonNegativeInt,
@@ -22,6 +23,7 @@ from efficientbench.basics.part import (
     PositiveFloat,
     PositiveInt,
     Seconds,
+    require,
 )
 from efficientbench.config.evaluation import EvaluationConfig
 from efficientbench.config.init import InitConfig
@@ -125,6 +127,7 @@ class MeasurementConfig(Part):
         default=50, description="fewest steps in the measured window; below 30 a step's time has no interval"
     )
     sample_interval_s: Seconds = Field(default=0.1, description="wanted seconds between samples of the sensors")
+    meters: Meters = None
     peak_flops: PositiveFloat | None = Field(
         default=None,
         description="dense peak FLOP/s of one device in training.dtype; unset: as in the table of known devices",
@@ -132,6 +135,12 @@ class MeasurementConfig(Part):
     profile_steps: NonNegativeInt = Field(
         default=0, description="steps at the end that torch's profiler traces on rank 0, which slows them; 0: none"
     )
+
+    @model_validator(mode="after")
+    def _meters_are_read(self) -> MeasurementConfig:
+        """Refuse meters that nobody would read."""
+        require((self.enabled or not self.meters, "enabled=false reads no sensor, and meters names some"))
+        return self
 
 
 class FaultsConfig(Part):

@@ -11,13 +11,25 @@ from efficientbench.config.matrix import CHAT, EXPERIMENTS, MATRIX, load_matrix
 
 TEMPLATE = """\
 #!/usr/bin/env bash
-# Trains, measures and reports {name}. Written by `efficientbench scripts` from experiments/{file}.
+# Runs, measures and reports {name}. Written by `efficientbench scripts` from experiments/{file}.
 #
-#   bash experiments/{suite}/run_{name}.sh [dsw|dlc] [--smoke] [--data PATH] [--tokenizer PATH]
-#       [--repeat N] [key=value ...]
+#   bash experiments/{suite}/run_{name}.sh [dsw|dlc] [--smoke] [--data PATH] [--repeat N] [key=value ...]
 set -euo pipefail
-exec bash "$(dirname "${{BASH_SOURCE[0]}}")/../../launchers/run_named.sh" {name} "$@"
+exec bash "$(dirname "${{BASH_SOURCE[0]}}")/../../launchers/run_named.sh" {words} "$@"
 """
+
+
+def script(name: str, suite: str, file: Path, words: str | None = None) -> tuple[str, str]:
+    """Return the path below experiments/ and the text of a run's script.
+
+    Args:
+        name: the run's name.
+        suite: the folder of the script.
+        file: the file that names the run.
+        words: what launchers/run_named.sh is called with; None: `name`.
+    """
+    text = TEMPLATE.format(name=name, suite=suite, file=file.name, words=words or name)
+    return f"{suite}/run_{name}.sh", text
 
 
 def write_scripts(folder: Path = EXPERIMENTS, further: Mapping[str, str] = {}) -> None:  # noqa: B006, only read
@@ -54,12 +66,9 @@ def check_scripts(folder: Path = EXPERIMENTS, further: Mapping[str, str] = {}) -
 
 def _scripts(folder: Path, further: Mapping[str, str]) -> dict[Path, str]:
     matrix = load_matrix()
-    return {folder / name: text for name, text in further.items()} | {
-        folder / run.suite / f"run_{run.name}.sh": TEMPLATE.format(
-            name=run.name, suite=run.suite, file=(MATRIX if matrix.of(run) is matrix else CHAT).name
-        )
-        for run in matrix.all_runs
-    }
+    files = {run.name: MATRIX if matrix.of(run) is matrix else CHAT for run in matrix.all_runs}
+    own = dict(script(run.name, run.suite, files[run.name]) for run in matrix.all_runs)
+    return {folder / name: text for name, text in {**further, **own}.items()}
 
 
 def _present(folder: Path, further: Mapping[str, str]) -> set[Path]:

@@ -21,7 +21,7 @@ from efficientbench.costs.model import (
     feed_forward_matrices,
     feed_forward_parameters,
     flops_per_token,
-    router_parameters,
+    layer_matmul_flops,
 )
 
 # Formulas for the FLOPs that kernels compute beyond the model's own, without torch.
@@ -132,9 +132,6 @@ def _matmuls(config: RunConfig, layout: Layout) -> Works:
     dtype_bytes = DTYPE_BYTES[config.training.dtype]
     attention = attention_of(model).costs
     computed = model.moe.top_k if model.moe else 1
-    per_token = attention.projection_flops(model) + 2 * (
-        computed * feed_forward_parameters(model) + router_parameters(model)
-    )
     passes = _forwards(config) + 2
     weights = attention.parameters(model) / tp
     if model.moe is None:
@@ -145,7 +142,7 @@ def _matmuls(config: RunConfig, layout: Layout) -> Works:
     elements = (inner + attention.projection_flops(model) / model.hidden_size) / tp + 2 * model.hidden_size
     moved = weights * (passes - 1) * dtype_bytes + weights * 2 * FLOAT32_BYTES
     moved += passes * rank_tokens(config, layout) * elements * dtype_bytes
-    return (Work(rank_tokens(config, layout) * per_token / tp * passes, moved),)
+    return (Work(rank_tokens(config, layout) * layer_matmul_flops(model) / tp * passes, moved),)
 
 
 def _attention(config: RunConfig, layout: Layout) -> Work:

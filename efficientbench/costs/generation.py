@@ -14,7 +14,7 @@ from efficientbench.costs.model import (
     count_parameters,
     feed_forward_matrices,
     feed_forward_parameters,
-    router_parameters,
+    layer_matmul_flops,
 )
 
 # Formulas for the work of generation on one device, without torch.
@@ -51,12 +51,10 @@ def decode_work(model: ModelConfig, tokens: int, rows: int, dtype: str) -> dict[
 
 def _matmuls(model: ModelConfig, tokens: int, rows: int, dtype: str) -> Works:
     """Return the work of the layers' matmuls for all tokens, and of the output projection for one token of each row."""
-    computed = model.moe.top_k if model.moe else 1
-    feed_forward = 2 * (computed * feed_forward_parameters(model) + router_parameters(model))
-    per_token = model.layers * (attention_of(model).costs.projection_flops(model) + feed_forward)
     table = model.vocab_size * model.hidden_size
     weights = weight_bytes_read(model, tokens, dtype, experts_touched(model, tokens)) - table * DTYPE_BYTES[dtype]
-    return Work(tokens * per_token, weights), Work(rows * 2 * table, table * DTYPE_BYTES[dtype])
+    flops = tokens * model.layers * layer_matmul_flops(model)
+    return Work(flops, weights), Work(rows * 2 * table, table * DTYPE_BYTES[dtype])
 
 
 def experts_touched(model: ModelConfig, tokens: int) -> float | None:

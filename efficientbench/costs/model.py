@@ -118,6 +118,12 @@ def router_parameters(model: ModelConfig) -> int:
     return model.hidden_size * model.moe.experts if model.moe else 0
 
 
+def layer_matmul_flops(model: ModelConfig) -> int:
+    """Count the forward FLOPs per token of one layer's projections, feed-forward and router."""
+    feed_forward = (model.moe.top_k if model.moe else 1) * feed_forward_parameters(model)
+    return attention_of(model).costs.projection_flops(model) + 2 * (feed_forward + router_parameters(model))
+
+
 @dataclass(frozen=True)
 class Flops:
     """FLOPs per token in matmuls, with the logits and without the embedding's lookup. A multiply-add is two."""
@@ -148,10 +154,8 @@ class Flops:
 def flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute = "none") -> Flops:
     """Count FLOPs per token in sequences of `seq_len` tokens, averaged over their positions."""
     attention = attention_of(model).costs
-    computed = model.moe.top_k if model.moe else 1
-    feed_forward = 2 * (computed * feed_forward_parameters(model) + router_parameters(model))
     logits = 2 * model.hidden_size * model.vocab_size
-    linear = model.layers * (attention.projection_flops(model) + feed_forward) + logits
+    linear = model.layers * layer_matmul_flops(model) + logits
     square = attention.score_flops(model, seq_len)
     causal = attention.causal_score_flops(model, seq_len)
     forward = linear + model.layers * causal

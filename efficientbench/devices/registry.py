@@ -27,6 +27,11 @@ def device_called(name: str) -> Device:
     return devices[name]
 
 
+def device_of_backend(backend: str) -> Device:
+    """Return the device type whose collectives use the library `backend`, like nccl."""
+    return next(device for device in all_devices() if device.backend == backend)
+
+
 def find_device(name: str = "auto", trains: bool = True) -> Device:
     """Return the device type called `name`; `auto` is the first accelerator that can be used, else the CPU.
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from efficientbench.basics.cgroup import memory_limit_bytes, usable_cores
 from efficientbench.basics.language import in_users_language
+from efficientbench.basics.plugins import installed
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.config.training import TrainingConfig
 from efficientbench.devices.base import DTYPES, Device
@@ -26,6 +27,7 @@ from efficientbench.doctor.finetuning import finetuning_check
 from efficientbench.doctor.step import step_checks
 from efficientbench.metrics import AllocatorSensor
 from efficientbench.metrics.monitoring.measurement import SensorState
+from efficientbench.metrics.monitoring.meters import ENTRY_POINTS as METERS
 from efficientbench.metrics.monitoring.sensor_registry import device_sensors, examine
 from efficientbench.metrics.sensors.base import Sensor
 from efficientbench.metrics.sensors.hardware import peak_flops
@@ -48,7 +50,7 @@ def check_machine() -> int:
         print_checks(console, "Devices", [_device(device) for device in devices])
         print_checks(console, "Collective backends", [_backend(device) for device in devices])
         sensors = [check for device in devices for check in _measurement(device, device in available)]
-        print_checks(console, "Measurement", sensors)
+        print_checks(console, "Measurement", [*sensors, *_meters()])
     print_checks(console, "Host", _host())
     if missing or not usable:
         lacking = f"mend {', '.join(missing)} first" if missing else "no device type has its collective backend"
@@ -71,7 +73,7 @@ def check_device(name: str) -> int:
     not_tried = Check("step", False, "not tried, since the device type cannot be used")
     checks += [usable, _backend(device), *(step_checks(device) if usable.passed else [not_tried])]
     print_checks(console, f"Training on {device.type}", checks)
-    print_checks(console, "Measurement", _measurement(device, usable.passed))
+    print_checks(console, "Measurement", [*_measurement(device, usable.passed), *_meters()])
     failed = [check.name for check in checks if not check.passed]
     if failed:
         text = f"{device.type} cannot be trained on here: see {', '.join(dict.fromkeys(failed))} above."
@@ -184,6 +186,11 @@ def _readings(name: str, sensor: Sensor, state: SensorState) -> Iterator[Check]:
     yield Check(name, True, f"sensor {state.name}: {', '.join(figures_by_reason.pop(None))}{scope}")
     for reason, figures in figures_by_reason.items():
         yield Check(name, False, f"no {', '.join(figures)}: {reason}", sensor.remedy)
+
+
+def _meters() -> list[Check]:
+    """Return the installed meters by their packages' metadata; only a command that names a meter imports it."""
+    return [Check("meter", True, f"measurement.meters={name} ({place})") for name, place in installed(METERS).items()]
 
 
 def _flops(device: Device) -> Check:

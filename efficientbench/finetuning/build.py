@@ -9,12 +9,12 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from transformers import AutoModelForCausalLM, set_seed
 
 from efficientbench.finetuning.config import FinetuneConfig
-from efficientbench.finetuning.methods import check_layers, check_targets, peft_arguments
+from efficientbench.finetuning.methods import check_targets, find_method, peft_arguments
 from efficientbench.finetuning.saved import whole_shape
 
 
 def build(config: FinetuneConfig, base: str) -> tuple[Any, dict[str, torch.Tensor] | None]:
-    """Return the model ready for the method's training, and with PiSSA its initial adapter tensors on the host.
+    """Return the model ready for the method's training, and the initial adapter if the base loses it, on the host.
 
     Args:
         config: the run's configuration.
@@ -24,7 +24,8 @@ def build(config: FinetuneConfig, base: str) -> tuple[Any, dict[str, torch.Tenso
         ConfigError: `adapter` names layers that the model does not have.
     """
     computed = torch.bfloat16 if config.training.dtype == "bf16" else torch.float32
-    arguments = peft_arguments(config.method, config.adapter)
+    method = find_method(config.method)
+    arguments = peft_arguments(method, config.adapter)
     # DeepSpeed updates float32 copies. Without it AdamW updates the weights, and bf16 would lose small updates.
     own_weights = arguments is None and config.zero.stage == 0
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32 if own_weights else computed)
@@ -33,36 +34,13 @@ def build(config: FinetuneConfig, base: str) -> tuple[Any, dict[str, torch.Tenso
         check_targets(config.adapter.targets, _linear_layers(model))
         # ZeRO-3 gathers tensors together, which need the same dtype.
         adapted = get_peft_model(model, LoraConfig(**arguments), autocast_adapter_dtype=config.zero.stage == 0)
-        return adapted, _on_host(adapted) if config.method == "pissa" else None
-    if config.method == "freeze":
-        freeze(model, config.adapter.freeze_layers)
+        return adapted, _on_host(adapted) if method.takes_from_base else None
+    if method.choose is not None:
+        method.choose(model, config.adapter)
         for parameter in model.parameters():
             if own_weights and not parameter.requires_grad:
                 parameter.data = parameter.data.to(computed)
     return model, None
-
-
-def freeze(model: Any, layers: int) -> None:
-    """Train only the last decoder layers, and end the backward pass at the first of them.
-
-    Raises ConfigError: the model has fewer layers.
-    """
-    count = model.config.num_hidden_layers
-    check_layers(layers, count)
-    trained = model.model.layers[count - layers :]
-    model.requires_grad_(False)
-    trained.requires_grad_(True)
-    trained[0].register_forward_pre_hook(_cut)
-
-
-def _cut(_: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Return a layer's arguments with detached hidden states, where a new graph begins.
-
-    With recomputation transformers makes the embedding's output require gradients, which would pass all frozen layers.
-    Reentrant recomputation, which ZeRO-3 needs, computes gradients only if the layer's input requires them.
-    """
-    hidden, *others = arguments
-    return (hidden.detach().requires_grad_(), *others)
 
 
 def saved_shapes(model: Any) -> dict[str, tuple[int, ...]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from efficientbench.basics.part import (
     Fraction,
     Label,
+    Meters,
     Name,
     NonNegativeFloat,
     NonNegativeInt,
@@ -19,7 +20,7 @@ from efficientbench.basics.part import (
     require,
 )
 from efficientbench.finetuning.curriculum.config import CurriculumConfig
-from efficientbench.finetuning.methods import AdapterConfig, Method
+from efficientbench.finetuning.methods import AdapterConfig, check_method
 
 TINY_SHAPE: dict[str, Any] = {
     "model_type": "qwen2",
@@ -134,6 +135,7 @@ class TuningMeasurementConfig(Part):
     """Sensors, and the window of measured steps."""
 
     warmup_steps: NonNegativeInt = Field(default=5, description="steps before the measured window")
+    meters: Meters = None
     peak_flops: PositiveFloat | None = Field(
         default=None, description="dense peak FLOP/s of one device; unset: as in the table of known devices"
     )
@@ -164,7 +166,10 @@ class TuningFaultsConfig(Part):
 class FinetuneConfig(Part):
     """The complete configuration of one fine-tuning."""
 
-    method: Method = Field(description="what is trained")
+    method: Annotated[str, AfterValidator(check_method)] = Field(
+        description="what is trained: a method of finetuning.yaml, package.module:NAME or an installed one's name, "
+        "imported because your command names it"
+    )
     size: Name = Field(description="name of the size in finetuning.yaml")
     smoke: bool = Field(default=False, description="whether a tiny model stands in for the named one")
     label: Label | None = Field(default=None, description="text that is part of the folder's name")
@@ -191,7 +196,12 @@ class FinetuneConfig(Part):
     def name(self) -> str:
         """The name of the run and its folder: `<method>_<size>[_smoke][__<label>]`."""
         label = f"__{self.label}" if self.label else ""
-        return f"{self.method}_{self.size}{'_smoke' if self.smoke else ''}{label}"
+        return f"{self.method_name}_{self.size}{'_smoke' if self.smoke else ''}{label}"
+
+    @property
+    def method_name(self) -> str:
+        """The method's name, of `package.module:NAME` the last part: it becomes a part of file names."""
+        return self.method.rpartition(":")[2]
 
     def accumulation(self, world: int) -> int:
         """Return each rank's micro-batches per step with `world` ranks.

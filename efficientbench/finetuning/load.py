@@ -14,24 +14,17 @@ from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.part import Name, Part
 from efficientbench.config.load import merged, parse, unknown_key
 from efficientbench.config.matrix import EXPERIMENTS, Overlay, load_matrix, load_yaml
+from efficientbench.config.scripts import script
 from efficientbench.config.spellings import ALIASES
 from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.finetuning.methods import find_method
 
 RUNS = EXPERIMENTS / "finetuning.yaml"
 SUITE = "finetuning"
 """The folder of the runs' scripts."""
 
-SCRIPT = """\
-#!/usr/bin/env bash
-# Fine-tunes, measures and reports {name}. Written by `efficientbench scripts` from experiments/finetuning.yaml.
-#
-#   bash experiments/{suite}/run_{name}.sh [dsw|dlc] [--smoke] [--data PATH] [--repeat N] [key=value ...]
-set -euo pipefail
-exec bash "$(dirname "${{BASH_SOURCE[0]}}")/../../launchers/finetune_named.sh" {name} "$@"
-"""
-
 _USES = {"true": "auto", "false": "off"}
-_DECIDED = ("method", "size", "smoke")
+_DECIDED = ("size", "smoke")
 
 
 class _Runs(Part):
@@ -61,7 +54,7 @@ def named_tunings(path: Path = RUNS) -> dict[str, TuningName]:
 
 def tuning_scripts() -> dict[str, str]:
     """Return the text of every run's script, by its path below experiments/."""
-    return {f"{SUITE}/run_{name}.sh": SCRIPT.format(name=name, suite=SUITE) for name in named_tunings()}
+    return dict(script(name, SUITE, RUNS, f"finetune {name}") for name in named_tunings())
 
 
 def is_training(name: str) -> bool:
@@ -87,8 +80,9 @@ def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()
         sizes = f"<method>_<size>, of {', '.join(runs.methods)} and {', '.join(runs.sizes)}"
         raise ConfigError(f"there is no fine-tuning called {name[:80]!r}: {f'did you mean {near}?' if near else sizes}")
     run, keys = tunings[name], settable_keys()
-    tree: dict[str, Any] = {"method": run.method, "size": run.size, "smoke": smoke}
-    for layer in (runs.sizes[run.size], runs.methods[run.method], runs.smoke if smoke else {}):
+    method = next((text[7:] for text in reversed(overrides) if text.startswith("method=")), run.method)
+    tree: dict[str, Any] = {"method": method, "size": run.size, "smoke": smoke}
+    for layer in (runs.sizes[run.size], runs.methods.get(method, {}), runs.smoke if smoke else {}):
         tree = merged(tree, layer)
     problems = []
     for override in overrides:
@@ -121,6 +115,7 @@ def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()
         ]
     if problems:
         raise ConfigError(problems)
+    find_method(config.method)
     return config
 
 

@@ -17,7 +17,7 @@ from efficientbench.basics.readers import outlive_readers
 from efficientbench.devices.registry import find_device
 from efficientbench.finetuning.examples.examples import fingerprint_of, read_examples
 from efficientbench.finetuning.job import TuningJob
-from efficientbench.finetuning.methods import WITH_ADAPTER
+from efficientbench.finetuning.methods import find_method
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
@@ -83,14 +83,15 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
     with _built_visibly(heartbeat):
         model, initial = build(job.config, job.model)
     tokenizer = load_tokenizer(job.model)
-    monitor = EfficiencyCallback(warmup_steps=job.config.measurement.warmup_steps)
+    measurement = job.config.measurement
+    monitor = EfficiencyCallback(warmup_steps=measurement.warmup_steps, meters=measurement.meters or ())
     stop = Stop(stop_requested)
     spent = Spent(recording.begin_s, job.config.measurement.warmup_steps, bool(job.resumed_step))
     with _sink(job, rank) as sink:
         callbacks = [Heartbeat(heartbeat), *listeners(stop, monitor, spent, job.output / "steps.jsonl", sink)]
         if deepspeed is not None:
             callbacks.append(DeepSpeedFile(job.output / "deepspeed.json"))
-        ratio = job.config.adapter.lora_plus_ratio if job.config.method == "lora_plus" else None
+        ratio = job.config.adapter.lora_plus_ratio if find_method(job.config.method).two_rates else None
         shapes = saved_shapes(model)
         trainer = Tuner(
             *(model, args, tokenizer, callbacks, train, held_out, order, ratio, job.held_out_losses),
@@ -206,7 +207,7 @@ def _save(
     """Save on all ranks; on rank 0 verify and seal the files, and return how many numbers they hold, else None."""
     from efficientbench.finetuning.saved import as_plain_lora, doubled, verify
 
-    has_adapter = job.config.method in WITH_ADAPTER
+    has_adapter = find_method(job.config.method).lora is not None
     folder = job.output / ("adapter" if has_adapter else "model")
 
     def report(what: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from efficientbench.basics.errors import ConfigError
 from efficientbench.devices.base import Device
 from efficientbench.finetuning.job import TuningJob
+from efficientbench.finetuning.methods import find_method
 from efficientbench.finetuning.planning.cost import Trained, TuningFlops, attended_length, tuning_flops
 from efficientbench.finetuning.planning.shapes import shape_of
 from efficientbench.metrics.formulas.definitions import FORMULAS, ratio_standard_error
@@ -126,9 +127,8 @@ class Recording:
             trained, len(run.step_numbers) * config.training.global_batch_size, read.padded(run.step_numbers)
         )
         summary = summarize(run, facts, quality, tuned=tuned, spent=spent)
-        missing = (
-            {} if flops is not None else {"flops_per_token": "the costs of this model's architecture are not known"}
-        )
+        unknown = "the costs of this model's architecture, or of this method, are not known"
+        missing = {} if flops is not None else {"flops_per_token": unknown}
         record = RunRecord(
             **identity(job, self._device, parameters, None if flops is None else flops.training),
             **summary.values,
@@ -177,8 +177,8 @@ def identity(job: TuningJob, device: Device, parameters: int | None, flops: floa
     config = job.config
     label = f"__{config.label}" if config.label else ""
     return {
-        "run": f"{config.method}_{config.size}{label}",
-        "variant": config.method,
+        "run": f"{config.method_name}_{config.size}{label}",
+        "variant": config.method_name,
         "size": config.size,
         "smoke": config.smoke,
         "seed": config.training.seed,
@@ -208,13 +208,16 @@ def _parameters(model: Any) -> tuple[int, int]:
 
 
 def _flops(job: TuningJob, train: Examples, device: Device) -> TuningFlops | None:
-    """Return the FLOPs per token of the examples; None if the model's shape is not known."""
+    """Return the FLOPs per token of the examples; None if the model's shape or the method's formulas are not known."""
     config, adapter = job.config, job.config.adapter
     try:
         shape = shape_of(job.model)
     except ConfigError:
         return None
-    trained = Trained(config.method, adapter.r, adapter.targets, adapter.freeze_layers)
+    formulas = find_method(config.method).formulas
+    if formulas is None:
+        return None
+    trained = Trained(formulas, adapter.r, adapter.targets, adapter.freeze_layers)
     scored = float(train.supervised.sum() / train.lengths.sum())
     # With its Triton kernel TRL skips the logits of tokens without a loss.
     projected = scored if device.triton else 1.0

@@ -26,6 +26,7 @@ from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.analysis.repeats import group_repeats
+from efficientbench.metrics.monitoring.meters import find_meters
 from efficientbench.metrics.records.record import read_record, write_record
 from efficientbench.metrics.records.sinks.wandb_log import check_wandb
 from efficientbench.metrics.report.comparison import print_spread
@@ -87,6 +88,7 @@ def finetune(config: FinetuneConfig, mode: str, folder: OutputFolder | None = No
     cluster = Cluster.from_environment(os.environ) if mode == "dlc" else None
     check_interfaces(os.environ, cluster)
     check_wandb(config.wandb)
+    find_meters(config.measurement.meters)
     device = find_device(config.device)
     for name, value in device.environment(1).items():
         os.environ.setdefault(name, value)

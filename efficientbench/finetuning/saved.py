@@ -20,7 +20,7 @@ from efficientbench.basics.files import complete_folder
 from efficientbench.finetuning.base_model import check_base
 from efficientbench.finetuning.complete import with_later_keys
 from efficientbench.finetuning.config import FinetuneConfig
-from efficientbench.finetuning.methods import peft_arguments
+from efficientbench.finetuning.methods import METHODS, peft_arguments
 from efficientbench.metrics.records.record import RECORD_NAME, read_record
 from efficientbench.training.checkpoints import manifest
 
@@ -208,12 +208,18 @@ def _recorded(run: Path, base: str | None, saved: bool) -> tuple[str, dict[str, 
         config = FinetuneConfig.model_validate(with_later_keys(record.config))
     except ValidationError:
         config = None
-    arguments = peft_arguments(config.method, config.adapter) if config is not None else None
+    if config is not None and config.method not in METHODS:
+        # Nothing that a folder names is imported.
+        raise ConfigError(
+            f"{run}: its method {config.method} is code from outside this project: PEFT merges such an adapter "
+            "(PeftModel.from_pretrained, merge_and_unload)"
+        )
+    arguments = peft_arguments(METHODS[config.method], config.adapter) if config is not None else None
     if not isinstance(base, str) or arguments is None:
         raise ConfigError(
             f"{run / RECORD_NAME}: is not the record of a fine-tuning with an adapter, or has no base (--base names it)"
         )
-    doubles = config is not None and config.method == "pissa" and saved
+    doubles = config is not None and METHODS[config.method].takes_from_base and saved
     return base, doubled_arguments(arguments) if doubles else arguments
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from efficientbench.devices.base import Device
 from efficientbench.devices.cpu import CPU
 from efficientbench.finetuning.config import FinetuneConfig
-from efficientbench.finetuning.methods import WITH_ADAPTER
+from efficientbench.finetuning.methods import find_method
 
 
 def deepspeed_config(config: FinetuneConfig, device: Device) -> dict[str, Any] | None:
@@ -33,7 +33,7 @@ def deepspeed_config(config: FinetuneConfig, device: Device) -> dict[str, Any] |
             "stage3_param_persistence_threshold": threshold,
             "zero_hpz_partition_size": zero.hpz,
             # The Trainer gathers an adapter without this option.
-            "stage3_gather_16bit_weights_on_model_save": config.method not in WITH_ADAPTER,
+            "stage3_gather_16bit_weights_on_model_save": find_method(config.method).lora is None,
         }
     if zero.offload != "none":
         section["offload_optimizer"] = {"device": "cpu"}

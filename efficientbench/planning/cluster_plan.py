@@ -10,12 +10,12 @@ from math import gcd
 from efficientbench.architecture.variant import UndeclaredError, known
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
-from efficientbench.config.layout import Layout, fit_micro_batch
+from efficientbench.config.layout import Layout, fit_micro_batch, whole_nodes
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.devices.base import Device
 from efficientbench.devices.cpu import CPU
-from efficientbench.devices.registry import all_devices, device_called
+from efficientbench.devices.registry import all_devices, device_called, device_of_backend
 from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
 from efficientbench.planning.plan import Plan, make_plan, with_kernels
 from efficientbench.planning.step_time import Projection, project
@@ -89,22 +89,7 @@ def accelerator(config: RunConfig, rates: DeviceRates | None) -> Device:
     """
     if config.device != "auto":
         return device_called(config.device)
-    return next(each for each in all_devices() if rates is None or each.backend == rates.backend)
-
-
-def whole_nodes(world: int, devices_per_node: int) -> tuple[int, int]:
-    """Return the ranks of a node and the number of nodes; a world smaller than a node is one node.
-
-    Raises ConfigError: the ranks do not fill complete nodes.
-    """
-    per_node = min(world, devices_per_node)
-    if world % per_node:
-        below = world // per_node * per_node
-        raise ConfigError(
-            f"--world: {world} ranks are not whole nodes of {per_node}: {below} or {below + per_node} would be, or "
-            "another --devices-per-node"
-        )
-    return per_node, world // per_node
+    return all_devices()[0] if rates is None else device_of_backend(rates.backend)
 
 
 def layout_of_world(config: RunConfig, world: int, devices_per_node: int) -> tuple[RunConfig, Layout]:

@@ -16,8 +16,8 @@ from efficientbench.metrics.formulas.definitions import flops_utilization
 from efficientbench.planning.cluster_plan import ClusterPlan
 from efficientbench.planning.fitting import remedies
 from efficientbench.planning.plan import gigabytes, memory_parts
-from efficientbench.planning.plan_table import plain_table
 from efficientbench.planning.step_time import assumptions, bubble_fraction, crosses_nodes
+from efficientbench.planning.table import plain_table, print_tables
 
 IN_NODE, BETWEEN_NODES = "in the node", "between nodes"
 
@@ -34,12 +34,8 @@ _GROUPS: tuple[tuple[Group, str], ...] = (
 def print_cluster_plan(cluster: ClusterPlan, console: Console) -> None:
     """Print the grid, the stages, a rank's transfers, and the projected step with its assumptions."""
     communication = known(lambda: _communication(cluster))
-    for table in (_grid(cluster), _stages(cluster), communication, _projection(cluster)):
-        if table is not None:
-            console.print(table, highlight=False)
-            console.print()
-    for line in _notes(cluster):
-        console.print(line, highlight=False, soft_wrap=True)
+    tables = (_grid(cluster), _stages(cluster), communication, _projection(cluster))
+    print_tables(console, tables, _notes(cluster))
 
 
 def _grid(cluster: ClusterPlan) -> Table | str:
@@ -49,7 +45,7 @@ def _grid(cluster: ClusterPlan) -> Table | str:
         f"{cluster.plan.config.name} on {number_of(layout.world_size, 'rank')} = tp {layout.tp} × cp {layout.cp} × "
         f"dp {layout.dp} × pp {layout.pp}{experts}; {number_of(layout.nodes, 'node')} of {layout.ranks_per_node}"
     )
-    table = plain_table("group", ("ranks", "groups", "the first", "lies on"), title)
+    table = plain_table("group", ("ranks", "groups", "the first", "lies on"), title=title)
     for kind, name in _GROUPS:
         span = cluster.grid.span(kind)
         if span.size == 1 or (kind == "expert dp" and layout.ep == 1):
@@ -64,12 +60,11 @@ def _grid(cluster: ClusterPlan) -> Table | str:
 def _stages(cluster: ClusterPlan) -> Table:
     memory = known(lambda: cluster.plan.memory)
     if memory is None:
-        table = plain_table("stage", ("parameters",), "a rank of each stage")
-        for stage, parameters in enumerate(cluster.stage_parameters):
-            table.add_row(f"{stage}", f"{parameters:,}")
-        return table
+        rows = ((f"{stage}", f"{parameters:,}") for stage, parameters in enumerate(cluster.stage_parameters))
+        return plain_table("stage", ("parameters",), rows, "a rank of each stage")
     parts = [name for name, _ in memory_parts(memory[0])]
-    table = plain_table("stage", ("parameters", *parts, "total"), "a rank of each stage; memory at its peak, GB")
+    title = "a rank of each stage; memory at its peak, GB"
+    table = plain_table("stage", ("parameters", *parts, "total"), title=title)
     for stage, each in enumerate(memory):
         largest = stage == cluster.fullest_stage and len(memory) > 1
         sizes = [f"{size / 1e9:.2f}" for _, size in memory_parts(each)]
@@ -99,7 +94,7 @@ def _communication(cluster: ClusterPlan) -> Table | None:
     if not stages[most]:
         return None
     title = f"what a rank of stage {most}, which sends most, sends in a step"
-    table = plain_table("purpose", ("operation", "group", "link", "payload", "sent"), title, left=3)
+    table = plain_table("purpose", ("operation", "group", "link", "payload", "sent"), title=title, left=3)
     for row in stages[most]:
         of = row.transfer
         table.add_row(of.purpose, of.operation, of.group, row.link, _size(row.payload_bytes), _size(row.sent_bytes))
@@ -126,7 +121,7 @@ def _projection(cluster: ClusterPlan) -> Table | None:
     if projection is None or cluster.rates is None:
         return None
     total_s = projection.step_time_s
-    table = plain_table("", ("ms", "share"), f"projected step on {cluster.rates.name}")
+    table = plain_table("", ("ms", "share"), title=f"projected step on {cluster.rates.name}")
     parts = {**projection.compute_s, **projection.communication_s}
     if projection.bubble_s:
         parts["pipeline bubble"] = projection.bubble_s

@@ -22,7 +22,7 @@ from efficientbench.costs.generation import (
     prefill_work,
     weight_bytes_read,
 )
-from efficientbench.devices.registry import all_devices
+from efficientbench.devices.registry import device_of_backend
 from efficientbench.metrics.sensors.hardware import DeviceRates
 from efficientbench.planning.step_time import Efficiency, work_time_s
 
@@ -167,4 +167,4 @@ def _largest_batch(config: RunConfig, context: int, rates: DeviceRates) -> int:
 
 def runtime_bytes(rates: DeviceRates) -> int:
     """Return the memory that libraries take on the device, in bytes."""
-    return next(each.runtime_bytes for each in all_devices() if each.backend == rates.backend)
+    return device_of_backend(rates.backend).runtime_bytes

@@ -11,10 +11,9 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
 from efficientbench.planning.generation_plan import CONTEXTS, Bound, GenerationPlan, plan_generation, runtime_bytes
 from efficientbench.planning.plan import gigabytes
-from efficientbench.planning.plan_table import of_each_run, plain_table
+from efficientbench.planning.plan_table import of_each_run
+from efficientbench.planning.table import ABSENT, plain_table, print_tables
 from efficientbench.planning.vocabulary import resolve_run
-
-ABSENT = "n/a"
 
 _COLUMNS = (
     *("prompt", "batch", "prefill TFLOP", "ms", "tokens/s"),
@@ -37,13 +36,8 @@ def print_generation(
     for config in configs:
         rates = device_rates(device, config.training.dtype, config.measurement.peak_flops) if device else None
         plans.append((plan_generation(config, prompts, batches, rates), rates))
-    console.print(_bounds(plans))
-    if device is not None:
-        console.print()
-        console.print(_largest([plan for plan, _ in plans]))
-    console.print()
-    for line in _notes(configs[0], plans):
-        console.print(line, highlight=False, soft_wrap=True)
+    largest = _largest([plan for plan, _ in plans]) if device is not None else None
+    print_tables(console, (_bounds(plans), largest), _notes(configs[0], plans))
 
 
 def matrix_configs(overrides: Sequence[str], smoke: bool) -> tuple[list[RunConfig], list[str]]:
@@ -55,11 +49,8 @@ def matrix_configs(overrides: Sequence[str], smoke: bool) -> tuple[list[RunConfi
 
 
 def _bounds(plans: Sequence[tuple[GenerationPlan, DeviceRates | None]]) -> Table:
-    table = plain_table("run", _COLUMNS, "prefill of a batch, and the decoding step behind it")
-    for plan, rates in plans:
-        for bound in plan.bounds:
-            table.add_row(plan.name, *_row(bound, rates))
-    return table
+    rows = ((plan.name, *_row(bound, rates)) for plan, rates in plans for bound in plan.bounds)
+    return plain_table("run", _COLUMNS, rows, "prefill of a batch, and the decoding step behind it")
 
 
 def _row(bound: Bound, rates: DeviceRates | None) -> tuple[str, ...]:
@@ -90,11 +81,12 @@ def _set_by(bound: Bound, rates: DeviceRates) -> str:
 
 
 def _largest(plans: Sequence[GenerationPlan]) -> Table:
-    title = "largest batch of prompts of so many tokens"
-    table = plain_table("run", [f"{context:,}" for context in CONTEXTS], title)
-    for plan in plans:
-        table.add_row(plan.name, *(f"{plan.largest[each]:,}" if each in plan.largest else ABSENT for each in CONTEXTS))
-    return table
+    rows = (
+        (plan.name, *(f"{plan.largest[each]:,}" if each in plan.largest else ABSENT for each in CONTEXTS))
+        for plan in plans
+    )
+    columns = [f"{context:,}" for context in CONTEXTS]
+    return plain_table("run", columns, rows, "largest batch of prompts of so many tokens")
 
 
 def _notes(first: RunConfig, plans: Sequence[tuple[GenerationPlan, DeviceRates | None]]) -> Iterator[str]:

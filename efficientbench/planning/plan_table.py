@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -35,25 +35,10 @@ from efficientbench.planning.plan import (
     text_budget,
     tokenized,
 )
+from efficientbench.planning.table import ABSENT, plain_table, print_lines
 from efficientbench.planning.vocabulary import resolve_run
 
 Made = TypeVar("Made")
-
-
-def plain_table(first: str, columns: Iterable[str], title: str | None = None, left: int = 0) -> Table:
-    """Return an empty table without lines, whose rows never wrap.
-
-    Args:
-        first: heading of the first column, which is aligned left.
-        columns: headings of the other columns.
-        title: title of the table.
-        left: number of the other columns that are aligned left too; the rest is aligned right.
-    """
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < left else "right", no_wrap=True)
-    return table
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -64,16 +49,10 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(run)
     if known(lambda: plan.memory) is not None:
         console.print(_memory_table(plan))
-    if not_shown := hidden(plan.config):
-        console.print(f"warning: {not_shown}", highlight=False, soft_wrap=True)
     device = planned_device(plan.config)
-    warning = device.dtype_warning(plan.config.training.dtype)
-    if warning is not None:
-        console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
-    if promised := determinism(plan.config, device):
-        console.print(promised, highlight=False, soft_wrap=True)
-    if plan.budget.extended:
-        console.print(plan.budget.extended, highlight=False, soft_wrap=True)
+    warnings = (hidden(plan.config), device.dtype_warning(plan.config.training.dtype))
+    print_lines(console, (f"warning: {warning}" for warning in warnings if warning))
+    print_lines(console, filter(None, (determinism(plan.config, device), plan.budget.extended)))
 
 
 def _memory_table(plan: Plan) -> Table:
@@ -96,14 +75,11 @@ def print_matrix(overrides: Sequence[str], smoke: bool) -> None:
     Raises ConfigError: the overrides fit none of the runs.
     """
     plans, refused = of_each_run(lambda name: plan_anywhere(resolve_run(name, smoke, overrides)[0]))
-    table = plain_table("run", _MATRIX_COLUMNS, "the matrix, planned")
-    for plan in plans:
-        table.add_row(plan.config.name, *_matrix_row(plan))
+    rows = ((plan.config.name, *_matrix_row(plan)) for plan in plans)
     # A row stays on one line, however narrow the terminal is.
     console = Console(width=_LINE, highlight=False, soft_wrap=True)
-    console.print(table)
-    for line in _matrix_notes(plans) + refused:
-        console.print(line)
+    console.print(plain_table("run", _MATRIX_COLUMNS, rows, "the matrix, planned"))
+    print_lines(console, _matrix_notes(plans) + refused)
 
 
 def of_each_run(make: Callable[[str], Made]) -> tuple[list[Made], list[str]]:
@@ -154,7 +130,7 @@ def _matrix_row(plan: Plan) -> tuple[str, ...]:
         lambda: f"{plan.layout.world_size}",
         lambda: f"{plan.rank_memory_bytes() / 1e9:.2f}",
     )
-    return tuple(known(figure) or "n/a" for figure in figures)
+    return tuple(known(figure) or ABSENT for figure in figures)
 
 
 def _matrix_notes(plans: Sequence[Plan]) -> list[str]:

@@ -15,16 +15,16 @@ from efficientbench.architecture.variant import known
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.part import AUTO
-from efficientbench.config.layout import Layout
+from efficientbench.config.layout import Layout, whole_nodes
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.memory import memory_by_stage
 from efficientbench.costs.model import flops_per_token
 from efficientbench.metrics.formulas.definitions import flops_utilization
 from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
-from efficientbench.planning.cluster_plan import accelerator, whole_nodes
+from efficientbench.planning.cluster_plan import accelerator
 from efficientbench.planning.plan import gigabytes, with_kernels
-from efficientbench.planning.plan_table import plain_table
 from efficientbench.planning.step_time import Projection, assumptions, project
+from efficientbench.planning.table import ABSENT, plain_table, print_lines, print_tables
 
 _COLUMNS = (
     *("tokens/s", "MFU", "step, ms", "exposed", "bubble", "GB/rank"),
@@ -37,14 +37,11 @@ def print_search(found: Search, command: str, console: Console) -> None:
     best = found.ranked[0]
     ranks = number_of(best.layout.world_size, "rank")
     title = f"{best.config.name} on {ranks} of {found.rates.name}, {number_of(found.nodes, 'node')}, by projection"
-    console.print(title, highlight=False, soft_wrap=True)
+    print_lines(console, [title])
     table = plain_table("", _COLUMNS)
     for place, candidate in enumerate(found.ranked, start=1):
         table.add_row(f"{place}", *_row(candidate, found), style="bold" if place == 1 else None)
-    console.print(table, highlight=False)
-    console.print()
-    for line in (*_notes(found), *assumptions(found.rates), f"the first: {command}"):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    print_tables(console, [table], (*_notes(found), *assumptions(found.rates), f"the first: {command}"))
 
 
 def _row(candidate: Candidate, found: Search) -> tuple[str, ...]:
@@ -55,7 +52,7 @@ def _row(candidate: Candidate, found: Search) -> tuple[str, ...]:
     used = None if flops is None else flops_utilization(flops * tokens, step_s, layout.world_size, peak)
     return (
         f"{candidate.tokens_per_s:,.0f}",
-        "n/a" if used is None else f"{used:.1%}",
+        ABSENT if used is None else f"{used:.1%}",
         f"{step_s * 1e3:,.1f}",
         f"{candidate.exposed_s / step_s:.1%}",
         f"{projection.bubble_s / step_s:.1%}",

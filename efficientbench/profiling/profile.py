@@ -16,7 +16,7 @@ from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.metrics.report.sections.rank_table import StepShares, write_step_shares
 from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
-from efficientbench.planning.plan_table import plain_table
+from efficientbench.planning.table import plain_table
 from efficientbench.profiling.roofline import Bound, bounds, largest_gap, probe_host
 from efficientbench.profiling.trace import KINDS, Breakdown, break_down, read_trace
 from efficientbench.running.job import Job

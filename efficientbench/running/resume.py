@@ -29,7 +29,7 @@ INITIALISED_SAME = (*SAME, "init.run")
 """The same for configurations from `initialised`, whose `init.sha256` identifies the weights of `init.run`."""
 MAY_DIFFER = (
     *(*INITIALISED_SAME, "parallel.", "checkpoint.", "faults."),
-    *("training.micro_batch_size", "training.recheck_every", "rl.batch"),
+    *("training.micro_batch_size", "training.recheck_every", "rl.batch", "measurement.meters"),
 )
 """Keys, or beginnings of keys, in which the attempts of a run may differ: none of them changes what is learned."""
 

@@ -29,8 +29,10 @@ from efficientbench.launchers.network.secret import shared_secret
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.worker_process import module_command
-from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
+from efficientbench.metrics.monitoring.meters import find_meters
+from efficientbench.metrics.records.record import read_record
 from efficientbench.metrics.records.sinks.wandb_log import check_wandb
+from efficientbench.metrics.records.stored import SKIPPED_FOLDERS
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.planning.fitting import check_fits
 from efficientbench.planning.plan import (
@@ -70,6 +72,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     cluster = Cluster.from_environment(os.environ) if mode == "dlc" else None
     check_interfaces(os.environ, cluster)
     check_wandb(config.wandb)
+    find_meters(config.measurement.meters)
     config = initialised(config)
     device = find_device(config.device)
     settings = dict(device.environment(config.parallel.tp))

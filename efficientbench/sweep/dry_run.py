@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from efficientbench.basics.counted import number_of
 from efficientbench.launchers.processes.failure import Failure
+from efficientbench.planning.table import ABSENT, plain_table, print_lines
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.progress import seconds
 from efficientbench.sweep.tasks import Task
 
-ABSENT = "n/a"
 _LINE = 200
 """Characters of a line, more than any row has."""
 
@@ -33,16 +32,13 @@ def print_dry_run(
     """
     # A row stays on one line, however narrow the terminal is.
     console = Console(width=_LINE, highlight=False, soft_wrap=True)
-    table = Table(title="the sweep, planned", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("run", no_wrap=True)
-    for title in ("state", "ranks", "steps", "tokens", "micro-batch", "GB", "time", "energy"):
-        table.add_column(title, justify="right", no_wrap=True)
+    columns = ("state", "ranks", "steps", "tokens", "micro-batch", "GB", "time", "energy")
+    table = plain_table("run", columns, title="the sweep, planned")
     for task, state, estimate in zip(tasks, states, estimates, strict=True):
         table.add_row(Text(task.id), state, *_cells(task, estimate))
     console.print(table)
     todo = [each for each, state in zip(estimates, states, strict=True) if state == "queued" and each is not None]
-    for line in [_sum(todo, at_once), *_sources(estimates), *_refusals(tasks)]:
-        console.print(Text(line))
+    print_lines(console, [_sum(todo, at_once), *_sources(estimates), *_refusals(tasks)])
 
 
 def _refusals(tasks: Sequence[Task]) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.devices.base import DeviceError
-from efficientbench.devices.registry import all_devices, find_device
+from efficientbench.devices.registry import device_of_backend, find_device
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.sensors.hardware import known_device
 
@@ -94,7 +94,7 @@ def planned_machine(device: str, nodes: int, devices_per_node: int) -> Machine:
     known = known_device(device)
     if known.memory_bytes is None:
         raise ConfigError(f"--device: the memory of {known.name} does not follow from its name")
-    kind = next(each for each in all_devices() if each.backend == known.backend)
+    kind = device_of_backend(known.backend)
     return Machine(
         type=kind.type,
         name=known.name,

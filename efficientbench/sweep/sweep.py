@@ -229,11 +229,9 @@ def _entered(task: Task, before: State | None, name: str) -> State:
 
 def _report(suite: Path) -> None:
     """Write and print the suite's report; print only the failures where no run has a record yet."""
-    from efficientbench.metrics.report.build import build_report
+    from efficientbench.metrics.report.build import build_report, print_beside
     from efficientbench.metrics.report.headline import print_results
-    from efficientbench.metrics.report.sections.checksums import checksum_note
     from efficientbench.metrics.report.sections.failures import load_failures, print_failures
-    from efficientbench.metrics.report.sections.generation import beside, print_generation
 
     try:
         made = build_report(suite)
@@ -245,11 +243,4 @@ def _report(suite: Path) -> None:
         print(f"no report: {error}", file=sys.stderr)
         return
     print_results(made.records, Console())
-    print_generation(beside(made.generations, made.records), made.records, Console())
-    print_failures(made.failures, Console())
-    if made.unchecked:
-        print(checksum_note(made.unchecked))
-    for line in made.warnings:
-        print(f"warning: {line}", file=sys.stderr)
-    for path in made.written:
-        print(path)
+    print_beside(made, Console())

@@ -42,6 +42,8 @@ def build_monitor(
     pids_here = [pid for host, pid, _ in places if host == host_uuid()]
     measurement = job.config.measurement
     sensors: list[Sensor] = []
+    # Rollouts, whose `waits` are None, have a monitor of their own.
+    reads_meters = measurement.enabled and waits is not None and os.getpid() == pids_here[0]
     if measurement.enabled:
         # A host's first process reads the host; a node's first rank reads the node's devices.
         is_host = device.memory_capacity_bytes() is None
@@ -58,10 +60,11 @@ def build_monitor(
         device.synchronize,
         groups.barrier,
         warmup_steps=job.budget.warmup_steps,
+        meters=measurement.meters or () if reads_meters else (),
         sample_interval_s=measurement.sample_interval_s,
         rank=rank,
         steps_before=steps_before,
         waited=waits.take if waits is not None and job.layout.world_size > 1 else None,
-        # Rollouts have a monitor of their own, which starts once the model is built.
+        # The rollouts' monitor starts once the model is built.
         idle_s=IDLE_S if waits is not None else 0.0,
     )

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Trains, measures and reports gqa_3B. Written by `efficientbench scripts` from experiments/matrix.yaml.
+# Runs, measures and reports gqa_3B. Written by `efficientbench scripts` from experiments/matrix.yaml.
 #
-#   bash experiments/attention_variants/run_gqa_3B.sh [dsw|dlc] [--smoke] [--data PATH] [--tokenizer PATH]
-#       [--repeat N] [key=value ...]
+#   bash experiments/attention_variants/run_gqa_3B.sh [dsw|dlc] [--smoke] [--data PATH] [--repeat N] [key=value ...]
 set -euo pipefail
 exec bash "$(dirname "${BASH_SOURCE[0]}")/../../launchers/run_named.sh" gqa_3B "$@"

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Trains, measures and reports sft_d16. Written by `efficientbench scripts` from experiments/chat.yaml.
+# Runs, measures and reports sft_d16. Written by `efficientbench scripts` from experiments/chat.yaml.
 #
-#   bash experiments/chat/run_sft_d16.sh [dsw|dlc] [--smoke] [--data PATH] [--tokenizer PATH]
-#       [--repeat N] [key=value ...]
+#   bash experiments/chat/run_sft_d16.sh [dsw|dlc] [--smoke] [--data PATH] [--repeat N] [key=value ...]
 set -euo pipefail
 exec bash "$(dirname "${BASH_SOURCE[0]}")/../../launchers/run_named.sh" sft_d16 "$@"

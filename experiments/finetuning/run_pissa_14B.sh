@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fine-tunes, measures and reports pissa_14B. Written by `efficientbench scripts` from experiments/finetuning.yaml.
+# Runs, measures and reports pissa_14B. Written by `efficientbench scripts` from experiments/finetuning.yaml.
 #
 #   bash experiments/finetuning/run_pissa_14B.sh [dsw|dlc] [--smoke] [--data PATH] [--repeat N] [key=value ...]
 set -euo pipefail
-exec bash "$(dirname "${BASH_SOURCE[0]}")/../../launchers/finetune_named.sh" pissa_14B "$@"
+exec bash "$(dirname "${BASH_SOURCE[0]}")/../../launchers/run_named.sh" finetune pissa_14B "$@"

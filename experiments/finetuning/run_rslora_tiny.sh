@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fine-tunes, measures and reports rslora_tiny. Written by `efficientbench scripts` from experiments/finetuning.yaml.
+# Runs, measures and reports rslora_tiny. Written by `efficientbench scripts` from experiments/finetuning.yaml.
 #
 #   bash experiments/finetuning/run_rslora_tiny.sh [dsw|dlc] [--smoke] [--data PATH] [--repeat N] [key=value ...]
 set -euo pipefail
-exec bash "$(dirname "${BASH_SOURCE[0]}")/../../launchers/finetune_named.sh" rslora_tiny "$@"
+exec bash "$(dirname "${BASH_SOURCE[0]}")/../../launchers/run_named.sh" finetune rslora_tiny "$@"

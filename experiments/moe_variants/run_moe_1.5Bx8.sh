@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Trains, measures and reports moe_1.5Bx8. Written by `efficientbench scripts` from experiments/matrix.yaml.
+# Runs, measures and reports moe_1.5Bx8. Written by `efficientbench scripts` from experiments/matrix.yaml.
 #
-#   bash experiments/moe_variants/run_moe_1.5Bx8.sh [dsw|dlc] [--smoke] [--data PATH] [--tokenizer PATH]
-#       [--repeat N] [key=value ...]
+#   bash experiments/moe_variants/run_moe_1.5Bx8.sh [dsw|dlc] [--smoke] [--data PATH] [--repeat N] [key=value ...]
 set -euo pipefail
 exec bash "$(dirname "${BASH_SOURCE[0]}")/../../launchers/run_named.sh" moe_1.5Bx8 "$@"

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Trains, measures and reports absolute_1.5B. Written by `efficientbench scripts` from experiments/matrix.yaml.
+# Runs, measures and reports absolute_1.5B. Written by `efficientbench scripts` from experiments/matrix.yaml.
 #
-#   bash experiments/positional_encodings/run_absolute_1.5B.sh [dsw|dlc] [--smoke] [--data PATH] [--tokenizer PATH]
-#       [--repeat N] [key=value ...]
+#   bash experiments/positional_encodings/run_absolute_1.5B.sh [dsw|dlc] [--smoke] [--data PATH] [--repeat N] [key=value ...]
 set -euo pipefail
 exec bash "$(dirname "${BASH_SOURCE[0]}")/../../launchers/run_named.sh" absolute_1.5B "$@"

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Trains, measures and reports nanochat_d12. Written by `efficientbench scripts` from experiments/matrix.yaml.
+# Runs, measures and reports nanochat_d12. Written by `efficientbench scripts` from experiments/matrix.yaml.
 #
-#   bash experiments/published_models/run_nanochat_d12.sh [dsw|dlc] [--smoke] [--data PATH] [--tokenizer PATH]
-#       [--repeat N] [key=value ...]
+#   bash experiments/published_models/run_nanochat_d12.sh [dsw|dlc] [--smoke] [--data PATH] [--repeat N] [key=value ...]
 set -euo pipefail
 exec bash "$(dirname "${BASH_SOURCE[0]}")/../../launchers/run_named.sh" nanochat_d12 "$@"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from efficientbench.basics.errors import MetricsError
-from efficientbench.metrics.analysis.generation.generation_sides import (
+from efficientbench.metrics.analysis.generation import (
     Combination,
     Generating,
     combination_of,

@@ -17,6 +17,7 @@ from typing import Any
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import parse_json, plain_texts, read_whole
+from efficientbench.metrics.formulas.ratio import SIGNIFICANCE, holm
 from efficientbench.metrics.formulas.student import Z_95, t_p_value, t_quantile_95
 
 FOLDER = "evaluation"
@@ -25,7 +26,6 @@ LOSS, CORE, LM_EVAL = "loss", "core", "lm_eval_"
 """Names of tasks; LM_EVAL is the prefix of lm-eval's tasks."""
 FILES = "files_sha256"
 """A setting that may differ: the same questions may lie in other files, and are paired by their prompts."""
-SIGNIFICANCE = 0.05
 MOST_BYTES = 1 << 32
 MOST, MOST_TOKENS = 1e100, 1 << 53
 """Limits of a sum of losses or a score, and of an item's tokens, so that no square in the tests overflows."""
@@ -246,8 +246,5 @@ def _means(
 
 def _corrected(found: Sequence[Paired]) -> list[Paired]:
     """Return the figures with p values by Holm's correction (Scandinavian Journal of Statistics 6, 1979)."""
-    largest, by_place = 0.0, {}
-    for rank, place in enumerate(sorted(range(len(found)), key=lambda place: found[place].p)):
-        largest = max(largest, min(1.0, (len(found) - rank) * found[place].p))
-        by_place[place] = largest
-    return [replace(each, p=by_place[place]) for place, each in enumerate(found)]
+    adjusted = holm({str(place): each.p for place, each in enumerate(found)}, {})
+    return [replace(each, p=adjusted[str(place)]) for place, each in enumerate(found)]

@@ -12,21 +12,16 @@ from typing import Any
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas.definitions import standard_deviation, standard_error
+from efficientbench.metrics.formulas.device_use import MeterUse
 from efficientbench.metrics.formulas.student import mean_confidence_interval
 from efficientbench.metrics.records.figures import Metrics
-from efficientbench.metrics.records.record import (
-    FIGURES,
-    RECORD_NAME,
-    SKIPPED_FOLDERS,
-    RunRecord,
-    load_records,
-    read_record,
-)
+from efficientbench.metrics.records.record import FIGURES, RECORD_NAME, RunRecord, load_records, read_record
 from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, QualityPoint, Rechecks, Reinforcement
+from efficientbench.metrics.records.stored import SKIPPED_FOLDERS
 
 _NAMES = ("variant", "size", "label")
-_SAME = ("output", "data.cache", "cache", "wandb", "training.global_batch_tokens")
-"""Keys of folders, of W&B, and of the batch in another unit: they change nothing that is measured."""
+_SAME = ("output", "data.cache", "cache", "wandb", "training.global_batch_tokens", "measurement.meters")
+"""Keys of folders, of W&B, of the batch in another unit, and of meters: they change no figure of the table."""
 _SEEDS = ("training.seed", "curriculum.seed")
 _BEFORE = {"training.optimizer": "adamw", "evaluation.core_every": 0, "evaluation.core_limit": 100}
 """Key → what runs did before the key existed."""
@@ -223,6 +218,7 @@ def combine(group: Group) -> RunRecord:
         "resumed_after_steps": min((record.resumed_after_steps for record in records), key=len),
         "training_scores": [],
         "evaluations": [],
+        "meters": MeterUse.of_repeats([record.meters for record in records]),
         "disturbances": [disturbance for record in records for disturbance in record.disturbances],
         "validation_sequence_losses": mean_sequence_losses(records),
     }

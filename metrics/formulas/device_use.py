@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,53 @@ class RankUse:
     pcu: float | None
     """Mean busy fraction, 0 to 1."""
     energy_j: float | None
+
+
+@dataclass(frozen=True)
+class MeterUse:
+    """What a meter beside the devices' own counted in the measured window. None: `unavailable` has the reason."""
+
+    name: str
+    """What the meter counts, as its sensor calls it."""
+    source: str
+    """The sensor's class, as `package.module:Class`."""
+    device: str | None
+    """The meter's uuid; None: its sensor found no meter."""
+    energy_j: float | None
+    energy_source: str | None
+    """'counter' (a register of the meter) or 'integrated power' (polled)."""
+    power_w: float | None
+    """Mean power."""
+    power_idle_w: float | None
+    """Mean power before the devices had work; None: it was not measured."""
+    unavailable: str | None = None
+    """Why there is no energy; None: there is."""
+    energy_doubt: str | None = None
+    """Why the energy may be wrong; None: nothing speaks against it."""
+
+    def __str__(self) -> str:
+        if self.energy_j is None:
+            return f"{self.name} ({self.source}) has no energy: {self.unavailable}"
+        return f"{self.name} ({self.source}) counted {self.energy_j:,.1f} J at {self.power_w:,.1f} W"
+
+    @classmethod
+    def of_repeats(cls, repeats: Sequence[Sequence[MeterUse]]) -> list[MeterUse]:
+        """Return each meter's mean energy and power over repeats; no energy unless all repeats have it."""
+        read: dict[tuple[str, str | None], list[MeterUse]] = {}
+        for use in (use for uses in repeats for use in uses):
+            read.setdefault((use.source, use.device), []).append(use)
+        return [_mean_use(uses, len(repeats)) for uses in read.values()]
+
+
+def _mean_use(uses: Sequence[MeterUse], repeats: int) -> MeterUse:
+    energies_j = [use.energy_j for use in uses if use.energy_j is not None]
+    if len(energies_j) < repeats:
+        why = next((use.unavailable for use in uses if use.unavailable), "not every repeat has read it")
+        return replace(uses[0], energy_j=None, energy_source=None, power_w=None, power_idle_w=None, unavailable=why)
+    powers_w = [use.power_w for use in uses if use.power_w is not None]
+    doubt = next((use.energy_doubt for use in uses if use.energy_doubt), None)
+    means = replace(uses[0], energy_j=fmean(energies_j), power_w=fmean(powers_w))
+    return replace(means, power_idle_w=None, energy_doubt=doubt)
 
 
 CLOCKS_SET = "clocks that a user has set"

@@ -13,6 +13,7 @@ from efficientbench.metrics.formulas.definitions import window_length_s
 from efficientbench.metrics.formulas.device_use import DeviceConditions, Disturbance, MachineConditions, RankWaits
 from efficientbench.metrics.monitoring.by_rank import rank_uses
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, RunMeasurement
+from efficientbench.metrics.monitoring.meters import meter_uses
 from efficientbench.metrics.monitoring.sampler import NOT_READ
 from efficientbench.metrics.sensors.base import Scope
 
@@ -20,6 +21,8 @@ _SCOPES: tuple[Scope, ...] = ("gpu", "npu", "host")
 """Scopes of a run's figures, best first: an accelerator's are never replaced by the host's, nor mixed with them."""
 _METERS: tuple[Scope, ...] = ("cpu-package", "cpu-package+dram", "node")
 """Scopes of meters of the host's energy."""
+_NO_DEVICES: tuple[Scope, ...] = ("allocator", "meter")
+"""Scopes that are no device of a run."""
 _NO_METER = "no sensor for the host's power was in use"
 _NO_SENSOR = "no sensor for it was in use"
 
@@ -79,7 +82,7 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         energy_doubt="; ".join(device.energy_doubt for device in meters.devices if device.energy_doubt) or None,
         step_begins_s=tuple(step.begin_s - zero_s for step in first.steps),
         windows=tuple((begin_s - zero_s, end_s - zero_s) for begin_s, end_s in first.windows),
-        timelines=tuple(d.timeline for d in everything if d.timeline is not None and d.scope != "allocator"),
+        timelines=tuple(d.timeline for d in everything if d.timeline is not None and d.scope not in _NO_DEVICES),
         disturbances=tuple(
             sorted((d for device in everything for d in device.disturbances), key=attrgetter("begin_s"))
         ),
@@ -88,6 +91,7 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         rank_uses=rank_uses(ranks, [] if scope == "host" else devices.devices),
         device_conditions=_device_conditions(ranks),
         machine_conditions=_machine_conditions(ranks),
+        meters=meter_uses(ranks, everything),
     )
 
 
@@ -181,17 +185,19 @@ def _require_same_steps(ranks: Sequence[RankMeasurement]) -> None:
 
 def _once_each(devices: Iterable[DeviceMeasurement]) -> list[DeviceMeasurement]:
     """Return one measurement for each uuid: the one with the fewest missing figures, then the most samples."""
-    best: dict[str, DeviceMeasurement] = {}
+    best: dict[tuple[str, bool], DeviceMeasurement] = {}
     for device in devices:
-        other = best.setdefault(device.info.uuid, device)
+        # A meter from outside chooses its own uuid, which must not be that of a device.
+        key = device.info.uuid, device.scope == "meter"
+        other = best.setdefault(key, device)
         if sorted(device.info.processes) != sorted(other.info.processes):
             raise MetricsError(
                 f"ranks measured different processes of {device.info.uuid} ({list(other.info.processes)} and "
                 f"{list(device.info.processes)}): give each sensor of a host the ids of all the run's processes there"
             )
         if _completeness(device) > _completeness(other):
-            best[device.info.uuid] = device
-    return [best[uuid] for uuid in sorted(best)]
+            best[key] = device
+    return [best[key] for key in sorted(best)]
 
 
 def _completeness(device: DeviceMeasurement) -> tuple[int, int]:

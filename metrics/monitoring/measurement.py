@@ -13,6 +13,7 @@ from efficientbench.metrics.formulas.device_use import (
     DeviceConditions,
     Disturbance,
     MachineConditions,
+    MeterUse,
     RankUse,
     RankWaits,
     Timeline,
@@ -68,6 +69,8 @@ class DeviceMeasurement:
     """Conditions of an accelerator; None for other devices."""
     power_idle_w: float | None = None
     """Mean power before the device had work; None: not measured."""
+    source: str = ""
+    """The class of the `Meter` that read it, as `package.module:Class`; empty for other sensors."""
 
     @property
     def amu_fraction(self) -> float | None:
@@ -90,6 +93,8 @@ class SensorState:
     """The other fields → why not."""
     sample_interval_s: float | None = None
     """The mean interval achieved, s; None before a second sample."""
+    source: str = ""
+    """The class of a `Meter`, as `package.module:Class`; empty for other sensors."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,8 @@ class RunMeasurement:
     """Conditions of each accelerator, in the order of the ranks that compute on them."""
     machine_conditions: tuple[MachineConditions, ...] = ()
     """Conditions of the ranks' machines; ranks with the same conditions share an entry."""
+    meters: tuple[MeterUse, ...] = ()
+    """What meters beside the devices' own counted, each once."""
 
 
 def describe(run: RunMeasurement) -> str:
@@ -190,7 +197,8 @@ def describe(run: RunMeasurement) -> str:
         "energy": absent("energy_j") if run.energy_j is None else _energy(run),
     }
     devices = ", ".join(f"{run.device_names.count(name)} × {name}" for name in sorted(set(run.device_names)))
-    return "\n".join(f"{name:<12} {text}" for name, text in {"devices": devices or "n/a", **lines}.items())
+    told = [f"{name:<12} {text}" for name, text in {"devices": devices or "n/a", **lines}.items()]
+    return "\n".join([*told, *(f"{'meter':<12} {meter}" for meter in run.meters)])
 
 
 def _memory(run: RunMeasurement) -> str:

@@ -19,6 +19,7 @@ from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas.device_use import MachineConditions
 from efficientbench.metrics.monitoring.aggregate import merge
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, StepTime, describe
+from efficientbench.metrics.monitoring.meters import find_meters
 from efficientbench.metrics.monitoring.sampler import (
     READINGS,
     SamplingThread,
@@ -53,6 +54,8 @@ class EfficiencyMonitor:
         waited: returns the seconds that the device has waited for other ranks since the last call: within the rank's
             pipeline stage, and for other stages (None for a single stage). The monitor calls it when the device has
             done all its work. None: not measured.
+        meters: meters to read beside the sensors, as `package.module:NAME` or an entry point's name. Ranks that read
+            the same meter count it once.
         idle_s: seconds that `start` waits to measure idle power, if a sensor reads power; 0: it is not measured.
     """
 
@@ -68,6 +71,7 @@ class EfficiencyMonitor:
         clock: Callable[[], float] = time.monotonic,
         steps_before: int = 0,
         waited: Callable[[], tuple[float, float | None]] | None = None,
+        meters: Sequence[str] = (),
         idle_s: float = 0.0,
     ) -> None:
         if warmup_steps < 0 or sample_interval_s <= 0:
@@ -75,6 +79,7 @@ class EfficiencyMonitor:
                 f"warmup_steps ({warmup_steps}) must be 0 or more and sample_interval_s ({sample_interval_s}) above 0"
             )
         self._sensors = sensors
+        self._meters = meters
         self._samplers: list[SensorSampler] = []
         self._threads: list[SamplingThread] = []
         self._sample_interval_s = sample_interval_s
@@ -98,7 +103,7 @@ class EfficiencyMonitor:
         self._idle_s = idle_s
 
     def start(self) -> None:
-        """Open the sensors, take the idle baseline, start sampling."""
+        """Open the sensors, take the idle baseline, start sampling. Raises ConfigError: there is no such meter."""
         if self._state != "new":
             raise MetricsError("a monitor is started once: make a new one for a new measurement")
         self._state = "started"
@@ -243,7 +248,7 @@ class EfficiencyMonitor:
     def _start_sampling(self) -> None:
         sensors = local_sensors() if self._sensors is None else self._sensors
         self._wait_for_device = self._synchronize or local_synchronize()
-        self._samplers = [SensorSampler(sensor, self._clock) for sensor in sensors]
+        self._samplers = [SensorSampler(sensor, self._clock) for sensor in (*sensors, *find_meters(self._meters))]
         for sampler in self._samplers:
             sampler.open()
         for thread in sampling_threads(self._samplers, self._sample_interval_s):
@@ -268,10 +273,15 @@ class EfficiencyMonitor:
         # both ends, however rare samples are. Counters are read last, once the device and the ranks have settled.
         for sampler in self._samplers:
             sampler.sample()
+        # Meters may answer slowly, and would make the other ranks wait in their first step. Growth is scaled anyway.
+        for sampler in self._samplers:
+            if sampler.is_meter:
+                sampler.begin_interval()
         self._wait_for_device()
         self._wait_for_ranks()
         for sampler in self._samplers:
-            sampler.begin_interval()
+            if not sampler.is_meter:
+                sampler.begin_interval()
         self._window_begin_s = self._clock()
 
     def _close_window(self, end_s: float | None = None) -> None:

@@ -6,14 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas.definitions import Windows
 from efficientbench.metrics.monitoring.conditions import Conditions
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, SensorState
 from efficientbench.metrics.monitoring.series import DeviceSeries, Interval
-from efficientbench.metrics.sensors.base import QUANTITIES, Counters, DeviceInfo, Peaks, Sample, Sensor
+from efficientbench.metrics.sensors.base import QUANTITIES, Counters, DeviceInfo, Meter, Peaks, Sample, Sensor
 
 READINGS = 10
 """Readings of idle power, after the first, in the time that a monitor waits for them."""
@@ -95,7 +97,10 @@ class SensorSampler:
         """Why the series ended early; None: it did not."""
         self.sensor = sensor
         """The sensor to read."""
+        self.is_meter = isinstance(sensor, Meter)
+        """Whether the sensor is a meter beside the devices' own, which comes from outside this project."""
         self._clock = clock
+        self._source = sensor.source if isinstance(sensor, Meter) else ""
         self._lock = threading.Lock()
         self._series: dict[str, DeviceSeries] = {}
         self._newest: list[Sample] = []
@@ -112,38 +117,36 @@ class SensorSampler:
 
     def open(self) -> None:
         """Open the sensor within `OPENING_PATIENCE_S`, and take the first sample, the idle baseline."""
-        name = f"open-{self.sensor.name}"
-        opening = threading.Thread(target=self._guarded, args=(self.sensor.open, None), name=name, daemon=True)
-        opening.start()
-        opening.join(OPENING_PATIENCE_S)
-        if opening.is_alive():
-            self.fail_to_answer(OPENING_PATIENCE_S)
-        infos: list[DeviceInfo] = self._guarded(self.sensor.devices, [])
-        self._series = {info.uuid: DeviceSeries(info, self.sensor.scope) for info in infos}
+        self._patiently(self.sensor.open, None, OPENING_PATIENCE_S)
+        self._series = self._answered(self._new_series, {})
         self._guarded(self._conditions.begin, None)
         self.sample()
 
     def sample(self) -> None:
         """Take one sample of each device now."""
+        self._answered(self._sample, None)
+
+    def sample_in_thread(self) -> None:
+        """Take one sample of each device, in a thread that may hang."""
         self._guarded(self._sample, None)
 
     def begin_interval(self) -> None:
         """Read the counters at the beginning of a measured interval, and restart the peaks."""
-        self._guarded(self.sensor.reset_peaks, None)
-        self._begin = self._guarded(self._read_counters, _UNREAD)
+        self._answered(self.sensor.reset_peaks, None)
+        self._begin = self._answered(self._read_counters, _UNREAD)
 
     def end_interval(self) -> None:
         """Read the counters and peaks at the end of a measured interval."""
         begin_counters, begin_s = self._begin
-        counters, read_s = self._guarded(self._read_counters, _UNREAD)
-        peaks: dict[str, Peaks] = self._guarded(self.sensor.peaks, {})
+        counters, read_s = self._answered(self._read_counters, _UNREAD)
+        peaks: dict[str, Peaks] = self._answered(self.sensor.peaks, {})
         for uuid, series in self._series.items():
             begin, end = begin_counters.get(uuid, Counters()), counters.get(uuid, Counters())
             series.intervals.append(Interval(begin, end, read_s - begin_s, peaks.get(uuid, Peaks())))
 
     def read_power(self) -> dict[str, PowerReading]:
         """Return power and energy of each device now, by uuid; empty if the sensor reads neither."""
-        return self._guarded(lambda: read_power(self.sensor, self._clock()), {})
+        return self._answered(lambda: read_power(self.sensor, self._clock()), {})
 
     def fail_to_answer(self, patience_s: float) -> None:
         """End the series of a sensor that hangs."""
@@ -153,7 +156,7 @@ class SensorSampler:
         """Close the sensor, also one that has failed."""
         self._closed = True
         failure, self.failure = self.failure, None
-        self._guarded(self.sensor.close, None)
+        self._answered(self.sensor.close, None)
         self.failure = failure or self.failure
 
     def latest(self) -> list[Sample]:
@@ -171,6 +174,7 @@ class SensorSampler:
             measures=tuple(name for name in QUANTITIES if name not in unavailable) if opened else (),
             unavailable=unavailable,
             sample_interval_s=(self._last_s - self._first_s) / (self._samples - 1) if self._samples > 1 else None,
+            source=self._source,
         )
 
     def measure(self, windows: Windows) -> list[DeviceMeasurement]:
@@ -178,9 +182,21 @@ class SensorSampler:
         self._store()
         found = {uuid: s.measure(windows, self.sensor.unavailable, self.failure) for uuid, s in self._series.items()}
         return [
-            replace(each, conditions=self._conditions.of(uuid, windows), power_idle_w=self.idle_w.get(uuid))
+            replace(
+                each,
+                conditions=self._conditions.of(uuid, windows),
+                power_idle_w=self.idle_w.get(uuid),
+                source=self._source,
+            )
             for uuid, each in found.items()
         ]
+
+    def _new_series(self) -> dict[str, DeviceSeries]:
+        infos = self.sensor.devices()
+        for info in infos:
+            if not isinstance(info, DeviceInfo) or not isinstance(info.uuid, str) or not isinstance(info.name, str):
+                raise MetricsError(f"named {info!r:.100}, which is no device")
+        return {info.uuid: DeviceSeries(info, self.sensor.scope) for info in infos}
 
     def _sample(self) -> None:
         if self._closed:  # by the main thread, while another sensor blocked this one
@@ -204,7 +220,11 @@ class SensorSampler:
             self._find_other_use(now_s)
 
     def _read_counters(self) -> tuple[dict[str, Counters], float]:
-        return self.sensor.counters(), self._clock()
+        counters = self.sensor.counters()
+        for uuid, each in counters.items():
+            if not all(value is None or isfinite(value) for value in (each.energy_j, each.busy_s)):
+                raise MetricsError(f"counted {each} on {uuid}, which is not finite")
+        return counters, self._clock()
 
     def _store(self) -> None:
         pending, self._pending = self._pending, []
@@ -229,6 +249,24 @@ class SensorSampler:
         self._conditions.look(now_s)
         self._searched_s = now_s
         self._next_search_s = now_s + OTHER_USE_INTERVAL_S
+
+    def _answered(self, call: Callable[[], Result], otherwise: Result) -> Result:
+        """Return the result of a call by the training's own thread, which a meter from outside must not hold up."""
+        return self._patiently(call, otherwise, PATIENCE_S) if self.is_meter else self._guarded(call, otherwise)
+
+    def _patiently(self, call: Callable[[], Result], otherwise: Result, patience_s: float) -> Result:
+        """Return the result of a call in a thread of its own; end the series of a sensor that hangs."""
+        found = [otherwise]
+
+        def ask() -> None:
+            found[0] = self._guarded(call, otherwise)
+
+        asking = threading.Thread(target=ask, name=f"ask-{self.sensor.name}", daemon=True)
+        asking.start()
+        asking.join(patience_s)
+        if asking.is_alive():
+            self.fail_to_answer(patience_s)
+        return found[0]
 
     def _guarded(self, call: Callable[[], Result], otherwise: Result) -> Result:
         """Return the result of a call to the sensor, or `otherwise` where the sensor has failed or fails at it."""
@@ -305,7 +343,7 @@ class SamplingThread:
             self._round_begin_s = time.monotonic()
             for sampler in working:
                 self._reading = sampler, time.monotonic()
-                sampler.sample()
+                sampler.sample_in_thread()
                 if self._thread is not thread:  # replaced, while the driver did not answer
                     return
             self._reading = None

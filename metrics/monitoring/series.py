@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import isfinite
 
 from efficientbench.metrics.formulas import definitions
 from efficientbench.metrics.formulas.definitions import (
@@ -42,7 +43,9 @@ class Signal:
 
     def add(self, time_s: float, value: float | None) -> None:
         if value is not None:
-            # Append the value first: if it is no number, this raises, and both arrays keep one length.
+            # Both arrays keep one length: what is no number raises before either grows.
+            if not isfinite(value):
+                raise ValueError("it is not finite")
             self.values.append(value)
             self.times_s.append(time_s)
 

@@ -47,13 +47,15 @@ def sensor_states(states: Iterable[SensorState]) -> list[dict[str, Any]]:
     """Return what each sensor of a run measured, and why not the rest; ranks with equal sensors share an entry.
 
     Returns:
-        For each: name, scope, failure, measures, unavailable (field → reason), ranks (how many have such a sensor),
-        sample_interval_s (the longest that was achieved among them; None where none took two samples).
+        For each: name, scope, failure, measures, unavailable (field → reason), source (the class, of a meter alone),
+        ranks (how many have such a sensor), sample_interval_s (the longest that was achieved among them; None where
+        none took two samples).
     """
     entries: dict[str, dict[str, Any]] = {}
     for state in states:
         entry: dict[str, Any] = {"name": state.name, "scope": state.scope, "failure": state.failure}
         entry |= {"measures": list(state.measures), "unavailable": state.unavailable}
+        entry |= {"source": state.source} if state.source else {}
         same = entries.setdefault(repr(entry), {**entry, "ranks": 0, "sample_interval_s": None})
         same["ranks"] += 1
         same["sample_interval_s"] = max(same["sample_interval_s"] or 0.0, state.sample_interval_s or 0.0) or None

@@ -12,7 +12,7 @@ from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas import definitions, statistics
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.monitoring.series import NO_STEP
-from efficientbench.metrics.records.figure import LARGEST
+from efficientbench.metrics.records.figure import finite, known
 from efficientbench.metrics.records.outliers import disturbed_steps, find_outliers
 from efficientbench.metrics.records.record_parts import NOT_TIMED, Outlier, TimeSpent
 
@@ -160,10 +160,7 @@ class Measured:
 
     def of_model(self, name: str) -> Any:
         """Return a field of `facts` that the model's formulas give."""
-        value = getattr(self.facts, name)
-        if value is None:
-            raise MetricsError(self.facts.not_counted)
-        return value
+        return known(getattr(self.facts, name), self.facts.not_counted)
 
     @property
     def step_times_s(self) -> tuple[float, ...]:
@@ -175,10 +172,7 @@ class Measured:
     @property
     def step_time_std_s(self) -> float:
         """Return the standard deviation of the steps' times."""
-        deviation = definitions.standard_deviation(self.run.step_times_s)
-        if deviation is None:
-            raise MetricsError("a spread needs two measured steps")
-        return deviation
+        return known(definitions.standard_deviation(self.run.step_times_s), "a spread needs two measured steps")
 
     @cached_property
     def noise(self) -> statistics.StepTimeNoise:
@@ -211,17 +205,13 @@ class Measured:
     @property
     def peak_flops(self) -> float:
         """Return the peak of one device, FLOP/s."""
-        if self.facts.peak_flops is None:
-            raise MetricsError(self.facts.peak_flops_source)
-        return self.facts.peak_flops
+        return known(self.facts.peak_flops, self.facts.peak_flops_source)
 
     @property
     def measured_peak(self) -> float:
         """Return the rate of matrix products that one device reached before the run, FLOP/s."""
-        if self.facts.measured_peak_flops is None:
-            known = self.facts.peak_flops is not None
-            raise MetricsError("the peak itself is known" if known else "no matrix products were measured")
-        return self.facts.measured_peak_flops
+        unmeasured = "no matrix products were measured" if self.facts.peak_flops is None else "the peak itself is known"
+        return known(self.facts.measured_peak_flops, unmeasured)
 
     def utilization(self, flops_per_token: float, peak: float | None = None) -> float:
         """Return the steps' FLOPs over what the devices could compute in that time at `peak`, by default their own."""
@@ -242,9 +232,7 @@ class Measured:
     @property
     def tuning(self) -> Tuning:
         """Return what a fine-tuning trained and read."""
-        if self.tuned is None:
-            raise MetricsError("the run is no fine-tuning")
-        return self.tuned
+        return known(self.tuned, "the run is no fine-tuning")
 
     @property
     def net_energy_j(self) -> float:
@@ -257,28 +245,14 @@ class Measured:
     @property
     def wall(self) -> TimeSpent:
         """Return where the wall time went."""
-        if self.spent is None:
-            raise MetricsError(NOT_TIMED)
-        return self.spent
+        return known(self.spent, NOT_TIMED)
 
     @property
     def text(self) -> Reading:
         """Return what the run has read."""
-        if self.reading is None:
-            raise MetricsError(NOT_SAID)
-        return self.reading
+        return known(self.reading, NOT_SAID)
 
 
 def of_run(run: RunMeasurement, name: str) -> Any:
     """Return a field of a measurement. Raises MetricsError with the reason where it is None."""
-    value = getattr(run, name)
-    if value is None:
-        raise MetricsError(run.unavailable.get(name, "not measured"))
-    return value
-
-
-def finite(value: Any) -> Any:
-    """Return the value. Raises MetricsError for a number that is not finite, or too large to be reported."""
-    if isinstance(value, float) and not abs(value) <= LARGEST:
-        raise MetricsError(f"the number is not finite ({value})")
-    return value
+    return known(getattr(run, name), run.unavailable.get(name, "not measured"))

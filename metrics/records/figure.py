@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 
+from efficientbench.basics.errors import MetricsError
+
+Value = TypeVar("Value")
 Better = Literal["lower", "higher"]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
@@ -119,6 +122,43 @@ class Figure:
         """Add the row to its field's JSON schema."""
         about = {"description": self.description, "unit": self.unit, "known_as": self.known_as, "better": self.better}
         schema |= {key: value for key, value in about.items() if value}
+
+
+def rows_of(table: type[BaseModel]) -> dict[str, Figure]:
+    """Return the rows of a table by the figures' names, in the order of every report."""
+    rows = {name: field.json_schema_extra for name, field in table.model_fields.items()}
+    return {name: row for name, row in rows.items() if isinstance(row, Figure)}
+
+
+def computed(
+    rows: Mapping[str, Figure], measured: Any, found: Callable[[str], Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the value of each figure, by its formula over `measured`, and the reason for each that is None.
+
+    `found` returns a figure without a formula by its name. Both raise MetricsError with the reason where it is absent.
+    """
+    values: dict[str, Any] = {}
+    unavailable = {}
+    for name, row in rows.items():
+        try:
+            values[name] = finite(found(name) if row.formula is None else row.formula(measured))
+        except MetricsError as error:
+            values[name], unavailable[name] = None, str(error)
+    return values, unavailable
+
+
+def finite(value: Any) -> Any:
+    """Return the value. Raises MetricsError for a number that is not finite, or too large to be reported."""
+    if isinstance(value, float) and not abs(value) <= LARGEST:
+        raise MetricsError(f"the number is not finite ({value})")
+    return value
+
+
+def known(value: Value | None, reason: str) -> Value:
+    """Return the value. Raises MetricsError with the reason where it is None."""
+    if value is None:
+        raise MetricsError(reason)
+    return value
 
 
 def fact(unit: str, meaning: str, known_as: str = "", default: Any = ..., headline: Headline | None = None) -> Any:

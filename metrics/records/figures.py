@@ -6,7 +6,7 @@ has the figure under the same name. Published columns keep their places: a new r
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from efficientbench.metrics.formulas import definitions
 from efficientbench.metrics.records.figure import (
@@ -22,20 +22,13 @@ from efficientbench.metrics.records.figure import (
     percent,
     three_digits,
 )
+from efficientbench.metrics.records.stored import STRICT, Stored
 
 # Unformatted to the end, as a table is read by its rows: one argument in each line would make a page of every five.
 # fmt: off
 
-# The parts are dataclasses that others build unchecked: without `revalidate_instances` a record could hold a NaN, which
-# its reader would refuse.
-STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, revalidate_instances="always",
-    use_attribute_docstrings=True)
-
-
-class Subject(BaseModel):
+class Subject(Stored):
     """What was run."""
-
-    model_config = STRICT
 
     run: Name = fact("",
         "`<variant>_<size>`, `__<key>=<value>` after it in a sweep", "llm-foundry Model")

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from datetime import datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationError, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, model_validator
 
-from efficientbench.basics.checksum import check_checksum, with_checksum
 from efficientbench.basics.errors import MetricsError
-from efficientbench.basics.foreign import parse_json, plain_text, plain_texts, read_whole
-from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.formulas.definitions import speed_only_reason
 from efficientbench.metrics.formulas.device_use import (
     DeviceConditions,
     Disturbance,
     MachineConditions,
+    MeterUse,
     RankUse,
     RankWaits,
     Timeline,
 )
-from efficientbench.metrics.records.figure import LARGEST, Few, Figure, fact
+from efficientbench.metrics.records.figure import LARGEST, Few, fact, rows_of
 from efficientbench.metrics.records.figures import Identity, Metrics
 from efficientbench.metrics.records.record_parts import (
     DataSource,
@@ -37,12 +31,11 @@ from efficientbench.metrics.records.record_parts import (
     TrainingScore,
     Window,
 )
+from efficientbench.metrics.records.stored import iso_time
 
 SCHEMA_VERSION: Literal[3] = 3
 """Rises when a field changes its meaning or is removed; a new figure does not raise it."""
 RECORD_NAME = "record.json"
-SKIPPED_FOLDERS = ("previous", "profile")
-"""Folders beside a run's record that readers skip: replaced attempts, and a run that tracing slowed."""
 MOST_OUTLIERS = 100
 """The largest number of outliers that a record lists; a run with more has other troubles than single steps."""
 NOT_RECORDED = "the record does not hold it"
@@ -53,18 +46,11 @@ OF_FORMULAS = ("parameters", "parameters_active", "flops_per_token")
 _Finite = Annotated[float, Field(le=LARGEST)]
 
 
-def iso_time(text: str) -> str:
-    """Return an ISO 8601 time in a form that Python 3.10 reads too, which knows no Z. Raises ValueError: it is none."""
-    time = f"{text[:-1]}+00:00" if text.endswith("Z") else text
-    try:
-        datetime.fromisoformat(time)
-    except ValueError:
-        raise ValueError(f"{text!r} is no time in ISO 8601, such as 2026-01-02T03:04:05+00:00") from None
-    return time
-
-
 class RunRecord(Metrics, Identity):
     """One run: what it was, where it ran, what it measured, and why what is missing is missing."""
+
+    file_name = RECORD_NAME
+    kind_of_file = "a run's record"
 
     # fmt: off
     keys_read_per_query: float | None = fact("keys", "mean keys that a query's attention reads in training",
@@ -110,6 +96,8 @@ class RunRecord(Metrics, Identity):
     """Settings of each accelerator, and how it fared in the measured window; empty where no driver reported them."""
     machine_conditions: list[MachineConditions] = []
     """What the ranks' machines gave them, one entry for all ranks that have the same; empty where nobody asked."""
+    meters: list[MeterUse] = []
+    """What meters beside the devices' own counted (`measurement.meters`); never a part of the figures above."""
     kernels: dict[str, str] = {}
     """Part of the model → the kernel that served it."""
     kernel_reasons: dict[str, str] = {}
@@ -184,12 +172,6 @@ class RunRecord(Metrics, Identity):
         found = self.config.get(name)
         return found if isinstance(found, dict) else {}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _texts_are_plain(cls, content: Any) -> Any:
-        """Remove from every text what a terminal would obey: reports print the texts."""
-        return plain_texts(content)
-
     @model_validator(mode="after")
     def _figures_can_be_reported(self) -> RunRecord:
         """Refuse a figure that would overflow, or is null without a reason; a missing figure was not recorded."""
@@ -205,73 +187,15 @@ class RunRecord(Metrics, Identity):
         return self
 
 
-FIGURES: dict[str, Figure] = {
-    name: field.json_schema_extra
-    for name, field in RunRecord.model_fields.items()
-    if isinstance(field.json_schema_extra, Figure)
-}
+FIGURES = rows_of(RunRecord)
 """Name of a record's scalar → its row, in the order of every table."""
 
 
-def write_record(record: RunRecord, path: Path) -> None:
-    """Write the record as JSON. Raises MetricsError, and keeps an existing record, if it cannot be written."""
-    content = with_checksum(record.model_dump(mode="json"))
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-    write_whole(path, text + "\n")
-
-
-def read_record(path: Path) -> RunRecord:
-    """Read a record.
-
-    Raises:
-        MetricsError: the file is missing, no JSON, no record, or fails its checksum; the message names the file and
-            every wrong key.
-    """
-    try:
-        content = read_whole(path)
-        record = RunRecord.model_validate_json(content)
-        check_checksum(parse_json(content))
-    except OSError as error:
-        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValidationError as error:
-        reason = readable(error, RunRecord.model_fields, SCHEMA_VERSION, "a run's record")
-        raise MetricsError(f"{path}: {reason}") from None
-    except ValueError as error:
-        raise MetricsError(f"{path}: {error}") from None
-    return record
-
-
-def readable(error: ValidationError, known: Iterable[str], schema: int, what: str) -> str:
-    """Return all errors of a validation in one line, by key.
-
-    Args:
-        error: the validation's error.
-        known: the record's keys.
-        schema: the schema version that this program reads.
-        what: what the file should be, with its article.
-    """
-    found = {".".join(map(str, item["loc"])): item for item in error.errors()}
-    version, first = found.get("schema_version"), error.errors()[0]
-    if version is not None:
-        return f"written in schema version {version['input']}; this program reads {schema}"
-    if first["type"] == "json_invalid":
-        return f"damaged, it is no JSON ({first['ctx']['error']})"
-    messages = []
-    for where, item in found.items():
-        near = get_close_matches(where, list(known), 1) if item["type"] == "extra_forbidden" else []
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        messages.append((f"{where}: " if where else "") + item["msg"].removeprefix("Value error, ") + hint)
-    return f"not {what}: {'; '.join(messages)}"
+read_record, write_record = RunRecord.read, RunRecord.write
 
 
 def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
-    """Read all records below a folder.
-
-    Skip records that a later one replaced (below a folder `previous`) and records of traced runs (below `profile`),
-    unless `folder` is that folder itself.
-
-    Returns:
-        The records by run and start, and a message for each file that cannot be read as one.
+    """Read all runs' records below a folder, as `Stored.load` does, unless `folder` is itself one that it skips.
 
     Raises:
         MetricsError: there is no such folder, or it cannot be read.
@@ -283,17 +207,4 @@ def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
             raise MetricsError(f"{folder}: there is no such folder to report on")
     except OSError as error:
         raise MetricsError(f"{folder}: cannot be read ({error.strerror})") from None
-    records, damaged = [], []
-    for path in current_files(folder, RECORD_NAME):
-        try:
-            records.append(read_record(path))
-        except MetricsError as error:
-            damaged.append(plain_text(str(error)))
-    return sorted(records, key=lambda record: (record.run, record.started_at)), damaged
-
-
-def current_files(folder: Path, name: str) -> list[Path]:
-    """Return the files named `name` below a folder, sorted; skip files below one of SKIPPED_FOLDERS."""
-    return [
-        path for path in sorted(folder.rglob(name)) if not set(SKIPPED_FOLDERS) & set(path.relative_to(folder).parts)
-    ]
+    return RunRecord.load(folder)

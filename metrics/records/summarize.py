@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas.definitions import percentiles
 from efficientbench.metrics.monitoring.aggregate import longest
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
-from efficientbench.metrics.records.facts import Measured, Quality, Reading, RunFacts, Tuning, Validation, finite
+from efficientbench.metrics.records.facts import Measured, Quality, Reading, RunFacts, Tuning, Validation
+from efficientbench.metrics.records.figure import computed, rows_of
 from efficientbench.metrics.records.figures import Metrics
-from efficientbench.metrics.records.record import FIGURES, MOST_OUTLIERS
+from efficientbench.metrics.records.record import MOST_OUTLIERS
 from efficientbench.metrics.records.record_parts import Outlier, QualityPoint, TimeSpent, Window
 
 MAXIMUM_DISTURBANCES = 500
@@ -22,7 +22,7 @@ MAXIMUM_DISTURBANCES = 500
 
 
 def measured_parts(run: RunMeasurement, outliers: Sequence[Outlier]) -> dict[str, Any]:
-    """Return samples, timelines, windows, disturbances, waits, conditions and step times, by the record's field names.
+    """Return what a record has of a measurement beside figures, by its field names: timelines, waits, conditions, ….
 
     Of `outliers`, the MOST_OUTLIERS slowest steps are listed, in the order of the run.
     """
@@ -39,6 +39,7 @@ def measured_parts(run: RunMeasurement, outliers: Sequence[Outlier]) -> dict[str
         "rank_uses": list(run.rank_uses),
         "device_conditions": list(run.device_conditions),
         "machine_conditions": list(run.machine_conditions),
+        "meters": list(run.meters),
         "outliers": sorted(slowest, key=lambda outlier: outlier.step),
     }
 
@@ -70,15 +71,9 @@ def summarize(
 ) -> Summary:
     """Return every figure of a record, absent ones with their reasons; the arguments are those of `Measured`."""
     measured = Measured(run, facts, quality, interruptions or {}, reading, tuned, spent)
-    values: dict[str, Any] = {"tokens": run.tokens, "steps_measured": len(run.step_times_s)}
-    unavailable = {}
-    for name in Metrics.model_fields:
-        formula = FIGURES[name].formula
-        try:
-            values[name] = finite(measured.measured(name) if formula is None else formula(measured))
-        except MetricsError as error:
-            values[name], unavailable[name] = None, str(error)
-    return Summary(values, unavailable, measured.outliers)
+    values, unavailable = computed(rows_of(Metrics), measured, measured.measured)
+    counts = {"tokens": run.tokens, "steps_measured": len(run.step_times_s)}
+    return Summary(counts | values, unavailable, measured.outliers)
 
 
 def quality_curve(run: RunMeasurement, validations: Sequence[Validation]) -> list[QualityPoint]:

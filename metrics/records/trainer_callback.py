@@ -49,6 +49,8 @@ class EfficiencyCallback(TrainerCallback):
             training ends; its name is the run's. None: no record.
         flops_per_token: FLOPs of one token, forward and backward, for the record's MFU; None: the model's own count.
         peak_flops: dense FLOP/s of one device, where the table of devices lacks it.
+        meters: meters to read beside the sensors, as `package.module:NAME` or an entry point's name; one process of
+            each host reads them.
     """
 
     def __init__(
@@ -59,12 +61,14 @@ class EfficiencyCallback(TrainerCallback):
         output: str | Path | None = None,
         flops_per_token: float | None = None,
         peak_flops: float | None = None,
+        meters: Sequence[str] = (),
     ) -> None:
         self.run: RunMeasurement | None = None
         """The measurement, once training has ended."""
         self._tokens_per_step = tokens_per_step
         self._warmup_steps = warmup_steps
         self._sensors = sensors
+        self._meters = meters
         self._output = None if output is None else Path(output)
         self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
         self._monitor = EfficiencyMonitor(())
@@ -102,6 +106,7 @@ class EfficiencyCallback(TrainerCallback):
             local_sensors(pids) if self._sensors is None else self._sensors,
             barrier=dist.barrier if _is_distributed() else None,
             warmup_steps=self._warmup_steps,
+            meters=self._meters if os.getpid() == pids[0] else (),
             rank=args.process_index,
             steps_before=state.global_step,
         )

@@ -19,7 +19,7 @@ from efficientbench.metrics.formulas.ratio import MIN_REPEATS, SIGNIFICANCE
 from efficientbench.metrics.records.record import FIGURES
 from efficientbench.metrics.report.headline import HEADLINE, unique_names
 from efficientbench.metrics.report.suites import Rows, Suite
-from efficientbench.metrics.report.table import Table
+from efficientbench.metrics.report.table import Table, shortened
 
 TITLES = {
     "energy_j_per_token": "Least energy, J/token",
@@ -105,7 +105,7 @@ def _figure(suite: Suite, metric: str, place: int) -> str:
 def _names(suite: Suite, places: Iterable[int]) -> str:
     names = [suite.rows[place].name for place in places]
     if len(names) > _MOST_NAMED:
-        return f"{', '.join(names[:_MOST_NAMED])} and {len(names) - _MOST_NAMED:,} more"
+        return shortened(names, _MOST_NAMED)
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
@@ -120,7 +120,7 @@ def answers_table(suites: Sequence[Suite]) -> Table:
         for suite in suites
     ]
     header = ("", *TITLES.values())
-    return Table(header, rows, tuple(range(len(header))), "What these runs say", open_questions(suites))
+    return Table(header, rows, tuple(range(len(header))), notes=(RULE, *open_questions(suites)))
 
 
 def print_answers(suites: Sequence[Suite], console: Console) -> None:
@@ -150,19 +150,13 @@ def open_questions(suites: Sequence[Suite]) -> tuple[str, ...]:
                 found.setdefault(f"Not compared, {'; '.join(map(brief, differences))}", {})[pair] = None
             if standing.open:
                 found.setdefault(NOISE_UNKNOWN, {})[suite.title] = None
-    return tuple(f"{why} ({_listed(where)})." for why, where in found.items())
+    return tuple(f"{why} ({shortened(list(where), _MOST_NAMED, '; ')})." for why, where in found.items())
 
 
 NOISE_UNKNOWN = (
     f"No verdict where the noise between runs is unknown: it takes {MIN_REPEATS} repeats of each row (--repeat "
     f"{MIN_REPEATS}), or {MIN_REPEATS} runs of one model under the same conditions"
 )
-
-
-def _listed(where: Iterable[str]) -> str:
-    names = list(where)
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-    return "; ".join(names[:_MOST_NAMED]) + more
 
 
 def brief(difference: Difference) -> str:
@@ -176,4 +170,4 @@ def left_out(rows: Rows) -> str:
     """Return the sentence on the rows of failed and stopped runs, which are in no set; empty without such rows."""
     names = unique_names(rows.records)
     found = [name for name, record in zip(names, rows.records, strict=True) if record.status != "completed"]
-    return f"Left out: {_listed(found)}." if found else ""
+    return f"Left out: {shortened(found, _MOST_NAMED, '; ')}." if found else ""

@@ -8,12 +8,10 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.figure import Figure
 from efficientbench.metrics.records.record import FIGURES, NOT_RECORDED, RunRecord
 from efficientbench.metrics.report.table import ABSENT
@@ -94,17 +92,24 @@ def _times(*factors: float | None) -> float | None:
     return None if None in factors else math.prod(factor for factor in factors if factor is not None)
 
 
-def write_csv(records: Iterable[RunRecord], path: Path) -> None:
-    """Write one row a run, at full precision. Raises MetricsError if the file cannot be written."""
+def runs_csv(records: Iterable[RunRecord]) -> str:
+    """Return one row a run, at full precision."""
+    return csv_text(COLUMNS, (values | {UNAVAILABLE: joined(reasons)} for values, reasons in map(row, records)))
+
+
+def joined(reasons: Mapping[str, str]) -> str:
+    """Return the cell that says why figures are n/a."""
+    return " | ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
+
+
+def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a header and these rows as the text of a CSV file."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for record in records:
-        values, reasons = row(record)
-        cells = {name: csv_cell(value) for name, value in values.items()}
-        cells[UNAVAILABLE] = csv_cell(" | ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items())))
-        writer.writerow(cells)
-    write_whole(path, text.getvalue())
+    writer = csv.writer(text, lineterminator="\n")
+    names = list(columns)
+    writer.writerow(names)
+    writer.writerows([csv_cell(each[name]) for name in names] for each in rows)
+    return text.getvalue()
 
 
 def csv_cell(value: Any) -> str:

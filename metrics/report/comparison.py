@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -14,7 +14,7 @@ from efficientbench.metrics.analysis.repeats import Group, group_repeats, model_
 from efficientbench.metrics.formulas.definitions import BYTES_PER_GB
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, NO_INTERVAL, SIGNIFICANCE, Ratio
 from efficientbench.metrics.records.record import FIGURES, RunRecord
-from efficientbench.metrics.report.table import ABSENT, Table, print_table
+from efficientbench.metrics.report.table import ABSENT, Table, each_reason, print_table, shortened
 
 UNITS = {name: FIGURES[name].compared for name in METRICS} | {
     "tokens_to_loss": "tokens to it",
@@ -30,9 +30,9 @@ _MOST_NAMED = 8
 ROLLOUTS_APART = "Answers that were sampled to learn from; the figures above are of the updates alone:"
 
 
-def unit_scale(metric: str) -> float:
-    """Return the divisor that brings a figure into the unit that UNITS names."""
-    return BYTES_PER_GB if metric.endswith("_bytes") else 1
+def titled(metric: str) -> tuple[str, float]:
+    """Return a figure's title with its unit, and that unit as a multiple of the record's."""
+    return UNITS[metric], BYTES_PER_GB if metric.endswith("_bytes") else 1
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -54,11 +54,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(Text(line))
     if comparison.speed_only:
         console.print(Text(f"Speed only: {comparison.speed_only}."))
-    reasons: dict[str, list[str]] = {}
-    for name, reason in comparison.unavailable.items():
-        reasons.setdefault(reason, []).append(UNITS.get(name, "cost to a quality"))
-    for reason, names in reasons.items():
-        console.print(Text(f"n/a {'; '.join(names)}: {reason}"), style="dim")
+    absent = [(UNITS.get(name, "cost to a quality"), reason) for name, reason in comparison.unavailable.items()]
+    for line in each_reason(absent, "; "):
+        console.print(Text(line), style="dim")
 
 
 def title(group: Group) -> str:
@@ -120,14 +118,14 @@ def _changes(changes: dict[str, tuple[object, object]]) -> str:
     return ", ".join(f"{key.removeprefix('model.')} {one} → {other}" for key, (one, other) in changes.items())
 
 
-def comparison_table(ratios: Sequence[Ratio]) -> Table:
+def comparison_table(ratios: Sequence[Ratio], titled: Callable[[str], tuple[str, float]] = titled) -> Table:
     """Return a row for each figure: both sides, their ratio with its interval, and the verdict."""
     rows = []
     for ratio in ratios:
-        scale = unit_scale(ratio.metric)
+        title, scale = titled(ratio.metric)
         interval = ABSENT if ratio.low is None or ratio.high is None else f"{ratio.low:.3f}–{ratio.high:.3f}"
         figures = (f"{ratio.first / scale:.4g}", f"{ratio.second / scale:.4g}", f"{ratio.ratio:.3f}", interval)
-        rows.append((UNITS[ratio.metric], *figures, ratio.verdict))
+        rows.append((title, *figures, ratio.verdict))
     return Table(("figure", "A", "B", "B/A", "95 %", "verdict"), rows, text_columns=(0, 5))
 
 
@@ -144,12 +142,12 @@ def print_spread(group: Group, console: Console) -> None:
         spread = group.spread(metric)
         if spread is None:
             continue
-        scale = unit_scale(metric)
+        title, scale = titled(metric)
         interval = ABSENT
         if spread.low is not None and spread.high is not None:
             interval = f"{spread.low / scale:.4g} to {spread.high / scale:.4g}"
         noise = ABSENT if spread.std is None or not spread.mean else f"{spread.std / spread.mean:.1%}"
-        rows.append((UNITS[metric], f"{spread.mean / scale:.4g}", interval, noise))
+        rows.append((title, f"{spread.mean / scale:.4g}", interval, noise))
     print_table(Table(("figure", "mean", "95 % interval", "std / mean"), rows), console)
 
 
@@ -163,8 +161,7 @@ class NoiseFloor:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{UNITS[metric]} {part:.2%}" for metric, part in self.largest.items())
-        more = f" and {len(self.names) - _MOST_NAMED:,} more" if len(self.names) > _MOST_NAMED else ""
-        return f"Noise floor, from the identical models {', '.join(self.names[:_MOST_NAMED])}{more}: {parts}."
+        return f"Noise floor, from the identical models {shortened(self.names, _MOST_NAMED)}: {parts}."
 
 
 def noise_floors(records: Sequence[RunRecord]) -> list[NoiseFloor]:

@@ -42,10 +42,11 @@ HEADLINE: dict[str, Headline] = {
 
 
 def results_table(records: Sequence[RunRecord]) -> Table:
-    """Return the table of results: one row a run."""
+    """Return the table of results: one row a run, and what a reader must know before comparing the runs."""
     named = zip(unique_names(records), records, strict=True)
     rows = [(own, *(cell(figure, record) for figure in HEADLINE)) for own, record in named]
-    return Table(("run", *(column.title for column in HEADLINE.values())), rows)
+    known = (*notes(records), *map(str, noise_floors(records)))
+    return Table(("run", *(column.title for column in HEADLINE.values())), rows, notes=known)
 
 
 def print_results(records: Sequence[RunRecord], console: Console) -> None:
@@ -53,8 +54,10 @@ def print_results(records: Sequence[RunRecord], console: Console) -> None:
     if not records:
         console.print("No run has a record yet.")
         return
-    print_wide_table(results_table(records), console)
-    for note in (*notes(records), *map(str, noise_floors(records))):
+    table = results_table(records)
+    print_wide_table(table, console)
+    metered = [f"{name(record)}: {meter}." for record in records for meter in record.meters]
+    for note in (*table.notes, *metered):
         console.print(Text(note))
     for absence in absences(records):
         console.print(Text(str(absence)), style="dim")
@@ -72,11 +75,16 @@ def name(record: RunRecord) -> str:
 
 def unique_names(records: Sequence[RunRecord]) -> list[str]:
     """Return the runs' names; runs of one name get the seed behind it, and a number where the seed is shared too."""
-    plain = Counter(name(record) for record in records)
+    return told_apart([(name(record), record.seed) for record in records])
+
+
+def told_apart(named: Sequence[tuple[str, int]]) -> list[str]:
+    """Return the names of runs, given with their seeds, as `unique_names` does."""
+    plain = Counter(run for run, _ in named)
     taken: Counter[str] = Counter()
     unique = []
-    for record in records:
-        own = name(record) if plain[name(record)] == 1 else f"{name(record)} seed {record.seed}"
+    for run, seed in named:
+        own = run if plain[run] == 1 else f"{run} seed {seed}"
         taken[own] += 1
         unique.append(own if taken[own] == 1 else f"{own} #{taken[own]}")
     return unique

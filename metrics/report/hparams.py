@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.records.figures import Identity
@@ -73,7 +74,6 @@ def _write_run(record: RunRecord, folder: Path) -> None:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-    from tensorboard.summary.writer.record_writer import RecordWriter
 
     values, _ = row(record)
     begin_s = datetime.fromisoformat(record.started_at).timestamp()
@@ -96,35 +96,33 @@ def _write_run(record: RunRecord, folder: Path) -> None:
     figures = Summary(
         value=[Summary.Value(tag=name, simple_value=values[name]) for name in FIGURES_SHOWN if values[name] is not None]
     )
-    folder.mkdir(parents=True)
-    with (folder / f"events.out.tfevents.{begin_s:.0f}.report").open("xb") as file:
-        writer = RecordWriter(file)
-        writer.write(Event(wall_time=begin_s, file_version="brain.Event:2").SerializeToString())
-        for summary in (hparams_pb(settings, trial_id=folder.name, start_time_secs=begin_s), figures, ended):
-            writer.write(Event(wall_time=end_s, step=record.tokens, summary=summary).SerializeToString())
-        writer.flush()
+    summaries = (hparams_pb(settings, trial_id=folder.name, start_time_secs=begin_s), figures, ended)
+    events = [Event(wall_time=end_s, step=record.tokens, summary=summary) for summary in summaries]
+    _write_events(folder, begin_s, "report", events)
 
 
 def _write_generated(each: Generated, folder: Path, number: int) -> None:
     """Write a file of scalars; `number` distinguishes it from a copied folder's file, which has the same start time."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.record_writer import RecordWriter
 
     begin_s = datetime.fromisoformat(each.record.started_at).timestamp()
+    events = []
+    for made in each.record.rows:
+        figures = {f"generation/batch_{made.batch}/{name}": made.value(name) for name in GENERATED}
+        given = [Summary.Value(tag=tag, simple_value=value) for tag, value in figures.items() if value is not None]
+        context = made.prompt_tokens + made.max_new_tokens
+        events.append(Event(wall_time=begin_s, step=context, summary=Summary(value=given)))
+    _write_events(folder, begin_s, f"generation_{number}", events)
+
+
+def _write_events(folder: Path, begin_s: float, ending: str, events: Sequence[Any]) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"events.out.tfevents.{begin_s:.0f}.generation_{number}").open("xb") as file:
+    with (folder / f"events.out.tfevents.{begin_s:.0f}.{ending}").open("xb") as file:
         writer = RecordWriter(file)
-        writer.write(Event(wall_time=begin_s, file_version="brain.Event:2").SerializeToString())
-        for made in each.record.rows:
-            figures = {name: made.value(name) for name in GENERATED}
-            summary = Summary(
-                value=[
-                    Summary.Value(tag=f"generation/batch_{made.batch}/{name}", simple_value=value)
-                    for name, value in figures.items()
-                    if value is not None
-                ]
-            )
-            context = made.prompt_tokens + made.max_new_tokens
-            writer.write(Event(wall_time=begin_s, step=context, summary=summary).SerializeToString())
+        for event in (Event(wall_time=begin_s, file_version="brain.Event:2"), *events):
+            writer.write(event.SerializeToString())
         writer.flush()

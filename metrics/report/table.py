@@ -30,6 +30,10 @@ class Table:
     notes: Sequence[str] = ()
     """Sentences below the table."""
 
+    def __bool__(self) -> bool:
+        """Return whether the table has rows; reports skip one without."""
+        return bool(self.rows)
+
 
 def print_table(table: Table, console: Console, gap: int = 2) -> None:
     """Print the table, with `gap` spaces between its columns; wrap a cell that is too wide."""
@@ -88,6 +92,25 @@ def markdown_table(table: Table) -> str:
 
 def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(escape(cell) for cell in cells) + " |"
+
+
+def each_reason(absent: Iterable[tuple[str, str]], between: str = ", ") -> list[str]:
+    """Return a line for each reason with all titles that are n/a for it; `absent` has pairs of title and reason."""
+    titles: dict[str, dict[str, None]] = {}
+    for title, reason in absent:
+        titles.setdefault(reason, {})[title] = None
+    return [f"{ABSENT} {between.join(named)}: {reason}" for reason, named in titles.items()]
+
+
+def shortened(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """Return a list in Markdown."""
+    return "\n".join(f"- {escape(line)}" for line in lines)
 
 
 def escape(content: str) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from efficientbench.metrics.formulas.device_use import DeviceSettings
 
-Scope = Literal["gpu", "npu", "host", "allocator", "cpu-package", "cpu-package+dram", "node"]
+Scope = Literal["gpu", "npu", "host", "allocator", "cpu-package", "cpu-package+dram", "node", "meter"]
 """What a sensor reads.
 
-An accelerator, the host as one device, one process's own allocator, or (the last three) the part of the host whose
-energy a meter counts.
+An accelerator, the host as one device, one process's own allocator, the part of the host whose energy a meter counts
+('cpu-package' to 'node'), or what a `Meter` beside the devices' own counts.
 """
 
 
@@ -162,3 +163,25 @@ class Sensor(ABC):
 
 MEMORY_AND_UTILIZATION = {"memory_used_bytes": "memory (AMU)", "utilization": "utilization (PCU)"}
 POWER_AND_ENERGY = {"power_w": "power (AEC)", "energy_j": "energy (J/token)"}
+
+
+class Meter(Sensor):
+    """A meter of energy or power beside the devices' own: of a socket, a PDU or a rack.
+
+    Its figures stand beside the devices', under the name of its class, and are never added to them. Ranks and nodes
+    that read the same uuid count it once. A reading may take long: the meter has a sampling thread of its own.
+    """
+
+    name = "meter"
+    scope: Scope = "meter"
+    figures = POWER_AND_ENERGY
+
+    @cached_property
+    def unavailable(self) -> dict[str, str]:  # type: ignore[override]
+        """Field of Sample, Counters or Peaks → why this meter never fills it; a subclass adds its own."""
+        return {name: "a meter reads power and energy alone" for name in QUANTITIES if name not in POWER_AND_ENERGY}
+
+    @property
+    def source(self) -> str:
+        """The class of this meter, as `package.module:Class`."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"

@@ -296,7 +296,7 @@ FAULTS = (
     ),
     Fault(
         "no end of document",
-        [("end = np.array([self.eod_id], self.dtype)", "end = np.array([], self.dtype)")],
+        [("np.append(self.engine.encode(document), np.uint32(self.eod_id))", "self.engine.encode(document)")],
         "unit/data_tools/tokenizing/test_tokenize.py unit/data_tools/tokenizing/test_corpus.py",
     ),
     Fault(

@@ -3,66 +3,75 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from support.configs import BACKBONE, tiny
+from support.configs import ATTENTIONS, ENCODINGS, EVERY_KEY, Models, chosen, has_matrices, has_table, tiny_model
 from support.ranks import Ranks
 from support.sent import Sent, count_step
 
+from efficientbench.config.combination_table import problems
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.communication import Transfer, micro_batch_transfers, step_transfers
 from efficientbench.costs.model import DTYPE_BYTES
+from efficientbench.doctor.variant.cases import LAYOUTS, overrides_of
 
 TP_SP = ["parallel.tp=2", "parallel.sp=true"]
+PLAIN = "parallel.distributed_optimizer=false"
+MUON = "training.optimizer=muon"
+EXPERTS = ["parallel.ep=2", "parallel.dp=2"]
 CELLS = {
-    "TP 2": ("gqa_1.5B", ["parallel.tp=2"]),
-    "TP 2 with SP": ("gqa_1.5B", TP_SP),
-    "PP 2": ("gqa_1.5B", ["parallel.pp=2"]),
-    "DP 2": ("gqa_1.5B", ["parallel.dp=2"]),
-    "CP 2": ("gqa_1.5B", ["parallel.cp=2"]),
-    "EP 2": ("moe_1.5Bx8", ["parallel.ep=2", "parallel.dp=2"]),
+    "TP 2": ("gqa", ["parallel.tp=2"]),
+    "TP 2 with SP": ("gqa", TP_SP),
+    "PP 2": ("gqa", ["parallel.pp=2"]),
+    "DP 2": ("gqa", ["parallel.dp=2"]),
+    "CP 2": ("gqa", ["parallel.cp=2"]),
+    "EP 2": ("moe", EXPERTS),
 }
+
+
+def of_variants(models: Models, layouts: Iterable[str], *overrides: str) -> dict[str, tuple[str, list[str]]]:
+    """Return a cell for each model in each of these LAYOUTS that it supports."""
+    return {
+        ", ".join((name, layout, *overrides)): (name, [*overrides_of(LAYOUTS[layout]), *overrides])
+        for layout in layouts
+        for name in chosen(models, lambda config, keys=LAYOUTS[layout]: not problems(config, keys))
+    }
+
+
 MORE_CELLS = {
-    "DP 2, plain optimizer": ("gqa_1.5B", ["parallel.dp=2", "parallel.distributed_optimizer=false"]),
-    "EP 2, plain optimizer": (
-        "moe_1.5Bx8",
-        ["parallel.ep=2", "parallel.dp=2", "parallel.distributed_optimizer=false"],
-    ),
-    "DP 2, bf16": ("gqa_1.5B", ["parallel.dp=2", "training.dtype=bf16"]),
-    "PP 2 interleaved": ("gqa_1.5B", ["parallel.pp=2", "parallel.vpp=2", "model.layers=4"]),
-    "TP 2, fewer groups than ranks": ("mqa_1.5B", ["parallel.tp=2"]),
-    "TP 2 with SP, recomputed": ("gqa_1.5B", [*TP_SP, "training.recompute=full"]),
-    "CP 2, attention recomputed": ("gqa_1.5B", ["parallel.cp=2", "training.recompute=selective"]),
-    "MLA, TP 2": ("mla_1.5B", ["parallel.tp=2"]),
-    "MLA, TP 2 with SP, latent queries": ("mla_1.5B", [*TP_SP, "model.attention.q_lora_rank=20"]),
-    "MLA, CP 2": ("mla_1.5B", ["parallel.cp=2"]),
-    "NSA, TP 2": ("nsa_1.5B", ["parallel.tp=2"]),
-    "experts, TP 2 with SP": ("moe_1.5Bx8", TP_SP),
-    "experts, CP 2": ("moe_1.5Bx8", ["parallel.cp=2"]),
-    "DP 2, no overlap": ("gqa_1.5B", ["parallel.dp=2", "parallel.overlap=false"]),
-    "EP 2, no overlap": ("moe_1.5Bx8", ["parallel.ep=2", "parallel.dp=2", "parallel.overlap=false"]),
-    "EP 2 x TP 2 with SP": ("moe_1.5Bx8", ["parallel.ep=2", "parallel.dp=2", *TP_SP]),
-    "a table on every stage": ("relative_1.5B", ["parallel.pp=2"]),
-    "a table on every tp rank": ("learnable_absolute_1.5B", TP_SP),
-    "TP 2 with SP x PP 2": ("gqa_1.5B", [*TP_SP, "parallel.pp=2"]),
-    "every key of the backbone, TP 2": ("gqa_1.5B", ["parallel.tp=2", *BACKBONE]),
-    "every key of the backbone, TP 2 with SP x PP 2": ("gqa_1.5B", [*TP_SP, "parallel.pp=2", *BACKBONE]),
-    "nanochat, TP 2 with SP": ("nanochat_d12", TP_SP),
-    "Muon, TP 2": ("gqa_1.5B", ["parallel.tp=2", "training.optimizer=muon"]),
-    "Muon, MLA, TP 2, bf16": ("mla_1.5B", ["parallel.tp=2", "training.optimizer=muon", "training.dtype=bf16"]),
-    "Muon, experts, TP 2 with SP": ("moe_1.5Bx8", [*TP_SP, "training.optimizer=muon"]),
-    "Muon, EP 2": ("moe_1.5Bx8", ["parallel.ep=2", "parallel.dp=2", "training.optimizer=muon"]),
-    "Muon, DP 2": ("gqa_1.5B", ["parallel.dp=2", "training.optimizer=muon"]),
+    **of_variants(ATTENTIONS, ["tensor parallel", "sequence parallel", "context parallel"]),
+    # A table is on one tp rank or on each, on one stage or on each.
+    **of_variants({name: ENCODINGS[name] for name in chosen(ENCODINGS, has_table)}, ["sequence parallel", "pipeline"]),
+    **of_variants({name: ATTENTIONS[name] for name in chosen(ATTENTIONS, has_matrices)}, ["tensor parallel"], MUON),
+    "DP 2, plain optimizer": ("gqa", ["parallel.dp=2", PLAIN]),
+    "EP 2, plain optimizer": ("moe", [*EXPERTS, PLAIN]),
+    "DP 2, bf16": ("gqa", ["parallel.dp=2", "training.dtype=bf16"]),
+    "PP 2 interleaved": ("gqa", ["parallel.pp=2", "parallel.vpp=2", "model.layers=4"]),
+    "TP 2 with SP, recomputed": ("gqa", [*TP_SP, "training.recompute=full"]),
+    "CP 2, attention recomputed": ("gqa", ["parallel.cp=2", "training.recompute=selective"]),
+    "experts, TP 2 with SP": ("moe", TP_SP),
+    "experts, CP 2": ("moe", ["parallel.cp=2"]),
+    "DP 2, no overlap": ("gqa", ["parallel.dp=2", "parallel.overlap=false"]),
+    "EP 2, no overlap": ("moe", [*EXPERTS, "parallel.overlap=false"]),
+    "EP 2 x TP 2 with SP": ("moe", [*EXPERTS, *TP_SP]),
+    "TP 2 with SP x PP 2": ("gqa", [*TP_SP, "parallel.pp=2"]),
+    "every key of the backbone, TP 2": (EVERY_KEY, ["parallel.tp=2"]),
+    "every key of the backbone, TP 2 with SP x PP 2": (EVERY_KEY, [*TP_SP, "parallel.pp=2"]),
+    "nanochat, TP 2 with SP": ("nanochat", TP_SP),
+    "Muon, MLA, TP 2, bf16": ("mla", ["parallel.tp=2", MUON, "training.dtype=bf16"]),
+    "Muon, experts, TP 2 with SP": ("moe", [*TP_SP, MUON]),
+    "Muon, EP 2": ("moe", [*EXPERTS, MUON]),
+    "Muon, DP 2": ("gqa", ["parallel.dp=2", MUON]),
 }
 
 
 @pytest.mark.parametrize("cell", [*CELLS, *(pytest.param(cell, marks=pytest.mark.proof) for cell in MORE_CELLS)])
 def test_formulas_give_what_is_sent(cell: str, ranks: Callable[[int], Ranks], corpus: Path) -> None:
     name, overrides = (CELLS | MORE_CELLS)[cell]
-    config = tiny(name, f"data.cache={corpus.parent}", *overrides)
+    config = tiny_model(name, f"data.cache={corpus.parent}", *overrides)
     layout = Layout.of(config, devices=1, oversubscribe=True)
     sent = ranks(layout.world_size).call(count_step, config, corpus)
     counted: Counter[str] = Counter()

@@ -7,9 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from oracles.oracle import relative_error, text
-from support.configs import tiny
+from support.configs import ATTENTIONS, ENCODINGS, chosen, decodes, tiny_model
 from support.decoding import decode
 from support.ranks import Ranks
+
+from efficientbench.architecture.registry import position_of
+from efficientbench.config.combination_table import problems
+from efficientbench.doctor.variant.cases import LAYOUTS
 
 LENGTH = 64
 FEW = [[23, *[1] * 20, 3, 3, 15]]
@@ -17,10 +21,14 @@ MANY = [[1] * LENGTH, [5, *[3] * 19, 2], [40, *[3] * 8], [LENGTH]]
 """Tokens that are computed first, and at a time after them, each way of computing a whole sequence."""
 
 
-NAMES = ("gqa_1.5B", "mqa_1.5B", "mla_1.5B", "nsa_1.5B", "relative_1.5B", "moe_1.5Bx8")
-CELLS = [*((name, {"tp": 2}) for name in NAMES), ("moe_1.5Bx8", {"ep": 2, "dp": 2})]
-MORE = [("mqa_1.5B", {"tp": 2}), ("relative_1.5B", {"tp": 2}), ("moe_1.5Bx8", {"tp": 2})]
-"""Proofs alone."""
+TP: dict[str, int] = {"tp": 2}
+NAMES = [
+    *chosen(ATTENTIONS, lambda config: decodes(config) and not problems(config, LAYOUTS["tensor parallel"])),
+    *chosen(ENCODINGS, lambda config: position_of(config.model).place == "scores"),
+]
+CELLS = [*((name, TP) for name in [*NAMES, "moe"]), ("moe", {"ep": 2, "dp": 2})]
+QUICK = [*((name, TP) for name in ATTENTIONS if "," not in name), ("moe", {"ep": 2, "dp": 2})]
+"""Not proofs alone."""
 
 
 @pytest.mark.parametrize("ways", [FEW, pytest.param(MANY, marks=pytest.mark.proof)], ids=["few", "many"])
@@ -28,7 +36,7 @@ MORE = [("mqa_1.5B", {"tp": 2}), ("relative_1.5B", {"tp": 2}), ("moe_1.5Bx8", {"
     ("name", "layout"),
     [
         pytest.param(
-            name, layout, marks=pytest.mark.proof if (name, layout) in MORE else (), id=f"{name} {' '.join(layout)}"
+            name, layout, marks=() if (name, layout) in QUICK else pytest.mark.proof, id=f"{name} {' '.join(layout)}"
         )
         for name, layout in CELLS
     ],
@@ -36,7 +44,7 @@ MORE = [("mqa_1.5B", {"tp": 2}), ("relative_1.5B", {"tp": 2}), ("moe_1.5Bx8", {"
 def test_two_ranks_decode_the_logits_of_one(
     name: str, layout: dict[str, int], ways: list[list[int]], ranks: Callable[[int], Ranks]
 ) -> None:
-    config = tiny(name, "model.init_std=0.2", f"training.seq_len={LENGTH}")
+    config = tiny_model(name, "model.init_std=0.2", f"training.seq_len={LENGTH}")
     tokens = text(config, LENGTH)
     [alone] = ranks(1).call(decode, config, tokens, ways)
     assert all(relative_error(logits, alone.whole) < 1e-5 for logits in alone.parts)
@@ -48,5 +56,3 @@ def test_two_ranks_decode_the_logits_of_one(
         assert answer.cache_bytes == answer.formula_bytes
         assert answer.sampled == alone.sampled
     assert all(map(torch.equal, answers[0].parts, answers[1].parts))
-    # Latents, and the only group of MQA, lie on each rank whole.
-    assert (answers[0].cache_bytes < alone.cache_bytes) == ("tp" in layout and name not in ("mla_1.5B", "mqa_1.5B"))

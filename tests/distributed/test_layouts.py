@@ -3,120 +3,127 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from support.cells import Outcome, assert_equals_single_rank, train
-from support.configs import BACKBONE, tiny
+from support.configs import ATTENTIONS, BACKBONE, ENCODINGS, EVERY_KEY, MODELS, Models, chosen, has_table, tiny
 from support.ranks import Ranks
 
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import position_of
+from efficientbench.config.combination_table import problems
+from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
+from efficientbench.config.schema import RunConfig
+from efficientbench.doctor.variant.cases import BASE, LAYOUTS, overrides_of
 
 STEPS = 5
 RELATIVE = 1e-5
-LAYOUTS = {
-    "TP 2": (2, ["parallel.tp=2"]),
-    "TP 2 with SP": (2, ["parallel.tp=2", "parallel.sp=true"]),
-    "PP 2": (2, ["parallel.pp=2"]),
-    "DP 2": (2, ["parallel.dp=2", "parallel.distributed_optimizer=false"]),
-    "DP 2 with distributed optimizer": (2, ["parallel.dp=2"]),
-    "PP 2 interleaved": (2, ["parallel.pp=2", "parallel.vpp=2", "model.layers=4"]),
-    "TP 2 x PP 2": (4, ["parallel.tp=2", "parallel.pp=2"]),
-    "CP 2": (2, ["parallel.cp=2"]),
-    "CP 2 x TP 2 with SP": (4, ["parallel.cp=2", "parallel.tp=2", "parallel.sp=true"]),
-    "CP 2 x PP 2 interleaved": (4, ["parallel.cp=2", "parallel.pp=2", "parallel.vpp=2", "model.layers=4"]),
-    "CP 2 x DP 2": (4, ["parallel.cp=2", "parallel.dp=2"]),
-    "TP 2 x DP 2": (4, ["parallel.tp=2", "parallel.dp=2"]),
-    "PP 2 x DP 2": (4, ["parallel.pp=2", "parallel.dp=2"]),
-    "DP 2, no overlap": (2, ["parallel.dp=2", "parallel.overlap=false"]),
-    "PP 2 interleaved x DP 2": (4, ["parallel.pp=2", "parallel.vpp=2", "parallel.dp=2", "model.layers=4"]),
+PARTS: dict[str, Mapping[str, object]] = {
+    **LAYOUTS,
+    "interleaved pipeline": {**LAYOUTS["interleaved pipeline"], "model.layers": 4},
+    "expert parallel": {"parallel.ep": 2, "parallel.dp": 2},
+    "experts, context parallel": {"parallel.ep": 2, "parallel.cp": 2},
+    "plain optimizer": {"parallel.distributed_optimizer": False},
+    "no overlap": {"parallel.overlap": False},
+    "fused": {"kernels.fused": True},
 }
-RECOMPUTATION = {
-    "selective recomputation": (1, ["training.recompute=selective"]),
-    "full recomputation": (1, ["training.recompute=full"]),
-    "full recomputation x CP 2": (2, ["training.recompute=full", "parallel.cp=2"]),
-}
-FUSED = {
-    "fused": (1, ["kernels.fused=true"]),
-    "fused, TP 2 with SP": (2, ["kernels.fused=true", "parallel.tp=2", "parallel.sp=true"]),
-}
-EXPERT_LAYOUTS = {
-    "EP 2": (2, ["parallel.ep=2", "parallel.dp=2"]),
-    "EP 2, plain optimizer": (2, ["parallel.ep=2", "parallel.dp=2", "parallel.distributed_optimizer=false"]),
-    "EP 2 x CP 2": (2, ["parallel.ep=2", "parallel.cp=2"]),
-    "EP 2 x TP 2 with SP": (4, ["parallel.ep=2", "parallel.dp=2", "parallel.tp=2", "parallel.sp=true"]),
-}
-NO_OVERLAP = {
-    f"{layout}, no overlap": (ranks, [*parallel, "parallel.overlap=false"])
-    for layout, (ranks, parallel) in {**LAYOUTS, **EXPERT_LAYOUTS}.items()
-}
-BACKBONE_LAYOUTS = {
-    f"every key, {layout}": (ranks, [*BACKBONE, *parallel])
-    for layout, (ranks, parallel) in {**LAYOUTS, **RECOMPUTATION, **FUSED}.items()
-}
-POSITIONS = ("absolute_1.5B", "learnable_absolute_1.5B", "relative_1.5B", "none_1.5B")
-CELLS = [
-    *((name, layout) for name in ("gqa_1.5B", "mqa_1.5B", "mla_1.5B") for layout in [*LAYOUTS, *RECOMPUTATION]),
-    # NSA does not share a sequence over ranks.
-    *(("nsa_1.5B", layout) for layout in [*LAYOUTS, *RECOMPUTATION] if "CP" not in layout),
-    # Tensor parallelism without sequence parallelism is refused for experts.
-    *(
-        ("moe_1.5Bx8", layout)
-        for layout in [*LAYOUTS, *RECOMPUTATION, *EXPERT_LAYOUTS]
-        if not layout.startswith("TP 2") or "SP" in layout
-    ),
-    *(
-        (name, layout)
-        for name in POSITIONS
-        for layout in ("TP 2", "TP 2 with SP", "PP 2", "PP 2 interleaved", "DP 2 with distributed optimizer", "CP 2")
-        # A bias on the scores does not share a sequence over ranks: refused.
-        if (name, layout) != ("relative_1.5B", "CP 2")
-    ),
-    ("relative_1.5B", "full recomputation"),
-    ("learnable_absolute_1.5B", "CP 2 x TP 2 with SP"),
+"""Part of a layout → its keys; `a x b` has those of both."""
+ALONE = [
+    *("tensor parallel", "sequence parallel", "context parallel"),
+    *("pipeline", "interleaved pipeline", "data parallel"),
+]
+TOGETHER = [
+    "tensor parallel x pipeline",
+    "context parallel x sequence parallel",
+    "context parallel x interleaved pipeline",
+    "context parallel x data parallel",
+    "tensor parallel x data parallel",
+    "pipeline x data parallel",
+    "interleaved pipeline x data parallel",
+    "data parallel x plain optimizer",
+    "data parallel x no overlap",
+]
+RECOMPUTATION = ["selective recomputation", "full recomputation", "full recomputation x context parallel"]
+OF_EXPERTS = [
+    *("expert parallel", "expert parallel x plain optimizer", "expert parallel x no overlap"),
+    *("experts, context parallel", "expert parallel x sequence parallel"),
+]
+OF_TABLES = [
+    *("full recomputation", "context parallel x sequence parallel"),
     # A table that every stage holds: split over heads, and cut by the distributed optimizer.
-    ("relative_1.5B", "TP 2 x PP 2"),
-    ("relative_1.5B", "PP 2 x DP 2"),
-    # An output table of its own is on the last stage alone; the gradients of heads' norms are sums over tp ranks.
-    *(
-        ("gqa_1.5B", f"every key, {layout}")
-        for layout in ("TP 2", "TP 2 with SP", "PP 2", "TP 2 x PP 2", "CP 2 x PP 2 interleaved", "PP 2 x DP 2")
-    ),
-    ("gqa_1.5B", "every key, full recomputation"),
+    *("tensor parallel x pipeline", "pipeline x data parallel"),
+]
+# An output table of its own is on the last stage alone; the gradients of heads' norms are sums over tp ranks.
+OF_EVERY_KEY = [
+    *("tensor parallel", "sequence parallel", "pipeline", "tensor parallel x pipeline"),
+    *("context parallel x interleaved pipeline", "pipeline x data parallel", "full recomputation"),
+]
+ONE_GROUP = f"one group, {EVERY_KEY}"
+ALL: Models = {**MODELS, ONE_GROUP: (BASE, ("model.attention.query_groups=1", *BACKBONE))}
+
+
+def configured(name: str, *overrides: str) -> RunConfig:
+    run, words = ALL[name]
+    return tiny(run, *words, *overrides)
+
+
+def keys_of(layout: str) -> Mapping[str, object]:
+    return {key: value for part in layout.split(" x ") for key, value in PARTS[part].items()}
+
+
+def supported(names: Iterable[str], layouts: Iterable[str]) -> list[tuple[str, str]]:
+    """Return every model with each of the layouts that it is not refused."""
+    configs, wanted = {name: configured(name) for name in names}, list(layouts)
+    return [(name, each) for name, config in configs.items() for each in wanted if not problems(config, keys_of(each))]
+
+
+CELLS = [
+    *supported(ATTENTIONS, [*ALONE, *TOGETHER, *RECOMPUTATION]),
+    *supported(["moe"], [*ALONE, *TOGETHER, *RECOMPUTATION, *OF_EXPERTS]),
+    *supported(ENCODINGS, ALONE),
+    *supported(chosen(ENCODINGS, has_table), OF_TABLES),
+    *((EVERY_KEY, layout) for layout in OF_EVERY_KEY),
     # Both ranks have the one key.
-    ("mqa_1.5B", "every key, TP 2"),
-    ("nanochat_d12", "TP 2 x PP 2"),
-    *(("gqa_1.5B", f"{layout}, no overlap") for layout in ("PP 2 x DP 2", "PP 2 interleaved x DP 2", "CP 2 x DP 2")),
-    ("moe_1.5Bx8", "EP 2, no overlap"),
+    (ONE_GROUP, "tensor parallel"),
+    ("nanochat", "tensor parallel x pipeline"),
+    ("gqa", "pipeline x data parallel x no overlap"),
+    ("gqa", "interleaved pipeline x data parallel x no overlap"),
+    ("gqa", "context parallel x data parallel x no overlap"),
 ]
 # Compilers take their time.
-FUSED_CELLS = [("mla_1.5B", "fused, TP 2 with SP"), ("moe_1.5Bx8", "fused"), ("gqa_1.5B", "every key, fused")]
+FUSED_CELLS = [("mla", "fused x sequence parallel"), ("moe", "fused"), (EVERY_KEY, "fused")]
+
+
+def quick(name: str) -> str:
+    """Return the layout in which a model is always tried."""
+    layout = "data parallel" if ", " in name else "sequence parallel"
+    if name in ENCODINGS and position_of(configured(name).model).place != "embedding":
+        layout = "pipeline"
+    return layout if (name, layout) in CELLS else "data parallel"
+
+
 # Every layout of two ranks once, and every variant once.
 QUICK = {
-    *(("gqa_1.5B", layout) for layout in ("TP 2", "TP 2 with SP", "PP 2", "DP 2", "CP 2", "PP 2 interleaved")),
-    ("gqa_1.5B", "selective recomputation"),
-    ("mqa_1.5B", "DP 2 with distributed optimizer"),
-    ("mla_1.5B", "TP 2 with SP"),
-    ("nsa_1.5B", "TP 2"),
-    ("moe_1.5Bx8", "EP 2"),
-    ("relative_1.5B", "PP 2"),
-    ("absolute_1.5B", "CP 2"),
-    ("learnable_absolute_1.5B", "TP 2 with SP"),
-    ("none_1.5B", "PP 2"),
-    ("gqa_1.5B", "every key, TP 2"),
-    ("gqa_1.5B", "every key, PP 2"),
+    *(("gqa", layout) for layout in (*ALONE, "selective recomputation") if layout != "data parallel"),
+    ("gqa", "data parallel x plain optimizer"),
+    *((name, quick(name)) for name in [*ATTENTIONS, *ENCODINGS]),
+    ("moe", "expert parallel"),
+    (EVERY_KEY, "tensor parallel"),
+    (EVERY_KEY, "pipeline"),
 }
 
 
 def test_no_architecture_is_left_out() -> None:
-    def parts(name: str) -> tuple[str, str, bool]:
-        model = resolve(name).model
+    def parts(model: ModelConfig) -> tuple[str, str, bool]:
         return model.attention.kind, model.position.kind, model.moe is not None
 
-    assert {parts(run.name) for run in load_matrix().runs} <= {parts(name) for name, _ in CELLS}
+    tried = {parts(configured(name).model) for name, _ in CELLS}
+    assert {parts(resolve(run.name).model) for run in load_matrix().runs} <= tried
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +132,8 @@ def single(ranks: Callable[[int], Ranks], corpus: Path) -> Callable[..., Outcome
 
     @functools.cache
     def outcome(name: str, *overrides: str) -> Outcome:
-        config = tiny(name, f"data.cache={corpus.parent}", "parallel.distributed_optimizer=false", *overrides)
+        plain = "parallel.distributed_optimizer=false"
+        config = configured(name, f"data.cache={corpus.parent}", plain, *overrides)
         return ranks(1).call(train, config, corpus, STEPS)[0]
 
     return outcome
@@ -138,14 +146,14 @@ def single(ranks: Callable[[int], Ranks], corpus: Path) -> Callable[..., Outcome
 def test_layout_equals_single_rank(
     name: str, layout: str, ranks: Callable[[int], Ranks], single: Callable[..., Outcome], corpus: Path
 ) -> None:
-    size, overrides = (LAYOUTS | RECOMPUTATION | FUSED | EXPERT_LAYOUTS | NO_OVERLAP | BACKBONE_LAYOUTS)[layout]
-    config = tiny(name, f"data.cache={corpus.parent}", *overrides)
-    outcomes = ranks(size).call(train, config, corpus, STEPS)
+    overrides = overrides_of(keys_of(layout))
+    config = configured(name, f"data.cache={corpus.parent}", *overrides)
+    outcomes = ranks(Layout.of(config, 1, oversubscribe=True).world_size).call(train, config, corpus, STEPS)
     expected = single(name, *(each for each in overrides if each.startswith("model.")))
     assert_equals_single_rank(outcomes, expected, config.model.vocab_size, RELATIVE)
 
 
-@pytest.mark.parametrize("name", dict(CELLS))
+@pytest.mark.parametrize("name", [*ATTENTIONS, *ENCODINGS, "moe", "nanochat"])
 def test_single_rank_learns(name: str, single: Callable[..., Outcome]) -> None:
     outcome = single(name, "training.epsilon=1e-8", "training.learning_rate=1e-2")
     assert outcome.losses[-1] < outcome.losses[0] - 0.1

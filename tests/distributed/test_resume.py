@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from support.checkpoints import Resumed, read_weights, train
-from support.configs import tiny
+from support.configs import ATTENTIONS, ENCODINGS, chosen, has_matrices, has_table, tiny_model
 from support.ranks import Ranks
 from support.tiny_training import tiny_training
 
+from efficientbench.config.combination_table import problems
 from efficientbench.config.schema import RunConfig
+from efficientbench.doctor.variant.cases import LAYOUTS
 from efficientbench.training.checkpoints.manifest import checkpoint_folder
 
 STEPS, SAVED = 8, 4
@@ -21,35 +23,38 @@ RELATIVE = 1e-5
 
 RATES = ["training.embedding_learning_rate=1e-3", "training.head_learning_rate=3e-4"]
 """Each stage lacks one of the tables."""
+ON_TP = chosen(ATTENTIONS, lambda config: not problems(config, LAYOUTS["tensor parallel"]))
+TABLES = chosen(ENCODINGS, has_table)
+BY_MUON = [name for name in ON_TP if name in chosen(ATTENTIONS, has_matrices)]
 EXACT = {
-    "DP 2": (2, "gqa_1.5B", ["parallel.dp=2"]),
-    "DP 2, bf16": (2, "gqa_1.5B", ["parallel.dp=2", "training.dtype=bf16"]),
+    **{f"{name}, TP 2, fp16": (2, name, ["parallel.tp=2", "training.dtype=fp16"]) for name in ON_TP},
+    **{f"{name}, PP 2": (2, name, ["parallel.pp=2"]) for name in TABLES},
+    "DP 2": (2, "gqa", ["parallel.dp=2"]),
+    "DP 2, bf16": (2, "gqa", ["parallel.dp=2", "training.dtype=bf16"]),
     "DP 2, plain optimizer, bf16": (
         2,
-        "gqa_1.5B",
+        "gqa",
         ["parallel.dp=2", "training.dtype=bf16", "parallel.distributed_optimizer=false"],
     ),
-    "TP 2, plain optimizer": (2, "gqa_1.5B", ["parallel.tp=2", "parallel.distributed_optimizer=false"]),
-    "PP 2 interleaved": (2, "gqa_1.5B", ["parallel.pp=2", "parallel.vpp=2", "model.layers=4"]),
-    "experts, EP 2": (2, "moe_1.5Bx8", ["parallel.ep=2", "parallel.dp=2"]),
-    "experts, TP 2 with SP": (2, "moe_1.5Bx8", ["parallel.tp=2", "parallel.sp=true"]),
-    "MLA, TP 2, fp16": (2, "mla_1.5B", ["parallel.tp=2", "training.dtype=fp16"]),
-    "a table on every stage": (2, "relative_1.5B", ["parallel.pp=2"]),
-    "CP 2": (2, "gqa_1.5B", ["parallel.cp=2"]),
-    "two tables on two stages, bf16": (2, "nanochat_d12", ["parallel.pp=2", "training.dtype=bf16"]),
-    "TP 2 x DP 2": (4, "gqa_1.5B", ["parallel.tp=2", "parallel.dp=2"]),
-    "Muon, TP 2, bf16": (2, "gqa_1.5B", ["parallel.tp=2", "training.dtype=bf16", "training.optimizer=muon"]),
+    "TP 2, plain optimizer": (2, "gqa", ["parallel.tp=2", "parallel.distributed_optimizer=false"]),
+    "PP 2 interleaved": (2, "gqa", ["parallel.pp=2", "parallel.vpp=2", "model.layers=4"]),
+    "experts, EP 2": (2, "moe", ["parallel.ep=2", "parallel.dp=2"]),
+    "experts, TP 2 with SP": (2, "moe", ["parallel.tp=2", "parallel.sp=true"]),
+    "CP 2": (2, "gqa", ["parallel.cp=2"]),
+    "two tables on two stages, bf16": (2, "nanochat", ["parallel.pp=2", "training.dtype=bf16"]),
+    "TP 2 x DP 2": (4, "gqa", ["parallel.tp=2", "parallel.dp=2"]),
+    "Muon, TP 2, bf16": (2, "gqa", ["parallel.tp=2", "training.dtype=bf16", "training.optimizer=muon"]),
     "Muon, experts, EP 2, fp16": (
         2,
-        "moe_1.5Bx8",
+        "moe",
         ["parallel.ep=2", "parallel.dp=2", "training.dtype=fp16", "training.optimizer=muon"],
     ),
-    "Muon, two tables on two stages": (2, "nanochat_d12", ["parallel.pp=2", "training.optimizer=muon", *RATES]),
-    "two tables with rates of their own on two stages": (2, "nanochat_d12", ["parallel.pp=2", *RATES]),
+    "Muon, two tables on two stages": (2, "nanochat", ["parallel.pp=2", "training.optimizer=muon", *RATES]),
+    "two tables with rates of their own on two stages": (2, "nanochat", ["parallel.pp=2", *RATES]),
 }
 QUICK = ("DP 2, bf16", "PP 2 interleaved", "experts, EP 2")
 
-LAYOUTS = {
+KEYS = {
     "single": (1, []),
     "single, plain optimizer": (1, ["parallel.distributed_optimizer=false"]),
     "TP 2": (2, ["parallel.tp=2"]),
@@ -66,25 +71,24 @@ LAYOUTS = {
 }
 RESHARDED = [
     *(
-        ("gqa_1.5B", "DP 2", to)
+        ("gqa", "DP 2", to)
         for to in ("single", "TP 2 with SP", "PP 2", "PP 2 interleaved", "CP 2", "DP 2, plain optimizer")
     ),
-    *(("gqa_1.5B", "PP 2 interleaved", to) for to in ("TP 2", "DP 2", "single, plain optimizer")),
-    *(("gqa_1.5B", "TP 2 with SP x PP 2", to) for to in ("DP 2", "TP 2 x DP 2")),
-    ("gqa_1.5B", "DP 2, plain optimizer", "TP 2"),
-    *(("moe_1.5Bx8", "EP 2", to) for to in ("single", "DP 2", "TP 2 with SP", "EP 2, plain optimizer")),
-    *(("moe_1.5Bx8", "TP 2 with SP", to) for to in ("EP 2", "PP 2")),
-    ("moe_1.5Bx8", "DP 2, plain optimizer", "EP 2"),
-    ("mla_1.5B", "TP 2", "PP 2"),
-    ("relative_1.5B", "PP 2", "TP 2"),
-    ("nsa_1.5B", "DP 2", "TP 2"),
-    ("nanochat_d12", "TP 2 with SP x PP 2", "DP 2"),
-    ("nanochat_d12", "PP 2", "TP 2"),
-    *(("gqa_1.5B by Muon", "DP 2", to) for to in ("TP 2 with SP", "PP 2")),
-    ("mla_1.5B by Muon", "TP 2", "DP 2"),
-    ("moe_1.5Bx8 by Muon", "EP 2", "TP 2 with SP"),
+    *(("gqa", "PP 2 interleaved", to) for to in ("TP 2", "DP 2", "single, plain optimizer")),
+    *(("gqa", "TP 2 with SP x PP 2", to) for to in ("DP 2", "TP 2 x DP 2")),
+    ("gqa", "DP 2, plain optimizer", "TP 2"),
+    *(("moe", "EP 2", to) for to in ("single", "DP 2", "TP 2 with SP", "EP 2, plain optimizer")),
+    *(("moe", "TP 2 with SP", to) for to in ("EP 2", "PP 2")),
+    ("moe", "DP 2, plain optimizer", "EP 2"),
+    *((name, "TP 2", "PP 2") for name in ON_TP if name != "gqa"),
+    *((name, "PP 2", "TP 2") for name in TABLES),
+    ("nanochat", "TP 2 with SP x PP 2", "DP 2"),
+    ("nanochat", "PP 2", "TP 2"),
+    *(("gqa by Muon", "DP 2", to) for to in ("TP 2 with SP", "PP 2")),
+    *((f"{name} by Muon", "TP 2", "DP 2") for name in BY_MUON if name != "gqa"),
+    ("moe by Muon", "EP 2", "TP 2 with SP"),
 ]
-QUICK_RESHARDED = [("gqa_1.5B", "DP 2", "TP 2 with SP"), ("moe_1.5Bx8", "EP 2", "TP 2 with SP")]
+QUICK_RESHARDED = [("gqa", "DP 2", "TP 2 with SP"), ("moe", "EP 2", "TP 2 with SP")]
 
 Saved = Callable[..., tuple[Resumed, Path]]
 
@@ -92,7 +96,7 @@ Saved = Callable[..., tuple[Resumed, Path]]
 def configured(name: str, cache: Path, overrides: list[str]) -> RunConfig:
     named, muon, _ = name.partition(" by Muon")
     optimizer = ["training.optimizer=muon"] if muon else []
-    return tiny(named, f"data.cache={cache}", f"checkpoint.interval={SAVED}", *optimizer, *overrides)
+    return tiny_model(named, f"data.cache={cache}", f"checkpoint.interval={SAVED}", *optimizer, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +140,9 @@ def test_resume_in_another_layout(
 ) -> None:
     name, source, target = cell
     model = ["model.layers=4"] if "interleaved" in source + target else []
-    size, overrides = LAYOUTS[source]
+    size, overrides = KEYS[source]
     whole, folder = saved(name, size, *overrides, *model)
-    size, overrides = LAYOUTS[target]
+    size, overrides = KEYS[target]
     config = configured(name, corpus.parent, [*overrides, *model])
     for outcome in ranks(size).call(train, config, corpus, STEPS, tmp_path, checkpoint_folder(folder, SAVED)):
         assert outcome.losses == pytest.approx(whole.losses[SAVED:], rel=RELATIVE)
@@ -151,7 +155,7 @@ def test_resume_in_another_layout(
 
 
 def test_the_names_are_those_of_the_initial_weights(saved: Saved) -> None:
-    _, folder = saved("moe_1.5Bx8", 2, "parallel.ep=2", "parallel.dp=2")
+    _, folder = saved("moe", 2, "parallel.ep=2", "parallel.dp=2")
     weights = read_weights(checkpoint_folder(folder, STEPS))
     assert weights["embedding.word_embeddings.weight"].shape == (131, 48)
     experts = [name for name in weights if name.startswith("decoder.layers.1.mlp.experts.")]
@@ -171,5 +175,5 @@ def stopped(config: RunConfig, prefix: Path, at: int) -> bool:
 
 def test_a_stop_in_the_last_step_completes_the_run(ranks: Callable[[int], Ranks], corpus: Path) -> None:
     """An attempt after it would have no step to measure."""
-    config = tiny("gqa_1.5B", "parallel.dp=2")
+    config = tiny_model("gqa", "parallel.dp=2")
     assert [ranks(2).call(stopped, config, corpus, at) for at in (1, 2)] == [[True, True], [False, False]]

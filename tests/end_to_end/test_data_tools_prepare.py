@@ -143,6 +143,6 @@ def test_a_damaged_source_leaves_no_copy(tmp_path: Path) -> None:
     content = bytearray(source.read_bytes())
     content[4:200] = b"\xff" * 196
     source.write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.parquet cannot be written as JSONL"):
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read as parquet"):
         copy_as_jsonl(source, copy)
     assert not copy.exists()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from support.command_line import (
 from support.terminal import Terminal
 
 from efficientbench.finetuning.examples.examples import Examples, read_examples
-from efficientbench.finetuning.methods import WITH_ADAPTER, Method
+from efficientbench.finetuning.methods import METHODS
 from efficientbench.finetuning.saved import merge
 from efficientbench.metrics.records.record_parts import NOT_TIMED
 from efficientbench.metrics.report.sections.rank_table import PARTS
@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11"),
 ]
 
-METHODS = get_args(Method)
+
 STEPS = "training.steps=4,training.validate_every_steps=0,checkpoint.interval=2,data.validation_examples=24"
 RELATIVE = 1e-5
 """Bound of what float32 losses may differ by."""
@@ -136,7 +136,7 @@ def saved_losses(folder: Path, method: str) -> tuple[float, float]:
     _, held_out, _, _ = read_examples(folder / "examples.npz")
     base = AutoModelForCausalLM.from_pretrained(record(folder)["finetuning"]["base_model"])
     before = plain_loss(base, held_out)
-    if method in WITH_ADAPTER:
+    if METHODS[method].lora is not None:
         model = PeftModel.from_pretrained(base, folder / "adapter")
     else:
         model = AutoModelForCausalLM.from_pretrained(folder / "model")

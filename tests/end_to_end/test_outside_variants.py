@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,7 +48,12 @@ def test_a_sweep_trains_and_reports_it_and_no_export_takes_it(path: str, tmp_pat
 @pytest.mark.parametrize(
     ("name", "words", "code", "found"),
     [
-        ("window", (), 0, r"✓  pipeline, interleaved pipeline +losses of one rank in all 6 steps"),
+        (
+            "window",
+            (),
+            0,
+            r"two tokens, computed here(.*\n)+.*✓  pipeline, interleaved pipeline +losses of one rank in all 6 steps",
+        ),
         ("future", (), 1, r"token 1 changes logits before it"),
         # Two layers are too few to interleave, so that each pipeline is tried by itself.
         ("delta", ("model.layers=2",), 0, r"✓  pipeline +losses of one .*\n.*✓  interleaved pipeline +refused"),
@@ -58,6 +65,48 @@ def test_a_variant_is_checked(name: str, words: tuple[str, ...], code: int, foun
     assert re.search(found, done.stdout), done.stdout
     assert ("✓  checkpoint" in done.stdout) == (code == 0)
     assert "undeclared: tensor parallelism (parallel.tp)" in done.stdout
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder with two installed variants in a file each: `trial_window`, and `trial_trap`, which notes its import."""
+    folder = tmp_path / "installed"
+    folder.mkdir()
+    shutil.copy(outside.FILES / "window.py", folder / "my_window.py")
+    (folder / "my_trap.py").write_text(f"from pathlib import Path\nPath({str(folder / 'ran')!r}).touch()\n")
+    for name in ("window", "trap"):
+        outside.install(folder, "efficientbench.variants", f"trial_{name}", f"my_{name}:VARIANT")
+    return folder
+
+
+def test_an_installed_variant_is_named_without_its_code(installed: Path) -> None:
+    for words in (("list", "trial"), ("check-variant", "--help")):
+        printed = efficientbench(*words, PYTHONPATH=f"{ROOT}:{installed}", expect=0).stdout
+        assert "trial_window" in printed
+        assert "trial_trap" in printed
+    assert not (installed / "ran").exists()
+    # The trap works.
+    runpy.run_path(str(installed / "my_trap.py"))
+    assert (installed / "ran").exists()
+
+
+def test_a_variant_in_the_current_folder_is_not_found(installed: Path) -> None:
+    done = efficientbench("plan", "gqa_1.5B", "model.attention.kind=my_trap:VARIANT", cwd=installed, expect=2)
+    assert "there is no module my_trap" in done.stderr
+    assert not (installed / "ran").exists()
+
+
+@pytest.mark.proof
+def test_a_variant_of_one_file_is_in_runs_reports_and_checks(installed: Path, tmp_path: Path, cache: str) -> None:
+    path, output = f"{ROOT}:{installed}", tmp_path / "runs"
+    kind = ("model.attention.kind=trial_window", "model.attention.window=8", "label=window8")
+    words = ("--smoke", f"output={output}", f"data.cache={cache}", *TINY, *kind)
+    efficientbench("run", "gqa_1.5B", *words, PYTHONPATH=path, expect=0)
+    assert record(output / "gqa_1.5B_smoke__window8")["config"]["model"]["attention"]["kind"] == "trial_window"
+    assert "window8" in efficientbench("report", str(output), expect=0).stdout
+    checked = efficientbench("check-variant", "trial_window", PYTHONPATH=path, expect=0, COLUMNS="160").stdout
+    for title in ("trial_window, computed here", "trial_window, two tokens, computed here", "trial_window, in runs"):
+        assert title in checked
 
 
 @pytest.mark.usefixtures("single_rank")

@@ -176,7 +176,8 @@ def test_says_how_much_text_the_model_had(smoke_run: Finished, folder: Path) -> 
     found = record(folder)
     (source,) = found["data"]
     training_tokens = found["unique_tokens"] if found["epochs"] >= 1 else found["tokens_trained"] / found["epochs"]
-    assert training_tokens == pytest.approx(0.99 * source["tokens"], rel=0.02)
+    # Documents are split, not tokens, and each Python has documents of other lengths.
+    assert training_tokens == pytest.approx(0.99 * source["tokens"], rel=0.05)
     assert found["tokens_trained"] == max(line.get("tokens_total", 0) for line in steps(folder))
     assert found["tokens_per_parameter"] == found["tokens_trained"] / found["parameters"] < 1
     assert 0 < found["unigram_entropy"] < math.log(1024)

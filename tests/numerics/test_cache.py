@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from oracles.oracle import build, relative_error, text
-from support.configs import BACKBONE, tiny
+from support.configs import ATTENTIONS, ENCODINGS, MODELS, chosen, decodes, tiny_model
 
+from efficientbench.architecture.registry import position_of
 from efficientbench.config.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -18,26 +19,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("single_rank")
 
 LENGTH = 64
-CASES = {
-    "gqa_1.5B": [],
-    "mqa_1.5B": [],
-    "mla_1.5B": [],
-    "mla_1.5B, compressed queries": ["model.attention.q_lora_rank=20"],
-    "nsa_1.5B": [],
-    "absolute_1.5B": [],
-    "learnable_absolute_1.5B": [f"model.position.max_seq_len={LENGTH}"],
-    "relative_1.5B": ["model.position.buckets=8", "model.position.max_distance=12"],
-    "none_1.5B": [],
-    "moe_1.5Bx8": [],
-    "gqa_1.5B, alibi": ["model.position.kind=alibi"],
-    "gqa_1.5B, every key of the backbone": BACKBONE,
-    "nanochat_d12": [],
-}
+CASES = chosen(MODELS, decodes)
 
 
 def configuration(case: str, *overrides: str) -> RunConfig:
-    seq_len = f"training.seq_len={LENGTH}"
-    return tiny(case.partition(",")[0], "model.init_std=0.2", seq_len, *CASES[case], *overrides)
+    return tiny_model(case, "model.init_std=0.2", f"training.seq_len={LENGTH}", *overrides)
 
 
 def from_cache(model: GPT, tokens: torch.Tensor, parts: list[int]) -> torch.Tensor:
@@ -175,7 +161,11 @@ def test_bf16_rounds_no_more_than_a_whole_pass_does(case: str) -> None:
     assert 0 < found < 1.5 * error(whole)
 
 
-TRACED = ("mla_1.5B", "nsa_1.5B", "relative_1.5B", "nanochat_d12")
+TRACED = [
+    *(case for case in CASES if case in ATTENTIONS and "," not in case and case != "gqa"),
+    *chosen(ENCODINGS, lambda config: position_of(config.model).place == "scores"),
+    "nanochat",
+]
 """Beside GQA; compiling takes seconds each."""
 
 
@@ -185,7 +175,7 @@ TRACED = ("mla_1.5B", "nsa_1.5B", "relative_1.5B", "nanochat_d12")
     strict=False,
     reason="torch 2.13 does not trace nested with blocks in the bytecode of Python 3.13.0",
 )
-@pytest.mark.parametrize("case", ["gqa_1.5B", *(pytest.param(case, marks=pytest.mark.proof) for case in TRACED)])
+@pytest.mark.parametrize("case", ["gqa", *(pytest.param(case, marks=pytest.mark.proof) for case in TRACED)])
 def test_a_step_is_one_graph_that_is_compiled_once(case: str) -> None:
     from efficientbench.model.cache import Cache
 
@@ -207,7 +197,7 @@ def test_a_step_is_one_graph_that_is_compiled_once(case: str) -> None:
 def test_a_model_continues_from_one_cache_at_a_time() -> None:
     from efficientbench.model.cache import Cache
 
-    model = build(configuration("gqa_1.5B"))
+    model = build(configuration("gqa"))
     with Cache(model, 1, 4).bound():
         with pytest.raises(RuntimeError, match="one cache at a time"), Cache(model, 1, 4).bound():
             pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from oracles.oracle import build, text
-from support.configs import tiny
+from support.configs import ATTENTIONS, chosen, decodes, tiny_model
 
 from efficientbench.costs.generation import decode_work
 from efficientbench.doctor.variant.model import FlopCounter
@@ -15,11 +15,11 @@ ROWS = 2
 
 
 @pytest.mark.parametrize("length", [48, 200])
-@pytest.mark.parametrize("name", ["gqa_1.5B", "mqa_1.5B", "mla_1.5B", "nsa_1.5B", "none_1.5B", "moe_1.5Bx8"])
+@pytest.mark.parametrize("name", [*chosen(ATTENTIONS, decodes), "none", "moe"])
 def test_a_step_takes_the_flops_of_the_formulas(name: str, length: int) -> None:
     from efficientbench.generation.decoder import Decoder
 
-    config = tiny(name, f"training.seq_len={length}")
+    config = tiny_model(name, f"training.seq_len={length}")
     # Room for no more: places behind the last token would be read too.
     decoder = Decoder(build(config).eval(), text(config, length - 1).tolist(), room=1)
     with decoder.bound():

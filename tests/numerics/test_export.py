@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from safetensors import safe_open
 from support.configs import tiny
 from support.exported import CASES, checkpointed, config_of
 
+from efficientbench.architecture.registry import ATTENTION, POSITIONS
 from efficientbench.basics.errors import ConfigError
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
+from efficientbench.doctor.variant.cases import BASE
 from efficientbench.export.architectures import architecture_of
 from efficientbench.export.hugging_face import Model, write_model
 from efficientbench.export.safetensors_folder import write_shards
@@ -124,11 +127,16 @@ def test_weights_of_another_model_are_refused(change: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "overrides", "reason"),
     [
-        ("nsa_1.5B", [], "no class of transformers has Native Sparse Attention"),
-        ("absolute_1.5B", [], "position.kind=absolute: .* LayerNorm"),
-        ("learnable_absolute_1.5B", [], "position.kind=learnable_absolute: .* LayerNorm"),
-        ("relative_1.5B", [], "position.kind=relative: .* encoders"),
-        ("gqa_1.5B", ["model.position.kind=alibi"], "position.kind=alibi: .* LayerNorm"),
+        *(
+            (BASE, [f"model.attention.kind={kind}"], re.escape(variant.not_exported))
+            for kind, variant in ATTENTION.items()
+            if variant.exporter is None
+        ),
+        *(
+            (BASE, [f"model.position.kind={kind}"], f"position.kind={kind}: .*{re.escape(variant.not_exported)}")
+            for kind, variant in list(POSITIONS.items())[1:]
+            if variant.place != "nothing"
+        ),
         ("moe_1.5Bx8", ["model.position.kind=none"], "such experts without RoPE"),
         ("moe_1.5Bx8", ["model.attention.kind=mla"], "DeepseekV2 does not scale"),
         ("none_1.5B", ["model.qk_norm=true"], "norms on queries without RoPE"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from oracles.oracle import build, text
-from support.configs import tiny
+from support.configs import ATTENTIONS, chosen, is_plain, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
+from efficientbench.architecture.registry import attention_of
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.compute import AttentionWork, hardware_flops_per_token
 from efficientbench.costs.model import flops_per_token
@@ -36,9 +37,9 @@ def by_formula(config: RunConfig) -> int:
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B", "moe_1.5Bx8", "none_1.5B"])
+@pytest.mark.parametrize("name", [*chosen(ATTENTIONS, is_plain), "moe", "none"])
 def test_hardware_flops_are_those_of_the_kernels(name: str, recompute: str) -> None:
-    config = tiny(name, f"training.recompute={recompute}")
+    config = tiny_model(name, f"training.recompute={recompute}")
     counted = counted_per_token(config)
     assert counted == by_formula(config)
     flops = flops_per_token(config.model, config.training.seq_len, config.training.recompute)
@@ -46,15 +47,17 @@ def test_hardware_flops_are_those_of_the_kernels(name: str, recompute: str) -> N
     assert counted > flops.training_hardware
 
 
-def test_nsa_reads_whole_blocks_and_selects_in_two_passes() -> None:
-    config = tiny("nsa_1.5B")
+@pytest.mark.parametrize("name", chosen(ATTENTIONS, lambda config: attention_of(config.model).kernels))
+def test_kernels_of_a_variants_own_compute_no_less(name: str) -> None:
+    """NSA reads complete blocks, and selects in two passes."""
+    config = tiny_model(name)
     flops = flops_per_token(config.model, config.training.seq_len)
     # Tiles that are not full come on top.
     assert flops.training_hardware < by_formula(config) <= counted_per_token(config)
 
 
 def test_a_kernel_that_keeps_its_scores_computes_the_models_flops_alone() -> None:
-    config = tiny("gqa_1.5B")
+    config = tiny_model("gqa")
     flops = flops_per_token(config.model, 16)
     assert hardware_flops_per_token(config.model, 16, "none", AttentionWork(scores_again=False)) == flops.training
 

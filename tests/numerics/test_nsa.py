@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.nsa import qwen2_with_nsa, to_qwen2_with_nsa
+from oracles.nsa import renamed, same_weights
 from oracles.oracle import build, gradients_beside, relative_error, weights_of
 from support.configs import tiny
 from support.repository import ROOT
@@ -48,9 +48,9 @@ def overrides(blocks: str, seq_len: int) -> list[str]:
 def test_logits_loss_and_gradients_equal_the_equations(blocks: str, seq_len: int) -> None:
     config = tiny("nsa_1.5B", *overrides(blocks, seq_len))
     model = build(config)
-    oracle = qwen2_with_nsa(weights_of(model), config.model)
+    oracle = same_weights(weights_of(model), config.model)
     ours = gradients_beside(model, config, lambda tokens: oracle(tokens).logits)
-    gradients = to_qwen2_with_nsa(ours, config.model)
+    gradients = renamed(ours, config.model)
     for key, parameter in oracle.named_parameters():
         if parameter.grad is None or not parameter.grad.any():
             assert seq_len < config.model.attention.compress_block, key

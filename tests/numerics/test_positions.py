@@ -12,35 +12,28 @@ import torch
 from oracles.oracle import build, dense_attention, gradients_beside, relative_error, text, weights_of
 from oracles.positions import Oracle, t5_attention
 from oracles.qwen2 import to_qwen2
-from support.configs import tiny
+from support.configs import has_table, tiny
 from support.repository import ROOT
 
 from efficientbench.architecture.positions import RelativeConfig
+from efficientbench.architecture.registry import POSITIONS
 from efficientbench.config.schema import RunConfig
+from efficientbench.doctor.variant.cases import BASE
 
 if TYPE_CHECKING:
     pass
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
-ENCODINGS = {
-    "rope": [],
-    "absolute": [],
-    "learnable_absolute": ["model.position.max_seq_len=20"],
-    # So few distances are enough for every bucket.
-    "relative": ["model.position.buckets=8", "model.position.max_distance=12"],
-    "none": [],
-}
-
 
 def configuration(kind: str, *overrides: str) -> RunConfig:
-    if kind == "alibi":
-        return tiny("rope_1.5B", "model.position.kind=alibi", "model.heads=6", "model.init_std=0.2", *overrides)
-    return tiny(f"{kind}_1.5B", "model.init_std=0.2", *ENCODINGS[kind], *overrides)
+    # No power of two, for which the slopes of ALiBi have another formula.
+    heads = ["model.heads=6"] if kind == "alibi" else []
+    return tiny(BASE, f"model.position.kind={kind}", *heads, "model.init_std=0.2", *overrides)
 
 
 @pytest.mark.parametrize("multiplied", [[], ["model.embedding_multiplier=1"]])
-@pytest.mark.parametrize("kind", [*ENCODINGS, "alibi"])
+@pytest.mark.parametrize("kind", POSITIONS)
 def test_logits_loss_and_gradients_equal_the_oracle(kind: str, multiplied: list[str]) -> None:
     config = configuration(kind, *multiplied)
     assert config.model.embedding_multiplier == (1 if multiplied else math.sqrt(48))
@@ -48,7 +41,7 @@ def test_logits_loss_and_gradients_equal_the_oracle(kind: str, multiplied: list[
     oracle = Oracle(weights_of(model), config.model)
     ours = gradients_beside(model, config, oracle)
     table = ours.pop("position_table", None)
-    assert (table is None) == (oracle.table is None) == (kind not in ("learnable_absolute", "relative"))
+    assert (table is None) == (oracle.table is None) == (not has_table(config))
     if table is not None:
         assert relative_error(table, oracle.table.grad) < 1e-5
         assert (oracle.table.grad[: config.training.seq_len] != 0).any(dim=1).all()
@@ -56,18 +49,18 @@ def test_logits_loss_and_gradients_equal_the_oracle(kind: str, multiplied: list[
     expected_gradients = {key: parameter.grad for key, parameter in oracle.qwen2.named_parameters()}
     for key, gradient in expected_gradients.items():
         # Unrotated, a bias on the keys moves all scores of a query alike: its gradient is zero but for rounding.
-        vanishes = key.endswith("k_proj.bias") and kind != "rope"
+        vanishes = key.endswith("k_proj.bias") and POSITIONS[kind].place != "queries and keys"
         scale = expected_gradients[key.replace("bias", "weight")] if vanishes else gradient
         assert (gradients[key] - gradient).abs().max() < 1e-5 * scale.abs().max(), key
 
 
-@pytest.mark.parametrize("kind", [*ENCODINGS, "alibi"])
+@pytest.mark.parametrize("kind", POSITIONS)
 def test_only_without_positions_the_order_of_earlier_tokens_is_lost_on_one_layer(kind: str) -> None:
     config = configuration(kind, "model.layers=1")
     model, tokens = build(config), text(config, config.training.seq_len)
     order = torch.cat([torch.randperm(15, generator=torch.Generator().manual_seed(3)), torch.tensor([15])])
     error = relative_error(model(tokens[:, order])[:, -1], model(tokens)[:, -1])
-    assert error < 1e-6 if kind == "none" else error > 1e-3
+    assert error < 1e-6 if POSITIONS[kind].place == "nothing" else error > 1e-3
 
 
 @pytest.mark.parametrize("multiplier", [1, "sqrt_hidden_size"])

@@ -135,7 +135,7 @@ class DenseNSA(torch.nn.Module):
         return torch.cat([turned.real, turned.imag], dim=-1)
 
 
-def qwen2_with_nsa(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Qwen2ForCausalLM:
+def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Qwen2ForCausalLM:
     """A Qwen2 of transformers whose attention layers are DenseNSA; full tensors by our global names."""
     qwen2 = Qwen2ForCausalLM(qwen2_config(model)).float()
     for index, layer in enumerate(qwen2.model.layers):
@@ -143,21 +143,21 @@ def qwen2_with_nsa(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Qwen
         layer.self_attn = DenseNSA(
             {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}, model
         )
-    missing, unexpected = qwen2.load_state_dict(to_qwen2_with_nsa(tensors, model), strict=False)
+    missing, unexpected = qwen2.load_state_dict(renamed(tensors, model), strict=False)
     assert missing == ["lm_head.weight"]  # tied to the embedding
     assert not unexpected
     multiply_embedding(qwen2, model)
     return qwen2
 
 
-def to_qwen2_with_nsa(tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[str, torch.Tensor]:
+def renamed(tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[str, torch.Tensor]:
     """Full tensors by our global names (weights or gradients) → the same tensors by that model's names."""
     attention = {name: tensor for name, tensor in tensors.items() if ".self_attention." in name}
-    renamed = to_qwen2({name: tensor for name, tensor in tensors.items() if name not in attention}, model)
+    found = to_qwen2({name: tensor for name, tensor in tensors.items() if name not in attention}, model)
     for name, tensor in attention.items():
         layer, _, parameter = name.removeprefix("decoder.").partition(".self_attention.")
-        renamed[f"model.{layer}.self_attn.{parameter.replace('.', '_')}"] = tensor
-    return renamed
+        found[f"model.{layer}.self_attn.{parameter.replace('.', '_')}"] = tensor
+    return found
 
 
 def eager_range_attention(
@@ -190,3 +190,9 @@ def _gathered_attention(
     batch = torch.arange(query.shape[0])[:, None, None]
     scores = query @ key[batch, read].transpose(-1, -2)
     return scores.softmax(dim=-1) @ value[batch, read]
+
+
+EAGER = {
+    "efficientbench.model.attention.nsa.range_attention": eager_range_attention,
+    "efficientbench.model.attention.nsa.selected_attention": eager_selected_attention,
+}

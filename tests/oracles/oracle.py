@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.config.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -14,6 +16,26 @@ if TYPE_CHECKING:
 
 
 CPU = torch.device("cpu")
+
+
+class AttentionOracle(Protocol):
+    """The module `oracles.<kind>` of an attention variant.
+
+    One with kernels that torch's counter of FLOPs does not see has EAGER, too: dotted name of each → a function that
+    computes the same by matrix products.
+    """
+
+    def same_weights(self, tensors: dict[str, torch.Tensor], model: ModelConfig) -> torch.nn.Module:
+        """Return a float32 model of other code with our weights, by global names; its output has `logits`."""
+
+    def renamed(self, tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[str, torch.Tensor]:
+        """Return full tensors by our global names, weights or gradients, by that model's names."""
+
+
+def attention_oracle(kind: str) -> AttentionOracle:
+    """Return the oracle that lies beside the variant's name."""
+    found: Any = importlib.import_module(f"oracles.{kind}")
+    return found
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -10,16 +10,14 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from oracles import deepseek, mixtral, nsa, plain_decoder, positions, qwen2
+from oracles import mixtral, plain_decoder, positions
 from oracles.optimizers import AdamW, Muon, Tensors
-from oracles.oracle import weights_of
+from oracles.oracle import attention_oracle, weights_of
 from support.tiny_training import tiny_training
 
 from efficientbench.architecture.backbone import CHOICES
-from efficientbench.architecture.mla import MLAConfig
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.nsa import NSAConfig
-from efficientbench.architecture.positions import LearnableAbsoluteConfig, RelativeConfig
+from efficientbench.architecture.registry import POSITIONS
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.training import TrainingConfig
 
@@ -90,15 +88,16 @@ def renamed(weights: Tensors, model: ModelConfig) -> Tensors:
         return plain_decoder.named_for_torch(weights)
     if model.moe:
         return mixtral.to_mixtral(_joined(weights, model.moe.experts), model)
-    if isinstance(model.attention, MLAConfig):
-        return deepseek.to_deepseek(weights, model)
-    if isinstance(model.attention, NSAConfig):
-        return nsa.to_qwen2_with_nsa(weights, model)
-    if isinstance(model.position, LearnableAbsoluteConfig | RelativeConfig):
+    own = attention_oracle(model.attention.kind).renamed
+    if not _is_default(model.position.kind):
         weights = dict(weights)
-        table = weights.pop("position_table")
-        return {"table": table} | {f"qwen2.{name}": each for name, each in qwen2.to_qwen2(weights, model).items()}
-    return qwen2.to_qwen2(weights, model)
+        table = {"table": weights.pop("position_table")} if "position_table" in weights else {}
+        return table | {f"qwen2.{name}": each for name, each in own(weights, model).items()}
+    return own(weights, model)
+
+
+def _is_default(position: str) -> bool:
+    return position == next(iter(POSITIONS))
 
 
 def _has_another_backbone(model: ModelConfig) -> bool:
@@ -128,17 +127,12 @@ def _other_model(weights: Tensors, model: ModelConfig) -> tuple[torch.nn.Module,
     if _has_another_backbone(model):
         decoder = plain_decoder.PlainDecoder(weights, model)
         return decoder, lambda tokens: (decoder(tokens), 0.0)
-    if isinstance(model.position, LearnableAbsoluteConfig | RelativeConfig):
+    if not _is_default(model.position.kind):
         oracle = positions.Oracle(weights, model).double()
         return oracle, lambda tokens: (oracle(tokens), 0.0)
     if model.moe:
         return _experts(weights, model)
-    make = qwen2.same_weights
-    if isinstance(model.attention, MLAConfig):
-        make = deepseek.same_weights
-    elif isinstance(model.attention, NSAConfig):
-        make = nsa.qwen2_with_nsa
-    other = make(weights, model).double()
+    other = attention_oracle(model.attention.kind).same_weights(weights, model).double()
     return other, lambda tokens: (other(tokens).logits, 0.0)
 
 

@@ -1,43 +1,30 @@
-"""Small configurations that keep the structure of the real ones."""
+"""Small configurations that keep the structure of the real ones, and the table of models that tests go through."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
+
+from efficientbench.architecture.registry import ATTENTION, POSITIONS, SECTIONS, attention_of, find, load, position_of
+from efficientbench.architecture.variant import missing
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs.model import cache_bytes
+from efficientbench.doctor.variant.cases import BASE, SHAPES, tiny_models
 
 TINY = [
+    *SHAPES,
     "model.layers=2",
-    "model.hidden_size=48",
-    "model.heads=4",
-    "model.head_dim=12",
-    "model.ffn_hidden_size=80",
     "model.vocab_size=131",
     "training.seq_len=16",
-    "training.micro_batch_size=2",
     "training.global_batch_size=8",
-    "training.dtype=fp32",
     "training.steps=10",
     # By itself AdamW's first update follows the signs of gradients, also of those that are rounding alone.
     "training.epsilon=1e-3",
-    "measurement.warmup_steps=0",
     "parallel.dp=1",
     # Several buckets even here: gradients of one are sent while others are computed.
     "parallel.bucket_size=5000",
 ]
-
-TINY_VARIANTS = {
-    "nsa": [
-        "model.attention.compress_block=4",
-        "model.attention.compress_stride=2",
-        "model.attention.select_block=8",
-        "model.attention.select_count=4",
-        "model.attention.window=12",
-        "training.seq_len=64",
-    ],
-    # As many groups as heads.
-    "nanochat": ["model.attention.query_groups=4"],
-}
-"""Overrides by variant. NSA's blocks have the paper's ratios, and a query reads only a part of the sequence."""
 
 BACKBONE = [
     "model.embedding_norm=true",
@@ -49,6 +36,76 @@ BACKBONE = [
 """Every key of the backbone that a published model sets, but for norms without weights, which hide their gradients."""
 
 
+Models = dict[str, tuple[str, tuple[str, ...]]]
+"""Tiny model → the run that it is a small one of, and overrides."""
+
+ATTENTIONS: Models = {
+    name: (BASE, words) for kind in ATTENTION for name, words in tiny_models("attention", kind).items()
+}
+"""The models of every attention variant, from its declaration."""
+ENCODINGS: Models = {
+    name: (BASE, words) for kind in list(POSITIONS)[1:] for name, words in tiny_models("position", kind).items()
+}
+"""The models of every positional encoding but the default, which the attention variants have."""
+EVERY_KEY = "every key of the backbone"
+BACKBONES: Models = {"moe": ("moe_1.5Bx8", ()), "nanochat": ("nanochat_d12", ()), EVERY_KEY: (BASE, tuple(BACKBONE))}
+"""What no variant declares."""
+MODELS: Models = ATTENTIONS | ENCODINGS | BACKBONES
+
+
 def tiny(name: str, *overrides: str) -> RunConfig:
     """Return the run called `name` with shapes that take milliseconds."""
-    return resolve(name, smoke=True, overrides=[*TINY, *TINY_VARIANTS.get(name.partition("_")[0], []), *overrides])
+    return resolve(name, smoke=True, overrides=[*TINY, *_declared(name, overrides), *overrides])
+
+
+def tiny_model(name: str, *overrides: str) -> RunConfig:
+    """Return the tiny model of MODELS."""
+    run, words = MODELS[name]
+    return tiny(run, *words, *overrides)
+
+
+def chosen(models: Models, supports: Callable[[RunConfig], object]) -> list[str]:
+    """Return the names of those models that support something."""
+    return [name for name in models if supports(_cached(name))]
+
+
+def has_table(config: RunConfig) -> bool:
+    """Return whether the model's positional encoding trains parameters."""
+    return position_of(config.model).costs.parameters(config.model) > 0
+
+
+def has_matrices(config: RunConfig) -> bool:
+    """Return whether Muon can train the model."""
+    return attention_of(config.model).matrices is not None
+
+
+def decodes(config: RunConfig) -> bool:
+    """Return whether the model generates text from a cache."""
+    return position_of(config.model).decodes and missing(lambda: cache_bytes(config.model, 1, "fp32")) is None
+
+
+def is_plain(config: RunConfig) -> bool:
+    """Return whether the configured kernel computes the model's attention, rather than the variant's own."""
+    return attention_of(config.model).plain_scores is not None
+
+
+@functools.cache
+def _cached(name: str) -> RunConfig:
+    return tiny_model(name)
+
+
+@functools.cache
+def _kinds(name: str) -> dict[str, str]:
+    model = resolve(name).model
+    return {"attention": model.attention.kind, "position": model.position.kind}
+
+
+def _declared(name: str, overrides: tuple[str, ...]) -> Iterator[str]:
+    """Yield the overrides that the variants of a run declare for their tiny models."""
+    for section in SECTIONS:
+        key = f"model.{section}.kind="
+        kind = next((each.removeprefix(key) for each in reversed(overrides) if each.startswith(key)), None)
+        kind = _kinds(name)[section] if kind is None else kind
+        load(section, kind)
+        variant = find(section, kind)
+        yield from variant.tiny if variant else ()

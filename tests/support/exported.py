@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import torch
-from support.configs import tiny
+from support.configs import ATTENTIONS, tiny, tiny_model
 
+from efficientbench.architecture.registry import attention_of
 from efficientbench.config.schema import RunConfig
+from efficientbench.export.architectures import CLASSES, architecture_of
 
 UNBIASED = "model.attention.qkv_bias=false"
 TIED = "model.embedding_multiplier=1"
 UNTIED = "model.tied=false"
 UNWEIGHTED = "model.norm_weights=false"
+
+
+def is_exported(name: str) -> bool:
+    """Return whether the declaration of a model of ATTENTIONS names an exporter."""
+    return attention_of(tiny_model(name).model).exporter is not None
+
 
 CASES = {
     "gqa": ("gqa_1.5B", [], "qwen2", "Qwen2ForCausalLM"),
@@ -50,8 +58,12 @@ CASES = {
         "own",
         "DeepseekV2ForCausalLM",
     ),
-    "mla": ("mla_1.5B", [], "own", "DeepseekV2ForCausalLM"),
-    "mla, compressed queries": (
+    **{
+        f"{name}, as declared": (run, list(words), "own", CLASSES[architecture_of(tiny_model(name).model, False)])
+        for name, (run, words) in ATTENTIONS.items()
+        if is_exported(name)
+    },
+    "mla, compressed queries, widths of its own": (
         "mla_1.5B",
         ["model.attention.q_lora_rank=20", "model.attention.v_head_dim=8", "model.position.base=500"],
         "own",

@@ -31,12 +31,13 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.matrix import MATRIX, load_matrix
 from efficientbench.data_tools.chat.conversations import RowError
 from efficientbench.data_tools.chat.mixture import read_mixture
-from efficientbench.data_tools.chat.rows import FileRows
-from efficientbench.data_tools.download.download_record import Record, load_record
+from efficientbench.data_tools.download.download_record import Record
+from efficientbench.data_tools.download.download_record import load_record as load_downloads
+from efficientbench.data_tools.rows import FileRows
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer, train_tokenizer
-from efficientbench.data_tools.tokenizing.plan import read_plan
+from efficientbench.data_tools.tokenizing.building import read_plan
 from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
-from efficientbench.data_tools.tokens.manifest import load_checksums, load_corpus, load_tokenize_record
+from efficientbench.data_tools.tokens.manifest import TokenizeRecord, load_checksums, load_corpus, load_record
 from efficientbench.data_tools.tokens.splitting import split_documents
 from efficientbench.data_tools.tokens.verify import verify_pair
 from efficientbench.evaluation.core.bundle import read_bundle
@@ -93,7 +94,7 @@ def pair(folder: Path) -> dict[str, Format]:
 
     def manifest() -> object:
         path = corpus.manifest
-        return load_corpus(path), load_checksums(path), load_tokenize_record(path)
+        return load_corpus(path), load_checksums(path), load_record(path, TokenizeRecord)
 
     names = ("tokens.bin", "tokens.idx", "tokens.token_bytes.npy", "tokens.tokenizer/tokenizer.json")
     formats = {name: Format(folder / name, verify, checked=True) for name in names}
@@ -142,7 +143,7 @@ def caches(folder: Path) -> dict[str, Format]:
     record = Record(folder, "owner/name")
     (folder / ".download").mkdir()
     record.save()
-    formats["download record"] = Format(folder / ".download" / "record", lambda: load_record(folder, "owner/name"))
+    formats["download record"] = Format(folder / ".download" / "record", lambda: load_downloads(folder, "owner/name"))
     return formats
 
 

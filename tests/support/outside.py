@@ -1,4 +1,4 @@
-"""A package of variants outside this project, as its user would write them."""
+"""A package of variants, a meter and methods outside this project, as their user would write them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import pytest
 
 FILES = Path(__file__).parent / "trial_variants"
 PACKAGE = "my_package"
+OTHERS = (PACKAGE, "hostile", "my_meter", "my_method")
 
 
 def lay_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the package into a folder, and the folder on the import path of this process and of those it starts."""
     shutil.copytree(FILES, folder / PACKAGE)
+    for name in ("meter", "method"):
+        shutil.copy(FILES.parent / f"trial_{name}.py", folder / f"my_{name}.py")
     (folder / "hostile.py").write_text(f"from pathlib import Path\nPath({str(folder / 'ran')!r}).touch()\n")
     monkeypatch.syspath_prepend(str(folder))
-    for name in [name for name in sys.modules if name.partition(".")[0] in (PACKAGE, "hostile")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in OTHERS]:
         # Of another test's folder.
         monkeypatch.delitem(sys.modules, name)
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from support.outside_rewards import ascii_share
 
-from efficientbench.data_tools.chat.conversations import Row, read_messages
+from efficientbench.data_tools.chat.conversations import read_messages
 from efficientbench.data_tools.chat.task import Example, RunProgram, Task
+from efficientbench.data_tools.rows import Row
 
 WORDS = ["apple", "pear", "plum", "cherry", "fig"]
 

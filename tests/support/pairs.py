@@ -13,8 +13,9 @@ import numpy as np
 from efficientbench.basics.files import BLOCK_BYTES, FileChecksums, file_blocks, file_checksums
 from efficientbench.data_tools.tokens.indexed import bin_path, idx_path, index_blocks, map_index
 from efficientbench.data_tools.tokens.manifest import (
+    TokenizeRecord,
     load_corpus,
-    load_tokenize_record,
+    load_record,
     manifest_path,
     pair_fingerprint,
     save_corpus,
@@ -51,7 +52,7 @@ def grow(prefix: Path, size_bytes: int) -> None:
 
     The manifest's checksums are those of the new content, except the `.bin`'s SHA-256.
     """
-    corpus, record = load_corpus(manifest_path(prefix)), load_tokenize_record(manifest_path(prefix))
+    corpus, record = load_corpus(manifest_path(prefix)), load_record(manifest_path(prefix), TokenizeRecord)
     tokens = bin_path(prefix)
     dtype, lengths, _, _ = map_index(idx_path(prefix))
     old_bytes = tokens.stat().st_size

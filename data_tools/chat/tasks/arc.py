@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from efficientbench.data_tools.chat.conversations import Row, RowError
+from efficientbench.data_tools.chat.conversations import RowError
 from efficientbench.data_tools.chat.task import Example, HubFiles, Task, multiple_choice, text_of
+from efficientbench.data_tools.rows import Row
 
 _DATASET = "allenai/ai2_arc"
 

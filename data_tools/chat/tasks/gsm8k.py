@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 
 from efficientbench.data_tools.chat.calculator import calculate
-from efficientbench.data_tools.chat.conversations import CALL, RESULT, TEXT, Row, RowError, read_messages
+from efficientbench.data_tools.chat.conversations import CALL, RESULT, TEXT, RowError, read_messages
 from efficientbench.data_tools.chat.task import Example, HubFiles, RunProgram, Task, text_of
+from efficientbench.data_tools.rows import Row
 
 _CALL = re.compile(r"<<([^<>]*)=([^<>=]*)>>")
 _ANSWER = re.compile(r"#### (-?[0-9.,]+)")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from efficientbench.data_tools.chat.conversations import Row, read_messages
+from efficientbench.data_tools.chat.conversations import read_messages
 from efficientbench.data_tools.chat.task import Example, HubFiles, RunProgram, Task, text_of
+from efficientbench.data_tools.rows import Row
 
 _FENCED = re.compile(r"```(?:python)?[^\S\n]*\n(.*?)```", re.DOTALL)
 _IMPORT = re.compile(r"(?:import|from)\s")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from efficientbench.data_tools.chat.conversations import Row, RowError, read_messages
+from efficientbench.data_tools.chat.conversations import RowError, read_messages
 from efficientbench.data_tools.chat.task import Example, Task
+from efficientbench.data_tools.rows import Row
 
 
 class Messages(Task):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from efficientbench.architecture.registry import POSITIONS, Section, attention_of, find, position_of, section_of
-from efficientbench.architecture.variant import AttentionVariant, missing
+from efficientbench.architecture.registry import attention_of, position_of, section_of
+from efficientbench.architecture.variant import missing
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
@@ -23,6 +23,7 @@ from efficientbench.costs.model import (
     kv_cache_bytes_per_token,
 )
 from efficientbench.doctor.check import print_checks
+from efficientbench.doctor.variant.cases import BASE, SHAPES, tiny_models
 from efficientbench.doctor.variant.model import model_checks
 from efficientbench.doctor.variant.runs import run_checks
 from efficientbench.model import attention
@@ -50,17 +51,18 @@ def write_variant(name: str, like: str, folder: Path) -> Path:
 
 
 TINY = (
-    *("model.layers=4", "model.hidden_size=48", "model.heads=4", "model.head_dim=12", "model.ffn_hidden_size=80"),
-    *("model.vocab_size=300", "data.trained_vocab_size=300", "training.seq_len=64", "training.dtype=fp32"),
-    *("training.micro_batch_size=2", "training.global_batch_size=4", "training.steps=6"),
-    "training.validation_tokens=256",
-    *("measurement.warmup_steps=0", "measurement.min_steps=1", "measurement.enabled=false", "device=cpu"),
+    *SHAPES,
+    *("model.layers=4", "model.vocab_size=300", "data.trained_vocab_size=300", "training.seq_len=64"),
+    *("training.global_batch_size=4", "training.steps=6", "training.validation_tokens=256"),
+    *("measurement.min_steps=1", "measurement.enabled=false", "device=cpu"),
 )
-"""Overrides for a model whose step takes milliseconds, and which two ranks can share."""
+"""Overrides for a tiny model that two ranks can share as interleaved stages, and for its short runs."""
 
 
 def check_variant(kind: str, overrides: Sequence[str] = ()) -> int:
     """Check a variant, print the results and what its declarations lack; return 0 if nothing failed, else 1.
+
+    Every tiny model of the variant is checked in this process, the first of them in runs too.
 
     Args:
         kind: the attention or positional encoding, as `model.attention.kind` or `model.position.kind` names it.
@@ -69,34 +71,22 @@ def check_variant(kind: str, overrides: Sequence[str] = ()) -> int:
     Raises:
         ConfigError: there is no such variant, or it cannot be built at the tiny shapes.
     """
-    section = section_of(kind)
+    console, good = Console(highlight=False), True
+    models = {name: (*TINY, *words, *overrides) for name, words in tiny_models(section_of(kind), kind).items()}
     with tempfile.TemporaryDirectory(prefix="check-variant-") as folder:
-        config = _tiny(section, kind, (*overrides, f"output={folder}"))
-        console = Console(highlight=False)
-        with warnings.catch_warnings():
-            # Megatron warns of missing optional packages.
-            warnings.simplefilter("ignore")
-            computed = list(model_checks(config))
-        print_checks(console, f"{kind}, computed here", computed)
-        good = all(check.passed for check in computed)
-        ran = list(run_checks(_words(section, kind, overrides), Path(folder))) if good else []
+        for name, words in models.items():
+            config = resolve(BASE, smoke=True, overrides=(*words, f"output={folder}"))
+            with warnings.catch_warnings():
+                # Megatron warns of missing optional packages.
+                warnings.simplefilter("ignore")
+                computed = list(model_checks(config))
+            print_checks(console, f"{name}, computed here", computed)
+            good = good and all(check.passed for check in computed)
+        ran = list(run_checks(models[kind], Path(folder))) if good else []
         print_checks(console, f"{kind}, in runs" if good else f"{kind}: no runs before these pass", ran)
-    for line in undeclared(config):
+    for line in undeclared(resolve(BASE, smoke=True, overrides=models[kind])):
         console.print(f"undeclared: {line}", soft_wrap=True)
     return int(not (good and all(check.passed for check in ran)))
-
-
-def _words(section: Section, kind: str, overrides: Sequence[str]) -> list[str]:
-    words = [*TINY, f"model.{section}.kind={kind}", *overrides]
-    variant = find(section, kind)
-    if isinstance(variant, AttentionVariant) and not any(word.startswith("model.position.kind=") for word in words):
-        taken = next(name for name, each in POSITIONS.items() if each.place in variant.places)
-        words.append(f"model.position.kind={taken}")
-    return words
-
-
-def _tiny(section: Section, kind: str, overrides: Sequence[str]) -> RunConfig:
-    return resolve("dense_1.5B", smoke=True, overrides=_words(section, kind, overrides))
 
 
 def undeclared(config: RunConfig) -> Iterator[str]:

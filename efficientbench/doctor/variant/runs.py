@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from efficientbench.basics.errors import ConfigError
-from efficientbench.config.layout import Layout
+from efficientbench.config.combination_table import problems
 from efficientbench.config.load import resolve
 from efficientbench.doctor.check import Check
+from efficientbench.doctor.variant.cases import BASE, LAYOUTS, overrides_of
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.records.sinks.steplog import read_steps
 from efficientbench.running.output_folder import OutputFolder
@@ -22,16 +23,6 @@ SAVED_AFTER = 3
 """Steps before the checkpoint from which a run resumes."""
 TIME_LIMIT_S = 600
 
-LAYOUTS = {
-    "tensor parallel": ("parallel.tp=2",),
-    "sequence parallel": ("parallel.tp=2", "parallel.sp=true"),
-    "context parallel": ("parallel.cp=2",),
-    "pipeline": ("parallel.pp=2",),
-    "interleaved pipeline": ("parallel.pp=2", "parallel.vpp=2"),
-    "data parallel": ("parallel.dp=2",),
-    "full recomputation": ("training.recompute=full",),
-    "selective recomputation": ("training.recompute=selective",),
-}
 TOGETHER = (("pipeline", "interleaved pipeline"), ("data parallel", "full recomputation"))
 """Layouts that one run checks together. Where it is refused or wrong, each layout gets a run of its own."""
 
@@ -40,7 +31,7 @@ def run_checks(words: Sequence[str], folder: Path) -> Iterator[Check]:
     """Run the model on one rank, then in every layout that it can have, and compare the losses of all steps.
 
     Args:
-        words: the overrides of dense_1.5B's smoke run.
+        words: the overrides of BASE's smoke run.
         folder: the folder that the runs write to.
     """
     shared = (*words, f"output={folder}", f"data.cache={folder / 'data'}", f"checkpoint.interval={SAVED_AFTER}")
@@ -62,19 +53,18 @@ def run_checks(words: Sequence[str], folder: Path) -> Iterator[Check]:
 
 def _layout(names: Sequence[str], shared: Sequence[str], wanted: list[float]) -> Check:
     """Run the model once in these layouts of LAYOUTS together."""
+    keys = {key: value for name in names for key, value in LAYOUTS[name].items()}
+    refused = problems(resolve(BASE, smoke=True, overrides=shared), keys)
+    if refused:
+        return Check(", ".join(names), len(names) == 1, f"refused: {ConfigError(refused)}")
     label = "_and_".join(names).replace(" ", "_")
-    overrides = (*shared, f"label={label}", *dict.fromkeys(word for name in names for word in LAYOUTS[name]))
-    try:
-        Layout.of(resolve("dense_1.5B", smoke=True, overrides=overrides), 1, oversubscribe=True)
-    except ConfigError as error:
-        return Check(", ".join(names), len(names) == 1, f"refused: {error}")
     good = f"losses of one rank in all {len(wanted)} steps"
-    return _same(", ".join(names), _losses(overrides), wanted, good)
+    return _same(", ".join(names), _losses((*shared, f"label={label}", *overrides_of(keys))), wanted, good)
 
 
 def _resumption(overrides: Sequence[str], wanted: list[float]) -> Check:
     """Remove the record and the last checkpoint of the completed run, and run it again: it must resume."""
-    folder = OutputFolder.of(resolve("dense_1.5B", smoke=True, overrides=overrides))
+    folder = OutputFolder.of(resolve(BASE, smoke=True, overrides=overrides))
     folder.record.unlink()
     shutil.rmtree(checkpoint_folder(folder.path, len(wanted)))
     return _same("checkpoint", _losses(overrides), wanted, f"resumed after step {SAVED_AFTER} with the same losses")
@@ -93,10 +83,10 @@ def _same(name: str, found: list[float] | str, wanted: list[float], good: str) -
 
 def _losses(overrides: Sequence[str]) -> list[float] | str:
     """Run, and return the loss of every step, or the last line that a failed run printed."""
-    command = module_command("efficientbench.cli", "run", "dense_1.5B", "--smoke", *overrides)
+    command = module_command("efficientbench.cli", "run", BASE, "--smoke", *overrides)
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
     if done.returncode != 0:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         return lines[-1] if lines else f"exit code {done.returncode}"
-    folder = OutputFolder.of(resolve("dense_1.5B", smoke=True, overrides=overrides))
+    folder = OutputFolder.of(resolve(BASE, smoke=True, overrides=overrides))
     return [line["loss"] for line in read_steps(folder.steps) if line["kind"] == "step"]

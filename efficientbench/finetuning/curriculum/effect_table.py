@@ -14,7 +14,7 @@ from efficientbench.finetuning.complete import with_later_keys
 from efficientbench.finetuning.config import SAME
 from efficientbench.finetuning.curriculum.effect import COMPARISONS, LossCurve, effects
 from efficientbench.metrics.records.record import RunRecord, load_records
-from efficientbench.planning.plan_table import plain_table
+from efficientbench.planning.table import plain_table, print_tables
 
 ALL = "all"
 """The name of the part with all held-out examples."""
@@ -32,13 +32,11 @@ def print_effects(folder: Path, console: Console) -> None:
         raise MetricsError("; ".join(damaged))
     runs, notes = _comparable(records)
     parts = {name: _curves(runs, name) for name in (ALL, *_levels(runs))}
-    table = plain_table(
-        "effect", ("on", "nats", "95 % interval", "verdict"), f"held-out losses of {len(runs)} runs", left=1
-    )
     found = {name: effects(curves) for name, curves in parts.items()}
     if not found[ALL]:
         pairs = "; ".join(f"{first} and {second}" for first, second in COMPARISONS.values())
         raise ConfigError(f"{folder}: no two orders to compare (curriculum.order): {pairs}")
+    rows = []
     for effect, (first, second) in COMPARISONS.items():
         for part, own in found.items():
             if effect in own:
@@ -46,16 +44,15 @@ def print_effects(folder: Path, console: Console) -> None:
                 # Levels have no verdict: their p values are not corrected for the number of levels.
                 verdict = each.verdict if part == ALL else ""
                 name = f"{effect}: {first} − {second}" if part == ALL else ""
-                table.add_row(name, part, f"{each.difference:+.4f}", f"{each.low:+.4f} to {each.high:+.4f}", verdict)
-    console.print(table)
-    console.print()
+                rows.append((name, part, f"{each.difference:+.4f}", f"{each.low:+.4f} to {each.high:+.4f}", verdict))
     some = next(iter(found[ALL].values()))
     notes.append(
         f"paired by seed ({', '.join(map(str, some.seeds))}); each effect at the most loss tokens that both its orders "
         "have in all seeds; below 0 the first order is better; p values of the verdicts are corrected for their number"
     )
-    for line in notes:
-        console.print(line, highlight=False, soft_wrap=True)
+    columns = ("on", "nats", "95 % interval", "verdict")
+    table = plain_table("effect", columns, rows, f"held-out losses of {len(runs)} runs", left=1)
+    print_tables(console, [table], notes)
 
 
 def _comparable(records: Iterable[RunRecord]) -> tuple[list[RunRecord], list[str]]:

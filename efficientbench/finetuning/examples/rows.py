@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from efficientbench.basics.errors import DataError, nearest
-from efficientbench.basics.foreign import check_regular, open_regular, parse_json, text_lines, text_rest
+import numpy as np
+
+from efficientbench.basics.errors import DataError, first_line, nearest
 from efficientbench.data_tools.download.hub_names import is_of_modelscope
+from efficientbench.data_tools.rows import FileRows, RowError
 
 Message = dict[str, str]
 FORMS = "{instruction, input, output}, {prompt, completion} or {messages}"
@@ -51,7 +52,7 @@ def read_rows(path: str | None, difficulty_field: str, levels: Sequence[str]) ->
     return rows
 
 
-def _entries(path: str) -> Iterator[tuple[str, Any]]:
+def _entries(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     file = Path(path)
     if not file.is_file():
         if is_of_modelscope(path):
@@ -64,59 +65,28 @@ def _entries(path: str) -> Iterator[tuple[str, Any]]:
                 f"data.path: {path} is no file; a JSON, JSONL or parquet file serves, or the hub's owner/name"
             )
         yield from _of_hub(path)
-    elif file.suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
-
+        return
+    rows = FileRows([file])
+    entries = rows.read(np.arange(len(rows)))
+    for place in map(rows.place, range(len(rows))):
         try:
-            check_regular(file)
-            entries = pyarrow.parquet.read_table(file).to_pylist()
-        except (OSError, pyarrow.ArrowException) as error:
-            raise DataError(f"{path}: cannot be read as parquet: {error}") from None
-        yield from ((f"{path}: row {number}", entry) for number, entry in enumerate(entries, 1))
-    else:
-        yield from _of_json(file)
+            yield place, next(entries)
+        except RowError as error:
+            raise DataError(f"{place}: {error}; an example is {FORMS}") from None
 
 
-def _of_json(file: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        # Some editors write a byte order mark.
-        with io.TextIOWrapper(open_regular(file), "utf-8-sig", newline="\n") as lines:
-            begun = False
-            for number, line in enumerate(text_lines(lines, file), 1):
-                if not line.strip():
-                    continue
-                if not begun and line.lstrip().startswith("["):
-                    entries = _parsed(line + text_rest(lines, file), str(file))
-                    yield from ((f"{file}: item {item}", entry) for item, entry in enumerate(entries, 1))
-                    return
-                begun = True
-                yield (place := f"{file}:{number}"), _parsed(line, place)
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: cannot be read: {error}") from None
-
-
-def _parsed(text: str, place: str) -> Any:
-    try:
-        return parse_json(text)
-    except ValueError as error:
-        raise DataError(f"{place}: is no JSON: {error}") from None
-
-
-def _of_hub(name: str) -> Iterator[tuple[str, Any]]:
+def _of_hub(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     import datasets
 
     try:
         loaded = datasets.load_dataset(name, split="train")
     except Exception as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"data.path: {name} is neither a file nor a dataset that the hub gives: {first}") from None
+        reason = first_line(error)
+        raise DataError(f"data.path: {name} is neither a file nor a dataset that the hub gives: {reason}") from None
     yield from ((f"{name}: row {number}", entry) for number, entry in enumerate(loaded, 1))
 
 
-def _manual(levels: Sequence[str], difficulty_field: str) -> Iterator[tuple[str, Any]]:
+def _manual(levels: Sequence[str], difficulty_field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield paragraphs of the manual that Python ships, each as the answer to the previous one."""
     topics: Mapping[str, str] = importlib.import_module("pydoc_data.topics").topics
     found = []
@@ -131,9 +101,7 @@ def _manual(levels: Sequence[str], difficulty_field: str) -> Iterator[tuple[str,
         yield f"Python's manual: paragraph {number + 1}", {**entry, difficulty_field: level[number]}
 
 
-def _messages(entry: Any, place: str) -> tuple[Message, ...]:
-    if not isinstance(entry, Mapping):
-        raise DataError(f"{place}: {str(entry)[:60]!r} is no object; an example is {FORMS}")
+def _messages(entry: Mapping[str, Any], place: str) -> tuple[Message, ...]:
     if entry.get("messages") is not None:
         return _checked(entry["messages"], place, "messages")
     if "prompt" in entry and "completion" in entry:

@@ -33,6 +33,7 @@ class Trained:
     """The trained part of the model."""
 
     method: str
+    """'full', 'freeze', 'dora', or any other adapter: `Method.formulas`."""
     r: int
     """The rank of the adapters."""
     targets: tuple[str, ...]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from efficientbench.basics.errors import ConfigError
 from efficientbench.finetuning.planning.cost import (
     Offload,
     Trained,
@@ -134,15 +133,3 @@ def _layouts(request: PlanRequest) -> Iterator[list[ZeroLayout]]:
                 # Only stage 3 shards weights, and can offload them.
                 allowed = offloads if stage == 3 else offloads[:2]
                 yield [replace(chosen, offload=offload) for offload in allowed]
-
-
-def ranks_of_a_node(world: int, devices_per_node: int) -> int:
-    """Return the ranks per node. Raises ConfigError: the ranks do not fill whole nodes."""
-    per_node = min(world, devices_per_node)
-    if world % per_node:
-        below = world // per_node * per_node
-        raise ConfigError(
-            f"--world: {world} ranks are not whole nodes of {per_node}: {below} or {below + per_node} would be, or "
-            "another --devices-per-node"
-        )
-    return per_node

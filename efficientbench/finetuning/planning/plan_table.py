@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from rich.console import Console
 from rich.table import Table
 
@@ -18,29 +16,24 @@ from efficientbench.finetuning.planning.step import (
     compute_time_s,
     crosses_nodes,
 )
-from efficientbench.planning.plan_table import plain_table
+from efficientbench.planning.table import ABSENT, plain_table, print_lines, print_tables
 
 SHOWN_LAYOUTS = 5
 LENGTHS = (256, 512, 1024, 2048, 4096)
 """The mean lengths of samples for which the speed is shown, up to `data.max_length`."""
 
 
-class _Titled(NamedTuple):
-    title: str
-    table: Table
+_Titled = tuple[str, Table]
+"""A title and the table below it; rich would wrap the title of a table to the table's width."""
 
 
 def print_tuning_plan(request: PlanRequest, console: Console) -> None:
     """Print memory, traffic and speed of the configured layout, and the best layouts that fit."""
     plan, best = asked(request), fitting(request)
-    for made in (_memory(plan), _traffic(plan), _speed(plan), _layouts(best, plan)):
-        if made is not None:
-            # rich would wrap a title of the table to the table's width.
-            console.print(made.title, highlight=False, soft_wrap=True)
-            console.print(made.table)
-            console.print()
-    for line in _notes(plan, best):
-        console.print(line, highlight=False, soft_wrap=True)
+    for title, table in filter(None, (_memory(plan), _traffic(plan), _speed(plan), _layouts(best, plan))):
+        print_lines(console, [title])
+        print_tables(console, [table])
+    print_lines(console, _notes(plan, best))
 
 
 def _memory(plan: TuningPlan) -> _Titled:
@@ -50,31 +43,30 @@ def _memory(plan: TuningPlan) -> _Titled:
         f"{request.name}: {parameters:,} parameters, {trained:,} trained ({trained / parameters:.2%}); "
         f"{_words(plan.layout)} on {number_of(plan.layout.world, 'rank')}"
     )
-    table = plain_table("peak memory of a rank", ("GB",))
-    for name, size in plan.memory.items():
-        table.add_row(name, f"{size / 1e9:.2f}")
+    rows = ((name, f"{size / 1e9:.2f}") for name, size in plan.memory.items())
+    table = plain_table("peak memory of a rank", ("GB",), rows)
     verdict = "fits" if plan.fits else "does NOT fit"
     table.add_row(
         f"total: {verdict} in {request.memory_bytes / 1e9:g} GB", f"{plan.total_bytes / 1e9:.2f}", style="bold"
     )
     if plan.host_bytes:
         table.add_row("on a node's host", f"{plan.host_bytes / 1e9:.2f}")
-    return _Titled(title, table)
+    return title, table
 
 
 def _traffic(plan: TuningPlan) -> _Titled | None:
     if not plan.traffic:
         return None
     title = f"a step of {plan.layout.accumulation} micro-batches of {plan.layout.micro} on each rank"
-    table = plain_table("what a rank sends", ("operation", "link", "GB"), left=2)
-    for each in plan.traffic:
-        table.add_row(
-            each.purpose, each.operation, _link(crosses_nodes(each, plan.layout)), f"{each.sent_bytes / 1e9:.1f}"
-        )
+    rows = (
+        (each.purpose, each.operation, _link(crosses_nodes(each, plan.layout)), f"{each.sent_bytes / 1e9:.1f}")
+        for each in plan.traffic
+    )
+    table = plain_table("what a rank sends", ("operation", "link", "GB"), rows, left=2)
     for between in (False, True):
         if size := plan.sent_bytes(between):
             table.add_row("in all", "", _link(between), f"{size / 1e9:.1f}", style="bold")
-    return _Titled(title, table)
+    return title, table
 
 
 def _link(between_nodes: bool) -> str:
@@ -86,13 +78,9 @@ def _speed(plan: TuningPlan) -> _Titled | None:
     request, layout = plan.request, plan.layout
     if request.rates is None:
         return None
-    known = plan.time(layout.tokens) is not None
     title = f"projected on {request.rates.name}, by the mean length of samples"
-    if not known:
-        table = plain_table("tokens of a sample", ("computing s",))
-    else:
-        columns = ("computing s", "communication s", "offload s", "step s", "samples/s")
-        table = plain_table("tokens of a sample", columns)
+    columns = ("computing s", "communication s", "offload s", "step s", "samples/s")
+    table = plain_table("tokens of a sample", columns if plan.time(layout.tokens) is not None else columns[:1])
     for tokens in [length for length in LENGTHS if length < layout.tokens] + [layout.tokens]:
         projected = plan.time(tokens)
         if projected is None:
@@ -108,7 +96,7 @@ def _speed(plan: TuningPlan) -> _Titled | None:
             f"{low:.1f} to {high:.1f}",
             f"{request.batch / high:.1f} to {request.batch / low:.1f}",
         )
-    return _Titled(title, table)
+    return title, table
 
 
 def _layouts(best: list[TuningPlan], own: TuningPlan) -> _Titled | None:
@@ -127,10 +115,10 @@ def _layouts(best: list[TuningPlan], own: TuningPlan) -> _Titled | None:
             f"{(plan.sent_bytes(False) + plan.sent_bytes(True)) / 1e9:.1f}",
             f"{plan.sent_bytes(True) / 1e9:.1f}",
             f"{plan.flops.hardware / 1e9:.1f}",
-            "n/a" if projected is None else f"{projected.longest_s:.1f}",
+            ABSENT if projected is None else f"{projected.longest_s:.1f}",
             "as asked" if plan.layout == own.layout else "",
         )
-    return _Titled("layouts that fit, the best first", table)
+    return "layouts that fit, the best first", table
 
 
 def _words(layout: ZeroLayout) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from efficientbench.basics.errors import ConfigError
-from efficientbench.devices.registry import all_devices
+from efficientbench.config.layout import whole_nodes
+from efficientbench.devices.registry import device_of_backend
 from efficientbench.finetuning.config import TINY, TINY_SHAPE, FinetuneConfig
-from efficientbench.finetuning.methods import WITH_ADAPTER, check_layers, check_targets
+from efficientbench.finetuning.methods import check_layers, check_targets, find_method
 from efficientbench.finetuning.planning.cost import TILE_BYTES, TRITON_TILE_BYTES, Trained, ZeroLayout
-from efficientbench.finetuning.planning.plan import PlanRequest, ranks_of_a_node
+from efficientbench.finetuning.planning.plan import PlanRequest
 from efficientbench.finetuning.planning.shapes import Shape, shape_of, shape_of_config
 from efficientbench.finetuning.planning.step import Rates
 from efficientbench.metrics.sensors.hardware import device_rates
@@ -47,13 +48,16 @@ def plan_request(
     capacity = memory_gb * 1e9 if memory_gb is not None else (found.memory_bytes if found else None)
     shape = shape_of_base(config.model)
     adapter, zero = config.adapter, config.zero
-    if config.method in WITH_ADAPTER:
+    method = find_method(config.method)
+    if method.formulas is None:
+        raise ConfigError(f"method {config.method}: declares no formulas of its parameters, FLOPs and memory")
+    if method.lora is not None:
         check_targets(adapter.targets, shape.matrices)
-    if config.method == "freeze":
+    if method.formulas == "freeze":
         check_layers(adapter.freeze_layers, shape.layers)
     layout = ZeroLayout(
         world=world,
-        per_node=ranks_of_a_node(world, devices_per_node),
+        per_node=whole_nodes(world, devices_per_node)[0],
         stage=zero.stage,
         # As in DeepSpeed, a group has at most all ranks.
         hpz=min(zero.hpz, world),
@@ -69,7 +73,7 @@ def plan_request(
     rates = Rates("the device of measurement.peak_flops", peak) if peak is not None else None
     if found is not None:
         rates = Rates(found.name, found.peak_flops, found.in_node_bytes_s, found.between_nodes_bytes_s)
-    trained = Trained(config.method, adapter.r, adapter.targets, adapter.freeze_layers)
+    trained = Trained(method.formulas, adapter.r, adapter.targets, adapter.freeze_layers)
     return PlanRequest(config.name, shape, trained, layout, capacity or MEMORY_GB * 1e9, rates, config.training.dtype)
 
 
@@ -78,5 +82,5 @@ def _tile_bytes(backend: str | None) -> int:
 
     TRL has a kernel for the loss if Triton supports the device type.
     """
-    has_triton = any(each.triton for each in all_devices() if each.backend == backend)
+    has_triton = backend is not None and device_of_backend(backend).triton
     return TRITON_TILE_BYTES if has_triton else TILE_BYTES

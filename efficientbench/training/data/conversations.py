@@ -14,7 +14,7 @@ import torch
 
 from efficientbench.basics.errors import TrainingError
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.chat.record import mask_prefix
+from efficientbench.data_tools.tokens.indexed import mask_prefix
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.tokens.intact import BlockReader
 from efficientbench.data_tools.tokens.splitting import Split

@@ -1,4 +1,4 @@
-"""Reads and writes `GenerationRecord`, the cost of generating on one device, as a JSON file beside the run's record.
+"""Holds `GenerationRecord`, the cost of generating on one device, which lies beside the run's record.
 
 A row is a combination of prompt, batch and new tokens; its prefill and its decoding are measured apart.
 """
@@ -6,20 +6,16 @@ A row is a combination of prompt, batch and new tokens; its prefill and its deco
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationError, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, model_validator
 
-from efficientbench.basics.checksum import check_checksum, with_checksum
 from efficientbench.basics.errors import MetricsError
-from efficientbench.basics.foreign import parse_json, plain_text, plain_texts, read_whole
-from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.records.figure import Figure, Positive, fact
+from efficientbench.metrics.records.figure import Figure, Positive, fact, rows_of
 from efficientbench.metrics.records.figures import Subject
-from efficientbench.metrics.records.generation.generation_figures import Phase, RowFigures, rows_of
-from efficientbench.metrics.records.record import current_files, iso_time, readable
+from efficientbench.metrics.records.generation.generation_figures import Phase, RowFigures
+from efficientbench.metrics.records.stored import iso_time
 
 GENERATION_NAME = "generation.json"
 GENERATION_SCHEMA: Literal[1] = 1
@@ -81,6 +77,9 @@ class GenerationRow(RowFigures):
 class GenerationRecord(Subject):
     """The rows of one model on one device."""
 
+    file_name = GENERATION_NAME
+    kind_of_file = "a record of generation"
+
     # fmt: off
     devices: Positive = fact("", "D: accelerators, or hosts where the host is the device")
     device_name: str = fact("", "as the driver gives it")
@@ -113,12 +112,6 @@ class GenerationRecord(Subject):
     sha256: str | None = None
     """SHA-256 (hex) of all else in the file, as that of a run's record."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _texts_are_plain(cls, content: Any) -> Any:
-        """Take from every text what a terminal would obey: reports print them."""
-        return plain_texts(content)
-
 
 GENERATION_FIGURES: dict[str, Figure] = {
     **rows_of(GenerationRecord),
@@ -129,32 +122,8 @@ GENERATION_FIGURES: dict[str, Figure] = {
 """Name of a column → its row of the tables: the record's, the row's, then those of both phases."""
 
 
-def write_generation(record: GenerationRecord, path: Path) -> None:
-    """Write the record as JSON. Raises MetricsError, and keeps an existing record, if it cannot be written."""
-    content = with_checksum(record.model_dump(mode="json"))
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-    write_whole(path, text + "\n")
-
-
-def read_generation(path: Path) -> GenerationRecord:
-    """Read a record.
-
-    Raises:
-        MetricsError: the file is missing, no JSON, no record, or fails its checksum; the message names the file and
-            every wrong key.
-    """
-    try:
-        content = read_whole(path)
-        record = GenerationRecord.model_validate_json(content)
-        check_checksum(parse_json(content))
-    except OSError as error:
-        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValidationError as error:
-        reason = readable(error, GenerationRecord.model_fields, GENERATION_SCHEMA, "a record of generation")
-        raise MetricsError(f"{path}: {reason}") from None
-    except ValueError as error:
-        raise MetricsError(f"{path}: {error}") from None
-    return record
+read_generation, write_generation = GenerationRecord.read, GenerationRecord.write
+load_generations = GenerationRecord.load
 
 
 def generation_of(run: Path) -> GenerationRecord | None:
@@ -163,18 +132,3 @@ def generation_of(run: Path) -> GenerationRecord | None:
         with contextlib.suppress(MetricsError):
             return read_generation(run / GENERATION_NAME)
     return None
-
-
-def load_generations(folder: Path) -> tuple[list[GenerationRecord], list[str]]:
-    """Read all records of generation below a folder; skip those of replaced and traced runs.
-
-    Returns:
-        The records by run and start, and a message for each file that cannot be read as one.
-    """
-    records, damaged = [], []
-    for path in current_files(folder, GENERATION_NAME):
-        try:
-            records.append(read_generation(path))
-        except MetricsError as error:
-            damaged.append(plain_text(str(error)))
-    return sorted(records, key=lambda record: (record.run, record.started_at)), damaged

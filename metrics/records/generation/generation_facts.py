@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
 
-from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas import definitions
 from efficientbench.metrics.formulas.student import mean_confidence_interval
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
-from efficientbench.metrics.records.facts import finite, of_run
-from efficientbench.metrics.records.figure import average
-from efficientbench.metrics.records.generation.generation_figures import rows_of
+from efficientbench.metrics.records.facts import of_run
+from efficientbench.metrics.records.figure import average, computed, known, rows_of
 
 
 @dataclass(frozen=True)
@@ -39,10 +38,8 @@ class PhaseMeasured:
 
         Steps of one repeat are correlated, and later steps read more: only repeats are independent.
         """
-        found = mean_confidence_interval([average(repeat) for repeat in self.times_s])
-        if found is None:
-            raise MetricsError("an interval needs two repeats")
-        return found
+        means = [average(repeat) for repeat in self.times_s]
+        return known(mean_confidence_interval(means), "an interval needs two repeats")
 
     @property
     def energy_j_per_token(self) -> float:
@@ -77,33 +74,19 @@ class RowMeasured:
 
     def bytes(self, found: float | None) -> float:
         """Return `found`, a number of bytes; raise MetricsError with the reason if it is None."""
-        if found is None:
-            raise MetricsError(self.unknown)
-        return found
+        return known(found, self.unknown)
 
     def bandwidth(self, found: float | None) -> float:
         """Return `found` bytes over a decoding step's time and the device's peak bandwidth."""
-        moved = self.bytes(found)
-        if self.peak_bytes_s is None:
-            raise MetricsError(self.peak_source)
-        return moved / self.step_s / self.peak_bytes_s
+        return self.bytes(found) / self.step_s / known(self.peak_bytes_s, self.peak_source)
 
     @property
     def experts(self) -> float:
-        if self.experts_touched is None:
-            raise MetricsError("the model has no experts")
-        return self.experts_touched
+        return known(self.experts_touched, "the model has no experts")
 
 
 def figures_of(table: type[BaseModel], measured: PhaseMeasured | RowMeasured) -> dict[str, Any]:
     """Return the figures of a table by their formulas, and `unavailable` with the reasons of those that are None."""
-    values: dict[str, Any] = {}
-    unavailable: dict[str, str] = {}
-    for name, row in rows_of(table).items():
-        if table.model_fields[name].is_required():
-            continue
-        try:
-            values[name] = finite(of_run(measured.run, name) if row.formula is None else row.formula(measured))
-        except MetricsError as error:
-            values[name], unavailable[name] = None, str(error)
+    rows = {name: row for name, row in rows_of(table).items() if not table.model_fields[name].is_required()}
+    values, unavailable = computed(rows, measured, partial(of_run, measured.run))
     return values | {"unavailable": unavailable}

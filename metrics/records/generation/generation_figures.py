@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from efficientbench.metrics.formulas import definitions
 from efficientbench.metrics.formulas.device_use import Disturbance
-from efficientbench.metrics.records.figure import Figure, Positive, average, fact, figure
-from efficientbench.metrics.records.figures import STRICT
+from efficientbench.metrics.records.figure import Positive, average, fact, figure
+from efficientbench.metrics.records.stored import STRICT
 
 # Unformatted to the end, as in records/figures.py.
 # fmt: off
@@ -97,11 +97,3 @@ class RowFigures(BaseModel):
         lambda m: m.bandwidth(m.read_bytes), better="higher")
     experts_touched: float | None = figure("experts",
         "of a layer, that get a token of a decoding step, mean over layers and steps", lambda m: m.experts)
-
-# fmt: on
-
-
-def rows_of(table: type[BaseModel]) -> dict[str, Figure]:
-    """Return the rows of a table by the figures' names, facts first as they stand there."""
-    rows = {name: field.json_schema_extra for name, field in table.model_fields.items()}
-    return {name: row for name, row in rows.items() if isinstance(row, Figure)}

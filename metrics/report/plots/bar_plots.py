@@ -17,6 +17,7 @@ from efficientbench.metrics.report.plots.svg import (
     Run,
     Scale,
     axis_x,
+    cut,
     line,
     mark,
     marks_of,
@@ -28,8 +29,6 @@ from efficientbench.metrics.report.plots.svg import (
 WIDTH = 400
 ROW = 19
 TOP = 8
-_LONGEST = 24
-"""Most characters of a name that fit beside a row."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def _bars(title: str, values: Sequence[_Bar], form: Callable[[float], str]) -> M
     parts = [line(left, TOP, left, TOP + ROW * len(values), "base")]
     for place, bar in enumerate(values):
         y = TOP + ROW * place
-        content = [rect(0, y, WIDTH, ROW, "hit"), text(left - 7, y + 13, _cut(bar.run.name), "label", "end")]
+        content = [rect(0, y, WIDTH, ROW, "hit"), text(left - 7, y + 13, cut(bar.run.name), "label", "end")]
         if bar.value is None:
             content.append(text(left + 6, y + 13, "n/a", "tick"))
             parts.append(marks_of(bar.run, f"{bar.run.name}: n/a", *content))
@@ -123,7 +122,7 @@ def _spreads(title: str, runs: Sequence[Run], relative: bool) -> Markup:
         colour = f"c{run.look.colour}"
         content = [
             rect(0, y - ROW / 2, WIDTH, ROW, "hit"),
-            text(left - 7, y + 4, _cut(run.name), "label", "end"),
+            text(left - 7, y + 4, cut(run.name), "label", "end"),
             line(scale(points[1]), y, scale(points[99]), y, f"reach {colour}"),
             rect(scale(points[25]), y - 5, max(scale(points[75]) - scale(points[25]), 1), 10, f"box {colour}"),
             line(scale(points[50]), y - 6.5, scale(points[50]), y + 6.5, "median"),
@@ -146,9 +145,5 @@ def _percentiles(run: Run, relative: bool) -> list[float]:
     return [time_s * unit for time_s in times_s]
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
-
-
 def _left(runs: Sequence[Run]) -> float:
-    return 12 + CHARACTER * max((len(_cut(run.name)) for run in runs), default=0)
+    return 12 + CHARACTER * max((len(cut(run.name)) for run in runs), default=0)

@@ -17,6 +17,7 @@ from efficientbench.metrics.report.plots.svg import (
     MOST_RUNS,
     Figure,
     Scale,
+    cut,
     element,
     line,
     marked,
@@ -32,8 +33,6 @@ TOP, ROW = 26, 21
 VALUE = 82
 """Width of a difference's text, right of its interval."""
 GAP = 14
-_LONGEST = 24
-"""Most characters of a row's name."""
 _LEAST = math.log(1.02)
 """The narrowest range of a column: 2 %."""
 _TICKS = (-0.9, -0.75, -0.5, -0.25, -0.1, -0.05, -0.02, -0.01, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 9, 99)
@@ -83,7 +82,7 @@ def _figure(suite: Suite) -> Figure:
     baseline = suite.rows[suite.baseline].name
     places = [place for place in range(len(suite.rows)) if place != suite.baseline][: MOST_RUNS - 1]
     rows = [_Against.of(suite, place) for place in places]
-    left = 14 + CHARACTER * max(len(_cut(row.name)) for row in suite.rows)
+    left = 14 + CHARACTER * max(len(cut(row.name)) for row in suite.rows)
     columns = _columns(rows, left)
     bottom = TOP + ROW * (len(places) + 1) + 4
     parts = [_head(column, bottom) for column in columns]
@@ -92,7 +91,7 @@ def _figure(suite: Suite) -> Figure:
         y, name = TOP + ROW * number, row.row.name
         texts = "; ".join(f"{HEADLINE[column.metric].title} {_told(row, column.metric)}" for column in columns)
         cells = [_cell(row, column, y + ROW / 2) for column in columns]
-        content = [rect(0, y, WIDTH, ROW, "hit"), text(left - 10, y + 14, _cut(name), "label", "end"), *cells]
+        content = [rect(0, y, WIDTH, ROW, "hit"), text(left - 10, y + 14, cut(name), "label", "end"), *cells]
         parts.append(marked(row.row.number, f"{name} against {baseline}: {texts}", *content))
     title = f"{suite.title}: differences to {baseline}"
     rest = len(suite.rows) - 1 - len(places)
@@ -146,7 +145,7 @@ def _baseline(suite: Suite, columns: list[_Column]) -> Markup:
     row = suite.rows[suite.baseline]
     parts = [
         rect(0, TOP, WIDTH, ROW, "hit"),
-        text(columns[0].left - 10, TOP + 14, _cut(row.name), "label strong", "end"),
+        text(columns[0].left - 10, TOP + 14, cut(row.name), "label strong", "end"),
     ]
     texts = []
     for column in columns:
@@ -200,7 +199,3 @@ def _told(row: _Against, metric: str) -> str:
 def _percent(ratio: float) -> str:
     """Return a ratio as a difference, '+1.5%', and from 2 on as a multiple, '×3.9'."""
     return f"×{ratio:.3g}" if ratio >= 2 else f"{ratio - 1:+.1%}"
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"

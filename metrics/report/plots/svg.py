@@ -16,6 +16,8 @@ COLOURS = 7
 SHAPES = 4
 CHARACTER = 6.1
 """Mean width of a label's character, in the plots' units."""
+LONGEST_NAME = 24
+"""Most characters of a name that fit beside a row."""
 MOST_RUNS = 48
 """Most runs in plots that have a row or a figure for each run; the table has all of them."""
 
@@ -233,6 +235,11 @@ def axis_y(scale: Scale, left: float, right: float, label: str) -> Markup:
         y = scale(tick)
         parts += [line(left, y, right, y, "grid"), text(left - 6, y + 3.5, short(tick), "tick", "end")]
     return Markup("").join([*parts, text(4, min(scale.begin, scale.end) - 8, label, "axis")])
+
+
+def cut(name: str) -> str:
+    """Return a name that fits beside a row."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
 Box = tuple[float, float, float, float]

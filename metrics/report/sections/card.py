@@ -14,21 +14,19 @@ from pathlib import Path, PurePath
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import plain_text, read_whole
-from efficientbench.metrics.analysis.generation.generation_sides import GENERATION_CONDITIONS
+from efficientbench.metrics.analysis.generation import GENERATION_CONDITIONS, combination_of, measured_rows
 from efficientbench.metrics.analysis.paired import CORE
 from efficientbench.metrics.formulas.student import half_interval_95
 from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.records.generation.generation import GenerationRecord, GenerationRow, generation_of
-from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, current_files, read_record
-from efficientbench.metrics.report.sections.environments import environments
+from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, read_record
+from efficientbench.metrics.records.stored import current_files
+from efficientbench.metrics.report.sections.environments import listed_environments
 from efficientbench.metrics.report.sections.generation import shown_cell, titled
-from efficientbench.metrics.report.table import ABSENT, Table, escape, markdown_table
+from efficientbench.metrics.report.table import ABSENT, Table, bullets, markdown_table
 
 SHOWN = ("ttft_s_p50", "decode_tokens_per_s", "decode_energy_j_per_token")
 """Figures of generation that the card shows."""
-
-Combination = tuple[int, int, int]
-"""Prompt tokens, batch size, new tokens."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,11 @@ class Served:
         Args:
             generations: run → its record of generation; None if there is none.
         """
-        measured = {run: _by_combination(each) for run, each in generations.items() if each is not None}
+        measured = {
+            run: {combination_of(row): row for row in measured_rows([each])}
+            for run, each in generations.items()
+            if each is not None
+        }
         if not measured:
             return cls(notes=("No generation was measured: efficientbench generate RUN --measure does so.",))
         header = tuple(titled(name)[0] for name in SHOWN)
@@ -82,11 +84,6 @@ class Served:
         """Return a run's cells below `header`."""
         row = self.rows.get(run)
         return [ABSENT] * len(self.header) if row is None else [shown_cell(name, row) for name in SHOWN]
-
-
-def _by_combination(generation: GenerationRecord) -> dict[Combination, GenerationRow]:
-    """Return the rows by combination, without failed ones."""
-    return {(row.prompt_tokens, row.batch, row.max_new_tokens): row for row in generation.rows if row.failure is None}
 
 
 CARD_NAME = "report_card.md"
@@ -220,7 +217,7 @@ def card_table(pipelines: Sequence[Pipeline], evaluations: Table, price_per_hour
         spent = _costs([stage.record for stage in pipeline], price_per_hour)
         rows.append((title, ALL, *[""] * (3 + len(scores.tasks) + len(served.header)), *spent))
     notes = (*_notes(pipelines, scores, price_per_hour), *served.notes)
-    return Table(header, rows, (0, 1, 2), "Report card", notes)
+    return Table(header, rows, (0, 1, 2), notes=notes)
 
 
 def _learned(record: RunRecord) -> tuple[str, str, str]:
@@ -314,10 +311,7 @@ def _stage_notes(stage: Stage, scores: _Scores) -> list[str]:
 
 def card_markdown(table: Table, pipelines: Sequence[Pipeline]) -> str:
     """Return the text of report_card.md: the table, and the environments of its runs."""
-    parts = ["# Report card", markdown_table(table), "\n".join(f"- {escape(note)}" for note in table.notes)]
     records = {stage.run: stage.record for pipeline in pipelines for stage in pipeline}
-    parts.append("## Environment")
-    for runs, facts in environments(list(records.values())):
-        listed = "\n".join(f"- {escape(key)}: {escape(value)}" for key, value in facts.items())
-        parts += [f"**{escape(', '.join(runs))}**", listed]
+    where = listed_environments(list(records.values()))
+    parts = ["# Report card", markdown_table(table), bullets(table.notes), "## Environment", *where]
     return "\n\n".join(parts) + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from efficientbench.metrics.records.generation.generation import GenerationRecord
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import (
     disturbed,
@@ -20,7 +21,9 @@ from efficientbench.metrics.report.headline import (
     speed_only,
     unique_names,
 )
+from efficientbench.metrics.report.sections.evaluations import Evaluated
 from efficientbench.metrics.report.slow_ranks import slowed, straggling
+from efficientbench.metrics.report.table import shortened
 
 Sentences = Callable[[Sequence[RunRecord]], list[str]]
 
@@ -67,8 +70,13 @@ _OF_SETS: dict[str, Sentences] = {
 }
 
 
-def cautions(records: Sequence[RunRecord]) -> list[Caution]:
-    """Return the cautions that concern any of these runs."""
+UNCHECKED = "Without a checksum of their own"
+WHY = "Damage in these files would not be found: an earlier version wrote them, or another tool."
+_MOST_NAMED = 8
+
+
+def cautions(records: Sequence[RunRecord], unchecked: Sequence[str] = ()) -> list[Caution]:
+    """Return the cautions that concern any of these runs, and the files of `without_checksum`."""
     names = unique_names(records)
     found = []
     for title, sentences_of in _OF_RUNS.items():
@@ -79,4 +87,18 @@ def cautions(records: Sequence[RunRecord]) -> list[Caution]:
         sentences = sentences_of(records)
         if sentences:
             found.append(Caution(title, (), tuple(sentences)))
-    return found
+    return [*found, *([Caution(UNCHECKED, tuple(unchecked), (WHY,))] if unchecked else [])]
+
+
+def without_checksum(
+    records: Sequence[RunRecord], generations: Sequence[GenerationRecord], evaluated: Sequence[Evaluated]
+) -> list[str]:
+    """Return a name for each file without a checksum: the run's, followed by the content unless it is training."""
+    names = [record.run for record in records if record.sha256 is None]
+    names += [f"{record.run} (generation)" for record in generations if record.sha256 is None]
+    return names + [f"{each.run} ({each.task})" for each in evaluated if not each.checked]
+
+
+def checksum_note(names: Sequence[str]) -> str:
+    """Return one line that names the first of these files, and says what a missing checksum means."""
+    return f"{UNCHECKED}: {shortened(names, _MOST_NAMED)}. {WHY}"

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import plain_text
 from efficientbench.metrics.records.evaluation import read_evaluation
-from efficientbench.metrics.records.record import current_files
+from efficientbench.metrics.records.stored import current_files, read_each
 
 HIDDEN = ("passkey", "needle")
 BY_POSITION = "position_loss"
@@ -68,23 +68,21 @@ class Context:
 
 def load_contexts(folder: Path) -> tuple[list[Context], list[str]]:
     """Return the results below a folder by task and run, and a message for each file that cannot be read."""
-    found, damaged = [], []
+    found: list[Context] = []
+    damaged: list[str] = []
     for task in (*HIDDEN, BY_POSITION):
-        for path in current_files(folder, f"{task}.json"):
-            if path.parent.name != "evaluation":
-                continue
-            run = plain_text(str(path.parent.parent.relative_to(folder)))
-            try:
-                summary = _Summary.model_validate(read_evaluation(path))
-            except ValidationError as error:
-                damaged.append(plain_text(f"{path}: cannot be read ({error.errors()[0]['msg']})"))
-                continue
-            except MetricsError as error:
-                damaged.append(plain_text(str(error)))
-                continue
-            parts = summary.parts
-            name = folder.name if run == "." else run
-            found.append(
-                Context(name, task, summary.step, parts.trained_tokens, tuple(parts.grid), tuple(parts.ranges))
-            )
+        paths = [path for path in current_files(folder, f"{task}.json") if path.parent.name == "evaluation"]
+        contexts, unread = read_each(paths, lambda path: _read(path, folder))
+        found += contexts
+        damaged += unread
     return found, damaged
+
+
+def _read(path: Path, folder: Path) -> Context:
+    try:
+        summary = _Summary.model_validate(read_evaluation(path))
+    except ValidationError as error:
+        raise MetricsError(f"{path}: cannot be read ({error.errors()[0]['msg']})") from None
+    run, parts = path.parent.parent, summary.parts
+    name = folder.name if run == folder else plain_text(str(run.relative_to(folder)))
+    return Context(name, path.stem, summary.step, parts.trained_tokens, tuple(parts.grid), tuple(parts.ranges))

@@ -1,4 +1,4 @@
-"""The devices, machines and software of the runs, once for all runs that share them."""
+"""The devices, machines and software of the runs, once for all runs that share them; the settings of each run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from efficientbench.metrics.analysis.conditions import CONDITIONS
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.headline import name
+from efficientbench.metrics.report.headline import name, unique_names
+from efficientbench.metrics.report.table import Table, bullets, escape, number
 
 
 def environments(records: Sequence[RunRecord]) -> list[tuple[list[str], dict[str, str]]]:
@@ -15,6 +16,15 @@ def environments(records: Sequence[RunRecord]) -> list[tuple[list[str], dict[str
     for record in records:
         runs_by_facts.setdefault(tuple(_facts(record).items()), {})[name(record)] = None
     return [(list(runs), dict(facts)) for facts, runs in runs_by_facts.items()]
+
+
+def listed_environments(records: Sequence[RunRecord]) -> list[str]:
+    """Return the environments as paragraphs of Markdown: the runs' names, then the facts."""
+    return [
+        part
+        for runs, facts in environments(records)
+        for part in (f"**{escape(', '.join(runs))}**", bullets(f"{key}: {value}" for key, value in facts.items()))
+    ]
 
 
 def _facts(record: RunRecord) -> dict[str, str]:
@@ -48,3 +58,30 @@ def _conditions(record: RunRecord) -> dict[str, str]:
         "PCIe": [each.settings.pcie or "" for each in record.device_conditions],
     }
     return {name: "; ".join(dict.fromkeys(filter(None, texts))) for name, texts in kinds.items()}
+
+
+def settings_table(records: Sequence[RunRecord]) -> Table:
+    """Return a row for each run: its model, budget and layout."""
+    header = (
+        *("run", "status", "parameters", "active", "dtype", "sequence", "micro batch", "global batch", "layout"),
+        *("steps", "tokens", "tokens/param", "unique tokens", "epochs", "keys/query", "seed", "duration"),
+    )
+    rows = []
+    for run, record in zip(unique_names(records), records, strict=True):
+        sizes = {axis: getattr(record, axis) for axis in ("tp", "pp", "dp", "cp", "ep")}
+        layout = " ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1)
+        keys = number(record.keys_read_per_query, ",.0f")
+        if record.dense_keys_per_query is not None:
+            keys += f" of {record.dense_keys_per_query:,.0f}"
+        rows.append(
+            (
+                *(run, record.status, number(record.parameters, ","), number(record.parameters_active, ",")),
+                record.dtype,
+                *(f"{record.seq_len:,}", f"{record.micro_batch_size:,}", f"{record.global_batch_size:,}"),
+                *(layout or "1 rank", f"{record.steps_measured:,}", f"{record.tokens:,}"),
+                number(record.tokens_per_parameter, ".3g"),
+                *(number(record.unique_tokens, ","), number(record.epochs, ".3g"), keys, str(record.seed)),
+                f"{record.duration_s:,.0f} s",
+            )
+        )
+    return Table(header, rows, (0, 1, 4, 8))

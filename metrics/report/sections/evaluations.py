@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from rich.console import Console
@@ -15,10 +13,9 @@ from efficientbench.basics.checksum import KEY as CHECKSUM
 from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import plain_text
 from efficientbench.metrics.analysis.paired import CORE, FOLDER, Evaluations, Paired
-from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.evaluation import read_evaluation
-from efficientbench.metrics.records.record import SKIPPED_FOLDERS
-from efficientbench.metrics.report.columns import csv_cell
+from efficientbench.metrics.records.stored import current_files, read_each
+from efficientbench.metrics.report.columns import csv_text
 from efficientbench.metrics.report.table import ABSENT, Table, number, print_table
 
 CSV_NAME = "evaluations.csv"
@@ -55,32 +52,22 @@ class Evaluated:
 
 def load_evaluations(folder: Path) -> tuple[list[Evaluated], list[str]]:
     """Return all evaluations below a folder, and a message for each file that cannot be read as one."""
-    found, damaged = [], []
-    for path in sorted(folder.rglob(f"{FOLDER}/*.json")):
-        run = path.parent.parent.relative_to(folder)
-        if set(SKIPPED_FOLDERS) & set(run.parts):
-            continue
-        try:
-            content = read_evaluation(path)
-            step, items = int(content["step"]), int(content["items"])
-            figures = {str(name): None if value is None else float(value) for name, value in content["figures"].items()}
-            reasons = {str(name): str(reason) for name, reason in content["unavailable"].items()}
-        except MetricsError as error:
-            damaged.append(plain_text(str(error)))
-            continue
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            problem = f"it is no summary of an evaluation, {type(error).__name__}: {error}"
-            damaged.append(plain_text(f"{path}: cannot be read ({problem})"))
-            continue
-        place, task = plain_text(str(run)), plain_text(path.stem)
-        of_task = [
-            TaskFigure(
-                place, task, name, value, reasons.get(name, "no reason is given") if value is None else "", items, step
-            )
-            for name, value in figures.items()
-        ]
-        found.append(Evaluated(place, task, tuple(of_task), content.get(CHECKSUM) is not None))
-    return found, damaged
+    return read_each(current_files(folder, f"{FOLDER}/*.json"), lambda path: _read(path, folder))
+
+
+def _read(path: Path, folder: Path) -> Evaluated:
+    content = read_evaluation(path)
+    try:
+        step, items = int(content["step"]), int(content["items"])
+        figures = {str(name): None if value is None else float(value) for name, value in content["figures"].items()}
+        reasons = {str(name): str(reason) for name, reason in content["unavailable"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        problem = f"it is no summary of an evaluation, {type(error).__name__}: {error}"
+        raise MetricsError(f"{path}: cannot be read ({problem})") from None
+    run, task = plain_text(str(path.parent.parent.relative_to(folder))), plain_text(path.stem)
+    why = {name: reasons.get(name, "no reason is given") if value is None else "" for name, value in figures.items()}
+    of_task = [TaskFigure(run, task, name, value, why[name], items, step) for name, value in figures.items()]
+    return Evaluated(run, task, tuple(of_task), content.get(CHECKSUM) is not None)
 
 
 def evaluations_table(evaluated: Sequence[Evaluated]) -> Table:
@@ -93,20 +80,13 @@ def evaluations_table(evaluated: Sequence[Evaluated]) -> Table:
         for each in shown
     ]
     notes = dict.fromkeys(f"{ABSENT} {each.name}: {each.reason}" for each in shown if each.value is None)
-    return Table(("run", "task", "figure", "value", "items", "step"), rows, (0, 1, 2), "Evaluations", tuple(notes))
+    return Table(("run", "task", "figure", "value", "items", "step"), rows, (0, 1, 2), notes=tuple(notes))
 
 
-def write_evaluations_csv(evaluated: Sequence[Evaluated], path: Path) -> None:
-    """Write every figure of these evaluations, at full precision.
-
-    Raises MetricsError if the file cannot be written.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(field.name for field in fields(TaskFigure))
-    for task in evaluated:
-        writer.writerows([csv_cell(value) for value in astuple(each)] for each in task.figures)
-    write_whole(path, text.getvalue())
+def evaluations_csv(evaluated: Sequence[Evaluated]) -> str:
+    """Return every figure of these evaluations, at full precision."""
+    figures = (vars(each) for task in evaluated for each in task.figures)
+    return csv_text([field.name for field in fields(TaskFigure)], figures)
 
 
 def print_evaluations(found: Evaluations, console: Console) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import parse_json, plain_text, plain_texts, read_whole
-from efficientbench.metrics.records.record import current_files
+from efficientbench.metrics.records.stored import current_files, read_each
 from efficientbench.metrics.report.table import ABSENT, Table, print_table
 
 FAILURE_NAME = "failure.json"
+TITLE = "Runs that did not come to their end"
 _MOST_REASON = 600
 """Most characters of a reason in a table; the file has the full reason."""
 
@@ -42,34 +44,31 @@ def load_failures(folder: Path) -> tuple[list[FailedRun], list[str]]:
 
     Replaced attempts and traced runs are skipped.
     """
-    failures, damaged = [], []
-    for path in current_files(folder, FAILURE_NAME):
-        try:
-            content = plain_texts(parse_json(read_whole(path)))
-            step, rank = content.get("step"), content.get("rank")
-            reason = f"rank {rank}: {content['reason']}" if rank is not None else str(content["reason"])
-            kind = str(content["kind"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problem = (
-                error.strerror if isinstance(error, OSError) else f"it is no failure, {type(error).__name__}: {error}"
-            )
-            damaged.append(plain_text(f"{path}: cannot be read ({problem})"))
-            continue
-        run = plain_text(str(path.parent.relative_to(folder)))
-        failures.append(FailedRun(run, kind, step if type(step) is int else None, reason))
-    return failures, damaged
+    return read_each(current_files(folder, FAILURE_NAME), lambda path: _read(path, folder))
+
+
+def _read(path: Path, folder: Path) -> FailedRun:
+    try:
+        content = plain_texts(parse_json(read_whole(path)))
+        step, rank = content.get("step"), content.get("rank")
+        reason = f"rank {rank}: {content['reason']}" if rank is not None else str(content["reason"])
+        kind = str(content["kind"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        no_failure = f"it is no failure, {type(error).__name__}: {error}"
+        problem = error.strerror if isinstance(error, OSError) else no_failure
+        raise MetricsError(f"{path}: cannot be read ({problem})") from None
+    run = plain_text(str(path.parent.relative_to(folder)))
+    return FailedRun(run, kind, step if type(step) is int else None, reason)
 
 
 def failures_table(failures: Sequence[FailedRun]) -> Table:
     """Return a row for each failure."""
-    title = "Runs that did not come to their end"
-    return Table(("run", "kind", "step", "reason"), [failure.row for failure in failures], (0, 1, 3), title)
+    return Table(("run", "kind", "step", "reason"), [failure.row for failure in failures], (0, 1, 3))
 
 
 def print_failures(failures: Sequence[FailedRun], console: Console) -> None:
     """Print a row for each failure; nothing where none failed."""
     if failures:
-        table = failures_table(failures)
-        console.print(Text(table.title, style="italic"))
-        print_table(table, console)
+        console.print(Text(TITLE, style="italic"))
+        print_table(failures_table(failures), console)
         console.print()

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from efficientbench.basics.errors import MetricsError
-from efficientbench.metrics.analysis.generation.generation_ratios import Compared, compare_generation
-from efficientbench.metrics.analysis.generation.generation_sides import Generating
-from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.formulas.ratio import MIN_REPEATS, SIGNIFICANCE, Ratio
+from efficientbench.metrics.analysis.generation import Compared, Generating, compare_generation
+from efficientbench.metrics.formulas.ratio import MIN_REPEATS, SIGNIFICANCE
 from efficientbench.metrics.records.figure import Figure, percent
 from efficientbench.metrics.records.generation.generation import GENERATION_FIGURES, GenerationRecord, GenerationRow
 from efficientbench.metrics.records.record import FIGURES, RunRecord
-from efficientbench.metrics.report.columns import UNAVAILABLE, csv_cell
-from efficientbench.metrics.report.table import ABSENT, Table, number, print_table, print_wide_table
-
-HEADER = ("figure", "A", "B", "B/A", "95 %", "verdict")
+from efficientbench.metrics.report.columns import UNAVAILABLE, csv_text, joined
+from efficientbench.metrics.report.comparison import comparison_table
+from efficientbench.metrics.report.headline import told_apart
+from efficientbench.metrics.report.table import ABSENT, Table, each_reason, number, print_table, print_wide_table
 
 
 def print_generation_ratios(sides: Sequence[Generating], despite: Collection[str], console: Console) -> None:
@@ -38,34 +32,25 @@ def print_generation_ratios(sides: Sequence[Generating], despite: Collection[str
     for each in compared:
         prompt, batch, new = each.combination
         console.print(Text(f"Generation, prompts of {prompt:,} tokens, batch {batch:,}, {new:,} new tokens:"))
-        print_table(Table(HEADER, _lines(each), text_columns=(0, 5)), console, gap=1)
+        table = comparison_table(each.ratios, titled)
+        print_table(replace(table, rows=[*table.rows, *_cache(each)]), console, gap=1)
         console.print()
     for note in _notes(compared):
         console.print(Text(note))
     engines = dict.fromkeys(record.engine for _, made in sides for record in made)
     console.print(Text(f"Engine: {' against '.join(engines)}. No figures of vLLM's, SGLang's or another server's."))
-    reasons: dict[str, dict[str, None]] = {}
-    for each in compared:
-        for name, reason in each.missing.items():
-            reasons.setdefault(reason, {})[titled(name)[0]] = None
-    for reason, titles in reasons.items():
-        console.print(Text(f"{ABSENT} {', '.join(titles)}: {reason}"), style="dim")
+    absent = [(titled(name)[0], reason) for each in compared for name, reason in each.missing.items()]
+    for line in each_reason(absent):
+        console.print(Text(line), style="dim")
 
 
-def _lines(compared: Compared) -> list[tuple[str, ...]]:
-    lines = [_cells(ratio) for ratio in compared.ratios]
+def _cache(compared: Compared) -> list[tuple[str, ...]]:
+    """Return the row of both caches' sizes; nothing where one is not known."""
     one, other = compared.cache_bytes
-    if one and other:
-        title, unit = titled("cache_bytes")
-        lines.append((title, f"{one / unit:.4g}", f"{other / unit:.4g}", f"{other / one:.3f}", "", "counted"))
-    return lines
-
-
-def _cells(ratio: Ratio) -> tuple[str, ...]:
-    title, unit = titled(ratio.metric)
-    interval = ABSENT if ratio.low is None or ratio.high is None else f"{ratio.low:.3f}–{ratio.high:.3f}"
-    figures = (f"{ratio.first / unit:.4g}", f"{ratio.second / unit:.4g}", f"{ratio.ratio:.3f}", interval)
-    return (title, *figures, ratio.verdict)
+    if not one or not other:
+        return []
+    title, unit = titled("cache_bytes")
+    return [(title, f"{one / unit:.4g}", f"{other / unit:.4g}", f"{other / one:.3f}", "", "counted")]
 
 
 def _notes(compared: Sequence[Compared]) -> list[str]:
@@ -126,21 +111,13 @@ def beside(generations: Sequence[GenerationRecord], records: Sequence[RunRecord]
 
     The training has the same run name and model. Of several, the one with the same seed is taken, else the first.
     """
-    plain = Counter(_name(each) for each in generations)
-    taken: Counter[str] = Counter()
+    names = told_apart([(f"{each.run}{' (smoke)' if each.smoke else ''}", each.seed) for each in generations])
     found = []
-    for each in generations:
+    for each, name in zip(generations, names, strict=True):
         same = [place for place, record in enumerate(records) if _same_run(each, record)]
         of_seed = [place for place in same if records[place].seed == each.seed]
-        name = _name(each) if plain[_name(each)] == 1 else f"{_name(each)} seed {each.seed}"
-        taken[name] += 1
-        own = name if taken[name] == 1 else f"{name} #{taken[name]}"
-        found.append(Generated(each, own, next(iter(of_seed or same), None)))
+        found.append(Generated(each, name, next(iter(of_seed or same), None)))
     return found
-
-
-def _name(generation: GenerationRecord) -> str:
-    return f"{generation.run}{' (smoke)' if generation.smoke else ''}"
 
 
 def _same_run(generation: GenerationRecord, record: RunRecord) -> bool:
@@ -165,7 +142,7 @@ def generation_table(generated: Sequence[Generated], records: Sequence[RunRecord
                 number(trained.energy_j_per_token if trained else None, ".3g"),
             )
             rows.append((each.name, *sizes, *figures, *(of_training if beside_training else ())))
-    return Table(header, rows, title=TITLE, notes=generation_notes(generated))
+    return Table(header, rows, notes=generation_notes(generated))
 
 
 def shown_cell(name: str, row: GenerationRow) -> str:
@@ -201,17 +178,15 @@ def generation_notes(generated: Sequence[Generated]) -> tuple[str, ...]:
     stopped = [each.name for each in generated if each.record.status == "stopped"]
     notes += [f"Stopped before the last combination: {', '.join(stopped)}."] if stopped else []
     notes += _doubts(generated)
-    reasons: dict[str, dict[str, None]] = {}
+    absent: list[tuple[str, str]] = []
     for each in generated:
         for row in each.record.rows:
             place = f"{each.name}, prompt {row.prompt_tokens:,}, batch {row.batch:,}"
             if row.failure is not None:
                 notes.append(f"{place}: not measured: {row.failure}")
                 continue
-            for name in _SHOWN:
-                if row.value(name) is None:
-                    reasons.setdefault(row.why(name) or NO_TRAINING, {})[_SHOWN[name][0]] = None
-    notes += [f"{ABSENT} {', '.join(titles)}: {reason}" for reason, titles in reasons.items()]
+            absent += [(titled(name)[0], row.why(name) or NO_TRAINING) for name in _SHOWN if row.value(name) is None]
+    notes += each_reason(absent)
     alone = [each.name for each in generated if each.trained is None]
     notes += [f"{ABSENT} training ({', '.join(alone)}): {NO_TRAINING}"] if alone else []
     return tuple(dict.fromkeys(notes))
@@ -252,30 +227,20 @@ def print_generation(generated: Sequence[Generated], records: Sequence[RunRecord
     if not generated:
         return
     table = generation_table(generated, records)
-    console.print(Text(table.title, style="italic"))
+    console.print(Text(TITLE, style="italic"))
     print_wide_table(table, console)
     for note in table.notes:
         console.print(Text(note), style="dim")
     console.print()
 
 
-def write_generation_csv(generated: Sequence[Generated], records: Sequence[RunRecord], path: Path) -> None:
-    """Write one row for each combination, at full precision. Raises MetricsError if the file cannot be written."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for each in generated:
-        for row in each.record.rows:
-            values, reasons = _values(each, row, records)
-            cells = {name: csv_cell(value) for name, value in values.items()}
-            cells["failure"] = csv_cell(row.failure or "")
-            cells[UNAVAILABLE] = csv_cell(" | ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items())))
-            writer.writerow(cells)
-    write_whole(path, text.getvalue())
+def generation_csv(generated: Sequence[Generated], records: Sequence[RunRecord]) -> str:
+    """Return one row for each combination, at full precision."""
+    return csv_text(COLUMNS, (_values(each, row, records) for each in generated for row in each.record.rows))
 
 
-def _values(each: Generated, row: GenerationRow, records: Sequence[RunRecord]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the figures of a row by column, and the reason for each that is None."""
+def _values(each: Generated, row: GenerationRow, records: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return the cells of a row by column."""
     of_record = {name: getattr(each.record, name) for name in GENERATION_FIGURES if hasattr(each.record, name)}
     values = of_record | {name: row.value(name) for name in GENERATION_FIGURES if name not in of_record}
     reasons = {name: row.why(name) or ABSENT for name in values if name not in of_record and values[name] is None}
@@ -285,4 +250,4 @@ def _values(each: Generated, row: GenerationRow, records: Sequence[RunRecord]) -
         values[column] = trained and getattr(trained, name)
         if values[column] is None:
             reasons[column] = NO_TRAINING if trained is None else trained.unavailable.get(name, ABSENT)
-    return values, reasons
+    return values | {"failure": row.failure or "", UNAVAILABLE: joined(reasons)}

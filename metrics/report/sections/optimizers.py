@@ -10,7 +10,6 @@ from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import HEADLINE, unique_names
 from efficientbench.metrics.report.table import ABSENT, Table
 
-TITLE = "Optimizers beside each other"
 BASELINE = "adamw"
 """The optimizer that others are compared with, where it is among them."""
 _RATES = tuple(f"{name}learning_rate" for name in ("", "min_", "matrix_", "embedding_", "head_"))
@@ -29,18 +28,16 @@ _NOTE = (
 Named = tuple[str, RunRecord]
 
 
-def optimizers_table(records: Sequence[RunRecord]) -> Table | None:
-    """Return a row for each optimizer of a model that several optimizers trained alike; None without such a model."""
+def optimizers_table(records: Sequence[RunRecord]) -> Table:
+    """Return a row for each optimizer of a model that several optimizers trained alike."""
     sets: dict[str, dict[str, list[Named]]] = {}
     for name, record in zip(unique_names(records), records, strict=True):
         if record.status == "completed" and not record.finetuning:
             by_optimizer = sets.setdefault(_alike(record), {})
             by_optimizer.setdefault(CONDITIONS["optimizer"](record), []).append((name, record))
     rows = [row for by_optimizer in sets.values() if len(by_optimizer) > 1 for row in _rows(by_optimizer)]
-    if not rows:
-        return None
     titles = (HEADLINE[figure].title for figure in ("validation_loss", *_RATIOS))
-    return Table(("run", "optimizer", "learning rate", *titles), rows, (0, 1, 2), TITLE, (_NOTE,))
+    return Table(("run", "optimizer", "learning rate", *titles), rows, (0, 1, 2), notes=(_NOTE,))
 
 
 def _alike(record: RunRecord) -> str:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import plain_text, read_whole
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.formulas.device_use import RankUse
 from efficientbench.metrics.records.record import FIGURES, RunRecord
+from efficientbench.metrics.records.stored import read_each
 from efficientbench.metrics.report.headline import unique_names
 from efficientbench.metrics.report.table import Table, number
 
@@ -28,17 +30,15 @@ PARTS = {
 """Figure of a part of the wall time → the part's column."""
 
 
-def wall_time_table(records: Sequence[RunRecord]) -> Table | None:
-    """Return the wall time of each run that has it, and the shares of its parts; None where no run has it."""
+def wall_time_table(records: Sequence[RunRecord]) -> Table:
+    """Return the wall time of each run that has it, and the shares of its parts."""
     rows = [
         (name, f"{record.wall_s:,.0f}", *(f"{getattr(record, part) / record.wall_s:.1%}" for part in PARTS))
         for name, record in zip(unique_names(records), records, strict=True)
         if record.wall_s and None not in [getattr(record, part) for part in PARTS]
     ]
-    if not rows:
-        return None
     notes = tuple(f"{title}: {FIGURES[part].description}." for part, title in PARTS.items())
-    return Table(("run", "wall time, s", *PARTS.values()), rows, title="Where the wall time went", notes=notes)
+    return Table(("run", "wall time, s", *PARTS.values()), rows, notes=notes)
 
 
 NAME = "step_shares.json"
@@ -75,20 +75,20 @@ def write_step_shares(shares: StepShares, folder: Path) -> None:
 
 def load_step_shares(folder: Path) -> tuple[list[Profiled], list[str]]:
     """Return the shares of the traced runs below a folder, and a message for each file that cannot be read."""
-    found, damaged = [], []
-    for path in sorted(folder.rglob(f"{FOLDER}/{NAME}")):
-        if "previous" in path.relative_to(folder).parts:
-            continue
-        run = path.parent.parent
-        try:
-            shares = StepShares.model_validate_json(read_whole(path))
-        except (OSError, ValidationError) as error:
-            problem = error.strerror if isinstance(error, OSError) else error.errors()[0]["msg"]
-            damaged.append(plain_text(f"{path}: cannot be read ({problem})"))
-            continue
-        name = folder.name if run == folder else str(run.relative_to(folder))
-        found.append(Profiled(plain_text(name), shares))
-    return found, damaged
+    paths = [
+        each for each in sorted(folder.rglob(f"{FOLDER}/{NAME}")) if "previous" not in each.relative_to(folder).parts
+    ]
+    return read_each(paths, lambda path: _read(path, folder))
+
+
+def _read(path: Path, folder: Path) -> Profiled:
+    try:
+        shares = StepShares.model_validate_json(read_whole(path))
+    except (OSError, ValidationError) as error:
+        problem = error.strerror if isinstance(error, OSError) else error.errors()[0]["msg"]
+        raise MetricsError(f"{path}: cannot be read ({problem})") from None
+    run = path.parent.parent
+    return Profiled(plain_text(folder.name if run == folder else str(run.relative_to(folder))), shares)
 
 
 MOST_RANKS = 8
@@ -101,17 +101,15 @@ NOTES = (
 )
 
 
-def rank_table(records: Sequence[RunRecord]) -> Table | None:
-    """Return the ranks of each run of several ranks, the one that worked longest first; None where no run has them."""
+def rank_table(records: Sequence[RunRecord]) -> Table:
+    """Return the ranks of each run of several ranks, the one that worked longest first."""
     rows = [
         (name, *cells)
         for name, record in zip(unique_names(records), records, strict=True)
         for cells in _ranks(record)[:MOST_RANKS]
     ]
-    if not rows:
-        return None
     header = ("run", "rank", "step, s", "waits, s", "own work, s", "memory, GB", "peak, GB", "busy", "energy, J")
-    return Table(header, rows, title="Ranks", notes=NOTES)
+    return Table(header, rows, notes=NOTES)
 
 
 def _ranks(record: RunRecord) -> list[tuple[str, ...]]:

@@ -10,7 +10,6 @@ from efficientbench.metrics.records.record_parts import PhaseCost, Reinforcement
 from efficientbench.metrics.report.headline import unique_names
 from efficientbench.metrics.report.table import ABSENT, Table, number
 
-TITLE = "Rewards, and what sampling answers took"
 _PHASE = ("s", "tokens", "tokens/s", "J", "J/token")
 HEADER = (
     *("run", "questions", "without signal", "first reward", "last reward"),
@@ -25,18 +24,16 @@ NOTES = (
 )
 
 
-def rollouts_table(records: Sequence[RunRecord]) -> Table | None:
-    """Return a row for each run that learned from rewards; None where no run did."""
+def rollouts_table(records: Sequence[RunRecord]) -> Table:
+    """Return a row for each run that learned from rewards."""
     found = [
         (name, record, record.reinforcement)
         for name, record in zip(unique_names(records), records, strict=True)
         if record.reinforcement is not None
     ]
-    if not found:
-        return None
     rows = [(name, *_learned(learned), *_phases(learned)) for name, _, learned in found]
     reasons = dict.fromkeys(reason for _, record, learned in found for reason in _reasons(record, learned))
-    return Table(HEADER, rows, title=TITLE, notes=(*NOTES, *reasons))
+    return Table(HEADER, rows, notes=(*NOTES, *reasons))
 
 
 def _learned(learned: Reinforcement) -> tuple[str, ...]:

@@ -78,6 +78,8 @@ VARIANT = AttentionVariant(
         cached=lambda model: 0,
     ),
     places=frozenset({"nothing", "embedding", "queries and keys"}),
+    tiny=("model.attention.window=8",),
+    further={"two tokens": ("model.attention.window=2",)},
     hidden_at=lambda model, seq_len: (
         f"its window of {_window(model)} tokens holds the whole sequence of {seq_len}"
         if _window(model) >= seq_len

@@ -10,7 +10,7 @@ import pytest
 import typer
 from support.command_line import efficientbench
 
-from efficientbench.basics.examples import add_examples
+from efficientbench.basics.program import add_examples
 from efficientbench.cli.app import app
 from efficientbench.cli.examples import EXAMPLES
 from efficientbench.cli.options import MODES, overrides_of

@@ -111,10 +111,10 @@ def test_tasks_and_rewards_are_listed_those_of_packages_by_their_metadata(
     for name, task in TASKS.items():
         assert re.search(rf"^{name} +task +{task.about}", printed, re.MULTILINE)
     assert re.search(r"^gsm8k +reward +that of the task gsm8k", printed, re.MULTILINE)
-    assert re.search(r"^my_spelling +task +hostile:Spelling", printed, re.MULTILINE)
-    assert re.search(r"^my_brevity +reward +hostile:brevity", printed, re.MULTILINE)
+    assert re.search(r"^my_spelling +hostile:Spelling +--tasks, rl.task", printed, re.MULTILINE)
+    assert re.search(r"^my_brevity +hostile:brevity +rl.reward", printed, re.MULTILINE)
     list_runs(["my_spell"])
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["name", "my_spelling"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["installed", "my_spelling"]
     assert "gsm8k, humaneval, messages, my_spelling, package.module:Class" in help_of(data_app, "chat")
     assert "needle, position_loss, my_spelling, package.module:Class" in help_of(app, "evaluate")
     check_names(["my_spelling"])

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from efficientbench.architecture.mla import MLAConfig
-from efficientbench.architecture.nsa import NSAConfig
 from efficientbench.architecture.positions import RopeConfig
+from efficientbench.architecture.registry import attention_of
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve, settable_keys
-from efficientbench.config.matrix import load_matrix
+from efficientbench.config.matrix import load_matrix, load_smoke
 from efficientbench.config.schema import DataConfig, RunConfig
 
 RUNS = [run.name for run in load_matrix().runs]
@@ -37,25 +37,18 @@ def test_layers_in_order() -> None:
     assert resolve("mqa_3B", True, ["training.seq_len=64", "training.seq_len=32"]).training.seq_len == 32
 
 
-def _assert_block_ratios(smoke: NSAConfig, full: NSAConfig) -> None:
-    def ratios(nsa: NSAConfig) -> tuple[float, ...]:
-        in_blocks = nsa.select_count * nsa.select_block
-        return nsa.compress_block / nsa.compress_stride, nsa.select_block / nsa.compress_block, in_blocks / nsa.window
-
-    assert ratios(smoke) == ratios(full) == (2, 2, 2)
-    assert smoke.query_groups == full.query_groups
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_smoke_keeps_the_ratios_that_define_the_model(name: str) -> None:
     full, smoke = resolve(name).model, resolve(name, smoke=True).model
     assert (smoke.heads, smoke.position) == (full.heads, full.position)
-    widths = MLAConfig.proportions(0, 0) if isinstance(smoke.attention, MLAConfig) else ()
-    scaled = {width: 8 * getattr(smoke.attention, width) for width in widths}
-    if isinstance(full.attention, NSAConfig):
-        _assert_block_ratios(smoke.attention, full.attention)
-    else:
-        assert full.attention == smoke.attention.model_copy(update=scaled)
+    attention, ratios = type(full.attention), attention_of(full).ratios
+    widths = {key: 8 * getattr(smoke.attention, key) for key in attention.proportions(0, 0)}
+    scaled = load_smoke().variants.get(load_matrix().run(name).variant, {}).get("model", {}).get("attention", {})
+    # A key that is smaller has its place in a ratio.
+    assert not scaled or ratios(full)
+    assert ratios(smoke) == ratios(full)
+    for key, value in full.attention.model_dump(exclude=set(scaled)).items():
+        assert widths.get(key, getattr(smoke.attention, key)) == value, key
     assert full.hidden_size == 8 * smoke.hidden_size
     assert full.ffn_hidden_size == 8 * smoke.ffn_hidden_size
     assert full.head_dim == 8 * smoke.head_dim
@@ -201,6 +194,10 @@ def test_a_section_without_a_kind_is_of_its_default_kind() -> None:
 def test_mistakes_of_a_variant(name: str, overrides: list[str], message: str) -> None:
     (problem,) = problems_of(*overrides, name=name)
     assert message in problem
+
+
+def test_the_ratios_of_nsa_are_the_papers() -> None:
+    assert attention_of(resolve("nsa_1.5B").model).ratios(resolve("nsa_1.5B").model) == (2, 2, 2)
 
 
 def test_a_kernel_serves_plain_attention() -> None:

@@ -15,14 +15,16 @@ from support.command_line import environment
 from support.metrics_parts import make_record
 from support.printed import on_one_line
 
-from efficientbench.architecture.registry import ATTENTION
+from efficientbench.architecture.registry import ATTENTION, load
 from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.launch_script import Machines, NamedRun
 from efficientbench.config.budget import plan_budget
+from efficientbench.config.combination_table import problems
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
+from efficientbench.doctor.variant.cases import BASE, LAYOUTS, SHAPES, tiny_models
 from efficientbench.doctor.variant.check import undeclared
 from efficientbench.export.hugging_face import export
 from efficientbench.metrics.analysis.repeats import load_group
@@ -181,6 +183,17 @@ def test_a_wrong_key_names_the_right_one() -> None:
 def test_an_entry_point_gives_it_a_name(package: Path) -> None:
     outside.install(package, "efficientbench.variants", "trial_window", "my_package.window:VARIANT")
     assert smoke("model.attention.kind=trial_window").model.attention.kind == "trial_window"
+
+
+def test_the_cases_of_its_check_are_those_that_it_declares() -> None:
+    kind = "my_package.window:VARIANT"
+    load("attention", kind)
+    models = tiny_models("attention", kind)
+    configs = {name: resolve(BASE, smoke=True, overrides=(*SHAPES, *words)) for name, words in models.items()}
+    windows = {name: config.model.attention.model_dump()["window"] for name, config in configs.items()}
+    assert windows == {kind: 8, f"{kind}, two tokens": 2}
+    refused = {name for name, keys in LAYOUTS.items() if problems(configs[kind], keys)}
+    assert refused == {"tensor parallel", "sequence parallel", "context parallel", "selective recomputation"}
 
 
 def test_a_matrix_of_its_own_adds_to_ours(tmp_path: Path) -> None:

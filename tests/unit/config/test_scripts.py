@@ -10,6 +10,7 @@ import pytest
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.scripts import check_scripts, write_scripts
+from efficientbench.finetuning.load import tuning_scripts
 
 
 def test_scripts_are_current() -> None:
@@ -46,16 +47,16 @@ def test_whatever_is_out_of_date_is_named_and_mended(tmp_path: Path) -> None:
 
 def test_arguments_reach_the_launcher_unchanged(tmp_path: Path) -> None:
     root = tmp_path / "a folder; with $(odd) 'name'"
-    write_scripts(root / "experiments")
+    write_scripts(root / "experiments", tuning_scripts())
     launcher = root / "launchers" / "run_named.sh"
     launcher.parent.mkdir()
     launcher.write_text('printf "%s\\n" "$@"\n')
     arguments = ["dlc", "--smoke", "data.path=a b $(c) `d` *", ""]
-    done = subprocess.run(
-        [root / "experiments" / "moe_variants" / "run_dense_3B.sh", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
-    assert done.stdout.split("\n")[:-1] == ["dense_3B", *arguments]
+    for script, words in (
+        ("moe_variants/run_dense_3B.sh", ["dense_3B"]),
+        ("finetuning/run_dora_7B.sh", ["finetune", "dora_7B"]),
+    ):
+        done = subprocess.run(
+            [root / "experiments" / script, *arguments], capture_output=True, text=True, check=True, cwd=tmp_path
+        )
+        assert done.stdout.split("\n")[:-1] == [*words, *arguments]

@@ -17,7 +17,7 @@ from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.tokenizing.documents import TEXT_KEY, PartReader, Reject
 from efficientbench.data_tools.tokenizing.inputs import cut_into_parts
 from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
-from efficientbench.data_tools.tokens.manifest import load_tokenize_record
+from efficientbench.data_tools.tokens.manifest import TokenizeRecord, load_record
 
 MB = 1_000_000
 LARGEST = MB - len(b'{"id": 1, "text": ""}')
@@ -69,7 +69,7 @@ def test_what_is_left_out_is_counted_and_named(tmp_path: Path, tokenizer: Path) 
         tokenize_files([source], prefix, tokenizer, max_document_mb=1)
     corpus = tokenize_files([source], prefix, tokenizer, max_document_mb=1, max_rejects=0.5)
     assert corpus.documents == 2
-    assert load_tokenize_record(corpus.manifest).rejected == {"too long": 1}
+    assert load_record(corpus.manifest, TokenizeRecord).rejected == {"too long": 1}
     (row,) = map(json.loads, (tmp_path / "tokens.rejects.jsonl").read_text().splitlines())
     assert (row["file"], row["line"], row["reason"]) == (str(source), 2, "too long")
     with pytest.raises(DataError, match="was begun with other --max-document-mb"):

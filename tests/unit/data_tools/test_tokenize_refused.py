@@ -15,7 +15,7 @@ from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.tokenizer.tokenizer import train_tokenizer
 from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
 from efficientbench.data_tools.tokens.indexed import bin_path
-from efficientbench.data_tools.tokens.manifest import load_tokenize_record, manifest_path
+from efficientbench.data_tools.tokens.manifest import TokenizeRecord, load_record, manifest_path
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -42,7 +42,7 @@ def test_what_is_unusable_is_listed_and_counted(tmp_path: Path, tokenizer: Path)
     expected = [(501 + index, reason) for index, (_, reason) in enumerate(BAD_LINES)] + [(len(lines), "bad JSON")]
     assert [(row["line"], row["reason"]) for row in rows] == expected
     assert {row["file"] for row in rows} == {str(source)}
-    record = load_tokenize_record(corpus.manifest)
+    record = load_record(corpus.manifest, TokenizeRecord)
     assert record.rejected == {"bad JSON": 3, "no text field": 3, "empty": 1, "invalid UTF-8": 2}
     assert record.inputs[0].rejected == 9
 

@@ -106,8 +106,9 @@ KEYS = keys() | settable_keys().keys()
 
 
 def check_run(name: str, words: Sequence[str], smoke: bool) -> None:
-    """Resolve a run's configuration from the `key=value` in a command, without variants that the reader has written."""
-    given = [word for word in words if "=" in word and word != "key=value" and ":VARIANT" not in word]
+    """Resolve a run's configuration from the `key=value` in a command, without code that the reader has written."""
+    own = (":VARIANT", "method=my_")
+    given = [word for word in words if "=" in word and word != "key=value" and not any(each in word for each in own)]
     (resolve_tuning if name in named_tunings() else resolve)(name, smoke, given)
 
 

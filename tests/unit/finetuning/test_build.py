@@ -10,10 +10,10 @@ import torch
 from efficientbench.basics.errors import ConfigError
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.load import resolve_tuning
-from efficientbench.finetuning.methods import WITH_ADAPTER
+from efficientbench.finetuning.methods import METHODS, AdapterConfig, freeze
 
 pytest.importorskip("peft")
-from efficientbench.finetuning.build import build, freeze
+from efficientbench.finetuning.build import build
 
 LAYERS, VOCABULARY = 4, 97
 RATE = 2e-5
@@ -51,7 +51,7 @@ def dtypes(model: Any, trained: bool) -> set[torch.dtype]:
     return {each.dtype for each in model.parameters() if each.requires_grad == trained}
 
 
-@pytest.mark.parametrize("method", WITH_ADAPTER)
+@pytest.mark.parametrize("method", [name for name, each in METHODS.items() if each.lora is not None])
 def test_adapters_have_one_dtype_with_what_zero_3_gathers(base: str, method: str) -> None:
     model, initial = build(config(method, 3), base)
     assert dtypes(model, True) == dtypes(model, False) == {torch.bfloat16}
@@ -95,7 +95,7 @@ def test_frozen_layers_are_neither_recomputed_nor_passed_by_gradients(use_reentr
     ids = torch.randint(0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(1))
     plain, recomputed = tiny().train(), tiny().train()
     for model in (plain, recomputed):
-        freeze(model, 1)
+        freeze(model, AdapterConfig(freeze_layers=1))
     recomputed.activation_checkpointing_enable({"use_reentrant": use_reentrant})
     calls = [0] * LAYERS
     passed: list[int] = []
@@ -123,7 +123,7 @@ def test_frozen_layers_are_neither_recomputed_nor_passed_by_gradients(use_reentr
 
 def test_more_layers_than_there_are_cannot_be_trained() -> None:
     with pytest.raises(ConfigError, match="5 layers are to be trained, and the model has 4"):
-        freeze(tiny(), 5)
+        freeze(tiny(), AdapterConfig(freeze_layers=5))
 
 
 @pytest.mark.parametrize(

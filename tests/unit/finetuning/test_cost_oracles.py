@@ -130,13 +130,13 @@ def test_flops_on_the_device_are_those_that_torch_counts(trained: Trained, recom
     pytest.importorskip("peft")
     from trl.trainer.utils import add_fused_lm_head
 
-    from efficientbench.finetuning.build import freeze
+    from efficientbench.finetuning.methods import AdapterConfig, freeze
 
     tokens = 64
     model = model_of(SMALL, attn_implementation="eager")
     add_fused_lm_head(model)
     if trained.method == "freeze":
-        freeze(model, trained.freeze_layers)
+        freeze(model, AdapterConfig(freeze_layers=trained.freeze_layers))
     else:
         model = adapted(model, trained, 0.0)
     if recompute:

@@ -51,7 +51,7 @@ def test_the_words_of_the_recipe_are_taken() -> None:
 
 
 def test_the_keys_that_the_launchers_help_names_are_taken() -> None:
-    told = (ROOT / "launchers" / "finetune_named.sh").read_text(encoding="utf-8")
+    told = (ROOT / "launchers" / "run_named.sh").read_text(encoding="utf-8").partition("usage_finetune")[2]
     examples = re.findall(r"\w+=[\w.-]+", told.partition("key=value  ")[2].partition("\n")[0])
     assert len(examples) == 2
     resolve_tuning("lora_tiny", overrides=examples)

@@ -201,10 +201,11 @@ def test_where_the_locale_is_chinese_the_scripts_are(tmp_path: Path) -> None:
     assert "将写入：unset TASK_QUEUE_ENABLE" in found.stdout
     english = run("bash", str(FIX), environment=clean_environment(tmp_path, LC_ALL="C", LANG="zh_CN.UTF-8", **wrong))
     assert (len(english.stdout.splitlines()), han.search(english.stdout)) == (len(found.stdout.splitlines()), None)
-    by_name = ("run_named.sh", "finetune_named.sh", "speedrun.sh", "speedrun_npu.sh", "train_with_fineweb.sh")
+    by_name = ("run_named.sh", "run_named.sh finetune", "speedrun.sh", "speedrun_npu.sh", "train_with_fineweb.sh")
     for script in ("fix_ascend_env.sh", "setup_ascend.sh", "quick_fineweb_test.sh", *by_name):
         environment = clean_environment(tmp_path, LANG="zh_CN.UTF-8")
-        asked = run("bash", str(ROOT / "launchers" / script), "--help", environment=environment)
+        name, *words = script.split()
+        asked = run("bash", str(ROOT / "launchers" / name), *words, "--help", environment=environment)
         assert (asked.returncode, asked.stderr) == (0, "")
         assert all(text in asked.stdout for text in (f"launchers/{script}", "环境" if "ascend" in script else "用法"))
     for each in (ROOT / "launchers").glob("*.sh"):

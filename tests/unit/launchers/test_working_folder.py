@@ -168,7 +168,7 @@ def test_scripts_that_find_their_environment(tmp_path: Path, hostile: Path, clon
     work = ["--work", str(tmp_path / "work"), "--data", "empty.jsonl"]
     for words, told in (
         (["launchers/run_named.sh", "gqa_1.5C"], "gqa_1.5C"),
-        (["launchers/finetune_named.sh", "lora_7C"], "lora_7C"),
+        (["launchers/run_named.sh", "finetune", "lora_7C"], "lora_7C"),
         (["launchers/speedrun.sh", "--depth", "-1"], "--depth"),
         (["launchers/quick_fineweb_test.sh", *work], "no usable document"),
         (["data_tools/download_fineweb_data.sh", "--no-such"], "--no-such"),

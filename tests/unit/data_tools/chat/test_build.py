@@ -15,15 +15,15 @@ from support.outside_task import WORDS
 from support.repository import ROOT
 
 from efficientbench.basics.errors import DataError
-from efficientbench.data_tools.chat import parts
+from efficientbench.data_tools.chat import build
 from efficientbench.data_tools.chat.build import build_conversations
 from efficientbench.data_tools.chat.conversations import read_messages
-from efficientbench.data_tools.chat.record import ConversationRecord, mask_prefix
+from efficientbench.data_tools.chat.record import ConversationRecord
 from efficientbench.data_tools.chat.render import make_renderer
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
 from efficientbench.data_tools.tokenizing.corpus import prepare_corpus
 from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
-from efficientbench.data_tools.tokens.indexed import bin_path, document_hash, hashes_path, idx_path
+from efficientbench.data_tools.tokens.indexed import bin_path, document_hash, hashes_path, idx_path, mask_prefix
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.tokens.inspection import show_conversation
 from efficientbench.data_tools.tokens.manifest import load_corpus, load_record, manifest_path
@@ -59,7 +59,7 @@ def key(pair: tuple[list[int], list[int]]) -> tuple[tuple[int, ...], tuple[int, 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that few rows have many parts."""
-    monkeypatch.setattr(parts, "PART_ROWS", 6)
+    monkeypatch.setattr(build, "PART_ROWS", 6)
 
 
 @pytest.mark.usefixtures("small")

@@ -8,7 +8,8 @@ import pytest
 
 from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat.build import build_conversations
-from efficientbench.data_tools.chat.examples import ConversationError, open_examples
+from efficientbench.data_tools.chat.examples import open_examples
+from efficientbench.data_tools.rows import RowError
 
 MINE = """
 from efficientbench.data_tools.chat.task import Example, Task
@@ -57,7 +58,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("name", "message"), EXAMPLES)
 def test_what_is_no_example_is_named_with_its_row(name: str, message: str) -> None:
-    with pytest.raises(ConversationError) as refused:
+    with pytest.raises(RowError) as refused:
         open_examples(f"my_wrong_tasks:{name}")[1]
     assert str(refused.value).startswith(f"my_wrong_tasks:{name}: row 2: {message}")
 

@@ -16,7 +16,7 @@ import pytest
 from support.repository import ROOT
 
 from efficientbench.basics.errors import DataError
-from efficientbench.data_tools.chat import parts
+from efficientbench.data_tools.chat import build
 from efficientbench.data_tools.chat.build import build_conversations
 from efficientbench.data_tools.tokens.indexed import bin_path
 from efficientbench.data_tools.tokens.manifest import manifest_path
@@ -26,8 +26,9 @@ PART_ROWS = 4
 BEGIN = f"""
 import os, signal, sys
 from pathlib import Path
-from efficientbench.data_tools.chat import build, parts
-parts.PART_ROWS = {PART_ROWS}
+from efficientbench.data_tools.chat import build
+from efficientbench.data_tools.tokenizing import building
+build.PART_ROWS = {PART_ROWS}
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 def render(workers=1, on_part=lambda done, parts: None):
@@ -38,7 +39,7 @@ KILLS = {
     "after a part": "render(on_part=lambda done, parts: die() if done == 3 else None)",
     "with two processes": "render(2, lambda done, parts: die() if done == 3 else None)",
     "before the parts are merged": "build.merge_parts = die; render()",
-    "before the manifest is written": "build.save_corpus = die; render()",
+    "before the manifest is written": "building.save_corpus = die; render()",
 }
 
 
@@ -57,7 +58,7 @@ def file(rows: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def undisturbed(file: Path, tmp_path: Path, chat_bpe: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    monkeypatch.setattr(parts, "PART_ROWS", PART_ROWS)
+    monkeypatch.setattr(build, "PART_ROWS", PART_ROWS)
     build_conversations(file, tmp_path / "undisturbed" / "chat", chat_bpe)
     return contents(tmp_path / "undisturbed" / "chat")
 

@@ -23,10 +23,11 @@ from efficientbench.basics.errors import DataError
 from efficientbench.basics.foreign import MOST_BYTES
 from efficientbench.data_tools.chat.calculator import calculate
 from efficientbench.data_tools.chat.conversations import CALL, RESULT, TEXT
-from efficientbench.data_tools.chat.examples import ConversationError, Examples, open_examples
+from efficientbench.data_tools.chat.examples import Examples, open_examples
 from efficientbench.data_tools.chat.find_task import TASKS
 from efficientbench.data_tools.chat.mixture import open_mixture, read_mixture
 from efficientbench.data_tools.chat.task import Example, HubFiles
+from efficientbench.data_tools.rows import RowError
 
 FORMATS = {
     "arc": [
@@ -255,7 +256,7 @@ def test_names_that_are_no_task(name: str, message: str) -> None:
 
 
 def test_code_from_outside_that_fails_is_named() -> None:
-    with pytest.raises(ConversationError, match=r"support\.outside_task:Broken: row 2: .*ZeroDivisionError: it cannot"):
+    with pytest.raises(RowError, match=r"support\.outside_task:Broken: row 2: .*ZeroDivisionError: it cannot"):
         open_examples("support.outside_task:Broken")[1]
 
 
@@ -286,7 +287,7 @@ CHOICES = {"text": ["a", "b"], "label": ["A", "B"]}
 )
 def test_rows_that_are_not_of_the_task(tmp_path: Path, name: str, row: dict[str, Any], message: str) -> None:
     path = written(tmp_path, name, [FORMATS[name][0], row])
-    with pytest.raises(ConversationError, match=rf"{name}\.jsonl:2: {message}"):
+    with pytest.raises(RowError, match=rf"{name}\.jsonl:2: {message}"):
         open_examples(name, path)[1]
 
 
@@ -294,9 +295,9 @@ def test_files_that_hold_no_rows(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('"Q, with a comma",a,b,c,d,A\nQ,a,b,c,A\n')
     examples = open_examples("mmlu", tmp_path / "rows.csv")
     assert asked(examples[0]).startswith("Multiple Choice question: Q, with a comma\n- a=A")
-    with pytest.raises(ConversationError, match=r"rows\.csv:2: 5 columns; 6 are needed: question, A"):
+    with pytest.raises(RowError, match=r"rows\.csv:2: 5 columns; 6 are needed: question, A"):
         examples[1]
-    with pytest.raises(DataError, match=r"rows\.csv: unknown kind of file '\.csv'; known: JSONL .*parquet"):
+    with pytest.raises(DataError, match=r"rows\.csv: unknown kind of file '\.csv'; known: \.jsonl, .*\.parquet"):
         open_examples("gsm8k", tmp_path / "rows.csv")
     (tmp_path / "rows.csv").write_text('Q,a,b,c,d,A\n"Q"x,a,b,c,d,A\n')
     os.truncate(tmp_path / "rows.csv", MOST_BYTES + 1)  # more than is read at once
@@ -312,11 +313,11 @@ def test_files_that_hold_no_rows(tmp_path: Path) -> None:
     for number, line, problem in (
         (0, 1, "messages: the key is missing; keys there: none"),
         (1, 3, "not JSON at character"),
-        (2, 4, "each line must be one JSON object"),
+        (2, 4, r"a row is one JSON object, this one is \[1\]"),
         (3, 5, "not UTF-8: byte 8 of the line is 0xff"),
         (4, 6, "not JSON that can be read"),
     ):
-        with pytest.raises(ConversationError, match=rf"bad\.jsonl:{line}: {problem}"):
+        with pytest.raises(RowError, match=rf"bad\.jsonl:{line}: {problem}"):
             bad[number]
 
 

@@ -17,7 +17,7 @@ from efficientbench.data_tools.tokenizing import inputs
 from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
 from efficientbench.data_tools.tokens.indexed import bin_path
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
-from efficientbench.data_tools.tokens.manifest import load_corpus, load_tokenize_record, manifest_path
+from efficientbench.data_tools.tokens.manifest import TokenizeRecord, load_corpus, load_record, manifest_path
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -60,7 +60,7 @@ def test_folders_globs_and_several_inputs_keep_their_order(tmp_path: Path, token
     given_inputs = [tmp_path / "c" / "*.jsonl", tmp_path / "a", tmp_path / "a" / "1.jsonl"]
     corpus = tokenize_files(given_inputs, tmp_path / "tokens", tokenizer)
     assert decoded(corpus.prefix, tokenizer) == ["three", "one", "two"]
-    record = load_tokenize_record(corpus.manifest)
+    record = load_record(corpus.manifest, TokenizeRecord)
     assert [Path(item.path).name for item in record.inputs] == ["3.jsonl", "1.jsonl", "2.jsonl"]
     for wrong, message in ((tmp_path / "x*.jsonl", "no file matches"), (tmp_path / "a/notes.md", "unknown kind of")):
         with pytest.raises(DataError, match=message):

@@ -57,7 +57,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, suffix: s
         ({**ALPACA, "output": " "}, "output: the last message is no answer"),
         ({"messages": [{"role": "user", "content": "a"}]}, "messages: the last message is no answer"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages: message 1 is not {role, content}"),
-        (["a"], "is no object; an example is {instruction, input, output}"),
+        (["a"], "a row is one JSON object, this one is ['a']; an example is {instruction, input, output}"),
     ],
 )
 def test_a_bad_row_is_told_with_file_line_and_key(tmp_path: Path, row: Any, told: str) -> None:
@@ -71,15 +71,15 @@ def test_a_bad_row_is_told_with_file_line_and_key(tmp_path: Path, row: Any, told
 def test_what_is_no_json_is_told_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(ALPACA) + "\n{broken\n")
-    with pytest.raises(DataError, match=r"rows\.jsonl:2: is no JSON"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: not JSON at character 2 .*; an example is \{instruction"):
         read_rows(str(path), "difficulty", LEVELS)
 
 
-def test_lines_of_json_are_read_one_after_the_other(tmp_path: Path) -> None:
+def test_a_hole_of_gigabytes_is_refused_as_a_line_that_is_too_long(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text(f"\n{json.dumps(ALPACA)}\n{{broken\n")
+    path.write_text(f"\n{json.dumps(ALPACA)}\n")
     os.truncate(path, 1 << 33)
-    with pytest.raises(DataError, match=r"rows\.jsonl:3: is no JSON"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:3: the line has more than 268,435,456 bytes"):
         read_rows(str(path), "difficulty", LEVELS)
 
 

@@ -8,12 +8,10 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from rich.console import Console
 
-from efficientbench.basics.errors import ConfigError
 from efficientbench.finetuning.planning.cost import Trained, ZeroLayout, rank_memory
-from efficientbench.finetuning.planning.plan import RUNTIME_BYTES, PlanRequest, asked, fitting, ranks_of_a_node
+from efficientbench.finetuning.planning.plan import RUNTIME_BYTES, PlanRequest, asked, fitting
 from efficientbench.finetuning.planning.plan_table import print_tuning_plan
 from efficientbench.finetuning.planning.shapes import PUBLISHED
 from efficientbench.finetuning.planning.step import Rates, project_step
@@ -142,12 +140,6 @@ def test_one_device_sends_nothing() -> None:
     plan = asked(request("0.5B", world=1, per_node=1, accumulation=128))
     assert plan.traffic == []
     assert "what a rank sends" not in printed(request("0.5B", world=1, per_node=1, accumulation=128))
-
-
-def test_ranks_that_are_not_whole_nodes_are_refused() -> None:
-    assert ranks_of_a_node(4, 8) == 4
-    with pytest.raises(ConfigError, match="12 ranks are not whole nodes of 8: 8 or 16"):
-        ranks_of_a_node(12, 8)
 
 
 def test_a_plan_loads_neither_torch_nor_transformers() -> None:

@@ -29,6 +29,12 @@ def test_a_batch_that_cannot_be_divided_is_refused() -> None:
         plan_request(resolve_tuning("lora_32B"), 18, 9, None, None)
 
 
+def test_ranks_that_are_not_whole_nodes_are_refused() -> None:
+    assert plan_request(resolve_tuning("lora_32B"), 4, 8, None, None).layout.per_node == 4
+    with pytest.raises(ConfigError, match="16 ranks are not whole nodes of 5: 15 or 20"):
+        plan_request(resolve_tuning("lora_32B"), 16, 5, None, None)
+
+
 @pytest.mark.parametrize(("target", "told"), [("q_prj", "did you mean q_proj"), ("lm_head", "they are down_proj")])
 def test_a_layer_that_the_decoder_lacks_is_a_mistake_in_one_line(target: str, told: str) -> None:
     with pytest.raises(

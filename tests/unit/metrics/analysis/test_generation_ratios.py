@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.cli.app import app
-from efficientbench.metrics.analysis.generation.generation_ratios import Compared, compare_generation
+from efficientbench.metrics.analysis.generation import Compared, compare_generation
 from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.records.generation.generation import GenerationRecord, write_generation
 from efficientbench.metrics.records.record import write_record

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.cli.app import app
-from efficientbench.metrics.analysis.generation.generation_sides import load_generated
+from efficientbench.metrics.analysis.generation import load_generated
 from efficientbench.metrics.analysis.life_cost import Amount, Life, Lives, compare_lives, overtaking
 from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.formulas.ratio import Estimate

@@ -23,7 +23,7 @@ from efficientbench.costs.model import count_parameters
 from efficientbench.metrics import EfficiencyMonitor, HostSensor, NvmlSensor, merge
 from efficientbench.metrics.records.facts import Quality, RunFacts
 from efficientbench.metrics.records.summarize import summarize
-from efficientbench.metrics.report.columns import write_csv
+from efficientbench.metrics.report.columns import runs_csv
 
 FACTS = RunFacts(1000, 1000, 1, 6e3, 7e3, 8e3, None, "not part of this test")
 
@@ -90,7 +90,7 @@ def test_throughput_does_not_grow_with_the_length_of_a_run() -> None:
 
 def test_a_report_has_its_rows_even_of_runs_that_measured_nothing(tmp_path: Path) -> None:
     records = [make_record({"run": f"run_{i}", "status": "failed"}) for i in range(3)]
-    write_csv(records, tmp_path / "report.csv")
+    (tmp_path / "report.csv").write_text(runs_csv(records))
     assert [row["run"] for row in read_csv(tmp_path / "report.csv")] == ["run_0", "run_1", "run_2"]
 
 

@@ -16,8 +16,9 @@ from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record import RECORD_NAME, load_records, write_record
 from efficientbench.metrics.records.record_parts import Mismatch, Rechecks
 from efficientbench.metrics.report.build import build_report, markdown
-from efficientbench.metrics.report.columns import write_csv
+from efficientbench.metrics.report.columns import runs_csv
 from efficientbench.metrics.report.headline import HEADLINE, print_results
+from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.suites import make_rows
 
 SETTLED_COLUMNS = """
@@ -36,7 +37,7 @@ exposed_communication_s, pipeline_bubble_s, supervised_tokens, supervised_tokens
 
 
 def test_columns_keep_their_places(tmp_path: Path) -> None:
-    write_csv([make_record()], tmp_path / "report.csv")
+    (tmp_path / "report.csv").write_text(runs_csv([make_record()]))
     header = (tmp_path / "report.csv").read_text().splitlines()[0].split(",")
     settled = SETTLED_COLUMNS.replace(",", " ").split()
     assert header[: len(settled)] == settled
@@ -48,8 +49,8 @@ def test_one_row_a_run_with_full_precision_and_reasons(tmp_path: Path) -> None:
     energy = 0.1 + 0.2
     first = make_record({"energy_j": energy, "smoke": True}, reason="no sensor, it says, was there")
     second = make_record({"run": "mqa_1.5B", "al_s": 0.5})
-    write_csv([first, second], tmp_path / "out" / "report.csv")
-    one, other = read_csv(tmp_path / "out" / "report.csv")
+    (tmp_path / "report.csv").write_text(runs_csv([first, second]))
+    one, other = read_csv(tmp_path / "report.csv")
     assert (one["run"], one["smoke"], one["pcu"], float(one["energy_j"])) == ("gqa_1.5B", "true", "n/a", energy)
     assert "pcu: no sensor, it says, was there" in one["unavailable"].split(" | ")
     assert (other["run"], other["al_s"]) == ("mqa_1.5B", "0.5")
@@ -149,7 +150,7 @@ def test_figures_that_other_tables_have_follow_from_the_records(tmp_path: Path) 
         **{"dp": 4, "devices": 4, "micro_batch_size": 2, "global_batch_size": 16, "seq_len": 1024},
         "config": {"training": {"recompute": "full"}},
     }
-    write_csv([make_record(measured), make_record(reason="no step was measured")], tmp_path / "report.csv")
+    (tmp_path / "report.csv").write_text(runs_csv([make_record(measured), make_record(reason="no step was measured")]))
     full, bare = read_csv(tmp_path / "report.csv")
     texts = {"model": "gqa_1.5B", "recompute": "full", "formula_id": FORMULAS}
     counts = {"gradient_accumulation_steps": "2", "global_batch_size_tokens": "16384"}
@@ -202,7 +203,7 @@ def test_a_folder_without_a_readable_record_is_refused(content: str | None, mess
 
 
 def test_markdown_keeps_a_records_text_in_its_cell() -> None:
-    text = markdown(make_rows([make_record({"run": "a|b\n<script>"}, reason="it | broke\n# off")]), ["c`d"])
+    text = markdown(Report(make_rows([make_record({"run": "a|b\n<script>"}, reason="it | broke\n# off")]), ["c`d"]))
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     assert len(tables) == 2
     for table in tables:

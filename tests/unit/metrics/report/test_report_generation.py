@@ -18,6 +18,7 @@ from efficientbench.metrics.report.build import build_report
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.plots.generation_plots import generation_figures
 from efficientbench.metrics.report.plots.svg import MOST_RUNS, numbered
+from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.sections.generation import (
     NO_TRAINING,
     beside,
@@ -190,7 +191,7 @@ def test_the_page_says_where_it_leaves_models_out() -> None:
     for count in (MOST_RUNS, MOST_RUNS + 1):
         made = [generation("gqa", run=f"gqa_{number}", rows=[row("gqa", 128, 1)]) for number in range(count)]
         told = f"The first {MOST_RUNS} of {count} runs; the table has all of them." in page(
-            make_rows([]), [], generations=made
+            Report(make_rows([]), generations=made)
         )
         assert told == (count > MOST_RUNS)
 
@@ -198,4 +199,4 @@ def test_the_page_says_where_it_leaves_models_out() -> None:
 def test_what_stands_in_a_record_stays_text() -> None:
     attack = "</script><script>alert(1)</script>"
     record = generation("gqa", run=attack, decode_path=attack, device_name=attack)
-    assert attack not in page(make_rows([]), [], generations=[record, generation("mqa")])
+    assert attack not in page(Report(make_rows([]), generations=[record, generation("mqa")]))

@@ -16,10 +16,13 @@ from support.synthetic_runs import gpu_run, matrix_runs
 from efficientbench.metrics.formulas.device_use import Disturbance, Timeline
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import Window
+from efficientbench.metrics.report.build import markdown
 from efficientbench.metrics.report.html import page as page_module
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.plots.loss_plots import Point, front
 from efficientbench.metrics.report.plots.svg import COLOURS, Look, Scale, numbered
+from efficientbench.metrics.report.report import Report
+from efficientbench.metrics.report.section import SECTIONS
 from efficientbench.metrics.report.suites import make_rows
 
 VOID = {"meta", "rect", "circle", "line", "polyline", "polygon", "link", "br", "input"}
@@ -60,7 +63,7 @@ class Parsed(HTMLParser):
 
 @pytest.fixture(scope="module")
 def matrix_page() -> str:
-    return page(make_rows(matrix_runs()), ["/somewhere/record.json: damaged, it is no JSON"])
+    return page(Report(make_rows(matrix_runs()), ["/somewhere/record.json: damaged, it is no JSON"]))
 
 
 def test_the_whole_matrix_is_one_small_file_that_needs_nothing_beside_it(matrix_page: str) -> None:
@@ -148,7 +151,7 @@ def attacked() -> RunRecord:
 
 
 def test_text_of_a_record_stays_text() -> None:
-    content = page(make_rows([attacked(), gpu_run("gqa", "0.5B", steps=20)]), [ATTACK])
+    content = page(Report(make_rows([attacked(), gpu_run("gqa", "0.5B", steps=20)]), [ATTACK]))
     parsed = Parsed(content)
     assert len(parsed.all("script")) == 1
     script = Path(page_module.__file__).with_name("page.js").read_text()
@@ -162,20 +165,20 @@ def test_text_of_a_record_stays_text() -> None:
 def test_runs_without_spread_or_with_equal_figures_are_drawn() -> None:
     same = {"al_s": 0.5, "tokens_per_s": 100.0, "validation_loss": 2.0, "amu_gb": 0.0, "energy_j_per_token": 0.0}
     records = [make_record({**same, "run": name, "step_time_percentiles_s": [0.5] * 101}) for name in ("a", "b")]
-    for content in (page(make_rows(records), []), page(make_rows([make_record()]), [])):
+    for content in (page(Report(make_rows(records))), page(Report(make_rows([make_record()])))):
         assert "What a loss costs" in " ".join(Parsed(content).text["h2"])
         assert "nan" not in content.split("<main>")[1].split("<footer>")[0]
 
 
 def test_many_runs_are_all_in_the_table_and_the_plots_name_the_rest() -> None:
-    content = page(make_rows([make_record({"run": f"run {place}", "al_s": 0.5}) for place in range(60)]), [])
+    content = page(Report(make_rows([make_record({"run": f"run {place}", "al_s": 0.5}) for place in range(60)])))
     assert "run 59" in content
     assert "The first 48 of 60 runs; the table has all of them." in content
 
 
 def test_a_line_names_some_of_many_runs_and_counts_the_rest() -> None:
     records = [make_record({"run": f"run {place:02}", "resumed_after_steps": [5]}) for place in range(60)]
-    content = page(make_rows(records), [])
+    content = page(Report(make_rows(records)))
     found = re.search(
         r"last attempt<span class=\"note\">: <span title=\"([^\"]*)\">([^<]*) and 36 more</span>", content
     )
@@ -217,3 +220,17 @@ def test_an_axis_holds_its_values_and_has_round_ticks(values: list[float], log: 
     assert 1 <= len(ticks) <= 40
     assert ticks == sorted(ticks)
     assert all(re.fullmatch(r"-?(\d+|\d+\.\d+)(e[+-]\d+)?", f"{tick:.10g}") for tick in ticks)
+
+
+def test_the_page_and_report_md_have_their_sections_in_the_order_of_the_list() -> None:
+    report = Report(make_rows(matrix_runs()), ["/somewhere/record.json: damaged, it is no JSON"])
+    places = {section.title: place for place, section in enumerate(SECTIONS)}
+    for titles in (Parsed(page(report)).text["h2"], re.findall("^## (.*)$", markdown(report), re.MULTILINE)):
+        found = [places[title] for title in titles if title in places]
+        assert len(found) >= 4
+        assert found == sorted(found)
+
+
+def test_every_look_of_the_page_is_that_of_a_section() -> None:
+    looks = re.findall(r"macro (\w+)\(shown\)", Path(page_module.__file__).with_name("sections.html").read_text())
+    assert set(looks) - {"tabled"} <= {section.anchor for section in SECTIONS}

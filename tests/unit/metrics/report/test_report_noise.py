@@ -17,6 +17,7 @@ from efficientbench.metrics.report.build import markdown
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.headline import unique_names
 from efficientbench.metrics.report.html.page import page
+from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.sections.loss_costs import cost_tables
 from efficientbench.metrics.report.suites import make_rows
 
@@ -27,8 +28,8 @@ def test_identical_models_under_several_names_set_the_noise_floor() -> None:
     assert (floor.names, large.names) == (("gqa_1.5B", "rope_1.5B", "dense_1.5B"), ("gqa_3B", "dense_3B"))
     speeds = [record.tokens_per_s or 0 for record in runs if record.run in floor.names]
     assert floor.largest["tokens_per_s"] == pytest.approx(max(speeds) / min(speeds) - 1)
-    assert "Noise floor, from the identical models gqa_1.5B, rope_1.5B, dense_1.5B" in markdown(make_rows(runs), [])
-    assert f"tokens/s {floor.largest['tokens_per_s']:.2%}" in page(make_rows(runs), [])
+    assert "Noise floor, from the identical models gqa_1.5B, rope_1.5B, dense_1.5B" in markdown(Report(make_rows(runs)))
+    assert f"tokens/s {floor.largest['tokens_per_s']:.2%}" in page(Report(make_rows(runs)))
 
 
 def test_models_on_other_devices_or_without_a_figure_set_no_noise_floor() -> None:
@@ -56,7 +57,7 @@ def test_repeats_have_names_of_their_own_and_a_spread() -> None:
     assert unique_names(runs) == ["gqa_0.5B seed 1", "gqa_0.5B seed 2", "gqa_0.5B seed 3"]
     assert unique_names([runs[0], runs[0], make_record()]) == ["gqa_0.5B seed 1", "gqa_0.5B seed 1 #2", "gqa_1.5B"]
     [row] = make_rows(runs).records
-    content = page(make_rows([row]), [])
+    content = page(Report(make_rows([row])))
     assert "gqa_0.5B × 3" in content
     losses = [record.validation_loss or 0.0 for record in runs]
     low, high = mean_confidence_interval(losses) or (0.0, 0.0)
@@ -67,18 +68,18 @@ def test_the_interval_of_few_steps_is_told_as_the_least_and_that_of_too_few_as_m
     measured = {"al_s": 1.0, "al_s_ci_low": 0.95, "al_s_ci_high": 1.05}
     few, many = (make_record({**measured, "steps_measured": steps, "run": f"of_{steps}"}) for steps in (399, 400))
     none = make_record({"al_s": 1.0, "steps_measured": 12, "run": "of_12"}, "a 95 % interval needs 30 measured steps")
-    text = markdown(make_rows([few, many, none]), [])
+    text = markdown(Report(make_rows([few, many, none])))
     assert ("≥±5.0%" in text, "| ±5.0%" in text, text.count("≥:")) == (True, True, 1)
     assert "(of_12): a 95 % interval needs 30 measured steps" in text
-    assert "95 % interval at least 950.0 to 1,050.0" in page(make_rows([few]), [])
-    assert "≥" not in markdown(make_rows([many]), [])
+    assert "95 % interval at least 950.0 to 1,050.0" in page(Report(make_rows([few])))
+    assert "≥" not in markdown(Report(make_rows([many])))
     # Repeats have an interval of their own, also where no run has one.
     [row] = make_rows(
         [none.model_copy(update={"seed": seed, "al_s": al_s}) for seed, al_s in ((1, 1.0), (2, 1.1))]
     ).records
     assert row.al_s_ci_low is not None
     assert "al_s_ci_low" not in row.unavailable
-    assert "≥" not in markdown(make_rows([row]), [])
+    assert "≥" not in markdown(Report(make_rows([row])))
 
 
 def number(text: str) -> float:

@@ -16,7 +16,7 @@ from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.records.record_parts import DataSource, PhaseCost, Reinforcement
 from efficientbench.metrics.report.build import build_report
 from efficientbench.metrics.report.comparison import ROLLOUTS_APART, print_comparison
-from efficientbench.metrics.report.sections.rollouts import TITLE, rollouts_table
+from efficientbench.metrics.report.sections.rollouts import rollouts_table
 
 TEXT = [DataSource("talks it validates on", 1.0, 10, 2_000_000, "a", "b")]
 LEARNED = Reinforcement(
@@ -110,7 +110,6 @@ def test_a_report_has_a_row_for_each_run(tmp_path: Path) -> None:
     unmetered = replace(LEARNED, rollouts=PhaseCost(100.0, 5_000, None), updates=PhaseCost(50.0, 8_000, None))
     records = [run_of(), run_of(1, unmetered, "mla", energy_j=None), make_record({"run": "of text"})]
     table = rollouts_table(records)
-    assert table is not None
     assert [tuple(row) for row in table.rows] == [
         (
             *("rl_gqa", "160", "25.0%", "0.1", "0.3"),
@@ -127,9 +126,9 @@ def test_a_report_has_a_row_for_each_run(tmp_path: Path) -> None:
         "n/a J of rollouts of rl_mla: not part of this test.",
         "n/a J of updates of rl_mla: not part of this test.",
     )
-    assert rollouts_table(records[2:]) is None
+    assert not rollouts_table(records[2:])
     for number, record in enumerate(records):
         write_record(record, tmp_path / str(number) / "record.json")
     build_report(tmp_path)
     for file in ("report.html", "report.md"):
-        assert TITLE in (tmp_path / file).read_text()
+        assert "Rewards, and what sampling answers took" in (tmp_path / file).read_text()

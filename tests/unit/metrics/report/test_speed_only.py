@@ -18,6 +18,7 @@ from efficientbench.metrics.report.build import build_report
 from efficientbench.metrics.report.comparison import print_comparison
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.metrics.report.html.page import page
+from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.sections.loss_costs import cost_tables
 from efficientbench.metrics.report.suites import make_rows
 
@@ -80,7 +81,7 @@ def test_losses_of_rows_that_are_speed_only_are_not_compared() -> None:
     (table,) = cost_tables([*known, short])
     assert [row[0] for row in table.rows] == ["gqa_1.5B", "mqa_1.5B"]
     assert cost_tables([known[0], short]) == []
-    text = page(make_rows([*known, short]), [])
+    text = page(Report(make_rows([*known, short])))
     cost = text[text.index('id="cost"') : text.index('id="metrics"')]
     assert "1 of 3 runs have no such figure, or are speed only." in cost
     assert "mla_1.5B (speed only): " not in cost

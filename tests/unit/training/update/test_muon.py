@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from oracles.optimizers import orthogonal
-from support.configs import BACKBONE, tiny
+from support.configs import ATTENTIONS, MODELS, chosen, has_matrices, tiny, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,22 +21,10 @@ from efficientbench.costs.matrices import layer_matrices, muon_bytes, muon_flops
 
 CPU = torch.device("cpu")
 MUON = "training.optimizer=muon"
-MODELS = {
-    "gqa_1.5B": [],
-    "mqa_1.5B": [],
-    "mla_1.5B": [],
-    "mla_1.5B, latent queries": ["model.attention.q_lora_rank=20"],
-    "nsa_1.5B": [],
-    "moe_1.5Bx8": [],
-    "relative_1.5B": [],
-    "learnable_absolute_1.5B": [],
-    "gqa_1.5B, every key": BACKBONE,
-    "nanochat_d12": [],
-}
 
 
 def configured(model: str, *overrides: str) -> RunConfig:
-    return tiny(model.partition(",")[0], MUON, *MODELS[model], *overrides)
+    return tiny_model(model, MUON, *overrides)
 
 
 def built(config: RunConfig) -> tuple[Any, Any]:
@@ -103,7 +91,7 @@ def test_the_momentum_rises_and_stays() -> None:
 
 
 @pytest.mark.usefixtures("single_rank")
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", chosen(MODELS, has_matrices))
 def test_what_is_declared_is_what_the_layers_have(model: str) -> None:
     """By name and shape; together with what AdamW updates it is everything."""
     from efficientbench.model.initial_weights import global_parameters
@@ -130,7 +118,7 @@ def test_what_is_declared_is_what_the_layers_have(model: str) -> None:
 
 
 @pytest.mark.usefixtures("single_rank")
-@pytest.mark.parametrize("model", ["gqa_1.5B", "mla_1.5B, latent queries", "nsa_1.5B", "moe_1.5Bx8"])
+@pytest.mark.parametrize("model", [*chosen(ATTENTIONS, has_matrices), "moe"])
 def test_its_flops_are_those_that_torch_counts(model: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -166,7 +154,7 @@ class Allocated(TorchDispatchMode):
 
 @pytest.mark.usefixtures("single_rank")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["gqa_1.5B", "moe_1.5Bx8"])
+@pytest.mark.parametrize("name", ["gqa", "moe"])
 def test_its_temporary_tensors_are_those_of_the_plan(name: str, dtype: str) -> None:
     # As wide as real layers are in proportion to their inner width.
     config = configured(name, f"training.dtype={dtype}", "model.ffn_hidden_size=280")
@@ -189,7 +177,7 @@ def test_a_step_that_is_not_finite_leaves_everything_and_clipping_divides(dtype:
     from efficientbench.training.update.muon import set_momentum
     from efficientbench.training.update.optimizer import QueuedUpdate, can_queue, set_rates
 
-    config = configured("gqa_1.5B", f"training.dtype={dtype}", "training.gradient_clip=1")
+    config = configured("gqa", f"training.dtype={dtype}", "training.gradient_clip=1")
     stage, optimizer = built(config)
     assert can_queue(optimizer, CPU)
     queued, muon = QueuedUpdate(optimizer, CPU), optimizer.chained_optimizers[1].optimizer

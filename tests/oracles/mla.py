@@ -44,7 +44,7 @@ def deepseek_config(model: ModelConfig) -> DeepseekV2Config:
     )
 
 
-def to_deepseek(tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[str, torch.Tensor]:
+def renamed(tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[str, torch.Tensor]:
     """Full tensors by our global names (weights or gradients) → the same tensors by DeepSeek-V2's names and layout."""
     tied = model.model_copy(update={"embedding_multiplier": 1.0})
     return dict(exported(tensors, tied, "deepseek_v2"))
@@ -53,7 +53,7 @@ def to_deepseek(tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[st
 def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> DeepseekV2ForCausalLM:
     """A float32 DeepSeek-V2 whose weights are `tensors`, by our global names."""
     deepseek = transformers.DeepseekV2ForCausalLM(deepseek_config(model)).float()
-    missing, unexpected = deepseek.load_state_dict(to_deepseek(tensors, model), strict=False)
+    missing, unexpected = deepseek.load_state_dict(renamed(tensors, model), strict=False)
     assert missing == ["lm_head.weight"]  # tied to the embedding
     assert not unexpected
     multiply_embedding(deepseek, model)

@@ -1,0 +1,48 @@
+"""The tables of plans: without lines, each row on one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+ABSENT = "n/a"
+
+
+def plain_table(
+    first: str, columns: Iterable[str], rows: Iterable[Sequence[str]] = (), title: str | None = None, left: int = 0
+) -> Table:
+    """Return a table without lines, whose rows never wrap.
+
+    Args:
+        first: heading of the first column, which is aligned left.
+        columns: headings of the other columns.
+        rows: the cells of each row.
+        title: title of the table.
+        left: number of the other columns that are aligned left too; the rest is aligned right.
+    """
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def print_tables(console: Console, tables: Iterable[Table | str | None], notes: Iterable[str] = ()) -> None:
+    """Print each table that is not None, with an empty line below it, then the notes."""
+    for table in tables:
+        if table is not None:
+            console.print(table, highlight=False)
+            console.print()
+    print_lines(console, notes)
+
+
+def print_lines(console: Console, lines: Iterable[str]) -> None:
+    """Print lines as they are, however narrow the console is."""
+    for line in lines:
+        # `Text`, so that brackets and colons in a name are not read as markup.
+        console.print(Text(line), soft_wrap=True)

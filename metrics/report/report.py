@@ -1,0 +1,74 @@
+"""What lies below a reported folder: its runs, and all that the sections of a report show beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from efficientbench.metrics.records.generation.generation import GenerationRecord
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.headline import Absence, absences
+from efficientbench.metrics.report.plots.svg import Run, numbered
+from efficientbench.metrics.report.sections.card import Pipeline, card_table
+from efficientbench.metrics.report.sections.contexts import Context
+from efficientbench.metrics.report.sections.evaluations import Evaluated, evaluations_table
+from efficientbench.metrics.report.sections.failures import FailedRun
+from efficientbench.metrics.report.sections.generation import Generated, beside
+from efficientbench.metrics.report.sections.rank_table import Profiled
+from efficientbench.metrics.report.suites import Rows
+from efficientbench.metrics.report.table import Table
+
+
+@dataclass(frozen=True)
+class Report:
+    """The records that were read, and the files that were written."""
+
+    rows: Rows
+    """The report's rows: one for each run, and one for each group of repeats."""
+    damaged: Sequence[str] = ()
+    """A message for each file that cannot be read."""
+    generations: Sequence[GenerationRecord] = ()
+    failures: Sequence[FailedRun] = ()
+    evaluated: Sequence[Evaluated] = ()
+    contexts: Sequence[Context] = ()
+    profiled: Sequence[Profiled] = ()
+    pipelines: Sequence[Pipeline] = ()
+    price_per_hour: float | None = None
+    """The price of one device hour for the report card; None for no column of costs."""
+    unchecked: Sequence[str] = ()
+    """Names of the files without a checksum, from `without_checksum`."""
+    warnings: Sequence[str] = ()
+    """The messages of `damaged`, and one for each part that the report lacks."""
+    written: Sequence[Path] = ()
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """Return one record for each row."""
+        return self.rows.records
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Return the rows with their looks in plots."""
+        return numbered(self.records)
+
+    @cached_property
+    def generated(self) -> list[Generated]:
+        """Return each record of generation beside the training of the same run."""
+        return beside(self.generations, self.records)
+
+    @cached_property
+    def absences(self) -> list[Absence]:
+        """Return the reasons for figures that are n/a."""
+        return absences(self.records)
+
+    @cached_property
+    def evaluations(self) -> Table:
+        """Return the table of evaluations."""
+        return evaluations_table(self.evaluated)
+
+    @cached_property
+    def card(self) -> Table:
+        """Return the report card, without rows where no runs are stages of one model."""
+        return card_table(self.pipelines, self.evaluations, self.price_per_hour)
