@@ -15,8 +15,11 @@ import typer
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.encoding import use_utf8
 from efficientbench.basics.errors import DataError
+from efficientbench.basics.help_page import command_that_names
+from efficientbench.basics.plugins import installed
 from efficientbench.basics.program import run_program
 from efficientbench.basics.readers import outlive_readers
+from efficientbench.data_tools.chat.find_task import ENTRY_POINTS, TASKS
 from efficientbench.data_tools.tokenizing.parallel import CORES
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -166,7 +169,7 @@ def prepare(
             print(line)
 
 
-@app.command()
+@app.command(cls=command_that_names("Tasks:", lambda: (*TASKS, *installed(ENTRY_POINTS), "package.module:Class")))
 def chat(
     mixture: Annotated[Path, typer.Argument(metavar="MIXTURE", help="YAML file that names tasks and their shares")],
     output: Annotated[Path, typer.Option(metavar="PREFIX", help="the .bin/.idx pair, without suffix")],

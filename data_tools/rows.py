@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from json import JSONDecodeError
 from pathlib import Path
-from typing import IO, Any, TypeAlias
-
-import numpy as np
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from efficientbench.basics.errors import DataError, first_line
 from efficientbench.basics.foreign import check_regular, open_regular, parse_json, read_whole, text_lines
+
+if TYPE_CHECKING:
+    import numpy as np
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PARQUET_SUFFIXES = (".parquet",)
@@ -66,7 +67,7 @@ class FileRows:
     def read(self, numbers: np.ndarray) -> Iterator[Row]:
         """Yield the rows with these ascending numbers. Raises RowError for an invalid row."""
         for file, begin in zip(self._files, self._ends, strict=False):
-            first, last = np.searchsorted(numbers, (begin, begin + len(file)))
+            first, last = (bisect.bisect_left(numbers, end) for end in (begin, begin + len(file)))
             for row in file.read(numbers[first:last] - begin):
                 if not isinstance(row, Mapping):
                     raise RowError(f"a row is one JSON object, this one is {row!r:.60}")
@@ -126,6 +127,8 @@ class _Parquet(HeldRows):
     path: Path
 
     def read(self, numbers: np.ndarray) -> Iterator[Row]:
+        import numpy as np
+
         with _unless_refused(self.path), open_parquet(self.path) as file:
             for group in np.unique(np.searchsorted(self.rows, numbers, side="right") - 1).tolist():
                 begin, end = self.rows[group : group + 2]
@@ -162,6 +165,9 @@ def _csv_rows(path: Path, columns: Sequence[str]) -> _Csv:
 
 
 def _json_rows(path: Path) -> HeldRows:
+    # Imported late, here and in `_Parquet`: help that names the tasks, which import this module, appears at once.
+    import numpy as np
+
     starts: list[int] = []
     lines: list[int] = []
     for number, (start, line) in enumerate(line_pieces(path, MOST_LINE_BYTES + 1), 1):

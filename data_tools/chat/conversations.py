@@ -12,6 +12,8 @@ from efficientbench.data_tools.rows import RowError
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
 TEXT, CALL, RESULT = PART_KINDS = ("text", "python", "python_output")
 """Kinds of parts: text, an expression that the assistant sends to the tool, and the result that the tool returns."""
+LEARNED = (TEXT, CALL)
+"""Kinds of parts that the assistant writes itself, and learns; the tool's results stay outside of the mask."""
 
 _MESSAGE_KEYS = ("role", "content", "loss_weight")
 

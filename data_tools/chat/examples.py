@@ -10,7 +10,7 @@ import numpy as np
 
 from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat.conversations import Message
-from efficientbench.data_tools.chat.find_task import OWN, find_task
+from efficientbench.data_tools.chat.find_task import TASKS, find_task
 from efficientbench.data_tools.chat.task import Example, HubFiles, Task
 from efficientbench.data_tools.rows import CSV_SUFFIXES, ROW_SUFFIXES, FileRows, HeldRows, Row, RowError
 from efficientbench.data_tools.tokenizing.inputs import find_inputs
@@ -59,7 +59,7 @@ class Examples:
             except DataError:
                 raise
             except Exception as error:
-                if self.name in OWN:
+                if self.name in TASKS:
                     raise
                 # Third-party code can fail in any way.
                 place = self._rows.place(number)

@@ -8,10 +8,20 @@ keep it as text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from efficientbench.data_tools.chat.conversations import ASSISTANT, CALL, SYSTEM, TEXT, USER, Message
+from efficientbench.data_tools.chat.conversations import (
+    ASSISTANT,
+    CALL,
+    LEARNED,
+    PART_KINDS,
+    SYSTEM,
+    TEXT,
+    USER,
+    Message,
+)
 
 CHAT_TOKENS = (
     "<|bos|>",
@@ -64,6 +74,16 @@ def _token(name: str, supervised: bool = False) -> Piece:
     return Piece(name, is_token=True, supervised=supervised)
 
 
+def _with_mask(template: str) -> str:
+    """Return a template with `{% generation %}` around its `<KIND>…</>` whose kind of part is learned."""
+    generated = "{%- generation -%}", "{%- endgeneration -%}"
+    return re.sub(
+        f"<({'|'.join(PART_KINDS)})>(.*?)</>",
+        lambda found: found[2].join(generated if found[1] in LEARNED else ("", "")),
+        template,
+    )
+
+
 def _nanochat_pieces(messages: Sequence[Message]) -> Iterator[Piece]:
     yield _token("<|bos|>")
     before = ""
@@ -76,7 +96,7 @@ def _nanochat_pieces(messages: Sequence[Message]) -> Iterator[Piece]:
         else:
             yield _token("<|assistant_start|>")
             for part in message.parts:
-                own = message.supervised and part.kind in (TEXT, CALL)
+                own = message.supervised and part.kind in LEARNED
                 name = {TEXT: "", CALL: "python"}.get(part.kind, "output")
                 if name:
                     yield _token(f"<|{name}_start|>", own)
@@ -100,18 +120,18 @@ _NANOCHAT_TEMPLATE = r"""{%- macro text(content) -%}
 {%- elif message.role == 'assistant' -%}
 {{- '<|assistant_start|>' -}}
 {%- if message.content is string -%}
-{%- generation -%}{{- message.content ~ '<|assistant_end|>' -}}{%- endgeneration -%}
+<text>{{- message.content ~ '<|assistant_end|>' -}}</>
 {%- else -%}
 {%- for part in message.content -%}
 {%- if part.type == 'python_output' -%}
-{{- '<|output_start|>' ~ part.text ~ '<|output_end|>' -}}
+<python_output>{{- '<|output_start|>' ~ part.text ~ '<|output_end|>' -}}</>
 {%- elif part.type == 'python' -%}
-{%- generation -%}{{- '<|python_start|>' ~ part.text ~ '<|python_end|>' -}}{%- endgeneration -%}
+<python>{{- '<|python_start|>' ~ part.text ~ '<|python_end|>' -}}</>
 {%- else -%}
-{%- generation -%}{{- part.text -}}{%- endgeneration -%}
+<text>{{- part.text -}}</>
 {%- endif -%}
 {%- endfor -%}
-{%- generation -%}{{- '<|assistant_end|>' -}}{%- endgeneration -%}
+<text>{{- '<|assistant_end|>' -}}</>
 {%- endif -%}
 {%- else -%}
 {{- raise_exception('unknown role ' ~ message.role) -}}
@@ -129,24 +149,26 @@ def _qwen_pieces(messages: Sequence[Message]) -> Iterator[Piece]:
         yield from _QWEN_OPENING
         separator = ""
         for part in message.parts:
+            own = message.supervised and part.kind in LEARNED
             if part.kind == TEXT:
-                yield Piece(part.text, supervised=message.supervised)
+                yield Piece(part.text, supervised=own)
                 separator = "\n"
             elif part.kind == CALL:
                 call = json.dumps({"name": "python", "arguments": {"expression": part.text}}, ensure_ascii=False)
-                yield Piece(f"{separator}<tool_call>\n{call}\n</tool_call>", supervised=message.supervised)
-                yield _token("<|im_end|>", message.supervised)
-                yield Piece("\n")
+                yield Piece(f"{separator}<tool_call>\n{call}\n</tool_call>", supervised=own)
+                yield _token("<|im_end|>", own)
             else:
-                yield from _qwen_turn(f"user\n<tool_response>\n{part.text}\n</tool_response>")
+                yield Piece("\n", supervised=own)
+                yield from _qwen_turn(f"user\n<tool_response>\n{part.text}\n</tool_response>", own)
                 yield from _QWEN_OPENING
                 separator = ""
         yield _token("<|im_end|>", message.supervised)
         yield Piece("\n")
 
 
-def _qwen_turn(text: str) -> Iterator[Piece]:
-    yield from (_token("<|im_start|>"), Piece(text), _token("<|im_end|>"), Piece("\n"))
+def _qwen_turn(text: str, own: bool = False) -> Iterator[Piece]:
+    yield from (_token("<|im_start|>", own), Piece(text, supervised=own), _token("<|im_end|>", own))
+    yield Piece("\n", supervised=own)
 
 
 _QWEN_OPENING = (_token("<|im_start|>"), Piece("assistant\n"))
@@ -160,22 +182,22 @@ _QWEN_TEMPLATE = r"""{%- macro text(content) -%}
 {%- elif message.role == 'assistant' -%}
 {{- '<|im_start|>assistant\n' -}}
 {%- if message.content is string -%}
-{%- generation -%}{{- message.content ~ '<|im_end|>' -}}{%- endgeneration -%}
+<text>{{- message.content ~ '<|im_end|>' -}}</>
 {%- else -%}
 {%- for part in message.content -%}
 {%- if part.type == 'python_output' -%}
-{{- '\n<|im_start|>user\n<tool_response>\n' ~ part.text ~ '\n</tool_response><|im_end|>\n' -}}
+<python_output>{{- '\n<|im_start|>user\n<tool_response>\n' ~ part.text ~ '\n</tool_response><|im_end|>\n' -}}</>
 {{- '<|im_start|>assistant\n' -}}
 {%- elif part.type == 'python' -%}
 {%- set after_text = not loop.first and loop.previtem.type == 'text' -%}
 {%- set call = '<tool_call>\n{"name": "python", "arguments": {"expression": ' ~ part.text | tojson -%}
 {%- set call = ('\n' if after_text else '') ~ call ~ '}}\n</tool_call><|im_end|>' -%}
-{%- generation -%}{{- call -}}{%- endgeneration -%}
+<python>{{- call -}}</>
 {%- else -%}
-{%- generation -%}{{- part.text -}}{%- endgeneration -%}
+<text>{{- part.text -}}</>
 {%- endif -%}
 {%- endfor -%}
-{%- generation -%}{{- '<|im_end|>' -}}{%- endgeneration -%}
+<text>{{- '<|im_end|>' -}}</>
 {%- endif -%}
 {{- '\n' -}}
 {%- else -%}
@@ -192,7 +214,7 @@ STYLES = (
         end="<|assistant_end|>",
         opening=(_token("<|assistant_start|>"),),
         pieces=_nanochat_pieces,
-        template=_NANOCHAT_TEMPLATE,
+        template=_with_mask(_NANOCHAT_TEMPLATE),
     ),
     Style(
         name="qwen",
@@ -200,7 +222,7 @@ STYLES = (
         end="<|im_end|>",
         opening=_QWEN_OPENING,
         pieces=_qwen_pieces,
-        template=_QWEN_TEMPLATE,
+        template=_with_mask(_QWEN_TEMPLATE),
     ),
 )
 """All styles, by precedence: a tokenizer's style is the first one whose tokens it has."""

@@ -1,6 +1,7 @@
 """A task turns rows into examples, and scores answers to them. One task is one small file.
 
-A third-party task is a subclass of `Task`, which a mixture names as `my_module:Spelling`:
+Its class declares all that mixtures, evaluation, reinforcement learning, help and lists read of it. A third-party task
+is a subclass of `Task`, which a user names as `my_module:Spelling`:
 
     class Spelling(Task):
         def example(self, row):
@@ -51,8 +52,18 @@ class HubFiles:
 class Task(ABC):
     """One task. Its class takes no arguments; the task can be pickled."""
 
+    name: ClassVar[str] = ""
+    """The name of one of the project's tasks; a third-party task has the name by which its user finds it."""
+    about: ClassVar[str] = ""
+    """What the task asks, for lists of the project's tasks."""
     hub: ClassVar[HubFiles | None] = None
     """The dataset of the task's rows, unless a mixture names another source."""
+    questions: ClassVar[HubFiles | None] = None
+    """The dataset of the questions of an evaluation; None: `hub`, and one of the project's tasks is not evaluated."""
+    baseline: ClassVar[float | None] = None
+    """The accuracy of guessing in ChatCORE, which is of the project's tasks; None: the task is no part of it."""
+    runs_programs: ClassVar[bool] = False
+    """Whether the task's answers are programs, which `score` runs."""
     csv_columns: ClassVar[tuple[str, ...] | None] = None
     """Names of the columns of the task's CSV files, which have no header; None if it takes no CSV."""
 

@@ -15,7 +15,7 @@ import typer
 from efficientbench.basics.help_page import command_that_names
 from efficientbench.cli.chat import chat, serve
 from efficientbench.cli.compare import compare
-from efficientbench.cli.evaluate import evaluate
+from efficientbench.cli.evaluate import evaluate, task_names
 from efficientbench.cli.examples import EXAMPLES
 from efficientbench.cli.finetune import finetune
 from efficientbench.cli.generate import generate
@@ -202,13 +202,14 @@ def profile(
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(run, sweep, plan, report, plot, compare, export),
-    *(import_, scripts, doctor, profile, list_runs, list_keys, chat, evaluate, finetune, generate, launch, serve),
+    *(import_, scripts, doctor, profile, list_runs, list_keys, chat, finetune, generate, launch, serve),
     *(speedrun, new_variant),
 )
 _NAMES: dict[Callable[..., None], str] = {import_: "import", list_runs: "list", list_keys: "keys"}
 """Names of commands that are not called as their functions."""
 for _command in _COMMANDS:
     app.command(_NAMES.get(_command))(_command)
+app.command(cls=command_that_names("Tasks:", task_names))(evaluate)
 app.command(cls=command_that_names("Variants:", variant_names))(check_variant)
 
 

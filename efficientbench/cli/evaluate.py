@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 GOES_ON = "stopped: the same command goes on from here"
 
 
+def task_names() -> list[str]:
+    """Return the names of all tasks of `--tasks`: the project's, and those of installed packages."""
+    from efficientbench.basics.plugins import installed
+    from efficientbench.evaluation.registry import ENTRY_POINTS, TASKS
+
+    return [*TASKS, *installed(ENTRY_POINTS), "package.module:Class"]
+
+
 def evaluate(
     run_folder: RunFolder,
     arguments: Kinds = None,
@@ -32,7 +40,7 @@ def evaluate(
     step: Step = None,
     batch_tokens: Annotated[int, count("tokens that are computed at once")] = BATCH_TOKENS,
     allow_code: AllowCode = False,
-    samples: Annotated[int, count("answers to each question of gsm8k and humaneval")] = 1,
+    samples: Annotated[int, count("answers to each question without choices")] = 1,
     temperature: Annotated[float, option("T", "of these answers; 0: the likeliest tokens", 0.0)] = 0.0,
     max_new_tokens: Annotated[int, count("most tokens of such an answer")] = 512,
     contamination: Annotated[

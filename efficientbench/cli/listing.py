@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 def list_runs(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD]...", help="part of a run's name or suite, like gqa or moe")
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORD]...", help="part of a run's name or suite, like gqa or moe; or finetuning, tasks, rewards"
+        ),
     ] = None,
     matrix: MatrixFile = None,
 ) -> None:
@@ -59,24 +62,21 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
                 counted = None
             figures = (f"{counted.total:,}", f"{counted.active:,}") if counted else ("n/a", "n/a")
             table.add_row(run.name, *figures, run.suite)
-    tunings, plugins = _tunings(words), _plugins(words)
-    if not table.row_count and not tunings.row_count and not plugins.row_count:
+    others = [each for each in (_tunings(words), _tasks(words), _plugins(words)) if each.row_count]
+    if not table.row_count and not others:
         raise ConfigError(f"no run has {' or '.join(words)} in its name or suite: efficientbench list has all of them")
     console = Console(highlight=False, soft_wrap=True)
     if table.row_count:
         console.print(table)
         variants, sizes = ", ".join(matrix.variants), ", ".join(matrix.sizes)
         console.print(f"\nEvery variant ({variants}) has every size ({sizes}), like mla_7B.")
-    if tunings.row_count:
-        if table.row_count:
+    for place, each in enumerate(others):
+        if table.row_count or place:
             console.print()
-        console.print(tunings)
-    elif not words:
+        console.print(each)
+    if not words:
         console.print("Fine-tunings: efficientbench list finetuning.")
-    if plugins.row_count:
-        if table.row_count or tunings.row_count:
-            console.print()
-        console.print(plugins)
+        console.print("Chat tasks and rewards: efficientbench list tasks rewards.")
 
 
 def _has(words: Sequence[str], text: str) -> bool:
@@ -95,17 +95,33 @@ def _tunings(words: Sequence[str]) -> Table:
     return table
 
 
+def _tasks(words: Sequence[str]) -> Table:
+    """Return the project's chat tasks and rewards that have one of the words."""
+    from efficientbench.data_tools.chat.find_task import TASKS
+    from efficientbench.planning.table import plain_table
+    from efficientbench.training.reinforcement.rewards import OWN
+
+    table = plain_table("name", ("kind", "what it is"), left=2)
+    rows = [(name, "task", task.about) for name, task in TASKS.items()]
+    for row in (*rows, *((name, "reward", f"that of the task {name}") for name in OWN)):
+        if _has(words, f"{row[0]} {row[1]}s"):
+            table.add_row(*row)
+    return table
+
+
 def _plugins(words: Sequence[str]) -> Table:
     """Return what other packages have installed for the keys below and has one of the words, without importing it."""
     from efficientbench.architecture.registry import ENTRY_POINTS as VARIANTS
     from efficientbench.basics.plugins import installed
+    from efficientbench.data_tools.chat.find_task import ENTRY_POINTS as TASKS
     from efficientbench.finetuning.methods import ENTRY_POINTS as METHODS
     from efficientbench.metrics.monitoring.meters import ENTRY_POINTS as METERS
-    from efficientbench.planning.plan_table import plain_table
+    from efficientbench.planning.table import plain_table
     from efficientbench.training.reinforcement.rewards import ENTRY_POINTS as REWARDS
 
     keys = {
         VARIANTS: "model.attention.kind, model.position.kind",
+        TASKS: "--tasks, rl.task",
         REWARDS: "rl.reward",
         METHODS: "method",
         METERS: "measurement.meters",
@@ -113,7 +129,7 @@ def _plugins(words: Sequence[str]) -> Table:
     table = plain_table("installed", ("from", "value of"), left=2)
     for group, key in keys.items():
         for name, place in installed(group).items():
-            if _has(words or [""], f"{name} {place} {key}"):
+            if _has(words or [""], f"{name} {place} {key} {group.rpartition('.')[2]}"):
                 table.add_row(name, place, key)
     return table
 

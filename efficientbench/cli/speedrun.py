@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from efficientbench.cli.options import MODES, AllowCode, count, mode_of, names, option, switch
+from efficientbench.data_tools.chat.find_task import EVALUATED
 
 
 def speedrun(
@@ -31,8 +32,8 @@ def speedrun(
         Path | None,
         option(
             "FOLDER",
-            "items of core, arc_easy, arc_challenge, mmlu, gsm8k and humaneval, each task's in its own folder; "
-            "the hub without it, which does not have core",
+            f"items of core, {', '.join(EVALUATED)}: each task's in its own folder; the hub without it, which does not "
+            "have core",
         ),
     ] = None,
     limit: Annotated[int | None, count("items of each evaluation; all, or 20 with --short")] = None,

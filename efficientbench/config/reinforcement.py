@@ -23,7 +23,8 @@ class ReinforcementConfig(Part):
     """Questions, samples and rewards of training.objective=rl; its batch is training.global_batch_size answers."""
 
     task: str = Field(
-        default="gsm8k", description="task of the questions, one of efficientbench-data chat's or package.module:Class"
+        default="gsm8k",
+        description="task of the questions: one of `efficientbench list tasks`, or package.module:Class",
     )
     questions: str | None = Field(
         default=None, description="file, folder or glob of the task's rows to learn from; unset: the task makes its own"
@@ -31,7 +32,7 @@ class ReinforcementConfig(Part):
     reward: str | None = Field(
         default=None,
         description="what an answer is worth; unset: what the task says, by itself 1 where the answer is right, else "
-        "0; gsm8k: 1 where its number is right, else 0; package.module:function: your (example, answer) → number, "
+        "0; or one of `efficientbench list rewards`, or package.module:function: your (example, answer) → number, "
         "imported because your command names it",
     )
     samples: Annotated[PositiveInt, AfterValidator(_several)] = Field(
@@ -81,10 +82,5 @@ class ReinforcementConfig(Part):
                 self.max_new_tokens <= training.seq_len,
                 f"rl.max_new_tokens {self.max_new_tokens:,} leaves no room for a "
                 f"question in training.seq_len={training.seq_len:,}",
-            ),
-            (
-                not self.test_every or self.task != "humaneval",
-                "rl.test_every: the answers to humaneval are programs, "
-                "which a training does not run: evaluate its checkpoints by `efficientbench evaluate --allow-code`",
             ),
         )

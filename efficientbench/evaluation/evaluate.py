@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from efficientbench.basics.errors import EvaluationError
 from efficientbench.evaluation.contamination import without_contaminated
 from efficientbench.evaluation.publish import publish
-from efficientbench.evaluation.registry import check_names, combined, find_task
+from efficientbench.evaluation.registry import check_names, combined, make_task
 from efficientbench.evaluation.results import FOLDER, ResultFile, summary_of
 from efficientbench.evaluation.task import Options, Summary, Task
 from efficientbench.generation.open_run import Opened, Share, opened
@@ -94,7 +94,7 @@ def evaluate(
         for problem in run.warnings:
             console.print(f"warning: {problem}")
         # Make all tasks before scoring the first, which may take hours.
-        tasks = [find_task(name)(run, options) for name in names]
+        tasks = [make_task(name, run, options) for name in names]
         about = {"step": run.step, "checkpoint_sha256": identity(checkpoint_folder(options.folder, run.step))}
         for task in tasks:
             with memory_errors_explained(options.batch_tokens):

@@ -1,72 +1,45 @@
-"""The evaluation tasks by name; each is imported only when it is made."""
+"""The evaluation tasks by name; what makes them is imported only then."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from efficientbench.basics import plugins
 from efficientbench.basics.errors import ConfigError
+from efficientbench.data_tools.chat.find_task import ENTRY_POINTS, EVALUATED
 from efficientbench.evaluation.core.bundle import NAMES as CORE_TASKS
 from efficientbench.evaluation.task import Options, Summary, Task
 
 if TYPE_CHECKING:
     from efficientbench.generation.open_run import Opened
 
-Make = Callable[["Opened", Options], Task]
+TASKS = ("core", "loss", *EVALUATED, "passkey", "needle", "position_loss")
+"""Names of the project's tasks."""
 
 
-def _loss(run: Opened, options: Options) -> Task:
+def make_task(name: str, run: Opened, options: Options) -> Task:
+    """Bind a task to a model. The tasks are imported here, since names are checked without torch.
+
+    Args:
+        name: a checked name, one of TASKS or a chat task from outside.
+        run: the opened run.
+        options: the command's options.
+    """
+    from efficientbench.evaluation.chat.chat_tasks import make_chat_task
+    from efficientbench.evaluation.core.task import Core
+    from efficientbench.evaluation.long_context.hidden import NEEDLE, PASSKEY, Hidden
+    from efficientbench.evaluation.long_context.position_loss import PositionLoss
     from efficientbench.evaluation.loss import Loss
 
-    return Loss(run, options)
-
-
-def _core(run: Opened, options: Options) -> Task:
-    from efficientbench.evaluation.core.task import Core
-
-    return Core.of(run, options)
-
-
-def _chat(name: str) -> Make:
-    def make(run: Opened, options: Options) -> Task:
-        from efficientbench.evaluation.chat.chat_tasks import make_chat_task
-
-        return make_chat_task(name, run, options)
-
-    return make
-
-
-def _hidden(name: str) -> Make:
-    def make(run: Opened, options: Options) -> Task:
-        from efficientbench.evaluation.long_context.hidden import NEEDLE, PASSKEY, Hidden
-
-        return Hidden(name, run, options, {"needle": NEEDLE, "passkey": PASSKEY}[name])
-
-    return make
-
-
-def _position_loss(run: Opened, options: Options) -> Task:
-    from efficientbench.evaluation.long_context.position_loss import PositionLoss
-
-    return PositionLoss(run, options)
-
-
-CHAT = ("arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval")
-
-TASKS: dict[str, Make] = {
-    "core": _core,
-    "loss": _loss,
-    **{name: _chat(name) for name in CHAT},
-    "passkey": _hidden("passkey"),
-    "needle": _hidden("needle"),
-    "position_loss": _position_loss,
-}
-
-
-def find_task(name: str) -> Make:
-    """Return the function that makes the task of a checked name, one of TASKS or a chat task `package.module:Class`."""
-    return TASKS.get(name) or _chat(name)
+    if name in (hidden := {"needle": NEEDLE, "passkey": PASSKEY}):
+        return Hidden(name, run, options, hidden[name])
+    makers: dict[str, Callable[[Opened, Options], Task]] = {
+        "core": Core.of,
+        "loss": Loss,
+        "position_loss": PositionLoss,
+    }
+    return makers[name](run, options) if name in makers else make_chat_task(name, run, options)
 
 
 def check_names(names: list[str]) -> None:
@@ -77,12 +50,8 @@ def check_names(names: list[str]) -> None:
         if name in CORE_TASKS and name not in TASKS:
             raise ConfigError(f"--tasks: {name} is one of the 22 tasks of core, and is scored only there: give core")
         # A task from outside is checked when it is made.
-        if name not in TASKS and ":" not in name:
-            near = get_close_matches(name, TASKS, 1)
-            helps = f"do you mean {near[0]}? " if near else ""
-            raise ConfigError(
-                f"--tasks: there is no task {name!r}; {helps}there are {', '.join(TASKS)}, and package.module:Class"
-            )
+        if name not in TASKS and plugins.place_of(name, ENTRY_POINTS) is None:
+            raise ConfigError(f"--tasks: {plugins.unknown('task', name, TASKS, ENTRY_POINTS, 'package.module:Class')}")
 
 
 def combined(summaries: Mapping[str, Summary]) -> dict[str, Summary]:

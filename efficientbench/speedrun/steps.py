@@ -11,14 +11,14 @@ from pathlib import Path
 
 from efficientbench.basics.foreign import read_whole
 from efficientbench.config.load import resolve
-from efficientbench.evaluation.registry import CHAT
+from efficientbench.data_tools.chat.find_task import EVALUATED, TASKS
 from efficientbench.metrics.records.generation.generation import generation_of
 from efficientbench.metrics.records.sinks.wandb_log import check_wandb
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.speedrun.recipe import run_name, write_matrix
 from efficientbench.speedrun.request import BASE, RL, SFT, Request
 
-CORE, CODE = "core", "humaneval"
+CORE = "core"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 TOOLS, DATA_TOOLS = "efficientbench", "efficientbench-data"
 
@@ -184,7 +184,7 @@ def _evaluated(request: Request, stage: str, run: str, folder: Path) -> Iterator
     data = () if request.task_data is None else ("--data", str(request.task_data))
     limit = () if request.items is None else ("--limit", str(request.items))
     code = ("--allow-code",) if request.allow_code else ()
-    wanted = (CORE,) if stage == BASE else CHAT
+    wanted = (CORE,) if stage == BASE else EVALUATED
     absent = _without_core(request) if stage == BASE else _without(request)
     at_hand = ",".join(task for task in wanted if task not in absent)
     if at_hand:
@@ -204,9 +204,12 @@ def _without_core(request: Request) -> dict[str, str]:
 
 def _without(request: Request) -> dict[str, str]:
     """Return chat task → why it is skipped."""
-    absent = {} if request.allow_code else {CODE: "it runs programs that the model writes: --allow-code allows that"}
+    absent = {}
+    if not request.allow_code:
+        why = "it runs programs that the model writes: --allow-code allows that"
+        absent = {task: why for task in EVALUATED if TASKS[task].runs_programs}
     if request.task_data is not None:
-        for task in CHAT:
+        for task in EVALUATED:
             if not (request.task_data / task).is_dir():
                 absent.setdefault(task, f"{request.task_data / task} is not there")
     return absent

@@ -74,4 +74,4 @@ def test_chat_tasks_and_their_mean(chat_run: Path, tmp_path: Path) -> None:
     failed = efficientbench(*words, "--tasks", "support.outside_task:Moving", expect=1, **outside)
     assert "ZeroDivisionError: it clears the screen: \ufffd[2J" in failed.stderr
     refused = efficientbench(*words, "--tasks", "support.outside_task:Missing", expect=2, **outside)
-    assert "support.outside_task:Missing is no class of" in refused.stderr
+    assert "support.outside_task has no Missing" in refused.stderr

@@ -258,7 +258,7 @@ def test_a_task_from_outside_asks_and_rewards(tiny: tuple[str, ...], folder: Pat
     assert found["files_sha256"] == [hashlib.sha256(code.read_bytes()).hexdigest()]
     missing = ("rl.task=support.outside_task:Missing", "rl.questions=null")
     refused = efficientbench(*tiny, *asked(data, *missing), expect=2, **outside)
-    assert "support.outside_task:Missing is no class of" in refused.stderr
+    assert "support.outside_task has no Missing" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 

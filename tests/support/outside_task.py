@@ -40,6 +40,21 @@ class Plain(Spelling):
         return ascii_share(example, completion)
 
 
+class Counting(Spelling):
+    """Answers call the calculator, first, between texts, twice in a row or last."""
+
+    def example(self, row: Row) -> Example:
+        letters = str(len(row["word"]))
+        said, short = {"type": "text", "text": f"{letters} letters"}, {"type": "text", "text": "So "}
+        call = [{"type": "python", "text": f"{letters}*1"}, {"type": "python_output", "text": letters}]
+        orders = [[said, *call, said], [*call, short, said], [short, *call, *call, said], [short, *call], [said]]
+        messages = [
+            {"role": "user", "content": f"How long is {row['word']}?"},
+            {"role": "assistant", "content": orders[WORDS.index(row["word"])]},
+        ]
+        return Example(read_messages(messages), reference=f"{letters} letters")
+
+
 class Broken(Spelling):
     def example(self, row: Row) -> Example:
         raise ZeroDivisionError("it cannot be")

@@ -8,11 +8,15 @@ from efficientbench.data_tools.chat.conversations import RowError
 from efficientbench.data_tools.chat.task import Example, HubFiles, Task, multiple_choice, text_of
 from efficientbench.data_tools.rows import Row
 
+_DATASET = "allenai/ai2_arc"
+
 
 class Arc(Task):
     """Reads rows with `question`, `choices` (`text`, `label`) and `answerKey`; `config`: ARC-Easy or ARC-Challenge."""
 
-    hub = HubFiles("allenai/ai2_arc", config="ARC-Easy", split="train")
+    name = "arc"
+    about = "school science questions with three to five choices"
+    hub = HubFiles(_DATASET, config="ARC-Easy", split="train")
 
     def example(self, row: Row) -> Example:
         choices = row.get("choices")
@@ -24,6 +28,23 @@ class Arc(Task):
         if right not in labels:
             raise RowError(f"answerKey: {right!r} is none of the labels {', '.join(labels)}")
         return multiple_choice(text_of(row, "question"), labels, texts, right)
+
+
+class ArcEasy(Arc):
+    """ARC's easy questions."""
+
+    name = "arc_easy"
+    questions = HubFiles(_DATASET, config="ARC-Easy", split="test")
+    baseline = 0.25
+
+
+class ArcChallenge(Arc):
+    """ARC's questions that simple methods do not answer."""
+
+    name = "arc_challenge"
+    hub = HubFiles(_DATASET, config="ARC-Challenge", split="train")
+    questions = HubFiles(_DATASET, config="ARC-Challenge", split="test")
+    baseline = 0.25
 
 
 def _texts(value: object) -> list[str]:

@@ -17,7 +17,11 @@ _ANSWER = re.compile(r"#### (-?[0-9.,]+)")
 class Gsm8k(Task):
     """Reads rows with `question` and `answer`; a note `<<48/2=24>>` in an answer becomes a call of the calculator."""
 
+    name = "gsm8k"
+    about = "math word problems, whose answers call a calculator"
     hub = HubFiles("openai/gsm8k", config="main", split="train")
+    questions = HubFiles("openai/gsm8k", config="main", split="test")
+    baseline = 0.0
 
     def example(self, row: Row) -> Example:
         question, answer = text_of(row, "question"), text_of(row, "answer")

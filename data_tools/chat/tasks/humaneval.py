@@ -15,7 +15,11 @@ _IMPORT = re.compile(r"(?:import|from)\s")
 class HumanEval(Task):
     """Reads rows with `prompt`, `canonical_solution`, `test` and `entry_point`; scores an answer by running it."""
 
-    hub = HubFiles("openai/openai_humaneval", config="openai_humaneval", split="test")
+    name = "humaneval"
+    about = "Python functions to complete, which their tests run"
+    hub = questions = HubFiles("openai/openai_humaneval", config="openai_humaneval", split="test")
+    baseline = 0.0
+    runs_programs = True
 
     def example(self, row: Row) -> Example:
         prompt, solution = text_of(row, "prompt"), text_of(row, "canonical_solution")

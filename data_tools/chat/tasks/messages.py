@@ -10,6 +10,9 @@ from efficientbench.data_tools.rows import Row
 class Messages(Task):
     """Reads rows with `messages`, and ignores other keys."""
 
+    name = "messages"
+    about = "conversations of your own files"
+
     def example(self, row: Row) -> Example:
         if "messages" not in row:
             raise RowError(f"messages: the key is missing; keys there: {', '.join(map(repr, row)) or 'none':.200}")

@@ -14,7 +14,11 @@ _LETTERS = ("A", "B", "C", "D")
 class Mmlu(Task):
     """Reads rows of the hub (`question`, `choices`, `answer` as a number), or lines of the original CSV files."""
 
+    name = "mmlu"
+    about = "questions on 57 subjects with four choices"
     hub = HubFiles("cais/mmlu", config="auxiliary_train", split="train")
+    questions = HubFiles("cais/mmlu", config="all", split="test")
+    baseline = 0.25
     csv_columns = ("question", *_LETTERS, "answer")
 
     def example(self, row: Row) -> Example:

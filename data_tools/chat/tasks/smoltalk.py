@@ -9,4 +9,6 @@ from efficientbench.data_tools.chat.tasks.messages import Messages
 class SmolTalk(Messages):
     """Reads rows with `messages`."""
 
+    name = "smoltalk"
+    about = "conversations on many subjects"
     hub = HubFiles("HuggingFaceTB/smol-smoltalk", split="train")

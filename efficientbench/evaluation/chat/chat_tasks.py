@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from efficientbench.basics.errors import ConfigError
+from efficientbench.data_tools.chat.find_task import TASKS, find_task
 from efficientbench.evaluation.chat.categorical import Categorical
 from efficientbench.evaluation.chat.generative import NEEDS_CODE, Generative
 from efficientbench.evaluation.chat.questions import Questions
@@ -15,15 +16,15 @@ from efficientbench.evaluation.task import Options, Summary, Task
 if TYPE_CHECKING:
     from efficientbench.generation.open_run import Opened
 
-BASELINES = {"arc_easy": 0.25, "arc_challenge": 0.25, "mmlu": 0.25, "gsm8k": 0.0, "humaneval": 0.0}
-"""The accuracy of guessing (nanochat, scripts/chat_eval.py of 14 October 2025)."""
+BASELINES = {name: task.baseline for name, task in TASKS.items() if task.baseline is not None}
+"""The accuracy of guessing in ChatCORE's five tasks (nanochat, scripts/chat_eval.py of 14 October 2025)."""
 
 
 def make_chat_task(name: str, run: Opened, options: Options) -> Task:
     """Bind a chat task to a model: categorical if every question has choices, else generative.
 
     Args:
-        name: one of `questions.SOURCES`, or `package.module:Class`.
+        name: a chat task's name, ours or one from outside.
         run: the opened run.
         options: the command's options.
 
@@ -31,7 +32,7 @@ def make_chat_task(name: str, run: Opened, options: Options) -> Task:
         ConfigError: the task's rows are missing, or its answers are programs, which may not run.
         DataError: a row is not in the task's form, or the tokenizer cannot render the questions.
     """
-    if name == "humaneval" and not options.allow_code:
+    if find_task(name).runs_programs and not options.allow_code:
         raise ConfigError(f"{name}: {NEEDS_CODE}")
     questions = Questions(name, run, options)
     kind = Categorical if all(each.example.choices for each in questions.by_name.values()) else Generative

@@ -10,8 +10,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from efficientbench.basics.errors import ConfigError, DataError, EvaluationError
+from efficientbench.data_tools.chat.find_task import TASKS
 from efficientbench.data_tools.chat.task import RunProgram
-from efficientbench.evaluation.chat.questions import SOURCES, Question, Questions, standard_error
+from efficientbench.evaluation.chat.questions import Question, Questions, standard_error
 from efficientbench.evaluation.code.sandbox import run_program
 from efficientbench.evaluation.scoring import padded_parts
 from efficientbench.evaluation.task import Item, ItemResult, Options, Summary
@@ -130,7 +131,7 @@ class Generative:
         except (ConfigError, DataError, EvaluationError):
             raise
         except Exception as error:
-            if self.name in SOURCES:
+            if self.name in TASKS:
                 raise
             # A task from outside may raise anything.
             raise EvaluationError(f"{self.name}, {question.name}: {type(error).__name__}: {error}") from None

@@ -14,9 +14,9 @@ import numpy as np
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.files import sha256
 from efficientbench.data_tools.chat.examples import Examples, made_rows, open_examples
-from efficientbench.data_tools.chat.find_task import code_files, find_task
+from efficientbench.data_tools.chat.find_task import TASKS, code_files, find_task
 from efficientbench.data_tools.chat.render import make_renderer
-from efficientbench.data_tools.chat.task import Example, HubFiles
+from efficientbench.data_tools.chat.task import Example, Task
 from efficientbench.evaluation.task import Item, ItemResult, Options, prompt_hash
 
 if TYPE_CHECKING:
@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 
 SEED = 42
 """The seed of the random order of rows, of which `limit` takes the first."""
-
-ARC = "allenai/ai2_arc"
-SOURCES = {
-    "arc_easy": ("arc", HubFiles(ARC, "ARC-Easy", "test")),
-    "arc_challenge": ("arc", HubFiles(ARC, "ARC-Challenge", "test")),
-    "mmlu": ("mmlu", HubFiles("cais/mmlu", "all", "test")),
-    "gsm8k": ("gsm8k", HubFiles("openai/gsm8k", "main", "test")),
-    "humaneval": ("humaneval", HubFiles("openai/openai_humaneval", "openai_humaneval", "test")),
-}
-"""Each chat task's task of `data_tools.chat`, and the rows that it is evaluated on."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,7 @@ class Questions:
         """Read the rows, and render their prompts.
 
         Args:
-            name: a chat task's name, or `package.module:Class` of a task from outside.
+            name: a chat task's name, ours or one from outside.
             run: the opened run, whose tokenizer renders the prompts.
             options: say where the rows are, and how many are asked.
             examples: the rows; None: read from where the options say.
@@ -112,19 +102,19 @@ def find_examples(name: str, options: Options) -> Examples:
         ConfigError: the rows are not below `--data`.
         DataError: the rows cannot be read or downloaded, or there is no such task.
     """
-    if name not in SOURCES:
-        # A task that makes its own rows ignores `--data`, which is for the other tasks.
-        return open_examples(name, options.data if made_rows(name, find_task(name)) is None else None)
-    task, hub = SOURCES[name]
-    if options.data is None:
-        return open_examples(task, hub=hub)
-    return open_examples(task, _find_rows(name, task, options))
+    task = find_task(name)
+    # A task that makes its own rows ignores `--data`, which is for the other tasks.
+    if options.data is None or made_rows(name, task) is not None:
+        return open_examples(name, hub=task.questions)
+    return open_examples(name, _find_rows(name, task, options) if name in TASKS else options.data)
 
 
-def _find_rows(name: str, task: str, options: Options) -> Path:
+def _find_rows(name: str, task: Task, options: Options) -> Path:
     """Return the path or glob of a task's rows, only the split `test` if the folder has it."""
     folder = options.data_folder(name)
-    patterns = ["test", "**/test[-.]*", *(f"{each}.*" for each in dict.fromkeys((name, task)))]
+    # Both tasks of ARC may take one file, which has the name of their class's parent.
+    names = [each.name for each in type(task).__mro__ if issubclass(each, Task) and each.name]
+    patterns = ["test", "**/test[-.]*", *(f"{each}.*" for each in names)]
     for pattern in patterns:
         if glob.glob(str(folder / pattern), recursive=True):
             return folder / pattern

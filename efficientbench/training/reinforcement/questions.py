@@ -113,6 +113,11 @@ def check_rewards(rl: ReinforcementConfig) -> None:
     if not rl.test_every:
         return
     tested = open_rows("test_questions", rl.task, rl.test_questions)
+    if tested.task.runs_programs:
+        raise ConfigError(
+            f"rl.test_every: the answers to {rl.task} are programs, which a training does not run: evaluate its "
+            "checkpoints by `efficientbench evaluate --allow-code`"
+        )
     try:
         tested.task.score(tested[0], "", lambda program, tests: False)
     except (ConfigError, DataError):

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.basics.plugins import load, place_of, source_files, unknown
+from efficientbench.data_tools.chat.find_task import EVALUATED, TASKS
 from efficientbench.data_tools.chat.task import Example, Task
-from efficientbench.data_tools.chat.tasks.gsm8k import Gsm8k
 
 Reward: TypeAlias = Callable[[Example, str], float]
 """(example, completion) → the reward; higher is better."""
@@ -37,8 +37,8 @@ def _run_nothing(program: str, tests: str) -> bool:
 
 
 ENTRY_POINTS = "efficientbench.rewards"
-OWN: dict[str, Reward] = {"gsm8k": reward_of_task(Gsm8k())}
-"""The project's own rewards by name."""
+OWN: dict[str, Reward] = {name: reward_of_task(TASKS[name]()) for name in EVALUATED if not TASKS[name].runs_programs}
+"""The project's own rewards by name: those of its tasks with right answers."""
 
 
 def find_reward(name: str) -> Reward:

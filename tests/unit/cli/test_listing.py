@@ -6,10 +6,17 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
+from support import outside
+from typer.testing import CliRunner
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.cli import examples
+from efficientbench.cli.app import app
 from efficientbench.cli.listing import list_keys, list_runs
+from efficientbench.data_tools.chat.find_task import TASKS
+from efficientbench.data_tools.cli import app as data_app
+from efficientbench.evaluation.registry import check_names
 
 QWEN = "Qwen/Qwen2.5-{}-Instruct"
 EXAMPLES = {
@@ -71,7 +78,11 @@ def test_fine_tunings_are_listed_where_a_word_names_them(capsys: pytest.CaptureF
     runs, _, tunings = capsys.readouterr().out.partition("\nfine-tuning ")
     assert ("mla_7B" in runs, "lora_7B" in runs, "lora_7B" in tunings) == (True, False, True)
     list_runs([])
-    assert capsys.readouterr().out.endswith("\nFine-tunings: efficientbench list finetuning.\n")
+    ends = capsys.readouterr().out.splitlines()[-2:]
+    assert ends == [
+        "Fine-tunings: efficientbench list finetuning.",
+        "Chat tasks and rewards: efficientbench list tasks rewards.",
+    ]
 
 
 def test_keys_of_fine_tunings_come_after_those_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,3 +94,28 @@ def test_keys_of_fine_tunings_come_after_those_of_runs(capsys: pytest.CaptureFix
     runs, _, tunings = capsys.readouterr().out.partition("\nof fine-tunings (efficientbench finetune):\n")
     assert "measurement.warmup_steps = 5" in runs
     assert "training.warmup_steps = unset" in tunings
+
+
+def help_of(group: typer.Typer, command: str) -> str:
+    return " ".join(CliRunner().invoke(group, [command, "--help"], terminal_width=100).output.split())
+
+
+def test_tasks_and_rewards_are_listed_those_of_packages_by_their_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside.lay_out(tmp_path, monkeypatch)
+    outside.install(tmp_path, "efficientbench.tasks", "my_spelling", "hostile:Spelling")
+    outside.install(tmp_path, "efficientbench.rewards", "my_brevity", "hostile:brevity")
+    list_runs(["tasks", "rewards"])
+    printed = capsys.readouterr().out
+    for name, task in TASKS.items():
+        assert re.search(rf"^{name} +task +{task.about}", printed, re.MULTILINE)
+    assert re.search(r"^gsm8k +reward +that of the task gsm8k", printed, re.MULTILINE)
+    assert re.search(r"^my_spelling +hostile:Spelling +--tasks, rl.task", printed, re.MULTILINE)
+    assert re.search(r"^my_brevity +hostile:brevity +rl.reward", printed, re.MULTILINE)
+    list_runs(["my_spell"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["installed", "my_spelling"]
+    assert "gsm8k, humaneval, messages, my_spelling, package.module:Class" in help_of(data_app, "chat")
+    assert "needle, position_loss, my_spelling, package.module:Class" in help_of(app, "evaluate")
+    check_names(["my_spelling"])
+    assert not (tmp_path / "ran").exists()

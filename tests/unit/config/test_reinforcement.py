@@ -19,7 +19,6 @@ ASKED = ["training.objective=rl", "rl.samples=4", "rl.max_new_tokens=32"]
         (["rl.samples=1"], "rl.samples: .*2 or more"),
         (["rl.samples=3"], "training.global_batch_size 8 is no whole number of questions of rl.samples=3 .* 6 is"),
         (["rl.max_new_tokens=97"], "rl.max_new_tokens 97 leaves no room for a question in training.seq_len=96"),
-        (["rl.task=humaneval", "rl.test_every=3"], "the answers to humaneval are programs"),
         (["training.objective=sft"], "its keys are for training.objective=rl alone"),
     ],
 )

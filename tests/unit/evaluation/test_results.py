@@ -132,7 +132,7 @@ def test_a_summary_says_why_a_figure_is_absent(tmp_path: Path) -> None:
 
 
 def test_names_and_folders_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no task 'los'; do you mean loss"):
+    with pytest.raises(ConfigError, match="no task called 'los': did you mean loss"):
         check_names(["los"])
     with pytest.raises(ConfigError, match="hellaswag is one of the 22 tasks of core, and is scored only there"):
         check_names(["loss", "hellaswag"])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +30,11 @@ from support.chat_tokenizers import (
 )
 
 from efficientbench.basics.errors import DataError
+from efficientbench.data_tools.chat import conversations, styles
 from efficientbench.data_tools.chat.conversations import read_messages
+from efficientbench.data_tools.chat.examples import open_examples
 from efficientbench.data_tools.chat.render import Rendered, make_renderer
+from efficientbench.data_tools.chat.styles import Style
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 
 b = byte_ids
@@ -241,7 +248,7 @@ def test_a_prompt_is_the_beginning_of_its_conversation(words: Path, qwen: Path, 
         assert renderer.prompt(messages[:-1]).tolist() == prompt.tolist()
 
 
-def by_transformers(folder: Path, messages: list[dict[str, Any]], **more: bool) -> Any:
+def by_transformers(folder: Path, messages: list[dict[str, Any]], **more: bool | str) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
@@ -262,6 +269,52 @@ def test_the_saved_template_gives_the_same(words: Path, qwen: Path, name: str) -
             assert found["assistant_masks"] == rendered.mask.tolist()
         prompt = by_transformers(folder, messages[:-1], add_generation_prompt=True)["input_ids"]
         assert prompt == renderer.prompt(read_messages(messages)).tolist()
+
+
+def styles_as_of(learned: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> tuple[Style, ...]:
+    """The styles as they are where only these kinds of parts are learned."""
+    monkeypatch.setattr(conversations, "LEARNED", learned)
+    spec = importlib.util.spec_from_file_location("styles_as_of", str(styles.__file__))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    found: tuple[Style, ...] = module.STYLES
+    return found
+
+
+@pytest.mark.parametrize("learned", [("text", "python"), ("text",), ("text", "python", "python_output")])
+def test_template_and_pieces_agree_on_the_calls_of_a_task_from_outside(
+    words: Path, qwen: Path, learned: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is learned is said in one place, which both follow."""
+    examples = open_examples("support.outside_task:Counting")
+    for folder, style in zip((words, qwen), styles_as_of(learned, monkeypatch), strict=True):
+        tokenizer = load_tokenizer(folder)
+        renderer = replace(make_renderer(tokenizer, "own"), style=style)
+        for example in examples.read(np.arange(len(examples))):
+            rendered = renderer.conversation(example.messages)
+            said = [
+                {"role": each.role, "content": [{"type": part.kind, "text": part.text} for part in each.parts]}
+                for each in example.messages
+            ]
+            found = by_transformers(folder, said, return_assistant_tokens_mask=True, chat_template=style.template)
+            assert (found["input_ids"], found["assistant_masks"]) == lists(rendered)
+            text = tokenizer.backend.decode(rendered.ids[rendered.mask == 1].tolist(), skip_special_tokens=False)
+            parts = example.messages[-1].parts
+            signs = {"python": "*1", "python_output": "output_start" if style.name == "nanochat" else "tool_response"}
+            for kind, sign in signs.items():
+                there = any(part.kind == kind for part in parts)
+                assert (sign in text) == (there and kind in learned)
+
+
+def test_pairs_that_were_made_before_keep_their_template() -> None:
+    """A pair's manifest has its style's template: another one would refuse the pair as made from other inputs."""
+    assert {each.name: hashlib.sha256(each.template.encode()).hexdigest() for each in styles.STYLES} == {
+        "nanochat": "df0dd74870d0f47fefdde5ec42ebfa9d03c5ce9601512012fae87354e9d9c7a9",
+        "qwen": "8ad0b2590717628b54f81e97c25547f90935c6fed75ee89e9aab9194ad9f5912",
+    }
 
 
 def test_in_qwens_style_an_answer_that_begins_with_a_line_end_is_encoded_as_it_is_generated(qwen: Path) -> None:

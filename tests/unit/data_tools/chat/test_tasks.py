@@ -24,7 +24,7 @@ from efficientbench.basics.foreign import MOST_BYTES
 from efficientbench.data_tools.chat.calculator import calculate
 from efficientbench.data_tools.chat.conversations import CALL, RESULT, TEXT
 from efficientbench.data_tools.chat.examples import Examples, open_examples
-from efficientbench.data_tools.chat.find_task import OWN
+from efficientbench.data_tools.chat.find_task import TASKS
 from efficientbench.data_tools.chat.mixture import open_mixture, read_mixture
 from efficientbench.data_tools.chat.task import Example, HubFiles
 from efficientbench.data_tools.rows import RowError
@@ -85,7 +85,7 @@ def test_rows_of_each_kind_of_file(tmp_path: Path, name: str, kind: str) -> None
         pq.write_table(pa.Table.from_pylist(FORMATS[name][:1] * 3), path, row_group_size=2)
     examples = open_examples(name, path)
     assert len(examples) == 3
-    assert examples[2] == examples[0] == OWN[name]().example(FORMATS[name][0])
+    assert examples[2] == examples[0] == TASKS[name]().example(FORMATS[name][0])
     with pytest.raises(IndexError, match="has 3, counted from 0"):
         examples[3]
     assert [*pickle.loads(pickle.dumps(examples)).read(np.array([0, 2]))] == [examples[0], examples[2]]
@@ -98,10 +98,10 @@ def test_multiple_choice_as_nanochat_asks_it(tmp_path: Path) -> None:
         "Respond only with the letter of the correct answer."
     )
     assert (answer(arc), arc.choices, arc.reference) == ("2", ("1", "2", "3"), "2")
-    plain, wrapped = map(OWN["mmlu"]().example, FORMATS["mmlu"])
+    plain, wrapped = map(TASKS["mmlu"]().example, FORMATS["mmlu"])
     assert plain == wrapped
     assert (answer(plain), plain.choices) == ("C", ("A", "B", "C", "D"))
-    task = OWN["arc"]()
+    task = TASKS["arc"]()
     assert (task.score(arc, " 2\n", no_program), task.score(arc, "1", no_program)) == (1, 0)
 
 
@@ -117,11 +117,11 @@ def test_mmlu_from_its_csv_files(shared_data: Path) -> None:
 
 def test_a_column_of_numbers_with_a_gap_has_the_answers() -> None:
     row = {"question": "Which?", "choices": ["a", "b", "c", "d"], "answer": 1.0}
-    assert answer(OWN["mmlu"]().example(row)) == "B"
+    assert answer(TASKS["mmlu"]().example(row)) == "B"
 
 
 def test_calls_of_the_calculator() -> None:
-    example = OWN["gsm8k"]().example(FORMATS["gsm8k"][0])
+    example = TASKS["gsm8k"]().example(FORMATS["gsm8k"][0])
     assert [(part.kind, part.text) for part in example.messages[-1].parts] == [
         (TEXT, "She has 2*3="),
         (CALL, "2*3"),
@@ -132,7 +132,7 @@ def test_calls_of_the_calculator() -> None:
         (TEXT, "1.50.\n#### 1,000"),
     ]
     assert example.reference == "1000"
-    task = OWN["gsm8k"]()
+    task = TASKS["gsm8k"]()
     scores = [task.score(example, each, no_program) for each in ("so #### 1000 yes", "#### 1,000", "1000", "#### 999")]
     assert scores == [1, 1, 0, 0]
 
@@ -197,7 +197,7 @@ def test_the_calculator(expression: str, value: str | None) -> None:
 
 def test_programs_are_scored_by_running_them(tmp_path: Path) -> None:
     (example,) = open_examples("humaneval", written(tmp_path, "he", FORMATS["humaneval"])).read(np.array([0]))
-    task = OWN["humaneval"]()
+    task = TASKS["humaneval"]()
     body = "def up(x):\n    return math.ceil(x)\n"
     right = [answer(example), body, f"Here it is:\n```python\n{body}```\nDone.", f"```\n{body}```"]
     wrong = ["def up(x):\n    return x\n", "no program", "", "```python\ndef up(x): return 0\n```\n" + body]
@@ -213,7 +213,7 @@ def test_formats_of_the_hub(shared_data: Path) -> None:
     for name in ("humaneval", "smoltalk"):
         examples = open_examples(name, formats / f"{name}.jsonl")
         assert len(examples) == 3
-        task = OWN[name]()
+        task = TASKS[name]()
         if name == "humaneval":
             assert [task.score(each, answer(each), in_python) for each in examples.read(np.arange(3))] == [1] * 3
         else:
@@ -237,10 +237,16 @@ def test_a_task_from_outside() -> None:
     ("name", "message"),
     [
         ("gsm8", "there is no task called 'gsm8': did you mean gsm8k?"),
-        ("zzz", "there is no task called 'zzz': ours are smoltalk, mmlu, .*; yours is package.module:Class"),
+        ("zzz", "there is no task called 'zzz': ours are smoltalk, arc, .*; yours is package.module:Class"),
         ("no_such_module:Task", "there is no module no_such_module: install its package, or name its folder in PYTHO"),
-        ("support.outside_task:NO_TASK", "support.outside_task:NO_TASK is no class of .*chat.task.Task"),
-        ("support.outside_task:Missing", "support.outside_task:Missing is no class of"),
+        (
+            "support.outside_task:NO_TASK",
+            "NO_TASK is of class str, not a class of .*chat.task.Task",
+        ),
+        (
+            "support.outside_task:Missing",
+            "task support.*: support.outside_task has no Missing",
+        ),
         ("efficientbench.data_tools.chat.task:Task", "cannot be made: TypeError: Can't instantiate abstract class"),
     ],
 )
@@ -303,7 +309,7 @@ def test_files_that_hold_no_rows(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_bytes(
         b"\n".join([b"\xef\xbb\xbf{}", b"", b"{", b"[1]", b'{"a": "\xff"}', b"9" * 5000])
     )
-    bad = Examples("messages", OWN["messages"](), [tmp_path / "bad.jsonl"])
+    bad = Examples("messages", TASKS["messages"](), [tmp_path / "bad.jsonl"])
     for number, line, problem in (
         (0, 1, "messages: the key is missing; keys there: none"),
         (1, 3, "not JSON at character"),

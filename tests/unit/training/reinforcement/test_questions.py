@@ -11,7 +11,7 @@ from support.chat_tokenizers import of_bytes
 from support.configs import tiny
 from support.outside_rewards import write_questions
 
-from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.training.reinforcement.questions import Questions, check_rewards
@@ -104,7 +104,11 @@ def test_a_task_that_rewards_nothing_needs_a_named_reward(
     rows.write_text(json.dumps(row))
     with pytest.raises(ConfigError, match=message):
         check_rewards(config_of(rows, f"rl.task={task}").rl)
-    check_rewards(config_of(rows, f"rl.task={task}", "rl.reward=support.outside_rewards:ascii_share").rl)
+    rewarded = (f"rl.task={task}", "rl.reward=support.outside_rewards:ascii_share")
+    check_rewards(config_of(rows, *rewarded).rl)
+    untested = {"humaneval": "the answers to humaneval are programs, which a train", "smoltalk": "no right answers"}
+    with pytest.raises((ConfigError, DataError), match=untested[task]):
+        check_rewards(config_of(rows, *rewarded, "rl.test_every=2", f"rl.test_questions={rows}").rl)
 
 
 def test_a_task_from_outside_makes_and_rewards_its_questions(tokenizer: TextTokenizer) -> None:

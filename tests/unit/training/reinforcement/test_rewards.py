@@ -81,7 +81,7 @@ def test_an_entry_point_gives_a_reward_a_name(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("gsm8", "there is no reward called 'gsm8': did you mean gsm8k.* package.module:function"),
-        ("other", "ours are gsm8k; yours is package.module:function"),
+        ("other", "ours are arc_easy, arc_challenge, mmlu, gsm8k; yours is package.module:function"),
         ("my_rewards:lenght", r"reward my_rewards:lenght: my_rewards has no lenght; did you mean my_rewards:length\?"),
         ("my_rewards:limit", "my_rewards:limit is of class int, not a function"),
         ("nowhere_at_all:f", "there is no module nowhere_at_all: install its package"),
