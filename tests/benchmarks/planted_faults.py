@@ -327,7 +327,7 @@ FAULTS = (
     ),
     Fault(
         "a device counted twice",
-        [("other = best.setdefault(device.info.uuid, device)", "other = best.setdefault(str(id(device)), device)")],
+        [("key = device.info.uuid, device.scope", "key = str(id(device)), device.scope")],
         "unit/metrics/monitoring/test_merge.py",
     ),
     Fault(
