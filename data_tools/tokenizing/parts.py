@@ -172,7 +172,7 @@ def merge_parts(
         counts: The counts of each part.
         prefix: The pair's path without suffix.
         dtype: The dtype of an id.
-        order: Of conversations, whose mask is merged too: their indices in the concatenated parts, int64.
+        order: The conversations' indices in the concatenated parts, int64; their mask is merged too. None: text.
     """
     numbers = range(len(counts))
 

@@ -42,7 +42,7 @@ def load(key: str, place: str, fits: Callable[[Any], bool], wanted: str) -> Any:
         key: what needs the object, a configuration's key for example, with which each message begins.
         place: the object's `package.module:NAME`.
         fits: whether an object is of the kind that is wanted.
-        wanted: that kind, for messages: "AttentionVariant", "a function".
+        wanted: the kind's name in messages, "AttentionVariant" or "a function" for example.
 
     Raises:
         ConfigError: the module cannot be imported, has no such name, or the object is of another kind.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import time
 from dataclasses import dataclass
 
+from efficientbench.launchers.network.node_link import readable
 from efficientbench.launchers.network.secret import Seal, code
 
 GREETING_S = 2.0
@@ -50,23 +50,23 @@ class Greetings:
     def complete(self, wait_s: float) -> list[tuple[socket.socket, str, Claim | None]]:
         """Return the connections that have sent a line, with line and claim; wait up to `wait_s` seconds for one."""
         lines = []
-        for readable in select.select([self._listener, *self._received], [], [], wait_s)[0]:
-            if readable is self._listener:
+        for ready in readable([self._listener, *self._received], wait_s):
+            if ready is self._listener:
                 with contextlib.suppress(OSError):
                     connection, _ = self._listener.accept()
                     connection.setblocking(False)
                     self._stack.enter_context(connection)
                     self.expect(connection)
                 continue
-            before, until_s, claim = self._received[readable]
+            before, until_s, claim = self._received[ready]
             try:
-                new = readable.recv(GREETING_BYTES)
+                new = ready.recv(GREETING_BYTES)
             except OSError:
                 new = b""
-            self._received[readable] = before + new, until_s, claim
+            self._received[ready] = before + new, until_s, claim
             if not new or b"\n" in new or len(before + new) >= GREETING_BYTES:
-                del self._received[readable]
-                lines.append((readable, (before + new).decode("ascii", errors="replace").strip(), claim))
+                del self._received[ready]
+                lines.append((ready, (before + new).decode("ascii", errors="replace").strip(), claim))
         overdue = [each for each, (_, until_s, _) in self._received.items() if time.monotonic() > until_s]
         # A run's nodes never have so many open at once: the oldest are strangers'.
         for connection in {*overdue, *list(self._received)[:-MOST_GREETINGS]}:

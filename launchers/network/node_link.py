@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
+import selectors
 import socket
 import sys
 import time
@@ -73,9 +73,9 @@ class NodeLink:
         The last message of a node whose connection ended without `done` is `gone`.
         """
         messages, self._kept = self._kept, []
-        while readable := select.select(list(self._connections.values()), [], [], 0)[0]:
+        while ready := readable(self._connections.values(), 0):
             for node, connection in list(self._connections.items()):
-                if connection in readable:
+                if connection in ready:
                     new = self._read(node, connection)
                     messages += new
                     if self.node == 0:
@@ -112,7 +112,7 @@ class NodeLink:
             if left_s is not None and left_s <= 0:
                 names = ", ".join(map(str, sorted(missing)))
                 raise LaunchError(f"node {names} sent nothing within {time_limit_s:g} s, and was there before")
-            select.select(list(self._connections.values()), [], [], left_s)
+            readable(self._connections.values(), left_s)
 
     def close(self) -> None:
         """Send that this node has done its part, and close the connections."""
@@ -175,3 +175,14 @@ def content(message: Mapping[str, Any], key: str, kind: Any) -> Any:
 def ignored(node: int, reason: str) -> None:
     """Print that a line of a node was ignored, and why."""
     print(f"ignored a line of node {node}: {reason}", file=sys.stderr, flush=True)
+
+
+def readable(sockets: Iterable[socket.socket], wait_s: float | None) -> list[socket.socket]:
+    """Return the sockets that have something to read; wait up to `wait_s` seconds (None: for ever) for one.
+
+    `select.select` would refuse descriptors above 1,023, which a process with many open files has.
+    """
+    with selectors.PollSelector() as selector:
+        for each in sockets:
+            selector.register(each, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(wait_s) if isinstance(key.fileobj, socket.socket)]

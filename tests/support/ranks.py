@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import sys
 import tempfile
 import traceback
@@ -58,9 +59,10 @@ class Ranks:
 
     def close(self) -> None:
         """End all ranks."""
-        for process in self.processes:
+        for process, connection in zip(self.processes, self.connections, strict=True):
             process.kill()
             process.join()
+            connection.close()
         self.folder.cleanup()
 
 
@@ -111,6 +113,7 @@ def _serve(device_type: str, rank: int, size: int, store: str, connection: Conne
     while True:
         function, arguments = connection.recv()
         try:
-            connection.send((None, function(*arguments)))
+            # By value: `send` would share each tensor's memory, and the tests keep answers, each with its descriptors.
+            connection.send_bytes(pickle.dumps((None, function(*arguments))))
         except BaseException:
             connection.send((traceback.format_exc(), None))

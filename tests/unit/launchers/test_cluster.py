@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
 import threading
 import time
@@ -14,6 +16,7 @@ from support.command_line import until
 from efficientbench.basics.errors import LaunchError
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.greetings import GREETING_S
+from efficientbench.launchers.network.node_link import NodeLink
 from efficientbench.launchers.network.preflight import preflight
 
 
@@ -81,7 +84,7 @@ def test_every_wrong_variable_is_named(environ: dict[str, str], messages: list[s
         assert message in str(error.value)
 
 
-def started(cluster: Cluster, time_limit_s: float) -> Future[None]:
+def started(cluster: Cluster, time_limit_s: float) -> Future[NodeLink]:
     pool = ThreadPoolExecutor(1)
     try:
         return pool.submit(preflight, cluster, time_limit_s)
@@ -101,6 +104,20 @@ def test_all_nodes_meet(port: int) -> None:
         free_again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free_again.bind(("", port))
         free_again.listen()
+
+
+def test_nodes_meet_in_a_process_with_many_open_files(port: int) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] != resource.RLIM_INFINITY and limits[1] < 2048:
+        pytest.skip(f"this machine lets a process open {limits[1]} files, no more than select() takes")
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+        while stack.enter_context(open(os.devnull)).fileno() < 1024:
+            pass
+        other = started(Cluster(2, 1, "127.0.0.1", port), 60)
+        with preflight(Cluster(2, 0, "127.0.0.1", port), 60):
+            other.result(timeout=60).close()
 
 
 def test_no_node_goes_on_before_all_are_there(port: int) -> None:
