@@ -69,7 +69,7 @@ def compare(
     if served_tokens is not None:
         engine = " against ".join(dict.fromkeys(record.engine for records in made for record in records))
         print_lives(compare_lives(sides, allowed), engine, served_tokens, price_per_hour, Console())
-    outcomes = judge(thresholds, comparison, neighbours)
+    outcomes = judge(thresholds, comparison)
     print_outcomes(outcomes, Console())
     if junit is not None:
         write_junit(outcomes, comparison, junit)

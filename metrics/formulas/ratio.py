@@ -80,6 +80,16 @@ class Side:
 
 
 @dataclass(frozen=True)
+class Objection:
+    """Why a figure of two sides is not judged, whatever its noise is."""
+
+    short: str
+    """In two or three words, for a table."""
+    why: str
+    """In words that follow a colon."""
+
+
+@dataclass(frozen=True)
 class Ratio:
     """The second figure over the first, with its confidence interval."""
 
@@ -100,6 +110,10 @@ class Ratio:
     p_value: float | None
     """Chance of so large a difference between identical models; None if too few runs show the noise. `corrected`
     raises it for the number of figures compared."""
+    objection: Objection | None = None
+    """Why there is no verdict, although the noise may be known."""
+    carried: str = ""
+    """What must be known of one side alone beside the verdict."""
 
     @property
     def measurable(self) -> bool | None:
@@ -108,11 +122,16 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """The difference in words."""
+        """The difference in words, with what is carried."""
         if self.measurable is None:
-            return f"no verdict: {self.runs[0]} and {self.runs[1]} runs"
-        if not self.measurable:
-            return NO_DIFFERENCE
+            return (
+                f"no verdict: {self.objection.short if self.objection else f'{self.runs[0]} and {self.runs[1]} runs'}"
+            )
+        return f"{self.change if self.measurable else NO_DIFFERENCE}{f' ({self.carried})' if self.carried else ''}"
+
+    @property
+    def change(self) -> str:
+        """The second figure against the first, in percent."""
         return f"{abs(self.ratio - 1):.1%} {'more' if self.ratio > 1 else 'less'}"
 
 

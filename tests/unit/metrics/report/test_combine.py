@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from support.metrics_parts import make_record, read_csv
 
+from efficientbench.metrics.analysis.cautions import name, slow_steps
 from efficientbench.metrics.analysis.repeats import combine, group_repeats
 from efficientbench.metrics.formulas.device_use import Disturbance
 from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.records.record_parts import Outlier, QualityPoint
 from efficientbench.metrics.report.build import build_report
-from efficientbench.metrics.report.headline import name, slow_steps, speed_only
+from efficientbench.metrics.report.headline import speed_only
 
 
 def repeat(seed: int, al_s: float, loss: float, **figures: object) -> RunRecord:
