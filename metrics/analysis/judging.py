@@ -101,8 +101,8 @@ class Judge:
             # Runs of one model before, between and after both rows have the drift in their spread. The repeats of a row
             # lack it, and their mean drifts as a single run does.
             floor = aa_floor([each for each in self.alike if self._within(each)], read)
-            one_run = (replace(side, variance=None, runs=1) for side in (first, second))
-            ratio = replace(make_ratio(metric, *one_run, floor), runs=ratio.runs)
+            first, second = (replace(side, variance=None, runs=1) for side in (first, second))
+            ratio = replace(make_ratio(metric, first, second, floor), runs=ratio.runs)
             objection = None if floor else Objection("not in turns", NOT_IN_TURNS)
         if objection is not None:
             ratio = replace(ratio, low=None, high=None, p_value=None, objection=objection)
