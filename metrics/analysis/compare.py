@@ -7,11 +7,13 @@ run's own spread does not contain that noise. `formulas.ratio` has the tests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.analysis.best_of import Best, best_of
 from efficientbench.metrics.analysis.conditions import CONDITIONS, KERNELS, Difference, changed_keys, differences
 from efficientbench.metrics.analysis.judging import TRAINING, TURNS, Judge
 from efficientbench.metrics.analysis.noise import identical_runs
@@ -40,6 +42,8 @@ class Comparison:
 
     judge: Judge
     """What compared the figures, and may compare further ones."""
+    grids: tuple[Best, ...]
+    """The grids from which both groups were chosen; empty where they were given."""
     identical: bool
     """Whether both groups are of the same model: an A/A test, whose differences are all noise."""
     despite: tuple[Difference, ...]
@@ -77,6 +81,7 @@ def compare(
     despite: Collection[str] = (),
     target_loss: float | None = None,
     neighbours: Sequence[Group] = (),
+    best: Collection[str] = (),
 ) -> Comparison:
     """Compare two groups of runs.
 
@@ -87,12 +92,19 @@ def compare(
         target_loss: the validation loss up to which costs are counted, nats; None for the lowest that all runs surely
             reached.
         neighbours: further groups of runs; those of identical models make an A/A floor.
+        best: keys of training: of each group, with the neighbours that differ in these alone, the best is compared.
 
     Raises:
         MetricsError: the runs differ in conditions that are not in `despite`, or `despite` has an unknown name.
     """
     found = _differences(first, second, despite)
     judge = Judge(first, second, identical_runs(first, second, neighbours), despite)
+    grids: tuple[Best, ...] = ()
+    if best:
+        grids = best_of(first, neighbours, best), best_of(second, neighbours, best)
+        first, second = (grid.group for grid in grids)
+        choices = math.prod(len(grid.tried) for grid in grids)
+        judge = Judge(first, second, despite=despite, chosen=best, choices=choices)
     ratios, unavailable = [], {}
     for metric in METRICS:
         why = why_not(metric, [*first.records, *second.records])
@@ -108,6 +120,7 @@ def compare(
     model = {key: values for key, values in changed.items() if key.startswith("model.")}
     return Comparison(
         judge=judge,
+        grids=grids,
         identical=model_identity(first.first) == model_identity(second.first),
         despite=tuple(found),
         model_changes=model,

@@ -88,6 +88,10 @@ class Judge:
     """Conditions that may differ; TRAINING and TURNS lift those objections."""
     names: tuple[str, str] = ("A", "B")
     """The rows' names in verdicts."""
+    chosen: Collection[str] = ()
+    """Keys of training of which each row has the best of a grid: they are no other training."""
+    choices: int = 1
+    """Pairs of rows from which this one was chosen by losses."""
 
     def ratio(self, metric: str, read: Callable[[RunRecord], float | None] | None = None) -> Ratio:
         """Return the ratio of a figure that all runs have; `read` reads it, None: the record's field of that name."""
@@ -104,6 +108,8 @@ class Judge:
             first, second = (replace(side, variance=None, runs=1) for side in (first, second))
             ratio = replace(make_ratio(metric, first, second, floor), runs=ratio.runs)
             objection = None if floor else Objection("not in turns", NOT_IN_TURNS)
+        if self.choices > 1 and metric in _LEARNED and ratio.p_value is not None:
+            ratio = replace(ratio, low=None, high=None, p_value=min(1.0, ratio.p_value * self.choices))
         if objection is not None:
             ratio = replace(ratio, low=None, high=None, p_value=None, objection=objection)
         return replace(ratio, carried=self._carried(metric))
@@ -138,7 +144,8 @@ class Judge:
     def _other_training(self) -> dict[str, tuple[Any, Any]]:
         """The keys of `training_of` in which the rows differ; one that a record lacks is not known to."""
         one, other = training_of(self.first.first), training_of(self.second.first)
-        return {key: (one[key], other[key]) for key in one if key in other and one[key] != other[key]}
+        keys = [key for key in one if key in other and key not in self.chosen]
+        return {key: (one[key], other[key]) for key in keys if one[key] != other[key]}
 
     @property
     def _may_train_otherwise(self) -> bool:

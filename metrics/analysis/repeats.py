@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,13 +108,15 @@ def load_group(folder: Path) -> Group:
     return groups[0]
 
 
-def model_identity(record: RunRecord) -> str:
+def model_identity(record: RunRecord, without: Collection[str] = ()) -> str:
     """Return a text that is the same for runs of one model, trained the same way, whatever their names and seeds.
+
+    They may differ in the keys of `without`, too.
 
     Such runs share the configuration, and also parameters, FLOPs and kernels: a configuration alone does not show that
     two runs built and computed the same.
     """
-    return _identity(record, without=(*_SAME, *_SEEDS, *_NAMES))
+    return _identity(record, without=(*_SAME, *_SEEDS, *_NAMES, *without))
 
 
 def _identity(record: RunRecord, without: Sequence[str]) -> str:

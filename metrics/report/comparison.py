@@ -62,6 +62,12 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(Text(line), style="dim")
 
 
+BEST_OF = (
+    "Of each side the best by every second sequence of the validation text. Losses are those of the other sequences, "
+    "and their verdicts are corrected for the choice."
+)
+
+
 def title(group: Group) -> str:
     """Return the runs' name, and their number where there are several."""
     repeats = f" × {len(group.records)}" if len(group.records) > 1 else ""
@@ -78,6 +84,8 @@ def _introduction(comparison: Comparison) -> list[str]:
     if comparison.other_changes:
         lines.append(f"also different: {_changes(comparison.other_changes)}")
     lines += [f"despite a different {difference}" for difference in comparison.despite]
+    lines += [f"{side}: {grid}" for side, grid in zip("AB", comparison.grids, strict=False)]
+    lines += [BEST_OF] if comparison.grids else []
     lines += [f"despite {waived}" for waived in comparison.judge.waived]
     return lines
 
