@@ -6,7 +6,7 @@ has the statistics.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -137,6 +137,8 @@ def print_answers(suites: Sequence[Suite], console: Console) -> None:
             console.print(Text(suite.title, style="bold"))
             for title, each in zip(TITLES.values(), answers(suite), strict=True):
                 console.print(Text(f"  {title}: {'; '.join(part for part in (each.text, each.detail) if part)}"))
+            for line in objections([suite]):
+                console.print(Text(f"  {line}"))
             console.print()
 
 
@@ -155,13 +157,27 @@ def open_questions(suites: Sequence[Suite]) -> tuple[str, ...]:
             for place, differences in standing.apart.items():
                 pair = f"{suite.title}: {suite.rows[place].name} with {best}"
                 found.setdefault(f"Not compared, {'; '.join(map(brief, differences))}", {})[pair] = None
+            if None in standing.open.values():
+                found.setdefault(NOISE_UNKNOWN, {})[suite.title] = None
+    return (*_told(found), *objections(suites))
+
+
+def objections(suites: Sequence[Suite]) -> list[str]:
+    """Return why rows were not judged against the best, and which, each reason once."""
+    found: dict[str, dict[str, None]] = {}
+    for suite in suites:
+        for metric in QUESTIONS:
+            standing = suite.rivals.standing(metric)
             for place, objection in standing.open.items():
-                if objection is None:
-                    found.setdefault(NOISE_UNKNOWN, {})[suite.title] = None
-                else:
-                    pair = f"{suite.title}: {suite.rows[place].name} with {best}"
+                if objection is not None and standing.best is not None:
+                    pair = f"{suite.title}: {suite.rows[place].name} with {suite.rows[standing.best].name}"
                     found.setdefault(f"No verdict on {HEADLINE[metric].title}: {objection.why}", {})[pair] = None
-    return tuple(f"{why} ({shortened(list(where), _MOST_NAMED, '; ')})." for why, where in found.items())
+    return _told(found)
+
+
+def _told(found: Mapping[str, Mapping[str, None]]) -> list[str]:
+    """Return a sentence for each reason, with the places that it holds in."""
+    return [f"{why} ({shortened(list(where), _MOST_NAMED, '; ')})." for why, where in found.items()]
 
 
 NOISE_UNKNOWN = (
