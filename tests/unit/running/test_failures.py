@@ -80,6 +80,14 @@ def test_kinds(
         assert (found.rank, found.step) == (3, 7)
 
 
+@pytest.mark.parametrize("make_job", [job, tuning_job])
+def test_a_reason_is_the_first_line(tmp_path: Path, make_job: Callable[[Path], Job | TuningJob]) -> None:
+    log = tmp_path / "rank_0.log"
+    for error in (RuntimeError("an operator failed\nframe #0\nframe #1"), ValueError("\nan operator failed\nhere")):
+        found = diagnose(error, make_job(tmp_path), log)
+        assert found.reason == f"{type(error).__name__}: an operator failed (traceback in {log})"
+
+
 @pytest.mark.parametrize("status", ["completed", "stopped"])
 def test_a_rank_that_dies_after_the_record_leaves_it_as_it_is(tmp_path: Path, status: str, tokenizer: Path) -> None:
     corpus = tokenize_files([write_kind(tmp_path, "jsonl", TEXTS[:20])], tmp_path / "tokens", tokenizer)
