@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from efficientbench.metrics.records.record import FIGURES, read_record
 from efficientbench.metrics.records.sinks.wandb_log import WandbLog
 from efficientbench.running.failures import diagnose
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.rank_process import Rank, StopRequested, Work
+from efficientbench.running.rank_process import Rank, Work
 from efficientbench.training.checkpoints.manifest import seal
 
 if TYPE_CHECKING:
@@ -33,20 +33,17 @@ if TYPE_CHECKING:
 def rank_work(job_file: Path) -> Work:
     """Return the work of a fine-tuning's ranks."""
     job = TuningJob.read(job_file)
-
-    def do(rank: Rank) -> bool:
-        return tune_rank(job, rank.number, rank.stop_requested, rank.heartbeat)
-
-    return Work(OutputFolder(job.output).log, do, lambda error, log_file: diagnose(error, job, log_file))
+    log = OutputFolder(job.output).log
+    return Work(log, partial(tune_rank, job), lambda error, log_file: diagnose(error, job, log_file))
 
 
-def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbeat: HeartbeatWriter) -> bool:
+def tune_rank(job: TuningJob, rank: Rank) -> bool:
     """Train, save, verify, and on rank 0 write the record; return whether the training was stopped early."""
-    device = find_device(job.config.device)
+    device, heartbeat = find_device(job.config.device), rank.heartbeat
     if device.type == "cpu":
         allow_cpu_ranks()
     else:
-        device.prepare(int(os.environ["LOCAL_RANK"]))
+        device.prepare(rank.local)
     _log_quietly()
     import torch.distributed as dist
 
@@ -61,7 +58,7 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
     from efficientbench.metrics.monitoring.exchange import gather
     from efficientbench.training.collectives import collectives_begun
 
-    recording = Recording(device)
+    recording = Recording(device, rank)
     deepspeed = deepspeed_config(job.config, device)
     heartbeat.at(0, "meeting the other ranks")
     # Before the model: ZeRO-3 partitions only models that are loaded after the arguments exist.
@@ -81,9 +78,9 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
     tokenizer = load_tokenizer(job.model)
     measurement = job.config.measurement
     monitor = EfficiencyCallback(warmup_steps=measurement.warmup_steps, meters=measurement.meters or ())
-    stop = Stop(stop_requested)
-    spent = Spent(recording.begin_s, job.config.measurement.warmup_steps, bool(job.resumed_step))
-    with _sink(job, rank) as sink:
+    stop = Stop(rank.stop_requested)
+    spent = Spent(rank.begin_s, job.config.measurement.warmup_steps, bool(job.resumed_step))
+    with _sink(job, rank.number) as sink:
         callbacks = [Heartbeat(heartbeat), *listeners(stop, monitor, spent, job.output / "steps.jsonl", sink)]
         if deepspeed is not None:
             callbacks.append(DeepSpeedFile(job.output / "deepspeed.json"))
@@ -91,12 +88,12 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
         shapes = saved_shapes(model)
         trainer = Tuner(
             *(model, args, tokenizer, callbacks, train, held_out, order, ratio, job.held_out_losses),
-            *(TuningCheckpoints(job, rank), heartbeat),
+            *(TuningCheckpoints(job, rank.number), heartbeat),
         )
         trainer.before_evaluation = spent.evaluation_begins
         trainer.load_held_out_losses(job.resumed_step)
         trainer.train(resume_from_checkpoint=str(job.resume) if job.resume is not None else None)
-        saved = None if stop.stopped else _save(job, trainer, shapes, initial, rank, heartbeat)
+        saved = None if stop.stopped else _save(job, trainer, shapes, initial, rank)
         dist.barrier()
         spent.saved()
         assert monitor.run is not None  # the training has ended
@@ -193,12 +190,7 @@ def _check_world(job: TuningJob, fingerprint: str) -> None:
 
 
 def _save(
-    job: TuningJob,
-    trainer: Tuner,
-    shapes: dict[str, Any],
-    initial: dict[str, Any] | None,
-    rank: int,
-    heartbeat: HeartbeatWriter,
+    job: TuningJob, trainer: Tuner, shapes: dict[str, Any], initial: dict[str, Any] | None, rank: Rank
 ) -> int | None:
     """Save on all ranks; on rank 0 verify and seal the files, and return how many numbers they hold, else None."""
     from efficientbench.finetuning.saved import as_plain_lora, doubled, verify
@@ -207,11 +199,11 @@ def _save(
     folder = job.output / ("adapter" if has_adapter else "model")
 
     def report(what: str) -> None:
-        heartbeat.at(job.steps, f"saving the weights, {what}")
+        rank.heartbeat.at(job.steps, f"saving the weights, {what}")
 
     report("writing")
     # All ranks take part, since each holds a part of the weights; only rank 0 writes.
-    if rank:
+    if rank.number:
         trainer.save_model(str(beside(folder, "partial")))
         return None
     with complete_folder(folder) as partial:

@@ -128,6 +128,8 @@ def _write_job(
     # After all checks that refuse a run: a user's mistake must leave an earlier run's files where they are.
     resume = prepare_folder(folder, partial(kind.usable, prepared, folder), fresh) if first else None
     try:
+        # On a file system that is not shared, or late to show it, the first node's folder is not here.
+        folder.path.mkdir(parents=True, exist_ok=True)
         job = kind.job(prepared, folder, link.node, resume)
     except OSError as error:
         raise folder.unwritable(error) from None

@@ -318,4 +318,5 @@ def test_a_mistake_is_told_in_one_line_before_anything_trains(tmp_path: Path) ->
     done = efficientbench("finetune", "lora_tiny", "--smoke", f"model={tmp_path}", *places, expect=2)
     assert done.stderr.startswith(f"error: model: {tmp_path} is neither a folder with a model")
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "lora_tiny").exists()
+    assert not (tmp_path / "lora_tiny_smoke").exists()
+    assert {path.name for path in (tmp_path / "lora_tiny").iterdir()} == {"failure.json", "lock"}
