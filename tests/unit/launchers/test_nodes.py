@@ -20,6 +20,7 @@ from efficientbench.launchers.processes.supervision import print_stderr
 NODE = """
 import json, os, sys
 from pathlib import Path
+from efficientbench.config.schema import FaultsConfig
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.network.preflight import preflight
@@ -29,8 +30,8 @@ def write(failure):
 with preflight(cluster, time_limit_s=20) as link:
     (folder / f"met_{cluster.node_rank}").touch()
     sys.exit(launch(
-        [sys.executable, sys.argv[1]], 2, cluster, folder / "log", on_failure=write, link=link,
-        hang_limit_s=float(sys.argv[3]),
+        [sys.executable, sys.argv[1]], 2, cluster, folder / "log", FaultsConfig(hang_limit_s=float(sys.argv[3])),
+        on_failure=write, link=link,
     ))
 """
 

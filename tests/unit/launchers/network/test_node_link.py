@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from efficientbench.basics.errors import LaunchError
+from efficientbench.config.schema import FaultsConfig
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.node_link import NodeLink
 from efficientbench.launchers.network.secret import Seal
@@ -82,7 +83,7 @@ def test_no_line_of_another_node_ends_the_run(tmp_path: Path, capfd: pytest.Capt
         link = NodeLink(0, 2, {1: (here, Seal(KEY, 0, 1))})
         command = [sys.executable, "-c", "import time; time.sleep(1)"]
         cluster = Cluster(2, 0, "127.0.0.1", 1)
-        assert launch(command, 1, cluster, tmp_path, link=link, hang_limit_s=60) == 0
+        assert launch(command, 1, cluster, tmp_path, FaultsConfig(hang_limit_s=60), link=link) == 0
         link.close()
     lines = capfd.readouterr().err.splitlines()
     assert all(line.startswith("ignored a line of node 1: ") for line in lines), lines

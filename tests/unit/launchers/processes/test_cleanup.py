@@ -28,8 +28,9 @@ time.sleep(300)
 LAUNCHER = """
 import sys
 from pathlib import Path
+from efficientbench.config.schema import FaultsConfig
 from efficientbench.launchers.processes.launch import launch
-sys.exit(launch([sys.executable, sys.argv[1]], 2, None, Path(sys.argv[2])))
+sys.exit(launch([sys.executable, sys.argv[1]], 2, None, Path(sys.argv[2]), FaultsConfig()))
 """
 # A rank that ends once another one has been asked to end as well, as ranks that save together do.
 ASKED_TOGETHER = """
