@@ -77,6 +77,12 @@ def test_a_plan_of_rewards_has_the_cache_of_the_answers_that_a_rank_samples_at_o
     assert "cache of rollouts" not in on_one_line(print_plan, plan_of("gqa_1.5B"))
 
 
+def test_a_plan_refuses_to_test_on_programs_before_it_looks_for_files() -> None:
+    words = ("training.objective=rl", "rl.samples=4", "rl.max_new_tokens=32", "rl.task=humaneval", "rl.test_every=3")
+    with pytest.raises(ConfigError, match=r"^rl\.test_every: the answers to humaneval are programs"):
+        plan_of("gqa_1.5B", *words, smoke=True)
+
+
 def test_the_runtime_is_that_of_the_named_device_type() -> None:
     assert plan_of("gqa_0.5B", "device=cuda").memory[0].runtime > plan_of("gqa_0.5B").memory[0].runtime
     with pytest.raises(DeviceError, match="device=tpu is not one of auto, cuda, npu, cpu"):
