@@ -352,7 +352,10 @@ def test_splits_of_the_hub(gsm8k_hub: HubState, tmp_path: Path) -> None:
     assert [asked(train[number]) for number in range(len(train))] == ["train?"] * 2
     assert train.files == [Path("data/gsm8k/main/train-0.parquet")]
     assert not (tmp_path / "data" / "gsm8k" / "main" / "test-0.parquet").exists()
-    assert asked(open_examples("gsm8k", hub=HubFiles("openai/gsm8k", "main", "test"))[0]) == "test?"
+    told: list[str] = []
+    tested = open_examples("gsm8k", hub=HubFiles("openai/gsm8k", "main", "test"), on_progress=lambda: told.append("it"))
+    assert asked(tested[0]) == "test?"
+    assert told
     assert asked(open_examples("gsm8k", hub=HubFiles("openai/gsm8k", split="train"))[0]) == "plain?"
     with pytest.raises(DataError, match=r"configuration 'main' has no split 'dev': its card declares train, test"):
         open_examples("gsm8k", hub=HubFiles("openai/gsm8k", "main", "dev"))
