@@ -81,7 +81,7 @@ def evaluate(
         contamination=contamination,
         batch_tokens=batch_tokens,
     )
-    model = SharedModel(run_folder, tuple(arguments or []), step, tp, dp)
+    model = SharedModel(tuple(arguments or []), step, tp, dp)
     _score(Evaluation(model, names(tasks or "loss"), options), tasks is not None or lm_eval is None, lm_eval)
 
 

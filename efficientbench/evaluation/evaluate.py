@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -92,7 +93,7 @@ def evaluate(
     summaries = {}
     with opened(options.folder, step, share) as run:
         for problem in run.warnings:
-            console.print(f"warning: {problem}")
+            print(f"warning: {problem}", file=sys.stderr)
         # Make all tasks before scoring the first, which may take hours.
         tasks = [make_task(name, run, options) for name in names]
         about = {"step": run.step, "checkpoint_sha256": identity(checkpoint_folder(options.folder, run.step))}
