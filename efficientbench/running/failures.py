@@ -19,7 +19,7 @@ from typing import Any
 
 from efficientbench.basics.errors import FULL_BYTES, MetricsError, NonFiniteError
 from efficientbench.devices.deterministic import operator_without
-from efficientbench.launchers.processes.failure import USER_MISTAKE, Failure, Kind
+from efficientbench.launchers.processes.failure import USER_MISTAKE, Failure, FailureKind
 from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import RunRecord, write_record
@@ -85,7 +85,7 @@ def diagnose(error: Exception, job: AnyJob, log_file: Path) -> Failure:
             text = text if isinstance(cause, OSError) else f"{os.strerror(errno.ENOSPC)}: {text}"
             reason = f"no space left in {folder} ({text}); free some, or choose another folder"
             return Failure("full_disk", reason, USER_MISTAKE)
-    kind: Kind = "lost_rank" if LOST_PEER.search(str(error)) else "crash"
+    kind: FailureKind = "lost_rank" if LOST_PEER.search(str(error)) else "crash"
     return Failure(kind, f"{type(error).__name__}: {_first_line(error)} (traceback in {log_file})")
 
 

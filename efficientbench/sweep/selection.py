@@ -16,7 +16,7 @@ from efficientbench.config.matrix import MATRIX, Matrix, RunName, load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES
 from efficientbench.finetuning.load import named_tunings
-from efficientbench.sweep.combinations import Combination, Kind, combined, parse_axes
+from efficientbench.sweep.combinations import Combination, Resolver, combined, parse_axes
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,10 @@ def chosen_combinations(request: Request, name: str | None = None) -> list[Combi
     if request.repeat is not None and "training.seed" in axes:
         raise ConfigError("--set training.seed: --repeat gives each run its seeds; leave out one of the two")
     runs = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
-    kind = Kind(lambda name, given: resolve(name, request.smoke, given, request.matrix), settable_keys(), ALIASES)
-    return combined(kind, [run.name for run in runs], axes, request.overrides)
+    resolver = Resolver(
+        lambda name, given: resolve(name, request.smoke, given, request.matrix), settable_keys(), ALIASES
+    )
+    return combined(resolver, [run.name for run in runs], axes, request.overrides)
 
 
 def _load_variants(request: Request, matrix: Matrix) -> None:

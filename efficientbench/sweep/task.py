@@ -27,7 +27,7 @@ from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.selection import Request
 
 
-class Planned(NamedTuple):
+class PlannedFigures(NamedTuple):
     """The figures of a run before it starts; None if they are unknown."""
 
     ranks: int
@@ -87,7 +87,7 @@ class Task(ABC):
         return grace_s
 
     @abstractmethod
-    def planned(self) -> Planned | None:
+    def planned(self) -> PlannedFigures | None:
         """Return the run's figures before it starts; None if it is refused for another reason than memory."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.config.matrix import MATRIX
 from efficientbench.finetuning.config import SEEDS, FinetuneConfig
 from efficientbench.finetuning.load import SUITE, WORDS, named_tunings, resolve_tuning, settable_keys
-from efficientbench.sweep.combinations import Combination, Kind, combined, parse_axes
+from efficientbench.sweep.combinations import Combination, Resolver, combined, parse_axes
 from efficientbench.sweep.selection import Request
 
 
@@ -47,8 +47,8 @@ def chosen_tunings(request: Request, name: str | None = None) -> list[Combinatio
         if request.repeat is not None and seed in axes:
             raise ConfigError(f"--set {seed}: --repeat gives each run its seeds; leave out one of the two")
     names = _selected(request.only, request.sizes) if name is None else [name]
-    kind = Kind(lambda name, given: resolve_tuning(name, request.smoke, given), keys, WORDS)
-    return combined(kind, names, axes, request.overrides)
+    resolver = Resolver(lambda name, given: resolve_tuning(name, request.smoke, given), keys, WORDS)
+    return combined(resolver, names, axes, request.overrides)
 
 
 def _selected(only: Sequence[str], sizes: Sequence[str]) -> list[str]:
