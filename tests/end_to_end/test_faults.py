@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from support.command_line import (
     LONG,
+    ROOT,
     TIME_LIMIT_S,
     Finished,
     children,
@@ -87,10 +87,14 @@ def test_a_rank_of_a_shared_model_that_hangs_or_dies_ends_all_and_is_named(
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
-    job = json.loads((folder / "config.json").read_text())
-    job["config"]["faults"]["hang_limit_s"] = 8
-    (folder / "config.json").write_text(json.dumps(job))
-    with started(command, str(folder), *SHARED[command], "--tp", "2") as run:
+    # The commands have the default limit, which is too long for a test.
+    (tmp_path / "sitecustomize.py").write_text(
+        "from efficientbench.config.schema import FaultsConfig\n"
+        "FaultsConfig.model_fields['hang_limit_s'].default = 8.0\n"
+        "FaultsConfig.model_rebuild(force=True)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    with started(command, str(folder), *SHARED[command], "--tp", "2", PYTHONPATH=path) as run:
         # Before its ranks, the command starts and ends processes that have no number.
         until(lambda: sum("efficientbench.running" in words_of(each) for each in children(run.pid)) == 2, "two ranks")
         family = children(run.pid)

@@ -48,9 +48,9 @@ def test_ranks_that_share_the_model_write_what_one_writes(
     folder = tmp_path / "run"
     shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
     # The limits of the training are not those of a generation, which would not even load the model in this time.
-    job = json.loads((folder / "job.json").read_text())
+    job = json.loads((folder / "config.json").read_text())
     job["config"]["faults"]["hang_limit_s"] = 0.001
-    (folder / "job.json").write_text(json.dumps(job))
+    (folder / "config.json").write_text(json.dumps(job))
     words = ("generate", str(folder), "--file", str(prompts), "--max-new-tokens", "20", "--temperature", "1")
     alone = efficientbench(*words, expect=0)
     together = efficientbench(*words, "--tp", "2", expect=0)
