@@ -165,8 +165,9 @@ job_torchrun() { # torchrun_option... -- command...
     shift
     _job_state="$(mktemp -d)"
     trap 'rm -rf -- "$_job_state"' EXIT
-    # As python3 -m, without the working directory: a torch.py there would be imported (Python 3.10).
-    _job_run _job_stop_node python3 -c 'import sys; sys.path = [each for each in sys.path if each]; import runpy
+    # As python3 -m, without the working directory, whose torch.py would be imported. Python 3.10 does not know the
+    # variable; 3.13 imports before the first line of what `-c` gives.
+    _job_run _job_stop_node env PYTHONSAFEPATH=1 python3 -c 'import sys; sys.path = [each for each in sys.path if each]; import runpy
 runpy.run_module(sys.argv.pop(1), {}, "__main__", True)' torch.distributed.run "${options[@]}" --no-python \
         bash "$_job_root/launchers/job_scripts/torchrun_node.sh" "$_job_state" "$@" || status=$?
     if [[ -s "$_job_state/status" ]]; then
