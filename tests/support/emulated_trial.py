@@ -81,9 +81,9 @@ class Trial:
         return path
 
 
-def whole_here(trial: Trial) -> Path:
+def whole_here(trial: Trial, name: str, *keys: str) -> Path:
     """Return the folder of this processor's run that nobody disturbed, trained where it has not been."""
-    folder, words = trial.native("whole")
+    folder, words = trial.native(name, *keys)
     if not (folder / "record.json").exists():
         subprocess.run(words, env=environment(), stdout=subprocess.DEVNULL, check=True)
     return folder
