@@ -11,6 +11,7 @@ import pytest
 import torch
 from oracles.optimizers import orthogonal
 from support.configs import ATTENTIONS, MODELS, chosen, has_matrices, tiny, tiny_model
+from support.releases import TORCH_MUON
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -67,6 +68,7 @@ def test_each_part_of_a_fused_weight_is_orthogonalized_apart() -> None:
         torch.testing.assert_close(found[:, part].reshape(-1, 9), expected.float(), rtol=0, atol=1e-5)
 
 
+@TORCH_MUON
 def test_steps_equal_those_of_torchs_muon_in_bf16() -> None:
     from efficientbench.training.update.muon import Matrices, Muon, momentum
 
