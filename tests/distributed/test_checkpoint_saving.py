@@ -104,7 +104,7 @@ def test_a_late_rank_is_named(ranks: Callable[[int], Ranks], corpus: Path, tmp_p
     assert complete(tmp_path) == []
 
 
-def test_a_full_disk_loses_no_earlier_save(
+def test_a_full_disk_loses_no_earlier_checkpoint(
     ranks: Callable[[int], Ranks], corpus: Path, small_disk: Callable[[int], Path], tmp_path: Path
 ) -> None:
     config = configured(corpus, "checkpoint.interval=2", "checkpoint.keep=1", "parallel.dp=2")

@@ -99,7 +99,7 @@ def test_a_failing_library_does_not_affect_other_kernels(error: Exception, monke
 
 
 @pytest.mark.parametrize(("name", "tp"), [("mqa_1.5B", 2), ("gqa_1.5B", 4), ("gqa_1.5B", 1)])
-def test_each_of_many_ranks_has_a_key_value_head(name: str, tp: int) -> None:
+def test_each_tensor_parallel_rank_has_a_key_value_head(name: str, tp: int) -> None:
     config = resolve(name, overrides=[f"parallel.tp={tp}"])
     shape = AttentionShape.of(config)
     assert shape is not None
