@@ -19,7 +19,7 @@ def summary(folder: Path, task: str) -> dict[str, Any]:
 
 
 @pytest.mark.proof
-def test_chat_tasks_and_their_mean(chat_run: Path, tmp_path: Path) -> None:
+def test_chat_tasks_and_their_mean_are_evaluated(chat_run: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = shutil.copytree(chat_run, tmp_path / "run")

@@ -36,7 +36,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 @pytest.mark.proof
-def test_the_loss_is_that_of_the_runs_own_validation(train: Callable[..., Finished], tmp_path: Path) -> None:
+def test_the_evaluated_loss_matches_the_runs_own_validation(train: Callable[..., Finished], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
     own = record(folder)
@@ -89,7 +89,7 @@ def test_the_loss_on_a_text_counts_its_bytes(train: Callable[..., Finished], tmp
 
 
 @pytest.mark.proof
-def test_core_goes_on_where_it_was_killed(train: Callable[..., Finished], tmp_path: Path) -> None:
+def test_a_killed_evaluation_of_core_resumes(train: Callable[..., Finished], tmp_path: Path) -> None:
     run = train("parallel.tp=2", "model.vocab_size=1025").folder
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(run, first)

@@ -48,7 +48,7 @@ def wait_for_free_nodes(slurm: Slurm) -> None:
     )
 
 
-def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
+def test_a_preempted_job_resumes(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
     job = slurm.submit(script(tiny, tmp_path, "training.steps=500"), tmp_path)
     folder = tmp_path / "gqa_1.5B_smoke"
     wait_for_steps(slurm, job, folder, tmp_path)
@@ -67,7 +67,7 @@ def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm, tiny: Tiny, 
     assert (content["status"], content["dp"], len(losses(folder))) == ("completed", 2, 500)
 
 
-def test_of_an_array_each_task_is_stopped_alone_and_one_that_is_cancelled_stays_away(
+def test_array_tasks_stop_independently_and_a_cancelled_one_is_not_requeued(
     slurm: Slurm, tiny: Tiny, tmp_path: Path
 ) -> None:
     runs = [NamedRun(name, (*tiny[3:], "device=cpu", *LONG), True) for name in ("gqa_1.5B", "rope_1.5B")]

@@ -62,7 +62,7 @@ def test_two_hosts_fine_tune_together_by_torchrun(tmp_path: Path) -> None:
     assert len(losses(tmp_path / "lora_tiny")) == 4
 
 
-def test_an_interface_that_is_not_there_or_leads_nowhere_is_named(tiny: Tiny) -> None:
+def test_a_missing_or_isolated_interface_is_named(tiny: Tiny) -> None:
     with two_hosts() as (first, second):
         wrong = start(first, first, tiny, interface="cable7")
         loopback = start(second, first, tiny, interface="lo")
@@ -80,7 +80,7 @@ def test_an_interface_that_is_not_there_or_leads_nowhere_is_named(tiny: Tiny) ->
     )
 
 
-def test_a_host_that_cannot_be_reached_is_named(tiny: Tiny) -> None:
+def test_an_unreachable_host_is_named(tiny: Tiny) -> None:
     limit = {"EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S": "3"}
     with two_hosts() as (first, second):
         unplug(first)

@@ -57,7 +57,7 @@ def emitted(prompt: int, text: bytes) -> list[list[Emitted]]:
     return [[Emitted(Row(prompt), step, token, step == last)] for step, token in enumerate(text)]
 
 
-def test_one_continuation_is_shown_as_it_comes() -> None:
+def test_a_single_continuation_is_streamed() -> None:
     out = io.StringIO()
     screen = Screen(letters, ["ab"], [list(b"ab")], out.write)
     assert out.getvalue() == "ab"
@@ -66,7 +66,7 @@ def test_one_continuation_is_shown_as_it_comes() -> None:
         assert out.getvalue() == seen
 
 
-def test_several_are_shown_whole_and_in_their_order() -> None:
+def test_several_continuations_are_printed_complete_and_in_order() -> None:
     out = io.StringIO()
     screen = Screen(letters, ["a", "b"], [list(b"a"), list(b"b")], out.write)
     for step in emitted(1, b"xy"):
@@ -77,7 +77,7 @@ def test_several_are_shown_whole_and_in_their_order() -> None:
     assert out.getvalue() == "--- 1 of 2\naz\n--- 2 of 2\nbxy\n"
 
 
-def test_what_there_is_is_shown_when_generation_is_stopped() -> None:
+def test_stopped_generation_prints_the_text_so_far() -> None:
     out = io.StringIO()
     screen = Screen(letters, ["a", "b"], [list(b"a"), list(b"b")], out.write)
     for step in emitted(0, b"z"):
@@ -88,13 +88,13 @@ def test_what_there_is_is_shown_when_generation_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("argument", ["training.seq_len=3", "model.attention.window=3", "word"])
-def test_other_keys_than_those_of_kinds_are_refused(argument: str) -> None:
+def test_keys_other_than_kinds_are_refused(argument: str) -> None:
     with pytest.raises(ConfigError, match="only model.attention.kind and model.position.kind can be given here"):
         load_kinds([argument])
     load_kinds(["model.attention.kind=gqa"])
 
 
-def test_a_lack_of_memory_names_the_largest_batch_that_fits(
+def test_an_out_of_memory_error_names_the_largest_batch_that_fits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*arguments: object, **options: object) -> Iterator[list[Emitted]]:

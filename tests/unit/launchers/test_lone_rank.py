@@ -20,7 +20,7 @@ def python(program: str) -> list[str]:
     return [sys.executable, "-c", f"import os; {program}"]
 
 
-def test_a_node_alone_needs_neither_its_address_nor_its_port(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_lone_node_needs_neither_its_address_nor_its_port(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("", 0)) as taken:
         cluster = Cluster(1, 0, "10.0.0.1", taken.getsockname()[1])
         assert launch(python("print(os.environ['MASTER_ADDR'])"), 1, cluster, tmp_path, FaultsConfig()) == 0
@@ -31,7 +31,7 @@ def test_a_node_alone_needs_neither_its_address_nor_its_port(tmp_path: Path, cap
     ("number", "told"),
     [(signal.SIGBUS, "ended by SIGBUS (a file that it had open was cut short, or"), (35, "ended by signal 35")],
 )
-def test_the_signal_that_ended_a_rank_is_told(
+def test_the_signal_that_ended_a_rank_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], number: int, told: str
 ) -> None:
     assert launch(python(f"os.kill(os.getpid(), {int(number)})"), 1, None, tmp_path, FaultsConfig()) == 1
@@ -46,8 +46,8 @@ def test_the_signal_that_ended_a_rank_is_told(
         pytest.param("ctypes.PyDLL(None).pause()", marks=pytest.mark.proof),
     ],
 )
-def test_one_that_hangs_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str], hangs: str) -> None:
-    """Stopped, or in a function of C that never returns: without Python's lock, as a kernel, or with it."""
+def test_a_hung_lone_rank_is_killed(tmp_path: Path, capfd: pytest.CaptureFixture[str], hangs: str) -> None:
+    """The rank is stopped, or in a C function that never returns: without Python's lock, as a kernel, or with it."""
     program = f"""
 import ctypes, signal, time
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter

@@ -99,7 +99,7 @@ time.sleep(600)
 """
 
 
-def test_every_rank_gets_its_place(tmp_path: Path) -> None:
+def test_every_rank_gets_its_rank_and_world_size(tmp_path: Path) -> None:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "MASTER_ADDR")
     body = f"import json\nnote(json.dumps([os.environ[name] for name in {names!r}]))"
     assert launch(worker(tmp_path, body), 2, None, tmp_path / "log", FaultsConfig()) == 0
@@ -107,7 +107,9 @@ def test_every_rank_gets_its_place(tmp_path: Path) -> None:
     assert places == [[str(rank), "2", str(rank), "2", "0", "1", "127.0.0.1"] for rank in range(2)]
 
 
-def test_rank_0_has_the_terminal_and_the_others_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_rank_0_writes_to_the_terminal_and_other_ranks_to_a_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     body = "print(f'out {rank}')\nprint(f'err {rank}', file=sys.stderr)"
     assert launch(worker(tmp_path, body), 2, None, tmp_path / "log", FaultsConfig()) == 0
     captured = capfd.readouterr()
@@ -150,7 +152,9 @@ def test_ranks_that_hang_are_killed(
     assert not is_alive(int((tmp_path / "ready_1").read_text()))
 
 
-def test_the_cause_is_named_before_those_who_lost_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_failed_rank_is_named_before_ranks_that_lost_connection(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     # Rank 1 reports first and is slow to end; rank 0 notices, reports and ends at once.
     body = """
     from efficientbench.launchers.processes.failure import Failure, report_failure
@@ -169,7 +173,7 @@ def test_the_cause_is_named_before_those_who_lost_it(tmp_path: Path, capfd: pyte
     assert "peer" not in message
 
 
-def test_a_users_mistake_is_told_once_with_exit_code_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_users_mistake_is_reported_once_with_exit_code_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     body = """
     from efficientbench.launchers.processes.failure import Failure, report_failure
     report_failure(Failure('mistake', 'data.idx is corrupt', 2))
@@ -190,7 +194,7 @@ def test_a_users_mistake_is_told_once_with_exit_code_2(tmp_path: Path, capfd: py
         ([Launcher.hang_up, Launcher.hang_up], 129),
     ],
 )
-def test_a_stop_is_passed_on_once_and_ranks_may_save(
+def test_a_stop_signal_is_forwarded_once_and_ranks_may_save(
     signals: list[Callable[[Launcher], None]], expected: int, tmp_path: Path
 ) -> None:
     launcher = Launcher(tmp_path, STOPPABLE, ranks=2, stop_grace_s=10)
@@ -203,7 +207,7 @@ def test_a_stop_is_passed_on_once_and_ranks_may_save(
     assert [(tmp_path / f"notes_{rank}").read_text() for rank in range(2)] == ["SIGTERM saved"] * 2
 
 
-def test_ranks_save_where_nobody_reads_any_more(tmp_path: Path) -> None:
+def test_ranks_save_after_the_reader_of_their_output_has_ended(tmp_path: Path) -> None:
     """The program behind a pipe, such as `tee`, ends with the terminal."""
     launcher = Launcher(tmp_path, STOPPABLE, ranks=1, stop_grace_s=10)
     launcher.worker_pids()
@@ -214,7 +218,7 @@ def test_ranks_save_where_nobody_reads_any_more(tmp_path: Path) -> None:
     assert (tmp_path / "notes_0").read_text() == "SIGTERM saved"
 
 
-def test_a_hangup_that_is_ignored_stays_so(tmp_path: Path) -> None:
+def test_an_ignored_hangup_stays_ignored(tmp_path: Path) -> None:
     body = "ready()\nwhile not (folder / 'go_on').exists():\n    time.sleep(0.02)"
     launcher = Launcher(tmp_path, body, ranks=1, stop_grace_s=10, hangup=signal.SIG_IGN)
     launcher.worker_pids()
@@ -241,7 +245,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Pa
     assert not any(map(is_alive, pids))
 
 
-def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_kills_all_ranks_at_once(tmp_path: Path) -> None:
     launcher = Launcher(tmp_path, IGNORES, ranks=1, stop_grace_s=60)
     (pid,) = launcher.worker_pids()
     launcher.interrupt_from_terminal()
@@ -260,14 +264,14 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
     until(lambda: not any(map(is_alive, pids)), "the end of all ranks")
 
 
-def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
+def test_child_processes_of_a_rank_end_with_it(tmp_path: Path) -> None:
     body = "import subprocess\nnote(str(subprocess.Popen(['sleep', '600']).pid))"
     assert launch(worker(tmp_path, body), 1, None, tmp_path / "log", FaultsConfig()) == 0
     helper = int((tmp_path / "notes_0").read_text())
     until(lambda: not is_alive(helper), "the helper's end")
 
 
-def test_signal_handlers_are_given_back(tmp_path: Path) -> None:
+def test_signal_handlers_are_restored(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     launch(worker(tmp_path, "pass"), 1, None, tmp_path / "log", FaultsConfig())
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
@@ -280,7 +284,7 @@ def test_a_command_that_cannot_start_is_one_clear_error(tmp_path: Path) -> None:
         launch([sys.executable], 0, None, tmp_path / "log", FaultsConfig())
 
 
-def test_many_launches_at_once_get_ports_of_their_own(tmp_path: Path) -> None:
+def test_concurrent_launches_get_distinct_ports(tmp_path: Path) -> None:
     folders = [tmp_path / str(number) for number in range(4)]
     body = """
     note(os.environ['MASTER_PORT'])
@@ -298,7 +302,7 @@ def test_many_launches_at_once_get_ports_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_ranks_of_one_machine_listen_on_its_loopback_alone(tmp_path: Path) -> None:
+def test_ranks_of_one_machine_listen_only_on_its_loopback(tmp_path: Path) -> None:
     body = """
     import psutil, torch
     from efficientbench.metrics.monitoring.exchange import gather
