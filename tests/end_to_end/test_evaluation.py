@@ -85,7 +85,7 @@ def test_the_loss_on_a_text_counts_its_bytes(train: Callable[..., Finished], tmp
     assert "starting anew" in limited.stdout
     assert results(folder, "loss")[0]["items"] == 2
     refused = efficientbench("evaluate", str(folder), "--tasks", "cor,loss", expect=2)
-    assert "there is no task 'cor'" in refused.stderr
+    assert "there is no task called 'cor'" in refused.stderr
 
 
 @pytest.mark.proof
