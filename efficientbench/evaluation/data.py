@@ -92,9 +92,7 @@ def _fetch(address: str, path: Path) -> None:
             raise DataError(f"{address}: download failed: {error}") from None
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise DataError(
-            f"{address}: download failed: {reason}; run the same command again to resume"
-        ) from None
+        raise DataError(f"{address}: download failed: {reason}; run the same command again to resume") from None
     os.replace(partial, path)
 
 

@@ -136,7 +136,9 @@ def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, 
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(ResultFile(path, header)) if is_first() else None
         if file is not None and file.replaced is not None:
-            console.print(f"{path}: starting anew: its results are of step {file.replaced.get('step')} or of other settings")
+            console.print(
+                f"{path}: starting anew: its results are of step {file.replaced.get('step')} or of other settings"
+            )
         there = set(of_first(list(file.results) if file is not None else [], list[str]))
         left = [item for item in items if item.name not in there]
         if len(left) < len(items):

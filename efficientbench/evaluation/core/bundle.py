@@ -152,8 +152,8 @@ def _task(name: str, listed: Mapping[str, Any], baseline: float, path: Path, lim
         cut = limit is not None and limit <= shots
         advice = f"; give --limit {shots + 1} or more (in training: evaluation.core_limit)" if cut else ""
         raise ConfigError(
-            f"core: {name} has {len(rows):,} rows{' by --limit' if cut else ''} and needs {shots + 1} ({shots} shots and "
-            f"one question): {path}{advice}"
+            f"core: {name} has {len(rows):,} rows{' by --limit' if cut else ''} and needs {shots + 1} ({shots} shots "
+            f"and one question): {path}{advice}"
         )
     return CoreTask(name, kind, shots, delimiter, baseline, hashlib.sha256(content).hexdigest(), rows)
 

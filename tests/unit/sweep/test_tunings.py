@@ -59,7 +59,10 @@ def test_other_names_choose_trainings() -> None:
         (Request(only=("lora_tiny",), sizes=("7B",)), "no chosen run has the size 7B; available sizes: tiny"),
         (Request(only=("lora",), axes=("lora_q=1,2",)), "lora_q: unknown key"),
         (Request(only=("lora",), axes=("output=a,b",)), "cannot be swept"),
-        (Request(only=("lora",), axes=("curriculum_seed=1,2",), repeat=2), "give either --repeat or --set curriculum_seed"),
+        (
+            Request(only=("lora",), axes=("curriculum_seed=1,2",), repeat=2),
+            "give either --repeat or --set curriculum_seed",
+        ),
         (Request(only=("lora",), retry_smaller=True), "--retry-smaller: is of trainings"),
         (Request(only=("lora",), generate=True), "--generate: is of trainings"),
         (Request(only=("lora_32B",), overrides=("batch_size=100",)), "the nearest that is: 96"),
