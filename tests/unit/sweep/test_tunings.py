@@ -61,7 +61,7 @@ def test_other_names_choose_trainings() -> None:
         (Request(only=("lora",), axes=("output=a,b",)), "cannot be swept"),
         (
             Request(only=("lora",), axes=("curriculum_seed=1,2",), repeat=2),
-            "give either --repeat or --set curriculum_seed",
+            "give either --repeat or --set curriculum.seed",
         ),
         (Request(only=("lora",), retry_smaller=True), "--retry-smaller: is of trainings"),
         (Request(only=("lora",), generate=True), "--generate: is of trainings"),
