@@ -56,7 +56,7 @@ def evaluate(
     tp: Annotated[int, count("ranks of this machine that share a copy of the model")] = 1,
     dp: Annotated[int, count("copies of the model, which divide the items")] = 1,
 ) -> None:
-    """Score a run's trained model by tasks, item by item; a killed evaluation goes on."""
+    """Score a run's trained model by tasks, item by item; a killed evaluation resumes."""
     from efficientbench.architecture.registry import load_kinds
     from efficientbench.evaluation.data import find_data
     from efficientbench.evaluation.long_context.lengths import read_lengths

@@ -121,7 +121,7 @@ def memory_errors_explained(batch_tokens: int) -> Iterator[None]:
             raise
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         raise EvaluationError(
-            f"out of memory: {first_line}; what is scored is kept; go on with --batch-tokens below {batch_tokens:,}"
+            f"out of memory: {first_line}; scored items are saved; resume with --batch-tokens below {batch_tokens:,}"
         ) from None
 
 
@@ -136,7 +136,9 @@ def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, 
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(ResultFile(path, header)) if is_first() else None
         if file is not None and file.replaced is not None:
-            console.print(f"{path}: starting anew: it was of step {file.replaced.get('step')} or other settings")
+            console.print(
+                f"{path}: starting anew: its results are of step {file.replaced.get('step')} or of other settings"
+            )
         there = set(of_first(list(file.results) if file is not None else [], list[str]))
         left = [item for item in items if item.name not in there]
         if len(left) < len(items):

@@ -83,11 +83,11 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PreparedTuning, TuningJob])
             or all checkpoints are of a version that wrote no manifests.
         """
         found = complete(folder.path)
-        # An update of the program must not make a training begin anew unasked.
+        # An update of the program must not make a training start anew unasked.
         if found and not any(os.path.lexists(each / MANIFEST) for each in found):
             raise ConfigError(
                 f"{found[-1]}: has no {MANIFEST}, as checkpoints of an earlier version, from which this one does not "
-                "resume: --fresh begins anew, label=NAME takes another folder"
+                "resume: --fresh starts anew, label=NAME takes another folder"
             )
         newest = newest_intact(folder)
         if newest is None:
@@ -97,12 +97,12 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PreparedTuning, TuningJob])
             theirs = number_of(ranks, "rank") if isinstance(ranks, int) else "a training"
             raise ConfigError(
                 f"{folder.path} holds checkpoints of {theirs}, and this run has {world}: start as many, because each "
-                "keeps its part of the optimizer, or --fresh begins anew"
+                "keeps its part of the optimizer, or --fresh starts anew"
             )
         same_data = earlier.data == [prepared.examples.fingerprint]
         if not (same_data and trains_the_same(earlier.config, prepared.plan.config)):
             raise ConfigError(
-                f"{folder.path} holds checkpoints of another configuration or of other examples: --fresh begins anew, "
+                f"{folder.path} holds checkpoints of another configuration or of other examples: --fresh starts anew, "
                 "label=NAME takes another folder"
             )
         return newest

@@ -64,7 +64,7 @@ def diagnose(error: Exception, job: AnyJob, log_file: Path) -> Failure:
         return Failure("non_finite", str(error), rank=error.rank, step=error.step)
     operator = operator_without(error)
     if operator is not None:
-        reason = f"training.deterministic=true: this device has no deterministic {operator}; leave the key out"
+        reason = f"training.deterministic=true: this device has no deterministic {operator}; remove the key"
         return Failure("mistake", f"{reason} (traceback in {log_file})", USER_MISTAKE)
     if ran_out_of_memory(error):
         helps = address_limit() or job.memory_advice
@@ -77,7 +77,7 @@ def diagnose(error: Exception, job: AnyJob, log_file: Path) -> Failure:
         most_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         # torch's writers give no error number.
         if getattr(cause, "errno", errno.EFBIG) == errno.EFBIG and most_bytes != resource.RLIM_INFINITY:
-            reason = f"no file here may have more than {most_bytes / 1e6:,.1f} MB (ulimit -f), and one would: {text}"
+            reason = f"a file would exceed the limit of {most_bytes / 1e6:,.1f} MB (ulimit -f): {text}"
             return Failure("mistake", reason, USER_MISTAKE)
         folder = min((job.output, job.cache), key=_free_bytes)
         # Ask for the free space as well: numpy, which writes the engine's index, and torch give no error number.

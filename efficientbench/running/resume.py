@@ -160,7 +160,7 @@ def _verify_resumable(checkpoint: Path) -> Manifest:
     """
     manifest = verify(checkpoint)
     if manifest.holds == "weights":
-        raise CheckpointError(f"{checkpoint}: is of the last step, and the run has no complete record")
+        raise CheckpointError(f"{checkpoint}: checkpoint of the last step of a run without a complete record")
     return manifest
 
 

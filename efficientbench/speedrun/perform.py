@@ -107,7 +107,7 @@ def perform(steps: Sequence[Step], work: Path, node: int = 0) -> int:
 
 def announce(step: Step, number: int, count: int) -> None:
     """Print a step's name, and its command or why none runs."""
-    state = f": left out: {step.left_out}" if step.left_out else ": complete" if step.complete else ""
+    state = f": skipped: {step.left_out}" if step.left_out else ": complete" if step.complete else ""
     print(f"== {number} of {count}, {step.name}{state}", flush=True)
     if not state:
         print(f"   {shlex.join(step.command)}", flush=True)

@@ -51,7 +51,7 @@ def chosen_combinations(request: Request, name: str | None = None) -> list[Combi
     _load_variants(request, matrix)
     axes = parse_axes(request.axes)
     if request.repeat is not None and "training.seed" in axes:
-        raise ConfigError("--set training.seed: --repeat gives each run its seeds; leave out one of the two")
+        raise ConfigError("--repeat sets the seeds; give either --repeat or --set training.seed")
     runs = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
     resolver = Resolver(
         lambda name, given: resolve(name, request.smoke, given, request.matrix), settable_keys(), ALIASES
@@ -98,7 +98,7 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
     lacking = [size for size in sizes if size not in {run.size for run in left}]
     if lacking:
         there = ", ".join(dict.fromkeys(run.size for run in chosen))
-        raise ConfigError(f"--sizes: no chosen run has the size {' or '.join(lacking)}; theirs are {there}")
+        raise ConfigError(f"--sizes: no chosen run has the size {' or '.join(lacking)}; available sizes: {there}")
     return left
 
 

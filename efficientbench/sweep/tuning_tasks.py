@@ -71,8 +71,8 @@ def does_not_fit(config: FinetuneConfig, projection: Projection, machine: Machin
         return None
     have_gb, layout = plan.request.memory_bytes / 1e9, plan.layout
     return (
-        f"{config.name} does not fit: a rank needs about {plan.total_bytes / 1e9:.2f} GB, and of {have_gb:g} GB "
-        f"{RESERVE:.0%} stays free; `efficientbench finetune {config.method}_{config.size} --plan "
+        f"{config.name} does not fit: a rank needs about {plan.total_bytes / 1e9:.2f} GB and has {have_gb:g} GB, "
+        f"of which {RESERVE:.0%} is kept free; `efficientbench finetune {config.method}_{config.size} --plan "
         f"--world {layout.world} --devices-per-node {layout.per_node} --device '{machine.name}'` "
         "lists the layouts that fit"
     )

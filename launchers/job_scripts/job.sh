@@ -58,7 +58,7 @@ job_modules() { # name...
     [[ "$flags" != *e* ]] || set -e
     [[ "$flags" != *u* ]] || set -u
     if [[ -n "$failed" ]]; then
-        echo "error: module load $failed failed on node $(uname -n): module avail lists what there is" >&2
+        echo "error: module load $failed failed on node $(uname -n): module avail lists the available modules" >&2
         exit 2
     fi
 }
@@ -98,7 +98,7 @@ job_slurm() { # command...
         --cpus-per-task="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}" \
         bash -c 'NODE_RANK="$SLURM_NODEID" exec "$@"' node "$@" || status=$?
     if [[ $status -eq 143 ]] && _job_is_running; then
-        echo "stopped with its state saved: requeued, to go on from there" >&2
+        echo "stopped after saving its state: requeued, and will resume from there" >&2
         scontrol requeue "$(_job_id)" || echo "error: job $(_job_id) cannot be requeued: submit it again" >&2
     fi
     return "$status"

@@ -136,7 +136,7 @@ class Supervision:
         self._stop = number
         print_stderr(
             f"{signal.Signals(number).name}{where}: the ranks have {self._limits.stop_grace_s:.0f} s to save and end; "
-            "Ctrl-C from now on ends them at once"
+            "Ctrl-C from now on kills them at once"
         )
         if not where:
             self._link.send("stop", signal=number)

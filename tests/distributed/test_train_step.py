@@ -137,9 +137,7 @@ def test_a_norm_that_overflows_from_finite_parts_changes_nothing(
     for outcome in trained("norm", rank, (2, 4), *layout):
         assert outcome.messages[1] == "the norm of the gradients over all ranks is not finite (inf)"
         assert outcome.error is not None
-        assert outcome.error.startswith(
-            f"step 4: {outcome.messages[1]}; 1 such steps were left out before; the weights"
-        )
+        assert outcome.error.startswith(f"step 4: {outcome.messages[1]}; 1 such steps were skipped before; the weights")
         assert outcome.culprit == rank
         assert outcome.unchanged == [False, True, False, True]
 
@@ -155,7 +153,7 @@ def test_an_overflowing_norm_in_the_engines_update_names_the_rank_of_the_largest
 def test_one_more_skipped_step_than_allowed_stops_the_run(trained: Callable[..., list[Poisoned]]) -> None:
     for outcome in trained("gradients", 0, (2, 4), "parallel.dp=2", "faults.skip_non_finite_steps=1"):
         assert outcome.error is not None
-        assert outcome.error.startswith("step 4: the gradients are not finite on rank 0; 1 such steps were left out")
+        assert outcome.error.startswith("step 4: the gradients are not finite on rank 0; 1 such steps were skipped")
         assert outcome.unchanged[-1]
 
 

@@ -49,7 +49,7 @@ def test_chat_gives_one_answer_or_a_conversation(talks: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     header, first, second, *_, again, end = done.stdout.split("> ")
     assert (second != "", end) == (True, "")
-    assert header.startswith("elsewhere, step 60; clear begins anew")
+    assert header.startswith("elsewhere, step 60; clear starts anew")
     assert first == again == alone
     ended = subprocess.run(
         command(*words), input="7??\n", env=environment(), capture_output=True, text=True, check=False, timeout=240

@@ -136,7 +136,7 @@ def test_checkpoints_of_an_earlier_version_are_set_aside_only_on_request(tuned: 
     there = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
     (line,) = lines_of(efficientbench(*words, expect=2))
     assert line.startswith(f"error: {newest(folder)}: has no manifest.json, as checkpoints of an earlier version, ")
-    assert "--fresh begins anew" in line
+    assert "--fresh starts anew" in line
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == there
 
 

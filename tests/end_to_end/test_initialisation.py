@@ -57,7 +57,7 @@ def test_an_unfitting_initialisation_is_refused_before_a_rank_starts(tiny: Tiny,
         assert done.stderr.startswith(reason), done.stderr
         assert not (folder / "log").exists()
     done = efficientbench(*tiny, f"output={base.parent}", f"init.run={base}", expect=2)
-    assert done.stderr.startswith(f"error: init.run: {base} is the folder of this very run")
+    assert done.stderr.startswith(f"error: init.run: {base} is this run's own folder")
     assert (base / "record.json").exists()
 
 

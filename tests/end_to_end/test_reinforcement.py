@@ -182,7 +182,7 @@ def test_a_run_killed_between_rollouts_and_update_resumes_identically(
     module = place / "my_rewards.py"
     module.write_text(f"{MINE}# worth more")
     refused = efficientbench(*words, expect=2, **environment)
-    assert "the run has learned from other questions or rewards" in refused.stderr
+    assert "the run was trained on other questions or rewards" in refused.stderr
     module.write_text(MINE)
     # Answers depend on no batch.
     efficientbench(*words, "rl.batch=1", expect=0, **environment)

@@ -55,7 +55,10 @@ def test_the_record_has_computed_and_supervised_tokens(whole: Finished, pair: Pa
     lengths = IndexedDocuments(pair).lengths()
     too_long = int((lengths > SEQ_LEN + 1).sum())
     assert 0 < found["data"][0]["too_long"] <= too_long
-    assert f"conversations are packed whole: {too_long:,} of more than 33 tokens are left out" in whole.done.stdout
+    assert (
+        f"conversations are packed without cutting: {too_long:,} with more than 33 tokens are skipped"
+        in whole.done.stdout
+    )
     assert losses(whole.folder)[-1] < losses(whole.folder)[0]
 
 

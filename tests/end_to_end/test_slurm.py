@@ -1,4 +1,4 @@
-"""Jobs of a real Slurm: two nodes that train together, are stopped, go on and are cancelled; and arrays of runs."""
+"""Jobs of a real Slurm: two nodes that train together, are stopped, resume and are cancelled; and arrays of runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_preempted_job_resumes(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> No
     urgent = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
     slurm.call("sbatch", *urgent, cwd=tmp_path)
     slurm.wait_until(job, "PENDING", lambda: said(tmp_path))
-    assert "stopped with its state saved: requeued" in said(tmp_path)
+    assert "stopped after saving its state: requeued" in said(tmp_path)
     assert (record(folder)["status"], len(losses(folder)) < 500) == ("stopped", True)
     # It would wait for two minutes; within the second in which its nodes are done with it, slurmd refuses to start it.
     wait_for_free_nodes(slurm)

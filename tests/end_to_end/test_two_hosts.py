@@ -73,8 +73,8 @@ def test_a_missing_or_isolated_interface_is_named(tiny: Tiny) -> None:
         "error: GLOO_SOCKET_IFNAME is 'cable7', and node 0 has no interface cable7: it has lo, cable0\n"
     )
     assert re.fullmatch(
-        "error: GLOO_SOCKET_IFNAME is 'lo', by which node 1 reaches itself alone.*"
-        "name the interface that leads to the other nodes, of cable1\n",
+        "error: GLOO_SOCKET_IFNAME is 'lo', the loopback of node 1, and MASTER_ADDR .*"
+        "name the interface to the other nodes, one of cable1\n",
         said[1][1],
         re.DOTALL,
     )

@@ -104,7 +104,7 @@ def test_every_row_scores_as_by_a_plain_scorer(
         assert not summary.unavailable
     else:
         assert summary.figures["core"] is None
-        assert summary.unavailable["core"].startswith("18 of its 22 tasks are not at hand: hellaswag_zeroshot")
+        assert summary.unavailable["core"].startswith("18 of the 22 tasks of CORE are missing: hellaswag_zeroshot")
         assert summary.unavailable["squad"] == "core.yaml does not list it"
 
 

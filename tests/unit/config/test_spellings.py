@@ -139,5 +139,5 @@ def test_a_sweep_accepts_sizes_outside_the_suites() -> None:
         select(matrix, ["mha"])
     # Nothing that is named is left out in silence.
     for only, sizes, lacking in (((), ("0.5B", "7B"), "7B"), (("moe",), ("0.5Bx8", "3B"), "3B")):
-        with pytest.raises(ConfigError, match=f"no chosen run has the size {lacking}; theirs are "):
+        with pytest.raises(ConfigError, match=f"no chosen run has the size {lacking}; available sizes: "):
             select(matrix, only, sizes)

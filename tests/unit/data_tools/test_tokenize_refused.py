@@ -1,4 +1,4 @@
-"""Files to a tokenized pair: documents that are left out, and files that are refused."""
+"""Files to a tokenized pair: documents that are skipped, and files that are refused."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_finished_pair_is_refused_if_its_rejects_exceed_the_limit(tmp_path: Pa
     path = tmp_path / "data.jsonl"
     path.write_bytes(jsonl(["good"]) + b"{broken\n")
     tokenize_files([path], tmp_path / "tokens", tokenizer, max_rejects=0.9)
-    with pytest.raises(DataError, match="1 of 2 documents left out, and now at most 1.00%"):
+    with pytest.raises(DataError, match="1 of 2 documents skipped, and now at most 1.00%"):
         tokenize_files([path], tmp_path / "tokens", tokenizer, max_rejects=0.01)
 
 

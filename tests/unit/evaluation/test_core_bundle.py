@@ -45,17 +45,17 @@ def test_missing_files_are_named(bundle: Path) -> None:
     (bundle / "eval_meta_data.csv").write_text("".join(line for line in lines if not line.startswith("winogrande")))
     absent = read_bundle(bundle, None).absent
     assert absent["copa"] == "eval_data/multiple_choice/copa.jsonl is absent"
-    assert absent["winogrande"] == "eval_meta_data.csv has no baseline of it"
+    assert absent["winogrande"] == "eval_meta_data.csv has no random baseline for this task"
     assert absent["squad"] == "core.yaml does not list it"
 
 
 def test_a_folder_that_is_no_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"core\.yaml is missing: --data names the evaluation bundle"):
         read_bundle(tmp_path / "none", None)
-    with pytest.raises(ConfigError, match="jeopardy has 5 rows by --limit, and needs its 10 shots.*--limit 11"):
+    with pytest.raises(ConfigError, match="jeopardy has 5 rows by --limit and needs 11 .10 shots.*--limit 11"):
         read_bundle(bundle, 5)
     (bundle / "eval_meta_data.csv").unlink()
-    with pytest.raises(ConfigError, match="without which no accuracy is centred"):
+    with pytest.raises(ConfigError, match="eval_meta_data.csv with the random baselines is missing"):
         read_bundle(bundle, None)
 
 
@@ -114,6 +114,6 @@ def test_an_error_about_too_few_rows_does_not_blame_the_limit(bundle: Path) -> N
     path = bundle / "eval_data" / "language_modeling" / "jeopardy.jsonl"
     path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:7]), encoding="utf-8")
     with pytest.raises(
-        ConfigError, match=r"^core: jeopardy has 7 rows, and needs its 10 shots and one more \(.*jeopardy\.jsonl\)$"
+        ConfigError, match=r"^core: jeopardy has 7 rows and needs 11 \(10 shots and one question\): .*jeopardy\.jsonl$"
     ):
         read_bundle(bundle, 50)

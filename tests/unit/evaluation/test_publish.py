@@ -48,7 +48,7 @@ def test_an_unreadable_record_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text('{"schema_version": 2}')
     shown = published(tmp_path, "loss", 10, loss=2.25)
-    assert "warning: the record stays without this evaluation: " in shown
+    assert "warning: the evaluation was not added to the record: " in shown
     assert "written in schema version 2; this program reads 3" in shown
     assert shown.endswith("loss: loss 2.25\n")
     assert path.read_text() == '{"schema_version": 2}'

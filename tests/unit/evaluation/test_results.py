@@ -1,4 +1,4 @@
-"""Results on disk: a killed evaluation goes on, another one begins anew."""
+"""Results on disk: a killed evaluation resumes, another one starts anew."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_names_and_folders_are_checked(tmp_path: Path) -> None:
 
 
 def test_an_out_of_memory_error_says_what_would_help() -> None:
-    wanted = "out of memory: .*; go on with --batch-tokens below 8,192"
+    wanted = "out of memory: .*; resume with --batch-tokens below 8,192"
     with pytest.raises(EvaluationError, match=wanted), memory_errors_explained(8192):
         np.zeros(1 << 56)
     with pytest.raises(EvaluationError, match="^another$"), memory_errors_explained(8192):

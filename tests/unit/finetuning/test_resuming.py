@@ -48,7 +48,7 @@ def save(job: TuningJob, step: int, formula: str) -> Path:
     return folder
 
 
-def test_an_update_of_the_formulas_does_not_make_it_begin_anew(
+def test_an_update_of_the_formulas_does_not_make_it_start_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = OutputFolder(tmp_path / "lora_tiny")

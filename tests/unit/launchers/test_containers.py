@@ -251,7 +251,7 @@ def test_image_files_are_found_from_the_working_folder() -> None:
         Container("images/torch.sif", "docker")
     with pytest.raises(LaunchError, match="/a:b has a colon or a comma"):
         Container(IMAGE, "docker", (Path("/a:b"),)).words(Path("/jobs"), [])
-    with pytest.raises(LaunchError, match="is no module's name"):
+    with pytest.raises(LaunchError, match="is not a module name"):
         Surroundings(("$(touch pwned)",))
 
 

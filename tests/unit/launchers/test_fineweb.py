@@ -98,7 +98,7 @@ def test_every_stage_runs_once(machine: Machine) -> None:
 def test_a_failed_stage_ends_the_script_and_the_next_call_resumes(machine: Machine) -> None:
     status, printed, calls = machine.run("quick_fineweb_test.sh", failure="download")
     assert status == 1
-    assert "the download is not complete; call again to go on, or give text of your own with --data PATH" in printed
+    assert "the download is not complete; call again to resume, or give your own text with --data PATH" in printed
     text = machine.folder / "output" / "fineweb_quick" / "text"
     assert calls == [f"efficientbench-data download --num-files 1 --output {text}"]
     status, _, calls = machine.run("quick_fineweb_test.sh")

@@ -95,7 +95,7 @@ def test_a_plan_initialised_from_another_run_is_not_speed_only(corpus: Corpus) -
 
 
 def test_epochs_of_several_sources_or_of_unfitting_conversations_are_refused(corpus: Corpus) -> None:
-    with pytest.raises(ConfigError, match="^training.epochs: 2 sources of data.path are read in other numbers"):
+    with pytest.raises(ConfigError, match="^training.epochs: the 2 sources of data.path have different numbers"):
         epoch_steps(config_of(corpus, "training.epochs=1"), [corpus, corpus])
     short = config_of(corpus, "training.objective=sft", "training.epochs=1", "training.seq_len=4")
     with pytest.raises(ConfigError, match="does not fill or fit one sequence of training.seq_len=4"):

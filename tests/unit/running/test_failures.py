@@ -117,4 +117,4 @@ def test_the_shells_file_size_limit_is_named(tmp_path: Path, error: Exception) -
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (found.kind, found.exit_code) == ("mistake", 2)
-    assert found.reason.startswith("no file here may have more than 3.0 MB (ulimit -f), and one would: ")
+    assert found.reason.startswith("a file would exceed the limit of 3.0 MB (ulimit -f): ")

@@ -117,7 +117,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_differing_keys(base: 
 
 
 def test_initialisation_from_the_runs_own_folder_is_refused(base: Path) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"init.run: {base} is the folder of this very run: give it a")):
+    with pytest.raises(ConfigError, match=re.escape(f"init.run: {base} is this run's own folder: set a label")):
         initialised(beginning_with(base), OutputFolder(base))
     assert initialised(beginning_with(base), OutputFolder(base / "another")).init.step == 4
 
@@ -137,7 +137,7 @@ def test_initialisation_with_another_tokenizer_is_refused(tmp_path: Path) -> Non
         check_tokenizer(config, [other])
     assert str(error.value) == (
         f"data.tokenizer: the weights of init.run={base} were trained with another tokenizer than "
-        f"{other.tokenizer_folder}, so that ids mean other tokens: tokenize the text with "
+        f"{other.tokenizer_folder}: the same ids are other tokens; tokenize the text with "
         f"data.tokenizer={base / 'tokenizer'}"
     )
 

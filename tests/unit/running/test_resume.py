@@ -98,7 +98,7 @@ def test_a_checkpoint_of_the_last_step_without_a_record_is_skipped(
             shutil.rmtree(checkpoint_folder(folder.path, step))
     found = prepared(folder, CONFIG, TOKENS, fresh=False)
     assert found == (checkpoint_folder(folder.path, 4) if older else None)
-    assert capsys.readouterr().out.startswith(f"skipped: {last}: is of the last step, and the run has no complete")
+    assert capsys.readouterr().out.startswith(f"skipped: {last}: checkpoint of the last step of a run without a")
     assert not last.exists()
 
 

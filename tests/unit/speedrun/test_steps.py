@@ -1,4 +1,4 @@
-"""Which commands a pipeline has, which of them it skips, and how it goes on after a kill in any of them."""
+"""Which commands a pipeline has, which of them it skips, and how it resumes after a kill in any of them."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_the_commands_of_all_stages(request_: Request, tmp_path: Path, capsys: p
         f"efficientbench generate {folders['rl']} --measure",
         f"efficientbench report {runs} --price-per-hour 2.0",
     ]
-    assert "humaneval of mid_mla_d4: left out: it runs programs that the model writes: --allow-code" in printed
-    assert "arc_easy of sft_mla_d4: left out: ~/items/arc_easy is not there" in printed
+    assert "humaneval of mid_mla_d4: skipped: it runs programs that the model writes: --allow-code" in printed
+    assert "arc_easy of sft_mla_d4: skipped: ~/items/arc_easy is not there" in printed
     # Nothing is made but the file that names the runs.
     assert {path.name for path in (tmp_path / "pipeline").iterdir()} == {"lock", "mla_d4.yaml"}
 

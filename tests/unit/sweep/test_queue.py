@@ -166,7 +166,7 @@ def test_a_run_queued_in_another_configuration_is_not_claimed(queue: Queue) -> N
     out = io.StringIO()
     Scheduler(queue, [task], CPU, "host", Display(Console(file=out, width=200), 1)).run([])
     assert queue.read(task.id) == theirs
-    assert "run: left out: another sweep entered it in another configuration" in out.getvalue()
+    assert "run: skipped: another sweep queued it with another configuration" in out.getvalue()
 
 
 def test_runs_can_save_after_their_terminal_is_closed_twice(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_names_choose_runs(only: tuple[str, ...], sizes: tuple[str, ...], wanted
         (("atention",), (), "did you mean attention?"),
         (("$(id)",), (), "'$(id)'"),
         ((), ("0.5b",), "did you mean 0.5B?"),
-        (("moe",), ("3B",), "no chosen run has the size 3B; theirs are 0.5Bx8, 1.5Bx8"),
+        (("moe",), ("3B",), "no chosen run has the size 3B; available sizes: 0.5Bx8, 1.5Bx8"),
     ],
 )
 def test_unknown_names_of_a_sweep_are_refused(only: tuple[str, ...], sizes: tuple[str, ...], message: str) -> None:

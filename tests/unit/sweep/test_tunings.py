@@ -53,13 +53,16 @@ def test_other_names_choose_trainings() -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request(only=("lora", "gqa")), "lora is a fine-tuning, and 'gqa' is none: trainings and fine-tunings are"),
-        (Request(only=("lora", "dora_7b")), "'dora_7b' is none: did you mean dora_7B?"),
+        (Request(only=("lora", "gqa")), "lora is a fine-tuning and 'gqa' is not: trainings and fine-tunings are"),
+        (Request(only=("lora", "dora_7b")), "'dora_7b' is not: did you mean dora_7B?"),
         (Request(only=("lora",), sizes=("7b",)), "no size of fine-tunings called '7b': did you mean 7B?"),
-        (Request(only=("lora_tiny",), sizes=("7B",)), "no chosen run has the size 7B; theirs are tiny"),
+        (Request(only=("lora_tiny",), sizes=("7B",)), "no chosen run has the size 7B; available sizes: tiny"),
         (Request(only=("lora",), axes=("lora_q=1,2",)), "lora_q: unknown key"),
         (Request(only=("lora",), axes=("output=a,b",)), "cannot be swept"),
-        (Request(only=("lora",), axes=("curriculum_seed=1,2",), repeat=2), "--repeat gives each run its seeds"),
+        (
+            Request(only=("lora",), axes=("curriculum_seed=1,2",), repeat=2),
+            "give either --repeat or --set curriculum.seed",
+        ),
         (Request(only=("lora",), retry_smaller=True), "--retry-smaller: is of trainings"),
         (Request(only=("lora",), generate=True), "--generate: is of trainings"),
         (Request(only=("lora_32B",), overrides=("batch_size=100",)), "the nearest that is: 96"),

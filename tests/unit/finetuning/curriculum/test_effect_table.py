@@ -70,7 +70,7 @@ def test_a_run_that_fell_back_is_excluded_with_its_reason(tmp_path: Path) -> Non
         write_run(tmp_path, "shuffled", seed, 3.0 + seed)
     write_run(tmp_path, "reversed", 0, 3.0, reason="9 steps are fewer than 10")
     text = printed(tmp_path)
-    assert "lora_tiny, seed 0, is left out: 9 steps are fewer than 10" in text
+    assert "lora_tiny, seed 0, is skipped: 9 steps are fewer than 10" in text
     assert "no verdict: 2 seeds, 5 are needed" in text
 
 

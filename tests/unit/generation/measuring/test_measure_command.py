@@ -173,7 +173,7 @@ def test_names_and_folders_are_distinguished(tmp_path: Path) -> None:
     cases = [
         (str(tmp_path), [], True, None, "is a folder, whose model has its size"),
         (str(tmp_path / "none"), [], False, None, "no such folder"),
-        ("gqa_0.5B", [], True, 3, "gets random weights: give a run's folder"),
+        ("gqa_0.5B", [], True, 3, "with random weights: give the folder of a trained run"),
         ("gqa_0.6B", [], False, None, "gqa_0.5B"),
         ("gqa_0.5B", ["training.dtyp=fp32"], False, None, "training.dtype"),
         ("gqa_0.5B", ["parallel.tp=2"], False, None, "parallel.tp=2: generation is measured in one process"),

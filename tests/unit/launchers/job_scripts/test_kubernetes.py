@@ -165,7 +165,7 @@ def test_arguments_that_a_manifest_cannot_hold_are_refused() -> None:
     with pytest.raises(LaunchError, match="no text in UTF-8"):
         documents("\udcff")
     for claim in ("Data", "a_b", "-a", "a\nb", "a" * 254):
-        with pytest.raises(LaunchError, match="is no claim's name"):
+        with pytest.raises(LaunchError, match="is not a valid claim name"):
             Pods(1, 1, "nvidia.com/gpu", "image", claim)
 
 

@@ -65,7 +65,7 @@ def test_missing_interfaces_are_named(environ: dict[str, str], message: str) -> 
 def test_the_loopback_is_refused_for_several_hosts(variable: str) -> None:
     check_interfaces({variable: "lo"}, None)
     check_interfaces({variable: "lo"}, HERE)
-    with pytest.raises(LaunchError, match=f"{variable} is 'lo', by which node 1 reaches itself alone"):
+    with pytest.raises(LaunchError, match=f"{variable} is 'lo', the loopback of node 1"):
         check_interfaces({variable: "lo"}, ELSEWHERE)
 
 

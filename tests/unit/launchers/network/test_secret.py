@@ -74,7 +74,7 @@ def test_a_node_0_without_the_secret_is_refused(port: int) -> None:
 
 def test_nodes_with_different_secrets_report_the_mismatch(port: int, capfd: pytest.CaptureFixture[str]) -> None:
     master = started(Cluster(2, 0, "127.0.0.1", port, secret=SECRET))
-    with pytest.raises(LaunchError, match="EFFICIENTBENCH_SECRET or the folder of output is another one on node 0"):
+    with pytest.raises(LaunchError, match="EFFICIENTBENCH_SECRET or the output folder differs between node 0 and node"):
         preflight(Cluster(2, 1, "127.0.0.1", port, secret=b"another"), 60)
     assert "refused a node at ::ffff:127.0.0.1: EFFICIENTBENCH_SECRET" in capfd.readouterr().err
     preflight(Cluster(2, 1, "127.0.0.1", port, secret=SECRET), 60)
