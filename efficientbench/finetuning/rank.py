@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from efficientbench.basics.errors import TrainingError
 from efficientbench.basics.files import beside, complete_folder
+from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.finetuning.examples.examples import fingerprint_of, read_examples
 from efficientbench.finetuning.job import TuningJob
@@ -39,11 +40,7 @@ def rank_work(job_file: Path) -> Work:
 
 def tune_rank(job: TuningJob, rank: Rank) -> bool:
     """Train, save, verify, and on rank 0 write the record; return whether the training was stopped early."""
-    device, heartbeat = find_device(job.config.device), rank.heartbeat
-    if device.type == "cpu":
-        allow_cpu_ranks()
-    else:
-        device.prepare(rank.local)
+    device, heartbeat = _prepared_device(job, rank), rank.heartbeat
     _log_quietly()
     import torch.distributed as dist
 
@@ -79,11 +76,10 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
     measurement = job.config.measurement
     monitor = EfficiencyCallback(warmup_steps=measurement.warmup_steps, meters=measurement.meters or ())
     stop = Stop(rank.stop_requested)
-    spent = Spent(rank.begin_s, job.config.measurement.warmup_steps, bool(job.resumed_step))
+    spent = Spent(rank.begin_s, measurement.warmup_steps, bool(job.resumed_step))
     with _sink(job, rank.number) as sink:
         callbacks = [Heartbeat(heartbeat), *listeners(stop, monitor, spent, job.output / "steps.jsonl", sink)]
-        if deepspeed is not None:
-            callbacks.append(DeepSpeedFile(job.output / "deepspeed.json"))
+        callbacks += [] if deepspeed is None else [DeepSpeedFile(job.output / "deepspeed.json")]
         ratio = job.config.adapter.lora_plus_ratio if find_method(job.config.method).two_rates else None
         shapes = saved_shapes(model)
         trainer = Tuner(
@@ -102,6 +98,16 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
             record = read_record(OutputFolder(job.output).record)
             sink.figures({name: getattr(record, name) for name in FIGURES})
     return stop.stopped
+
+
+def _prepared_device(job: TuningJob, rank: Rank) -> Device:
+    """Return the rank's device, ready for the libraries that are imported after this."""
+    device = find_device(job.config.device)
+    if device.type == "cpu":
+        allow_cpu_ranks()
+    else:
+        device.prepare(rank.local)
+    return device
 
 
 def _read_plainly(job: TuningJob, heartbeat: HeartbeatWriter) -> None:
