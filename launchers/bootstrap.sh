@@ -165,7 +165,7 @@ _bootstrap_make_venv() { # python log, then venv options
     _bootstrap_explain "$log"
 }
 
-# Tells every 30 s that the installation goes on, until the process that it works for ends.
+# Tells every 30 s that the installation continues, until the process that it works for ends.
 _bootstrap_heartbeat() { # log pid
     while sleep 30 >/dev/null 2>&1 && kill -0 "$2" 2>/dev/null; do
         _bootstrap_say "still installing: $(tail -n 1 "$1" | cut -c 1-100)" "仍在安装：$(tail -n 1 "$1" | cut -c 1-100)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +90,19 @@ def made_rows(name: str, task: Task) -> Sequence[Row] | None:
     return rows
 
 
-def open_examples(name: str, path: Path | None = None, hub: HubFiles | None = None) -> Examples:
+def open_examples(
+    name: str,
+    path: Path | None = None,
+    hub: HubFiles | None = None,
+    on_progress: Callable[[], object] | None = None,
+) -> Examples:
     """Open the examples of a task.
 
     Args:
         name: The task's name: one of the project's, or `package.module:Class`.
         path: A file, a folder or a glob with the task's rows; None to take them from `hub`.
         hub: The dataset with the task's rows; None for the task's own dataset or rows.
+        on_progress: Called as a download makes progress, see `download_dataset`.
 
     Raises:
         DataError: the task or the file does not exist, or the download failed.
@@ -113,5 +119,5 @@ def open_examples(name: str, path: Path | None = None, hub: HubFiles | None = No
 
         folder = Path("data") / hub.dataset.rpartition("/")[2]
         request = DownloadRequest(hub.dataset, folder, hub.config, num_files=_ALL_FILES, split=hub.split)
-        return Examples(name, task, download_dataset(request))
+        return Examples(name, task, download_dataset(request, on_progress=on_progress))
     return Examples(name, task, [])

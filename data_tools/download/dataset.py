@@ -8,7 +8,7 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,12 +67,19 @@ class DownloadRequest:
     """One split of the configuration (of `default` if none is named); None for all splits."""
 
 
-def download_dataset(request: DownloadRequest, patience: Patience | None = None) -> list[Path]:
+def download_dataset(
+    request: DownloadRequest, patience: Patience | None = None, on_progress: Callable[[], object] | None = None
+) -> list[Path]:
     """Download the files of a dataset that the folder lacks, and return the paths of all its files, sorted.
 
     A file gets its name only after its size, its checksum and, for parquet, its footer were verified. An interrupted
     download leaves `.partial` files, which the next call resumes. If the hub is unreachable, a folder that is complete
     for this request is used as it is. Processes that call this at once with the same folder wait for each other.
+
+    Args:
+        request: the request.
+        patience: the limits of waiting for the hub.
+        on_progress: called whenever more of a file is on the disk, by any thread.
 
     Raises:
         DataError: the request or the hub's response is not valid, the disk has too little space, or a transfer failed.
@@ -85,7 +92,7 @@ def download_dataset(request: DownloadRequest, patience: Patience | None = None)
         with exclusive_lock(request.folder / STATE_FOLDER / "lock"):
             record = load_record(request.folder, request.repository)
             listing = _listing(request, record, patience)
-            complete(listing, record, request.max_workers, patience)
+            complete(listing, record, request.max_workers, patience, on_progress=on_progress)
     return [request.folder / file.path for file in listing.files]
 
 
@@ -113,7 +120,14 @@ def _listing(request: DownloadRequest, record: Record, patience: Patience) -> Li
     return listing
 
 
-def complete(listing: Listing, record: Record, max_workers: int, patience: Patience, kind: str = "datasets") -> None:
+def complete(
+    listing: Listing,
+    record: Record,
+    max_workers: int,
+    patience: Patience,
+    kind: str = "datasets",
+    on_progress: Callable[[], object] | None = None,
+) -> None:
     """Download the files of a listing that the folder lacks; `kind` is ModelScope's: `datasets` or `models`.
 
     Raises:
@@ -129,7 +143,7 @@ def complete(listing: Listing, record: Record, max_workers: int, patience: Patie
     if not missing:
         return
     finished = {file.path: file.size_bytes for file in listing.files if file not in missing}
-    progress = _Progress(len(listing.files), total_bytes, finished)
+    progress = _Progress(len(listing.files), total_bytes, finished, on_progress)
     stop = threading.Event()
     transfers: list[Transfer] = []
     for file in missing:
@@ -191,8 +205,11 @@ def _check_space(folder: Path, needed_bytes: int) -> None:
 class _Progress:
     """Shows a bar on a terminal, else a line per finished file."""
 
-    def __init__(self, total_files: int, total_bytes: int, finished: dict[str, int]) -> None:
-        """Count the `finished` files (size in bytes, by path) in the totals."""
+    def __init__(
+        self, total_files: int, total_bytes: int, finished: dict[str, int], on_progress: Callable[[], object] | None
+    ) -> None:
+        """Count the `finished` files (size in bytes, by path) in the totals; tell `on_progress` of each position."""
+        self._on_progress = on_progress
         self._total_files, self._total_bytes = total_files, total_bytes
         self._finished_files = len(finished)
         self._positions = dict(finished)
@@ -211,6 +228,8 @@ class _Progress:
     def position(self, path: str, position_bytes: int) -> None:
         """Show how many bytes of a file are on the disk; any thread may call this for a file shown before."""
         self._positions[path] = position_bytes
+        if self._on_progress is not None:
+            self._on_progress()
         self.bar.update(TaskID(0), completed=sum(self._positions.values()))
 
     def finished(self, path: str) -> None:

@@ -99,7 +99,7 @@ class _Job(PairJob):
         rejected, documents = sum(record.rejected.values()), corpus.documents
         if rejected > self.max_rejects * (rejected + documents):
             raise DataError(
-                f"{self.prefix} was made with {rejected:,} of {rejected + documents:,} documents left out, and now at "
+                f"{self.prefix} was made with {rejected:,} of {rejected + documents:,} documents skipped, and now at "
                 f"most {self.max_rejects:.2%} may be: mend them and choose another name, or allow more"
             )
 

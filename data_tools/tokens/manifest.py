@@ -245,7 +245,7 @@ def summary(corpus: Corpus) -> str:
         if record.engine_reason:
             lines.append(f"not by tiktoken: {record.engine_reason}")
         rejected = ", ".join(f"{count:,} {reason}" for reason, count in record.rejected.items())
-        lines.append(f"documents left out: {rejected or 'none'}")
+        lines.append(f"documents skipped: {rejected or 'none'}")
         special = ", ".join(f"{count:,} x {string}" for string, count in record.special_token_strings.items())
         lines.append(f"names of special tokens in the text, kept as text: {special or 'none'}")
     lines.append(f"manifest: {corpus.manifest}")

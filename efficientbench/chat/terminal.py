@@ -25,7 +25,7 @@ from efficientbench.generation.command import INTERRUPTED
 from efficientbench.generation.sampling import Sampling
 from efficientbench.running.failures import ran_out_of_memory
 
-COMMANDS = "clear begins anew; quit or exit (or Ctrl-D) ends"
+COMMANDS = "clear starts anew; quit or exit (or Ctrl-D) ends"
 _BETWEEN = {
     (TEXT, CALL): "[",
     (CALL, RESULT): " = ",

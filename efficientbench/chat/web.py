@@ -285,8 +285,7 @@ def make_app(chat: Chat, pool: Pool, key: str | None, hosts: Collection[str]) ->
     @app.post("/v1/chat/completions", dependencies=guarded)
     async def complete(request: Request) -> Response:
         answer = server.accepted(*read_request(await read_body(request)))
-        if answer.request.stream:
-            return EventStream(server, answer, request)
-        return await server.whole(answer, request)
+        streamed = answer.request.stream
+        return EventStream(server, answer, request) if streamed else await server.whole(answer, request)
 
     return app

@@ -14,7 +14,7 @@ from efficientbench.evaluation.task import BATCH_TOKENS, Options
 if TYPE_CHECKING:
     from efficientbench.evaluation.rank import Evaluation
 
-GOES_ON = "stopped: the same command goes on from here"
+RESUMES = "stopped: the same command resumes the evaluation"
 
 
 def task_names() -> list[str]:
@@ -56,7 +56,7 @@ def evaluate(
     tp: Annotated[int, count("ranks of this machine that share a copy of the model")] = 1,
     dp: Annotated[int, count("copies of the model, which divide the items")] = 1,
 ) -> None:
-    """Score a run's trained model by tasks, item by item; a killed evaluation goes on."""
+    """Score a run's trained model by tasks, item by item; a killed evaluation resumes."""
     from efficientbench.architecture.registry import load_kinds
     from efficientbench.evaluation.data import find_data
     from efficientbench.evaluation.long_context.lengths import read_lengths
@@ -81,7 +81,7 @@ def evaluate(
         contamination=contamination,
         batch_tokens=batch_tokens,
     )
-    model = SharedModel(run_folder, tuple(arguments or []), step, tp, dp)
+    model = SharedModel(tuple(arguments or []), step, tp, dp)
     _score(Evaluation(model, names(tasks or "loss"), options), tasks is not None or lm_eval is None, lm_eval)
 
 
@@ -103,7 +103,7 @@ def _score(asked: Evaluation, by_tasks: bool, lm_eval: str | None) -> None:
         if asked.model.tp * asked.model.dp > 1:
             code = asked.run()
             if code in STOP_EXIT_CODES.values():
-                print(GOES_ON, file=sys.stderr)
+                print(RESUMES, file=sys.stderr)
             raise typer.Exit(code)
         if by_tasks:
             evaluate_run(asked.names, asked.options, asked.model.step, console)
@@ -113,5 +113,5 @@ def _score(asked: Evaluation, by_tasks: bool, lm_eval: str | None) -> None:
         print_stderr(f"error: {asked.options.folder}: {error}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        print(GOES_ON, file=sys.stderr)
+        print(RESUMES, file=sys.stderr)
         raise typer.Exit(130) from None

@@ -117,12 +117,12 @@ def _train(name: str, smoke: bool, overrides: list[str], mode: str, repeat: int 
 
     config = resolve_tuning(name, smoke, overrides)
     from efficientbench.finetuning.run import FineTuning
-    from efficientbench.finetuning.run import finetune as run_tuning
-    from efficientbench.running.parent import perform_repeats
+    from efficientbench.running.kind import ask
+    from efficientbench.running.parent import perform, perform_repeats
 
     if repeat is not None:
         return perform_repeats(FineTuning(), config, mode, repeat, fresh=fresh)
-    return run_tuning(config, mode, fresh=fresh)
+    return perform(FineTuning(), ask(config, mode, fresh=fresh))
 
 
 def _check_stack() -> None:

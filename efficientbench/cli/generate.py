@@ -72,9 +72,9 @@ def generate(
 
     [together] = numbers("--batch", batch or "8", most=1)
     load_kinds(arguments or [])
-    model = SharedModel(Path(run), tuple(arguments or []), step, tp)
+    model = SharedModel(tuple(arguments or []), step, tp)
     sampling = Sampling(temperature, top_k, top_p, seed)
-    request = Generation(model, tuple(read_prompts(prompt, file)), sampling, max_new_tokens, together)
+    request = Generation(model, Path(run), tuple(read_prompts(prompt, file)), sampling, max_new_tokens, together)
     raise typer.Exit(request.run() if tp > 1 else generate_text(request))
 
 

@@ -49,7 +49,7 @@ def training_documents(folder: Path, report: Report) -> Iterator[np.ndarray]:
     """
     job = TrainedRun.read(folder).job
     if missing := [path for path in job.corpora if not path.is_file()]:
-        raise ConfigError(f"--contamination: {missing[0]}, which the run was trained on, is not there any more")
+        raise ConfigError(f"--contamination: the training text {missing[0]} is missing")
     if not job.corpora:
         raise ConfigError("--contamination: the model was imported: its training text is not known")
     corpora, data = load_corpora(job), job.config.data

@@ -89,12 +89,10 @@ def _fetch(address: str, path: Path) -> None:
     except urllib.error.HTTPError as error:
         # The server refuses a range that begins at the end: the partial file is complete.
         if not there or error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            raise DataError(f"{address}: cannot be fetched: {error}") from None
+            raise DataError(f"{address}: download failed: {error}") from None
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise DataError(
-            f"{address}: cannot be fetched: {reason}; what is there is kept, and the same command goes on"
-        ) from None
+        raise DataError(f"{address}: download failed: {reason}; run the same command again to resume") from None
     os.replace(partial, path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -92,7 +93,7 @@ def evaluate(
     summaries = {}
     with opened(options.folder, step, share) as run:
         for problem in run.warnings:
-            console.print(f"warning: {problem}")
+            print(f"warning: {problem}", file=sys.stderr)
         # Make all tasks before scoring the first, which may take hours.
         tasks = [make_task(name, run, options) for name in names]
         about = {"step": run.step, "checkpoint_sha256": identity(checkpoint_folder(options.folder, run.step))}
@@ -120,7 +121,7 @@ def memory_errors_explained(batch_tokens: int) -> Iterator[None]:
             raise
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         raise EvaluationError(
-            f"out of memory: {first_line}; what is scored is kept; go on with --batch-tokens below {batch_tokens:,}"
+            f"out of memory: {first_line}; scored items are saved; resume with --batch-tokens below {batch_tokens:,}"
         ) from None
 
 
@@ -135,7 +136,9 @@ def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, 
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(ResultFile(path, header)) if is_first() else None
         if file is not None and file.replaced is not None:
-            console.print(f"{path}: starting anew: it was of step {file.replaced.get('step')} or other settings")
+            console.print(
+                f"{path}: starting anew: its results are of step {file.replaced.get('step')} or of other settings"
+            )
         there = set(of_first(list(file.results) if file is not None else [], list[str]))
         left = [item for item in items if item.name not in there]
         if len(left) < len(items):

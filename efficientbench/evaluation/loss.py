@@ -144,8 +144,8 @@ def own_validation(folder: Path) -> Text:
     job = TrainedRun.read(folder).job
     missing = [path for path in job.corpora if not path.is_file()]
     if missing or not job.corpora:
-        why = f"{missing[0]} is not there any more" if missing else "the model was imported"
-        raise ConfigError(f"loss: the run's own validation text is not at hand: {why}; give a text by --text PATH")
+        why = f"{missing[0]} no longer exists" if missing else "the model was imported"
+        raise ConfigError(f"loss: the run's own validation text is missing: {why}; give a text with --text PATH")
     config, corpora = job.config, load_corpora(job)
     prefixes, blocks = [corpus.prefix for corpus in corpora], block_readers(corpora)
     cache = Path(config.data.cache).absolute() / SPLITS

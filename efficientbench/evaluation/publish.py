@@ -50,4 +50,4 @@ def _put_into_record(folder: Path, console: Console) -> None:
         write_record(record.model_copy(update={"evaluations": read_scores(folder / FOLDER)}), path)
     except MetricsError as error:
         # For example a record of another version, which this version does not read.
-        console.print(f"warning: the record stays without this evaluation: {error}")
+        console.print(f"warning: the evaluation was not added to the record: {error}")

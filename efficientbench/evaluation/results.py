@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 class ResultFile:
     """`<task>.jsonl`: a header that says what was evaluated, then a line per item; open while the block runs.
 
-    If the header on disk differs, the file begins anew: its results are of another checkpoint or other settings. The
+    If the header on disk differs, the file starts anew: its results are of another checkpoint or other settings. The
     lines of a killed evaluation are kept, up to the first damaged line.
 
     Raises:
@@ -169,7 +169,7 @@ def read_scores(folder: Path) -> list[TrainingScore]:
         try:
             found.append(_SCORE.validate_python(read_evaluation(path)))
         except ValidationError as error:
-            logger.warning("%s: cannot be read (%s): it is left out", path, error.errors()[0]["msg"])
+            logger.warning("%s: skipped: cannot be read (%s)", path, error.errors()[0]["msg"])
         except MetricsError as error:
-            logger.warning("%s: it is left out", error)
+            logger.warning("%s: skipped", error)
     return sorted(found, key=lambda each: (each.step, each.task))

@@ -214,7 +214,7 @@ class FinetuneConfig(Part):
         """
         hpz = self.zero.hpz
         if hpz > world == 1:
-            raise ValueError("zero.hpz: a single rank has nobody to share a second copy with: leave the key out")
+            raise ValueError("zero.hpz: a single rank has nobody to share a second copy with: remove the key")
         if hpz < world and world % hpz:
             near = min((each for each in range(1, world + 1) if world % each == 0), key=lambda each: abs(each - hpz))
             raise ValueError(f"zero.hpz: groups of {hpz} do not divide {world} ranks; the nearest that do: {near}")

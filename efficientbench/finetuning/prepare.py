@@ -53,22 +53,17 @@ class Prepared:
         return fingerprint_of(self.train, self.held_out, self.order.order)
 
 
-def prepare(config: FinetuneConfig, model: str, world: int) -> Prepared:
+def prepare(config: FinetuneConfig, model: str) -> Prepared:
     """Read and tokenize the examples, hold some out, and decide order and steps.
 
     Args:
         config: the run's configuration.
         model: the folder or hub id of the base model.
-        world: the number of ranks of all nodes.
 
     Raises:
-        ConfigError: batch, warm-up or curriculum do not fit the examples or ranks.
+        ConfigError: warm-up or curriculum do not fit the examples.
         DataError: the examples cannot be read or used.
     """
-    try:
-        config.accumulation(world)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     tokenizer = load_tokenizer(model)
     rows, held_rows = _split(config)
     train, kept, too_long = tokenized(rows, tokenizer, config.data)

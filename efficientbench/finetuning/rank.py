@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efficientbench.basics.errors import TrainingError
 from efficientbench.basics.files import beside, complete_folder
+from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.finetuning.examples.examples import fingerprint_of, read_examples
 from efficientbench.finetuning.job import TuningJob
@@ -23,7 +24,7 @@ from efficientbench.metrics.records.record import FIGURES, read_record
 from efficientbench.metrics.records.sinks.wandb_log import WandbLog
 from efficientbench.running.failures import diagnose
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.rank_process import Rank, StopRequested, Work
+from efficientbench.running.rank_process import Rank, Work
 from efficientbench.training.checkpoints.manifest import seal
 
 if TYPE_CHECKING:
@@ -33,20 +34,13 @@ if TYPE_CHECKING:
 def rank_work(job_file: Path) -> Work:
     """Return the work of a fine-tuning's ranks."""
     job = TuningJob.read(job_file)
-
-    def do(rank: Rank) -> bool:
-        return tune_rank(job, rank.number, rank.stop_requested, rank.heartbeat)
-
-    return Work(OutputFolder(job.output).log, do, lambda error, log_file: diagnose(error, job, log_file))
+    log = OutputFolder(job.output).log
+    return Work(log, partial(tune_rank, job), lambda error, log_file: diagnose(error, job, log_file))
 
 
-def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbeat: HeartbeatWriter) -> bool:
+def tune_rank(job: TuningJob, rank: Rank) -> bool:
     """Train, save, verify, and on rank 0 write the record; return whether the training was stopped early."""
-    device = find_device(job.config.device)
-    if device.type == "cpu":
-        allow_cpu_ranks()
-    else:
-        device.prepare(int(os.environ["LOCAL_RANK"]))
+    device, heartbeat = _prepared_device(job, rank), rank.heartbeat
     _log_quietly()
     import torch.distributed as dist
 
@@ -61,7 +55,7 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
     from efficientbench.metrics.monitoring.exchange import gather
     from efficientbench.training.collectives import collectives_begun
 
-    recording = Recording(device)
+    recording = Recording(device, rank)
     deepspeed = deepspeed_config(job.config, device)
     heartbeat.at(0, "meeting the other ranks")
     # Before the model: ZeRO-3 partitions only models that are loaded after the arguments exist.
@@ -81,22 +75,21 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
     tokenizer = load_tokenizer(job.model)
     measurement = job.config.measurement
     monitor = EfficiencyCallback(warmup_steps=measurement.warmup_steps, meters=measurement.meters or ())
-    stop = Stop(stop_requested)
-    spent = Spent(recording.begin_s, job.config.measurement.warmup_steps, bool(job.resumed_step))
-    with _sink(job, rank) as sink:
+    stop = Stop(rank.stop_requested)
+    spent = Spent(rank.begin_s, measurement.warmup_steps, bool(job.resumed_step))
+    with _sink(job, rank.number) as sink:
         callbacks = [Heartbeat(heartbeat), *listeners(stop, monitor, spent, job.output / "steps.jsonl", sink)]
-        if deepspeed is not None:
-            callbacks.append(DeepSpeedFile(job.output / "deepspeed.json"))
+        callbacks += [] if deepspeed is None else [DeepSpeedFile(job.output / "deepspeed.json")]
         ratio = job.config.adapter.lora_plus_ratio if find_method(job.config.method).two_rates else None
         shapes = saved_shapes(model)
         trainer = Tuner(
             *(model, args, tokenizer, callbacks, train, held_out, order, ratio, job.held_out_losses),
-            *(TuningCheckpoints(job, rank), heartbeat),
+            *(TuningCheckpoints(job, rank.number), heartbeat),
         )
         trainer.before_evaluation = spent.evaluation_begins
         trainer.load_held_out_losses(job.resumed_step)
         trainer.train(resume_from_checkpoint=str(job.resume) if job.resume is not None else None)
-        saved = None if stop.stopped else _save(job, trainer, shapes, initial, rank, heartbeat)
+        saved = None if stop.stopped else _save(job, trainer, shapes, initial, rank)
         dist.barrier()
         spent.saved()
         assert monitor.run is not None  # the training has ended
@@ -105,6 +98,16 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: StopRequested, heartbea
             record = read_record(OutputFolder(job.output).record)
             sink.figures({name: getattr(record, name) for name in FIGURES})
     return stop.stopped
+
+
+def _prepared_device(job: TuningJob, rank: Rank) -> Device:
+    """Return the rank's device, ready for the libraries that are imported after this."""
+    device = find_device(job.config.device)
+    if device.type == "cpu":
+        allow_cpu_ranks()
+    else:
+        device.prepare(rank.local)
+    return device
 
 
 def _read_plainly(job: TuningJob, heartbeat: HeartbeatWriter) -> None:
@@ -193,12 +196,7 @@ def _check_world(job: TuningJob, fingerprint: str) -> None:
 
 
 def _save(
-    job: TuningJob,
-    trainer: Tuner,
-    shapes: dict[str, Any],
-    initial: dict[str, Any] | None,
-    rank: int,
-    heartbeat: HeartbeatWriter,
+    job: TuningJob, trainer: Tuner, shapes: dict[str, Any], initial: dict[str, Any] | None, rank: Rank
 ) -> int | None:
     """Save on all ranks; on rank 0 verify and seal the files, and return how many numbers they hold, else None."""
     from efficientbench.finetuning.saved import as_plain_lora, doubled, verify
@@ -207,11 +205,11 @@ def _save(
     folder = job.output / ("adapter" if has_adapter else "model")
 
     def report(what: str) -> None:
-        heartbeat.at(job.steps, f"saving the weights, {what}")
+        rank.heartbeat.at(job.steps, f"saving the weights, {what}")
 
     report("writing")
     # All ranks take part, since each holds a part of the weights; only rank 0 writes.
-    if rank:
+    if rank.number:
         trainer.save_model(str(beside(folder, "partial")))
         return None
     with complete_folder(folder) as partial:

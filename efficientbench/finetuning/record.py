@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from efficientbench.metrics.records.record_parts import TimeSpent
 from efficientbench.metrics.records.summarize import measured_parts, quality_curve, summarize
 from efficientbench.metrics.sensors.hardware import peak_flops
 from efficientbench.running.identity import shared_identity
+from efficientbench.running.rank_process import Rank
 
 if TYPE_CHECKING:
     import torch
@@ -70,21 +70,11 @@ PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "trl", "peft
 """The packages whose versions go into the record."""
 
 
-def described(job: TuningJob, device: Device) -> dict[str, Any]:
-    """Return what a record says of a job before its model is built, by the record's field names."""
-    return {
-        **identity(job, device, None, None),
-        "data": [job.data],
-        "environment": collect_environment(PACKAGES, Path(__file__).parent),
-    }
-
-
 class Recording:
-    """Times a run from its beginning, and makes its record."""
+    """Makes the record of a run, as one rank has trained it."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._started_at, self.begin_s = datetime.now(timezone.utc), time.monotonic()
+    def __init__(self, device: Device, rank: Rank) -> None:
+        self._device, self._rank = device, rank
         self.measured_peak_flops: float | None = None
         """The rate of one device, measured before the run, FLOP/s; None if it was not measured."""
 
@@ -113,7 +103,7 @@ class Recording:
             saved_numbers: how many numbers the verified files hold; None: the run was stopped.
             spent: the wall time by part; None: earlier attempts spent time that is not known.
         """
-        if trainer.args.process_index:
+        if self._rank.number:
             return
         config = job.config
         parameters, trained = _parameters(trainer.model)
@@ -128,24 +118,24 @@ class Recording:
         summary = summarize(run, facts, quality, tuned=tuned, spent=spent)
         unknown = "the costs of this model's architecture, or of this method, are not known"
         missing = {} if flops is not None else {"flops_per_token": unknown}
+        known = described(job, self._device, parameters, None if flops is None else flops.training)
+        known["environment"] |= {"sensors": sensor_states(run.sensors)}
         record = RunRecord(
-            **identity(job, self._device, parameters, None if flops is None else flops.training),
+            **known,
             **summary.values,
             **self._times("stopped" if saved_numbers is None else "completed"),
             unavailable=summary.unavailable | missing,
-            data=[job.data],
             **measured_parts(run, summary.outliers),
             # This attempt has measured neither time nor energy of validations before it resumed.
             quality_curve=quality_curve(run, [each for each in validations if each.step > job.resumed_step]),
             resumed_after_steps=[job.resumed_step] if job.resumed_step else [],
             finetuning=_finetuning(job, trainer, levels, train, read, saved_numbers),
-            environment=collect_environment(PACKAGES, Path(__file__).parent) | {"sensors": sensor_states(run.sensors)},
         )
         write_record(record, job.output / "record.json")
 
     def _times(self, status: str) -> dict[str, Any]:
-        started_at = self._started_at.isoformat(timespec="seconds")
-        return {"status": status, "started_at": started_at, "duration_s": time.monotonic() - self.begin_s}
+        started_at = self._rank.started_at.isoformat(timespec="seconds")
+        return {"status": status, "started_at": started_at, "duration_s": time.monotonic() - self._rank.begin_s}
 
 
 class _Read:
@@ -171,20 +161,34 @@ class _Read:
         return int(self._supervised[np.array(steps, np.int64) - 1].sum())
 
 
-def identity(job: TuningJob, device: Device, parameters: int | None, flops: float | None) -> dict[str, Any]:
-    """Return the run's identity, devices and formulas, by the record's field names."""
+def described(
+    job: TuningJob, device: Device, parameters: int | None = None, flops: float | None = None
+) -> dict[str, Any]:
+    """Return the run's identity, devices, formulas, data and environment, by the record's field names.
+
+    Args:
+        job: the run's job.
+        device: the device of its ranks.
+        parameters: the number of parameters; None before the model is built.
+        flops: the FLOPs per token; None before the model is built, or if they are unknown.
+    """
     config = job.config
     label = f"__{config.label}" if config.label else ""
     return {
         **shared_identity(config, device, devices_of(job, device)),
         "run": f"{config.method_name}_{config.size}{label}",
         "variant": config.method_name,
+        "size": config.size,
+        "smoke": config.smoke,
+        "seed": config.training.seed,
         "parameters": parameters,
         "parameters_active": parameters,
         "flops_per_token": flops,
         "seq_len": config.data.max_length,
         "dp": job.world,
         "paths": {"steps": "steps.jsonl", "log": "log", "checkpoint": "checkpoint"},
+        "data": [job.data],
+        "environment": collect_environment(PACKAGES, Path(__file__).parent),
     }
 
 

@@ -18,39 +18,40 @@ from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.prepare import Prepared, prepare
 from efficientbench.finetuning.record import described
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.running.kind import Asked, Kind, ask, set_for_ranks
+from efficientbench.running.kind import Asked, Kind, Site, set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.parent import perform
-from efficientbench.running.resume import newest_usable
+from efficientbench.running.resume import newest_intact
 from efficientbench.training.checkpoints.manifest import MANIFEST, complete, read_manifest
-
-
-def finetune(config: FinetuneConfig, mode: str, fresh: bool = False) -> int:
-    """Train, measure and record `config`; return the exit code. Arguments: as `ask`; raises what `perform` raises."""
-    return perform(FineTuning(), ask(config, mode, fresh=fresh))
 
 
 @dataclass(frozen=True)
 class PlannedTuning:
-    """A fine-tuning with its examples, order and steps, which decide its length."""
+    """A fine-tuning on its devices."""
 
     config: FinetuneConfig
+    site: Site
     model: str
     """The folder or hub id of the base model."""
-    nodes: int
     world: int
     """The number of ranks of all nodes."""
-    prepared: Prepared
 
 
-class FineTuning(Kind[FinetuneConfig, PlannedTuning, PlannedTuning, TuningJob]):
+@dataclass(frozen=True)
+class PreparedTuning:
+    """A planned fine-tuning with its examples, whose order and number of steps follow from them."""
+
+    plan: PlannedTuning
+    examples: Prepared
+
+
+class FineTuning(Kind[FinetuneConfig, PlannedTuning, PreparedTuning, TuningJob]):
     """Fine-tuning of a transformers model."""
 
     worker = "efficientbench.finetuning.rank"
     seeds = SEEDS
 
     def plan(self, asked: Asked[FinetuneConfig]) -> PlannedTuning:
-        """Return the run with its examples, tokenized and ordered, before its folder is made."""
+        """Return the run with its base model and its number of ranks."""
         config, device, nodes = asked.config, asked.site.device, asked.site.nodes
         set_for_ranks(device.environment(1))
         if device.type == "cpu":
@@ -62,58 +63,61 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PlannedTuning, TuningJob]):
                 "training.dtype: transformers refuses bf16 with DeepSpeed on CPUs: take fp32, or zero.stage=0"
             )
         world = nodes * (config.cpu_ranks if device.memory_capacity_bytes() is None else device.count())
-        model = find_model(config.model, Path(config.cache))
-        planned = PlannedTuning(config, model, nodes, world, prepare(config, model, world))
-        if asked.site.is_first:
-            _announce(planned, device)
-        return planned
+        try:
+            config.accumulation(world)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        return PlannedTuning(config, asked.site, find_model(config.model, Path(config.cache)), world)
 
-    def prepare(self, planned: PlannedTuning) -> PlannedTuning:
-        """Return the run: its examples have decided its plan."""
-        return planned
+    def prepare(self, planned: PlannedTuning) -> PreparedTuning:
+        """Read, tokenize and order the examples, and count the run's steps."""
+        prepared = PreparedTuning(planned, prepare(planned.config, planned.model))
+        if planned.site.is_first:
+            _announce(prepared)
+        return prepared
 
-    def usable(self, prepared: PlannedTuning, folder: OutputFolder) -> Path | None:
+    def usable(self, prepared: PreparedTuning, folder: OutputFolder) -> Path | None:
         """Return the newest intact checkpoint of an unfinished attempt at this run; None if there is none.
 
         Raises ConfigError: the checkpoint is of another configuration or other examples, or of another number of ranks;
             or all checkpoints are of a version that wrote no manifests.
         """
         found = complete(folder.path)
-        # An update of the program must not make a training begin anew unasked.
+        # An update of the program must not make a training start anew unasked.
         if found and not any(os.path.lexists(each / MANIFEST) for each in found):
             raise ConfigError(
                 f"{found[-1]}: has no {MANIFEST}, as checkpoints of an earlier version, from which this one does not "
-                "resume: --fresh begins anew, label=NAME takes another folder"
+                "resume: --fresh starts anew, label=NAME takes another folder"
             )
-        newest = newest_usable(folder)
+        newest = newest_intact(folder)
         if newest is None:
             return None
-        earlier, world = read_manifest(newest), prepared.world
+        earlier, world = read_manifest(newest), prepared.plan.world
         if (ranks := earlier.layout.get("world")) != world:
             theirs = number_of(ranks, "rank") if isinstance(ranks, int) else "a training"
             raise ConfigError(
                 f"{folder.path} holds checkpoints of {theirs}, and this run has {world}: start as many, because each "
-                "keeps its part of the optimizer, or --fresh begins anew"
+                "keeps its part of the optimizer, or --fresh starts anew"
             )
-        same_data = earlier.data == [prepared.prepared.fingerprint]
-        if not (same_data and trains_the_same(earlier.config, prepared.config)):
+        same_data = earlier.data == [prepared.examples.fingerprint]
+        if not (same_data and trains_the_same(earlier.config, prepared.plan.config)):
             raise ConfigError(
-                f"{folder.path} holds checkpoints of another configuration or of other examples: --fresh begins anew, "
+                f"{folder.path} holds checkpoints of another configuration or of other examples: --fresh starts anew, "
                 "label=NAME takes another folder"
             )
         return newest
 
-    def job(self, prepared: PlannedTuning, folder: OutputFolder, node: int, resume: Path | None) -> TuningJob:
+    def job(self, prepared: PreparedTuning, folder: OutputFolder, node: int, resume: Path | None) -> TuningJob:
         """Write the node's examples, and return its job."""
-        found = prepared.prepared
+        plan, found = prepared.plan, prepared.examples
         examples = folder.path / ("examples.npz" if node == 0 else f"examples_node{node}.npz")
         write_examples(examples, found.train, found.held_out, found.order.order, found.held_out_levels)
         return TuningJob(
-            prepared.config,
+            plan.config,
             folder.path,
-            prepared.nodes,
-            prepared.world,
-            prepared.model,
+            plan.site.nodes,
+            plan.world,
+            plan.model,
             examples,
             found.fingerprint,
             found.steps,
@@ -139,12 +143,12 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PlannedTuning, TuningJob]):
         return lines + [f"{path.name:<12} {path}" for path in saved if path.is_dir()]
 
 
-def _announce(planned: PlannedTuning, device: Device) -> None:
-    config, prepared = planned.config, planned.prepared
+def _announce(tuning: PreparedTuning) -> None:
+    plan, config, prepared = tuning.plan, tuning.plan.config, tuning.examples
     print(
-        f"{config.name}: {planned.model}, {len(prepared.train):,} examples, {len(prepared.held_out):,} held out, "
+        f"{config.name}: {plan.model}, {len(prepared.train):,} examples, {len(prepared.held_out):,} held out, "
         f"{number_of(prepared.steps, 'step')} of {config.training.global_batch_size}, {config.training.dtype}\n"
-        f"{number_of(planned.world, 'rank')} on {device.names()[0]}, ZeRO-{config.zero.stage}; "
+        f"{number_of(plan.world, 'rank')} on {plan.site.device.names()[0]}, ZeRO-{config.zero.stage}; "
         f"order: {prepared.order.record.used}"
     )
     for kind, count in (("", prepared.data.too_long), ("held-out ", prepared.held_out_too_long)):

@@ -139,7 +139,7 @@ class Tuner(SFTTrainer):
             with np.load(self._losses_file) as file:
                 self.held_out_losses = {int(name): file[name] for name in file.files if int(name) <= step}
         except (OSError, ValueError, BadZipFile) as error:
-            raise TrainingError(f"{self._losses_file}: cannot be read ({error}): --fresh begins anew") from None
+            raise TrainingError(f"{self._losses_file}: cannot be read ({error}): --fresh starts anew") from None
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"

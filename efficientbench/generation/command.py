@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 from efficientbench.basics.errors import ConfigError, GenerationError, LackOfMemoryError
 from efficientbench.basics.foreign import read_text
@@ -43,6 +43,8 @@ def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
     return lines
 
 
+Write = Callable[[str], object]
+"""Writes a text at once."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
@@ -53,12 +55,12 @@ def generate_text(request: Generation) -> int:
     Raises:
         ConfigError, CheckpointError, DataError, DeviceError: see `opened` and `check_lengths`.
     """
-    folder = request.model.folder
+    folder = request.folder
     with opened(folder, request.model.step) as run:
         for problem in run.warnings:
             print(f"warning: {problem}", file=sys.stderr)
         try:
-            print_texts(run, request, sys.stdout)
+            print_texts(run, request, partial(print, end="", flush=True))
         except KeyboardInterrupt:
             return INTERRUPTED
         except GenerationError as error:
@@ -70,8 +72,8 @@ def generate_text(request: Generation) -> int:
     return 0
 
 
-def print_texts(run: Opened, request: Generation, out: TextIO, stops: Callable[[], bool] = lambda: False) -> bool:
-    """Continue the texts of a request, and print the texts, also unfinished ones after a stop or an error.
+def print_texts(run: Opened, request: Generation, write: Write, stops: Callable[[], bool] = lambda: False) -> bool:
+    """Continue the texts of a request, and write the texts, also unfinished ones after a stop or an error.
 
     Return whether `stops`, which is asked after each token, ended the generation. All ranks call this together.
 
@@ -83,7 +85,7 @@ def print_texts(run: Opened, request: Generation, out: TextIO, stops: Callable[[
     prompts = tokenized(run, request.texts, request.max_new_tokens)
     stop = [run.tokenizer.eod_id]
     steps = generate(run.model, prompts, request.sampling, request.max_new_tokens, stop, batch=request.batch)
-    screen = Screen(run.tokenizer.decode, request.texts, prompts, out)
+    screen = Screen(run.tokenizer.decode, request.texts, prompts, write)
     try:
         for emitted in steps:
             screen.show(emitted)
@@ -92,7 +94,7 @@ def print_texts(run: Opened, request: Generation, out: TextIO, stops: Callable[[
                 return True
     except (Exception, KeyboardInterrupt) as error:
         full = isinstance(error, Exception) and ran_out_of_memory(error)
-        # After an OSError (a closed pipe, a full disk) nothing more can be printed.
+        # After an OSError (a closed pipe, a full disk) nothing more can be written.
         if full or not isinstance(error, OSError):
             screen.close()
         if not full:
@@ -119,10 +121,10 @@ class Screen:
         decode: Callable[[Sequence[int]], str],
         texts: Sequence[str],
         prompts: Sequence[Sequence[int]],
-        out: TextIO,
+        write: Write,
     ) -> None:
-        """Take the tokenizer's `decode`, the prompts as text and as tokens, and where to print."""
-        self.texts, self.out, self.alone = texts, out, len(texts) == 1
+        """Take the tokenizer's `decode`, the prompts as text and as tokens, and what writes to the screen."""
+        self.texts, self._write, self.alone = texts, write, len(texts) == 1
         self.streams = [TextStream(decode, prompt) for prompt in prompts]
         self.parts: list[list[str]] = [[] for _ in texts]
         self.ended = [False] * len(texts)
@@ -159,7 +161,3 @@ class Screen:
         yield self.texts[number]
         yield from self.parts[number]
         yield "\n"
-
-    def _write(self, text: str) -> None:
-        self.out.write(text)
-        self.out.flush()

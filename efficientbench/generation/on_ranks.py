@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import TypeAdapter
 
-from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.errors import ConfigError, GenerationError, LackOfMemoryError
 from efficientbench.config.layout import Layout
 from efficientbench.config.parallel import ParallelConfig
-from efficientbench.config.schema import RunConfig
+from efficientbench.config.schema import FaultsConfig, RunConfig
 from efficientbench.devices.registry import find_device
 from efficientbench.generation.sampling import Sampling
 from efficientbench.launchers.files import temporary_folder
+from efficientbench.launchers.processes.failure import Failure
+from efficientbench.running.failures import FULL, diagnose, ran_out_of_memory, users_mistake
 from efficientbench.running.kind import set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.ranks import run_ranks
@@ -53,10 +55,8 @@ def check_shared(config: RunConfig, parallel: ParallelConfig, devices: int, over
 
 @dataclass(frozen=True)
 class SharedModel:
-    """The model of a run's folder, and how ranks share it."""
+    """The model of a run, and how ranks share it."""
 
-    folder: Path
-    """The run's folder."""
     kinds: tuple[str, ...] = ()
     """Declarations of variants from outside this project, see `load_kinds`."""
     step: int | None = None
@@ -83,6 +83,11 @@ class Request(ABC):
 
     @property
     @abstractmethod
+    def run_folder(self) -> Path:
+        """Return the folder of the run whose model the ranks share."""
+
+    @property
+    @abstractmethod
     def log(self) -> Path:
         """Return the folder of the ranks' logs."""
 
@@ -100,7 +105,7 @@ class Request(ABC):
             LaunchError: a rank cannot be started.
         """
         model = self.model
-        run = TrainedRun.read(model.folder)
+        run = TrainedRun.read(self.run_folder)
         config = run.job.config
         device = find_device(config.device, trains=False)
         check_shared(config, model.parallel, device.count(), device.memory_capacity_bytes() is None)
@@ -113,7 +118,18 @@ class Request(ABC):
         with temporary_folder() as folder:
             path = folder / "request.json"
             path.write_bytes(TypeAdapter(type(self)).dump_json(request))
-            return run_ranks(self.work, path, model.tp * model.dp, self.log, config.faults)
+            # Not the limits of the training, whose steps have another length.
+            return run_ranks(self.work, path, model.tp * model.dp, self.log, FaultsConfig())
+
+    def diagnose(self, error: Exception, log_file: Path) -> Failure:
+        """Return the failure that an exception on a rank means. `log_file` holds its traceback."""
+        if isinstance(error, GenerationError):
+            return Failure("non_finite", f"{self.run_folder}: {error}")
+        if isinstance(error, LackOfMemoryError):
+            return Failure("out_of_memory", str(error))
+        if ran_out_of_memory(error):
+            return Failure("out_of_memory", f"out of memory for the weights: a --tp above {self.model.tp} may fit")
+        return diagnose(error, TrainedRun.read(self.run_folder).job, log_file)
 
 
 @dataclass(frozen=True)
@@ -122,12 +138,27 @@ class Generation(Request):
 
     work = "efficientbench.generation.rank"
 
+    folder: Path
+    """The run's folder."""
     texts: tuple[str, ...]
     sampling: Sampling
     max_new_tokens: int
     batch: int
 
     @property
+    def run_folder(self) -> Path:
+        """Return the folder of the run whose model generates."""
+        return self.folder
+
+    @property
     def log(self) -> Path:
         """Return the folder of the ranks' logs."""
-        return OutputFolder(self.model.folder).log / "generate"
+        return OutputFolder(self.folder).log / "generate"
+
+    def diagnose(self, error: Exception, log_file: Path) -> Failure:
+        """Return the failure that an exception on a rank means, which writes nothing but the texts."""
+        if isinstance(error, BrokenPipeError):
+            return users_mistake(OSError("the output was closed before all texts were complete"))
+        if isinstance(error, OSError) and error.errno in FULL:
+            return users_mistake(error)
+        return super().diagnose(error, log_file)

@@ -93,6 +93,10 @@ class GPT(GPTModel):
         normed = model.embedding_norm and self.pre_process
         self.embedding_norm = RMSNorm(config, model.hidden_size, model.norm_epsilon) if normed else None
 
+    def _is_in_embd_group(self) -> bool:
+        # Megatron reduces the table over such ranks: on the meta device it has no values, and torch 2.6 no reduction.
+        return super()._is_in_embd_group() and not self.shared_embedding_or_output_weight().is_meta
+
     def forward(
         self,
         tokens: torch.Tensor,

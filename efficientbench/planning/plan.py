@@ -17,9 +17,11 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.costs.memory import RankMemory, memory_by_stage
 from efficientbench.costs.model import Flops, Parameters, count_parameters, flops_per_token
+from efficientbench.data_tools.chat.find_task import TASKS
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import device_called
 from efficientbench.metrics.formulas.definitions import speed_only_reason, text_read
+from efficientbench.training.reinforcement.rewards import check_tested
 
 if TYPE_CHECKING:
     from efficientbench.data_tools.tokens.manifest import Corpus
@@ -199,8 +201,10 @@ class Plan:
 def make_plan(config: RunConfig, layout: Layout, runtime_bytes: int) -> Plan:
     """Return the plan of a run on a layout; a rank takes `runtime_bytes` beside its tensors.
 
-    Raises ConfigError: the run is too short to be measured.
+    Raises ConfigError: the run is too short to be measured, or cannot test itself by the project's task that it names.
     """
+    if config.rl.task in TASKS:
+        check_tested(config.rl, TASKS[config.rl.task])
     plan = Plan(config, layout, runtime_bytes)
     _ = plan.budget
     return plan

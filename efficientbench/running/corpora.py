@@ -174,6 +174,5 @@ def _check_tokenizers(data: DataConfig, corpora: Sequence[Corpus]) -> None:
         if other.tokenizer_fingerprint != first.tokenizer_fingerprint:
             raise ConfigError(
                 f"data.path: {data.sources[0]} and {source} have different tokenizers ({first.tokenizer_folder} and "
-                f"{other.tokenizer_folder}), so that one id means two things: tokenize both with one, or give their "
-                "texts and data.tokenizer"
+                f"{other.tokenizer_folder}): tokenize both with the same one, or give their texts and data.tokenizer"
             )

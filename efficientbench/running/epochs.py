@@ -49,7 +49,7 @@ def epoch_steps(config: RunConfig, corpora: Sequence[Corpus]) -> int:
     training, epochs = config.training, config.training.epochs or 1
     if len(corpora) > 1:
         raise ConfigError(
-            f"training.epochs: {len(corpora)} sources of data.path are read in other numbers of epochs each: set "
+            f"training.epochs: the {len(corpora)} sources of data.path have different numbers of epochs: set "
             "training.tokens or training.steps"
         )
     prefix = corpora[0].prefix

@@ -19,7 +19,7 @@ from typing import Any
 
 from efficientbench.basics.errors import FULL_BYTES, MetricsError, NonFiniteError
 from efficientbench.devices.deterministic import operator_without
-from efficientbench.launchers.processes.failure import USER_MISTAKE, Failure, Kind
+from efficientbench.launchers.processes.failure import USER_MISTAKE, Failure, FailureKind
 from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import RunRecord, write_record
@@ -64,28 +64,29 @@ def diagnose(error: Exception, job: AnyJob, log_file: Path) -> Failure:
         return Failure("non_finite", str(error), rank=error.rank, step=error.step)
     operator = operator_without(error)
     if operator is not None:
-        reason = f"training.deterministic=true: this device has no deterministic {operator}; leave the key out"
+        reason = f"training.deterministic=true: this device has no deterministic {operator}; remove the key"
         return Failure("mistake", f"{reason} (traceback in {log_file})", USER_MISTAKE)
     if ran_out_of_memory(error):
-        first_line = next(iter(str(error).splitlines()), "") or type(error).__name__
         helps = address_limit() or job.memory_advice
-        return Failure("out_of_memory", f"out of memory: {first_line} ({helps}; traceback in {log_file})")
+        what = _first_line(error) or type(error).__name__
+        return Failure("out_of_memory", f"out of memory: {what} ({helps}; traceback in {log_file})")
     # The engine raises an exception of its own for a failed write.
     cause = error.__cause__ or error
+    text = _first_line(cause)
     if isinstance(cause, OSError) or FAILED_WRITE.search(str(cause)):
         most_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         # torch's writers give no error number.
         if getattr(cause, "errno", errno.EFBIG) == errno.EFBIG and most_bytes != resource.RLIM_INFINITY:
-            reason = f"no file here may have more than {most_bytes / 1e6:,.1f} MB (ulimit -f), and one would: {cause}"
+            reason = f"a file would exceed the limit of {most_bytes / 1e6:,.1f} MB (ulimit -f): {text}"
             return Failure("mistake", reason, USER_MISTAKE)
         folder = min((job.output, job.cache), key=_free_bytes)
         # Ask for the free space as well: numpy, which writes the engine's index, and torch give no error number.
         if getattr(cause, "errno", None) in FULL or _free_bytes(folder) < FULL_BYTES:
-            text = str(cause) if isinstance(cause, OSError) else f"{os.strerror(errno.ENOSPC)}: {cause}"
+            text = text if isinstance(cause, OSError) else f"{os.strerror(errno.ENOSPC)}: {text}"
             reason = f"no space left in {folder} ({text}); free some, or choose another folder"
             return Failure("full_disk", reason, USER_MISTAKE)
-    kind: Kind = "lost_rank" if LOST_PEER.search(str(error)) else "crash"
-    return Failure(kind, f"{type(error).__name__}: {error} (traceback in {log_file})")
+    kind: FailureKind = "lost_rank" if LOST_PEER.search(str(error)) else "crash"
+    return Failure(kind, f"{type(error).__name__}: {_first_line(error)} (traceback in {log_file})")
 
 
 def write_failure(folder: OutputFolder, failure: Failure) -> None:
@@ -148,6 +149,11 @@ def ran_out_of_memory(error: Exception) -> bool:
         or is_out_of_memory(error)
         or (isinstance(error, RuntimeError | OSError) and OUT_OF_MEMORY.search(str(error)) is not None)
     )
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, for a reason of one line; "" for an error without text."""
+    return next(iter(str(error).strip().splitlines()), "")
 
 
 def _free_bytes(folder: Path) -> int:

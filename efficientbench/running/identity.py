@@ -59,9 +59,6 @@ def shared_identity(config: Any, device: Device, devices: int) -> dict[str, Any]
     """Return what records say alike of pretraining and fine-tuning, from keys that both configurations have."""
     training = config.training
     return {
-        "size": config.size,
-        "smoke": config.smoke,
-        "seed": training.seed,
         "devices": devices,
         "device_name": device.names()[0],
         "dtype": training.dtype,

@@ -33,8 +33,7 @@ def initialised(config: RunConfig, folder: OutputFolder) -> RunConfig:
         return config
     if Path(init.run).resolve() == folder.path.resolve():
         raise ConfigError(
-            f"init.run: {init.run} is the folder of this very run: give it a label (label=NAME) or another folder "
-            "(output=FOLDER)"
+            f"init.run: {init.run} is this run's own folder: set a label (label=NAME) or another folder (output=FOLDER)"
         )
     try:
         run = TrainedRun.read(Path(init.run).absolute())
@@ -83,6 +82,6 @@ def check_tokenizer(config: RunConfig, corpora: Sequence[Corpus]) -> None:
     if trained.fingerprint != corpora[0].tokenizer_fingerprint:
         raise ConfigError(
             f"data.tokenizer: the weights of init.run={folder} were trained with another tokenizer than "
-            f"{config.data.tokenizer or corpora[0].tokenizer_folder}, so that ids mean other tokens: tokenize the text "
+            f"{config.data.tokenizer or corpora[0].tokenizer_folder}: the same ids are other tokens; tokenize the text "
             f"with data.tokenizer={OutputFolder(folder).tokenizer}"
         )

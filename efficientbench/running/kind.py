@@ -28,7 +28,7 @@ from efficientbench.running.output_folder import OutputFolder, Settings
 Config = TypeVar("Config", bound=Settings)
 Planned = TypeVar("Planned")
 Prepared = TypeVar("Prepared")
-Work = TypeVar("Work", bound=AnyJob)
+Job = TypeVar("Job", bound=AnyJob)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def set_for_ranks(settings: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
-class Kind(ABC, Generic[Config, Planned, Prepared, Work]):
+class Kind(ABC, Generic[Config, Planned, Prepared, Job]):
     """One kind of run: pretraining (with SFT and RL), or the fine-tuning of a transformers model."""
 
     worker: ClassVar[str]
@@ -120,11 +120,11 @@ class Kind(ABC, Generic[Config, Planned, Prepared, Work]):
         """
 
     @abstractmethod
-    def job(self, prepared: Prepared, folder: OutputFolder, node: int, resume: Path | None) -> Work:
+    def job(self, prepared: Prepared, folder: OutputFolder, node: int, resume: Path | None) -> Job:
         """Return the job of a node's ranks, and write what they read besides it. Raises ConfigError, OSError."""
 
     @abstractmethod
-    def described(self, job: Work, device: Device, nodes: int) -> dict[str, Any]:
+    def described(self, job: Job, device: Device, nodes: int) -> dict[str, Any]:
         """Return what a record says of a job before anything is measured, by the record's field names."""
 
     @abstractmethod

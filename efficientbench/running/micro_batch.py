@@ -81,8 +81,8 @@ def decide(runs: Runs, device_type: str, device_name: str, trial: bool = True, n
     if kept is not None:
         if _plans(runs, kept, nodes, room=1) is None:
             raise ConfigError(
-                f"training.micro_batch_size: auto is {kept} in this suite ({file}), which does not serve every run "
-                "here: give a number, or another folder by output=FOLDER"
+                f"training.micro_batch_size: auto is {kept} in this suite ({file}), and not every run here "
+                "can use it: set a number, or choose another folder with output=FOLDER"
             )
         return kept
     for size in _sizes([config for config, _ in runs]):

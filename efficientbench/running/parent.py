@@ -24,13 +24,13 @@ from efficientbench.metrics.report.comparison import print_spread
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import FailureFiles, users_mistake
-from efficientbench.running.kind import Asked, Config, Kind, Planned, Prepared, Site, Work, ask, with_seeds
+from efficientbench.running.kind import Asked, Config, Job, Kind, Planned, Prepared, Site, ask, with_seeds
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.ranks import run_ranks
 from efficientbench.running.resume import prepare_folder
 
 
-def perform(kind: Kind[Config, Planned, Prepared, Work], asked: Asked[Config]) -> int:
+def perform(kind: Kind[Config, Planned, Prepared, Job], asked: Asked[Config]) -> int:
     """Train, measure and record a run; return the exit code.
 
     A run that an earlier attempt did not complete resumes from its newest intact checkpoint.
@@ -58,7 +58,7 @@ def perform(kind: Kind[Config, Planned, Prepared, Work], asked: Asked[Config]) -
 
 
 def perform_repeats(
-    kind: Kind[Config, Planned, Prepared, Work],
+    kind: Kind[Config, Planned, Prepared, Job],
     config: Config,
     mode: str,
     repeats: int,
@@ -121,13 +121,15 @@ def connected(site: Site) -> Iterator[NodeLink]:
 
 
 def _write_job(
-    kind: Kind[Config, Planned, Prepared, Work], prepared: Prepared, folder: OutputFolder, link: NodeLink, fresh: bool
-) -> tuple[Work, Path]:
+    kind: Kind[Config, Planned, Prepared, Job], prepared: Prepared, folder: OutputFolder, link: NodeLink, fresh: bool
+) -> tuple[Job, Path]:
     """Prepare the folder, and write this node's job; return the job and its file."""
     first = link.node == 0
     # After all checks that refuse a run: a user's mistake must leave an earlier run's files where they are.
     resume = prepare_folder(folder, partial(kind.usable, prepared, folder), fresh) if first else None
     try:
+        # On a file system that is not shared, or late to show it, the first node's folder is not here.
+        folder.path.mkdir(parents=True, exist_ok=True)
         job = kind.job(prepared, folder, link.node, resume)
     except OSError as error:
         raise folder.unwritable(error) from None
@@ -142,8 +144,8 @@ def _write_job(
 
 
 def _launch_ranks(
-    kind: Kind[Config, Planned, Prepared, Work],
-    job: Work,
+    kind: Kind[Config, Planned, Prepared, Job],
+    job: Job,
     job_file: Path,
     site: Site,
     link: NodeLink,
@@ -163,7 +165,7 @@ def _launch_ranks(
     return run_ranks(kind.worker, job_file, job.ranks_per_node, log, faults, site.cluster, link, write_files)
 
 
-def _print_summary(kind: Kind[Config, Planned, Prepared, Work], folder: OutputFolder) -> None:
+def _print_summary(kind: Kind[Config, Planned, Prepared, Job], folder: OutputFolder) -> None:
     console, record = Console(), read_record(folder.record)
     console.print()
     print_results([record], console)

@@ -64,8 +64,6 @@ class Work:
     """Returns the failure that an error means; the path is the log that holds the error's traceback."""
     ends_at_once: bool = False
     """Whether a stop signal ends the process at once, since there is nothing left to save."""
-    outlives_pipes: bool = True
-    """Whether the work goes on when the reader of its output has gone, since its results are files."""
 
 
 def run_rank(module: str, job_file: Path) -> int:
@@ -75,15 +73,16 @@ def run_rank(module: str, job_file: Path) -> int:
         module: the module of the work: its function `rank_work` takes the job's file and returns the `Work`.
         job_file: the file of the job.
     """
+    # Before any code of others runs, which may print.
+    outlive_readers(pipes=True)
     number = int(os.environ["RANK"])
     work: Work = importlib.import_module(module).rank_work(job_file)
-    outlive_readers(pipes=work.outlives_pipes)
     log_file = work.log / f"rank_{number}.log"
     set_up_logging(log_file)
     received = [] if work.ends_at_once else note_signals()
     heartbeat = HeartbeatWriter()
-    heartbeat.start()
     try:
+        heartbeat.start()
         stopped = work.do(Rank(number, int(os.environ["LOCAL_RANK"]), heartbeat, lambda: bool(received)))
     except Exception as error:
         logger.exception("rank %d failed", number)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 
@@ -12,16 +11,8 @@ from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.node_link import NodeLink
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.launch import launch
+from efficientbench.launchers.processes.supervision import Limits
 from efficientbench.launchers.processes.worker_process import module_command
-
-
-class Limits(Protocol):
-    """Time limits of ranks in seconds, as `faults` of a configuration has them."""
-
-    @property
-    def hang_limit_s(self) -> float: ...
-    @property
-    def stop_grace_s(self) -> float: ...
 
 
 def run_ranks(
@@ -50,7 +41,7 @@ def run_ranks(
         LaunchError: a rank cannot be started, or the log folder cannot be made.
     """
     command = module_command("efficientbench.running", work, str(job_file))
-    exit_code = launch(command, ranks, cluster, log, faults.stop_grace_s, on_failure, link, faults.hang_limit_s)
+    exit_code = launch(command, ranks, cluster, log, faults, on_failure, link)
     # A rank that is killed leaves the cursor hidden, as its progress bar had it.
     Console().show_cursor()
     return exit_code

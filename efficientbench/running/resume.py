@@ -114,21 +114,15 @@ def _is_completed(folder: OutputFolder) -> bool:
         return False
 
 
-def newest_usable(folder: OutputFolder, check: Callable[[Path], Manifest] | None = None) -> Path | None:
-    """Return the newest intact checkpoint under today's formulas; print why newer ones, or an earlier run, are skipped.
+def newest_intact(folder: OutputFolder, check: Callable[[Path], Manifest] | None = None) -> Path | None:
+    """Return the newest intact checkpoint, and print why newer ones are skipped.
 
     `check` verifies a checkpoint; None: `verify`.
     """
     checkpoint, problems = find_good(folder.path, check)
     for problem in problems:
         _print(f"skipped: {problem}")
-    if checkpoint is None or (formula := read_manifest(checkpoint).formula) == FORMULAS:
-        return checkpoint
-    _print(
-        f"the earlier run in {folder.path} was trained under the formulas {formula}, and this program trains under "
-        f"{FORMULAS}: it moves to previous/"
-    )
-    return None
+    return checkpoint
 
 
 def usable(folder: OutputFolder, config: RunConfig, data: Sequence[str]) -> Path | None:
@@ -137,10 +131,16 @@ def usable(folder: OutputFolder, config: RunConfig, data: Sequence[str]) -> Path
     It follows the same formulas, and its configuration differs in `MAY_DIFFER` alone or in the path of the same tokens.
     `data`: the fingerprint of each source's tokens.
     """
-    checkpoint = newest_usable(folder, _verify_resumable)
+    checkpoint = newest_intact(folder, _verify_resumable)
     if checkpoint is None:
         return None
     manifest = read_manifest(checkpoint)
+    if manifest.formula != FORMULAS:
+        _print(
+            f"the earlier run in {folder.path} was trained under the formulas {manifest.formula}, and this program "
+            f"trains under {FORMULAS}: it moves to previous/"
+        )
+        return None
     wanted = config.model_dump(mode="json")
     differing = differences(settings(manifest.config, MAY_DIFFER), settings(wanted, MAY_DIFFER))
     if not differing:
@@ -160,7 +160,7 @@ def _verify_resumable(checkpoint: Path) -> Manifest:
     """
     manifest = verify(checkpoint)
     if manifest.holds == "weights":
-        raise CheckpointError(f"{checkpoint}: is of the last step, and the run has no complete record")
+        raise CheckpointError(f"{checkpoint}: checkpoint of the last step of a run without a complete record")
     return manifest
 
 

@@ -119,5 +119,5 @@ def _announce_data(prepared: Tokenized) -> None:
     if plan.config.training.objective == "sft":
         most = plan.config.training.seq_len + 1
         too_long = int((IndexedDocuments(corpora[0].prefix).lengths() > most).sum())
-        print(f"conversations are packed whole: {too_long:,} of more than {most:,} tokens are left out")
+        print(f"conversations are packed without cutting: {too_long:,} with more than {most:,} tokens are skipped")
     sys.stdout.flush()

@@ -97,7 +97,7 @@ def perform(steps: Sequence[Step], work: Path, node: int = 0) -> int:
             announce(step, number, len(steps))
             code = 0 if step.left_out or step.complete else _run(step)
         if code in STOP_EXIT_CODES.values():
-            print("stopped: the same command goes on from here", file=sys.stderr)
+            print("stopped: the same command resumes the speedrun", file=sys.stderr)
             return code
         if code:
             print(f"error: {step.name}: {_hint(step)}", file=sys.stderr)
@@ -107,7 +107,7 @@ def perform(steps: Sequence[Step], work: Path, node: int = 0) -> int:
 
 def announce(step: Step, number: int, count: int) -> None:
     """Print a step's name, and its command or why none runs."""
-    state = f": left out: {step.left_out}" if step.left_out else ": complete" if step.complete else ""
+    state = f": skipped: {step.left_out}" if step.left_out else ": complete" if step.complete else ""
     print(f"== {number} of {count}, {step.name}{state}", flush=True)
     if not state:
         print(f"   {shlex.join(step.command)}", flush=True)
@@ -146,4 +146,4 @@ def _hint(step: Step) -> str:
             "this machine does not pass the check above, so nothing was trained; on Ascend bash "
             "launchers/fix_ascend_env.sh prints more, and --device cpu runs a short one here"
         )
-    return "failed; what is complete stays, and the same command goes on from here"
+    return "failed; what is complete stays, and the same command resumes the speedrun"

@@ -38,8 +38,8 @@ Config = TypeVar("Config", RunConfig, FinetuneConfig)
 
 
 @dataclass(frozen=True)
-class Kind(Generic[Config]):
-    """The configuration of one kind of run: trainings or fine-tunings."""
+class Resolver(Generic[Config]):
+    """Resolves names to configurations of one kind of run: trainings or fine-tunings."""
 
     configured: Callable[[str, Sequence[str]], Config]
     """Name and overrides → configuration; raises ConfigError."""
@@ -70,12 +70,12 @@ class Combination(Generic[Config]):
 
 
 def combined(
-    kind: Kind[Config], names: Iterable[str], axes: Mapping[str, Sequence[str]], overrides: Sequence[str]
+    resolver: Resolver[Config], names: Iterable[str], axes: Mapping[str, Sequence[str]], overrides: Sequence[str]
 ) -> list[Combination[Config]]:
     """Return each of the named runs with every combination of the axes.
 
     Args:
-        kind: the kind of the runs.
+        resolver: returns the configurations of this kind of run.
         names: the names of the runs, in order.
         axes: each key's values, as `parse_axes` returns them.
         overrides: the overrides `key=value` of all runs.
@@ -83,24 +83,26 @@ def combined(
     found: dict[str, Combination[Config]] = {}
     for name in names:
         for values in itertools.product(*axes.values()):
-            combination = _resolved(kind, name, dict(zip(axes, values, strict=True)), overrides)
+            combination = _resolved(resolver, name, dict(zip(axes, values, strict=True)), overrides)
             # Two texts of one value (1e-3, 0.001) are one run.
             found.setdefault(combination.config.name, combination)
     return list(found.values())
 
 
-def _resolved(kind: Kind[Config], name: str, values: Mapping[str, str], given: Sequence[str]) -> Combination[Config]:
+def _resolved(
+    resolver: Resolver[Config], name: str, values: Mapping[str, str], given: Sequence[str]
+) -> Combination[Config]:
     overrides = (*given, *(f"{key}={value}" for key, value in values.items()))
     refused = None
     try:
-        config = kind.configured(name, overrides)
+        config = resolver.configured(name, overrides)
     except ConfigError as error:
         # The reason is written into the run's folder, which these two keys decide.
         words = {override: override.partition("=")[0] for override in given}
-        places = [each for each, word in words.items() if kind.words.get(word, word) in ("output", "label")]
-        config = kind.configured(name, places)
+        places = [each for each, word in words.items() if resolver.words.get(word, word) in ("output", "label")]
+        config = resolver.configured(name, places)
         refused = str(error)
-    label = label_of(values, None if refused else config, config.label, kind.keys)
+    label = label_of(values, None if refused else config, config.label, resolver.keys)
     return Combination(name, overrides, config.model_copy(update={"label": label}), refused)
 
 

@@ -29,7 +29,7 @@ from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, USER_MIS
 from efficientbench.metrics.files import write_whole
 from efficientbench.running.output_folder import OutputFolder
 
-STOPPED = Failure("stopped", "stopped by a signal; it goes on when the sweep is started again")
+STOPPED = Failure("stopped", "stopped by a signal; it resumes when the sweep is started again")
 TAIL_BYTES = 16_384
 
 

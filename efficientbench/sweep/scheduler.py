@@ -95,8 +95,8 @@ class Scheduler:
                     asked = True
                     longest_s = max((attempt.stop_grace_s for attempt in self._running), default=ENDING_S)
                     self._display.print(
-                        f"{signal.Signals(signals[0]).name}: no further run starts; those that go on have "
-                        f"{longest_s:.0f} s to save and end; Ctrl-C from now on ends them at once"
+                        f"{signal.Signals(signals[0]).name}: no further run starts; the running ones have "
+                        f"{longest_s:.0f} s to save and end; Ctrl-C from now on kills them at once"
                     )
                     for attempt in self._running:
                         self._stop(attempt)
@@ -130,7 +130,7 @@ class Scheduler:
             if state is None or state.configuration != task.configuration or state.state in ("done", "failed"):
                 self._open.remove(task)
                 if state is not None and state.configuration != task.configuration:
-                    self._display.print(f"{task.id}: left out: another sweep entered it in another configuration")
+                    self._display.print(f"{task.id}: skipped: another sweep queued it with another configuration")
                 elif state is not None:
                     self._display.ended(state, elsewhere=True)
                 place.release()

@@ -16,7 +16,7 @@ from efficientbench.config.matrix import MATRIX, Matrix, RunName, load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES
 from efficientbench.finetuning.load import named_tunings
-from efficientbench.sweep.combinations import Combination, Kind, combined, parse_axes
+from efficientbench.sweep.combinations import Combination, Resolver, combined, parse_axes
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,12 @@ def chosen_combinations(request: Request, name: str | None = None) -> list[Combi
     _load_variants(request, matrix)
     axes = parse_axes(request.axes)
     if request.repeat is not None and "training.seed" in axes:
-        raise ConfigError("--set training.seed: --repeat gives each run its seeds; leave out one of the two")
+        raise ConfigError("--repeat sets the seeds; give either --repeat or --set training.seed")
     runs = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
-    kind = Kind(lambda name, given: resolve(name, request.smoke, given, request.matrix), settable_keys(), ALIASES)
-    return combined(kind, [run.name for run in runs], axes, request.overrides)
+    resolver = Resolver(
+        lambda name, given: resolve(name, request.smoke, given, request.matrix), settable_keys(), ALIASES
+    )
+    return combined(resolver, [run.name for run in runs], axes, request.overrides)
 
 
 def _load_variants(request: Request, matrix: Matrix) -> None:
@@ -96,7 +98,7 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
     lacking = [size for size in sizes if size not in {run.size for run in left}]
     if lacking:
         there = ", ".join(dict.fromkeys(run.size for run in chosen))
-        raise ConfigError(f"--sizes: no chosen run has the size {' or '.join(lacking)}; theirs are {there}")
+        raise ConfigError(f"--sizes: no chosen run has the size {' or '.join(lacking)}; available sizes: {there}")
     return left
 
 

@@ -32,8 +32,8 @@ from efficientbench.sweep.tunings import names_tunings
 NEXT_CALL = {
     "failed": "with --retry-failed tries them again",
     "refused": "tries them where they can run",
-    "stopped": "goes on with them",
-    "queued": "goes on with them",
+    "stopped": "resumes them",
+    "queued": "starts them",
 }
 """State of runs after a sweep → what the same command does with them."""
 

@@ -9,6 +9,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -26,7 +27,7 @@ from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.selection import Request
 
 
-class Planned(NamedTuple):
+class PlannedFigures(NamedTuple):
     """The figures of a run before it starts; None if they are unknown."""
 
     ranks: int
@@ -66,13 +67,13 @@ class Task(ABC):
             content = settings(self.config.model_dump(mode="json"), self.unhashed)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """The number of ranks on all nodes."""
         planned = self.planned()
         return 1 if planned is None else planned.ranks
 
-    @property
+    @cached_property
     def steps(self) -> int | None:
         """Steps of the run; None if they are unknown before it starts."""
         planned = self.planned()
@@ -86,7 +87,7 @@ class Task(ABC):
         return grace_s
 
     @abstractmethod
-    def planned(self) -> Planned | None:
+    def planned(self) -> PlannedFigures | None:
         """Return the run's figures before it starts; None if it is refused for another reason than memory."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.estimate import Estimate, estimate
 from efficientbench.sweep.machine import Machine, slots_needed
 from efficientbench.sweep.selection import Request, chosen_combinations
-from efficientbench.sweep.task import Planned, Task, check_some_can_run, repeats
+from efficientbench.sweep.task import PlannedFigures, Task, check_some_can_run, repeats
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class TrainingTask(Task):
         config = self.plan.config if self.plan else self.config
         return config.training.micro_batch_size if config else 0
 
-    def planned(self) -> Planned | None:
+    def planned(self) -> PlannedFigures | None:
         plan = self.plan or self.too_large
         if plan is None:
             return None
         steps, tokens = (plan.budget.steps, plan.budget.tokens) if plan.budget.counted else (None, None)
         micro_batch_size = plan.config.training.micro_batch_size
-        return Planned(plan.layout.world_size, steps, tokens, micro_batch_size, known(plan.node_memory_bytes))
+        return PlannedFigures(plan.layout.world_size, steps, tokens, micro_batch_size, known(plan.node_memory_bytes))
 
     def estimate(self, machine: Machine, records: Sequence[RunRecord], cores: float) -> Estimate | None:
         return None if self.plan is None else estimate(self.plan, machine, records, cores)

@@ -18,7 +18,7 @@ from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.machine import Machine, slots_needed
 from efficientbench.sweep.selection import Request
-from efficientbench.sweep.task import Planned, Task, check_some_can_run, repeats
+from efficientbench.sweep.task import PlannedFigures, Task, check_some_can_run, repeats
 from efficientbench.sweep.tunings import chosen_tunings
 
 _BY_PLAN = "of a fine-tuning: `efficientbench finetune NAME --plan` has memory, traffic and a projected step"
@@ -71,8 +71,8 @@ def does_not_fit(config: FinetuneConfig, projection: Projection, machine: Machin
         return None
     have_gb, layout = plan.request.memory_bytes / 1e9, plan.layout
     return (
-        f"{config.name} does not fit: a rank needs about {plan.total_bytes / 1e9:.2f} GB, and of {have_gb:g} GB "
-        f"{RESERVE:.0%} stays free; `efficientbench finetune {config.method}_{config.size} --plan "
+        f"{config.name} does not fit: a rank needs about {plan.total_bytes / 1e9:.2f} GB and has {have_gb:g} GB, "
+        f"of which {RESERVE:.0%} is kept free; `efficientbench finetune {config.method}_{config.size} --plan "
         f"--world {layout.world} --devices-per-node {layout.per_node} --device '{machine.name}'` "
         "lists the layouts that fit"
     )
@@ -104,13 +104,15 @@ class TuningTask(Task):
     projection: Projection = field(default=Projection(None), kw_only=True)
     """Projected memory and time, as far as they are known."""
 
-    def planned(self) -> Planned | None:
+    def planned(self) -> PlannedFigures | None:
         if self.config is None:
             return None
         plan = self.projection.plan
         node_bytes = None if plan is None else plan.layout.per_node * plan.total_bytes
         # The number of tokens follows from the examples.
-        return Planned(self.world, self.config.training.steps, None, self.config.training.micro_batch_size, node_bytes)
+        return PlannedFigures(
+            self.world, self.config.training.steps, None, self.config.training.micro_batch_size, node_bytes
+        )
 
     def estimate(self, machine: Machine, records: Sequence[RunRecord], cores: float) -> Estimate | None:
         return None if self.config is None else estimate_tuning(self.config, self.projection)

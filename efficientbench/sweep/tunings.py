@@ -11,7 +11,7 @@ from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.config.matrix import MATRIX
 from efficientbench.finetuning.config import SEEDS, FinetuneConfig
 from efficientbench.finetuning.load import SUITE, WORDS, named_tunings, resolve_tuning, settable_keys
-from efficientbench.sweep.combinations import Combination, Kind, combined, parse_axes
+from efficientbench.sweep.combinations import Combination, Resolver, combined, parse_axes
 from efficientbench.sweep.selection import Request
 
 
@@ -28,7 +28,7 @@ def names_tunings(request: Request) -> bool:
     if tunings and others:
         near = nearest(others[0], known)
         hint = f"did you mean {near}?" if near else "trainings and fine-tunings are named apart"
-        raise ConfigError(f"--only: {tunings[0]} is a fine-tuning, and {others[0][:80]!r} is none: {hint}")
+        raise ConfigError(f"--only: {tunings[0]} is a fine-tuning and {others[0][:80]!r} is not: {hint}")
     return bool(tunings)
 
 
@@ -45,10 +45,10 @@ def chosen_tunings(request: Request, name: str | None = None) -> list[Combinatio
     axes = parse_axes(request.axes, keys, WORDS)
     for seed in SEEDS:
         if request.repeat is not None and seed in axes:
-            raise ConfigError(f"--set {seed}: --repeat gives each run its seeds; leave out one of the two")
+            raise ConfigError(f"--repeat sets the seeds; give either --repeat or --set {seed}")
     names = _selected(request.only, request.sizes) if name is None else [name]
-    kind = Kind(lambda name, given: resolve_tuning(name, request.smoke, given), keys, WORDS)
-    return combined(kind, names, axes, request.overrides)
+    resolver = Resolver(lambda name, given: resolve_tuning(name, request.smoke, given), keys, WORDS)
+    return combined(resolver, names, axes, request.overrides)
 
 
 def _selected(only: Sequence[str], sizes: Sequence[str]) -> list[str]:
@@ -64,5 +64,5 @@ def _selected(only: Sequence[str], sizes: Sequence[str]) -> list[str]:
     left = [each.name for each in chosen if not sizes or each.size in sizes]
     if not left:
         there = ", ".join(dict.fromkeys(each.size for each in chosen))
-        raise ConfigError(f"--sizes: no chosen run has the size {' or '.join(sizes)}; theirs are {there}")
+        raise ConfigError(f"--sizes: no chosen run has the size {' or '.join(sizes)}; available sizes: {there}")
     return left

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from packaging.version import Version
 
 from efficientbench.config.parallel import ParallelConfig
 
@@ -92,7 +93,9 @@ def _store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen(size)
-        return meet(is_master=True, master_listen_fd=listener.detach())
+        # libuv's store takes a socket that is there since torch 2.8.
+        libuv = Version(torch.__version__) >= Version("2.8")
+        return meet(is_master=True, master_listen_fd=listener.detach(), use_libuv=libuv)
 
 
 def barrier() -> None:

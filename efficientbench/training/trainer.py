@@ -206,10 +206,10 @@ class Trainer:
         """
         allowed = self.config.faults.skip_non_finite_steps
         if self.skipped >= allowed:
-            before = f"; {allowed} such steps were left out before" if allowed else ""
+            before = f"; {allowed} such steps were skipped before" if allowed else ""
             raise NonFiniteError(
                 f"step {step}: {problem.message}{before}; the weights are those of step {step - 1} "
-                "(faults.skip_non_finite_steps=N leaves out up to N such steps)",
+                "(faults.skip_non_finite_steps=N skips up to N such steps)",
                 step,
                 problem.ranks[0],
             )

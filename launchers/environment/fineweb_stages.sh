@@ -138,7 +138,7 @@ fineweb_text() {
     fi
     fineweb_print "text: downloading $fineweb_files files of FineWeb-Edu"
     if ! efficientbench-data download --num-files "$fineweb_files" --output "$fineweb_text_path"; then
-        echo "error: the download is not complete; call again to go on, or give text of your own with --data PATH" >&2
+        echo "error: the download is not complete; call again to resume, or give your own text with --data PATH" >&2
         return 1
     fi
     touch "$fineweb_work/text.complete"

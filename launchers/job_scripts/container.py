@@ -93,7 +93,7 @@ class Surroundings:
     def __post_init__(self) -> None:
         for name in self.modules:
             if not MODULE.fullmatch(name):
-                raise LaunchError(f"--module: {name[:80]!r} is no module's name: write one like cuda/13.0")
+                raise LaunchError(f"--module: {name[:80]!r} is not a module name: write, for example, cuda/13.0")
 
     def set_up(self, extras: Sequence[str]) -> list[str]:
         """Return the script's lines that set up the node: modules, and the Python environment outside of containers."""

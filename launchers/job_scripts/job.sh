@@ -58,7 +58,7 @@ job_modules() { # name...
     [[ "$flags" != *e* ]] || set -e
     [[ "$flags" != *u* ]] || set -u
     if [[ -n "$failed" ]]; then
-        echo "error: module load $failed failed on node $(uname -n): module avail lists what there is" >&2
+        echo "error: module load $failed failed on node $(uname -n): module avail lists the available modules" >&2
         exit 2
     fi
 }
@@ -98,7 +98,7 @@ job_slurm() { # command...
         --cpus-per-task="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}" \
         bash -c 'NODE_RANK="$SLURM_NODEID" exec "$@"' node "$@" || status=$?
     if [[ $status -eq 143 ]] && _job_is_running; then
-        echo "stopped with its state saved: requeued, to go on from there" >&2
+        echo "stopped after saving its state: requeued, and will resume from there" >&2
         scontrol requeue "$(_job_id)" || echo "error: job $(_job_id) cannot be requeued: submit it again" >&2
     fi
     return "$status"
@@ -165,8 +165,9 @@ job_torchrun() { # torchrun_option... -- command...
     shift
     _job_state="$(mktemp -d)"
     trap 'rm -rf -- "$_job_state"' EXIT
-    # As python3 -m, without the working directory: a torch.py there would be imported (Python 3.10).
-    _job_run _job_stop_node python3 -c 'import sys; sys.path = [each for each in sys.path if each]; import runpy
+    # As python3 -m, without the working directory, whose torch.py would be imported. Python 3.10 does not know the
+    # variable; 3.13 imports before the first line of what `-c` gives.
+    _job_run _job_stop_node env PYTHONSAFEPATH=1 python3 -c 'import sys; sys.path = [each for each in sys.path if each]; import runpy
 runpy.run_module(sys.argv.pop(1), {}, "__main__", True)' torch.distributed.run "${options[@]}" --no-python \
         bash "$_job_root/launchers/job_scripts/torchrun_node.sh" "$_job_state" "$@" || status=$?
     if [[ -s "$_job_state/status" ]]; then

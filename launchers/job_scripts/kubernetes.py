@@ -47,7 +47,9 @@ class Pods:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", self.claim) or len(self.claim) > 253:
-            raise LaunchError(f"--claim: {self.claim[:80]!r} is no claim's name: small letters, digits, - and . alone")
+            raise LaunchError(
+                f"--claim: {self.claim[:80]!r} is not a valid claim name: use only lower-case letters, digits, - and ."
+            )
 
 
 def kubernetes_manifest(name: str, command: Sequence[str], pods: Pods, meeting: Meeting) -> str:

@@ -101,7 +101,7 @@ def _options(name: str, runs: int, nodes: int, devices_per_node: int, given: Seq
 def _option(text: str) -> tuple[str, str]:
     key, separator, value = text.removeprefix("--").partition("=")
     if not OPTION.fullmatch(key):
-        raise LaunchError(f"--sbatch: {text[:80]!r} is no option of sbatch: write key=value, like partition=gpu")
+        raise LaunchError(f"--sbatch: {text[:80]!r} is not an option of sbatch: write key=value, like partition=gpu")
     if key in DECIDED:
         raise LaunchError(f"--sbatch: {key} is decided by {DECIDED[key]}")
     if separator and not VALUE.fullmatch(value):

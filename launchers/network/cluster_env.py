@@ -61,9 +61,9 @@ class Cluster:
         if nodes is not None and nodes < 1:
             problems.append(f"WORLD_SIZE is {nodes}: the number of nodes is at least 1")
         elif nodes is not None and node_rank is not None and not 0 <= node_rank < nodes:
-            problems.append(f"RANK is {node_rank}: with {nodes} nodes it lies between 0 and {nodes - 1}")
+            problems.append(f"RANK is {node_rank}: must be between 0 and {nodes - 1} with {nodes} nodes")
         if master_port is not None and not 1 <= master_port <= 65535:
-            problems.append(f"MASTER_PORT is {master_port}: a port lies between 1 and 65535")
+            problems.append(f"MASTER_PORT is {master_port}: must be between 1 and 65535")
         secret = environ.get(SECRET_NAME, "").strip()
         if 0 < len(secret) < SHORTEST:
             problems.append(

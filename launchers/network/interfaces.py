@@ -48,8 +48,8 @@ def check_interfaces(environ: Mapping[str, str], cluster: Cluster | None) -> Non
             )
         if names == [LOOPBACK] and cluster is not None and not _on_loopback(cluster):
             raise LaunchError(
-                f"{variable} is {value!r}, by which node {cluster.node_rank} reaches itself alone, and MASTER_ADDR "
-                f"{cluster.master_address} is elsewhere: name the interface that leads to the other nodes, of "
+                f"{variable} is {value!r}, the loopback of node {cluster.node_rank}, and MASTER_ADDR "
+                f"{cluster.master_address} is not on it: name the interface to the other nodes, one of "
                 f"{', '.join(name for name in present if name != LOOPBACK)}"
             )
 

@@ -111,7 +111,7 @@ class NodeLink:
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if left_s is not None and left_s <= 0:
                 names = ", ".join(map(str, sorted(missing)))
-                raise LaunchError(f"node {names} sent nothing within {time_limit_s:g} s, and was there before")
+                raise LaunchError(f"node {names} sent nothing within {time_limit_s:g} s although it had joined")
             readable(self._connections.values(), left_s)
 
     def close(self) -> None:

@@ -104,7 +104,7 @@ def _admit(connection: socket.socket, proof: str, claim: Claim, cluster: Cluster
     """Add the node behind a connection, or refuse it: whoever reaches the port must not end the run."""
     problem: str | None
     if not hmac.compare_digest(proof.encode(), claim.code(cluster.secret, "node").encode()):
-        problem = f"{SECRET_NAME} or the folder of output is another one on node 0 and on node {claim.node_rank}"
+        problem = f"{SECRET_NAME} or the output folder differs between node 0 and node {claim.node_rank}"
     else:
         problem = _contradiction(claim.nodes, claim.node_rank, cluster, arrived)
     if problem is None:
@@ -230,7 +230,7 @@ def _warn_if_elsewhere(cluster: Cluster) -> None:
             return
     print(
         f"warning: MASTER_ADDR {cluster.master_address} ({found[0][4][0]}) is not an address of this node, which has "
-        "RANK 0: the other nodes may be looking elsewhere",
+        "RANK 0: the other nodes may connect to another host",
         file=sys.stderr,
         flush=True,
     )

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from efficientbench.basics.foreign import read_whole
 from efficientbench.launchers.files import write_whole
 
-Kind = Literal[
+FailureKind = Literal[
     "out_of_memory", "non_finite", "hung", "lost_rank", "full_disk", "mistake", "crash", "stopped", "time_limit"
 ]
 """`lost_rank`: a process ended without a report, or a rank reports that it lost another one, which is the cause.
@@ -42,7 +42,7 @@ REPORT_VARIABLE = "EFFICIENTBENCH_FAILURE_FILE"
 class Failure:
     """Why a run ended early."""
 
-    kind: Kind
+    kind: FailureKind
     reason: str
     exit_code: int = 1
     """Exit code of the whole run."""

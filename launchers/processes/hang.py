@@ -51,10 +51,10 @@ class HangDetector:
     it saved, nothing hangs.
     """
 
-    def __init__(self, workers: list[WorkerProcess], link: NodeLink, limit_s: float | None) -> None:
-        """`limit_s`: seconds that the run may go without progress; None: for ever."""
+    def __init__(self, workers: list[WorkerProcess], link: NodeLink, limit_s: float) -> None:
+        """`limit_s`: seconds that the run may go without progress."""
         self._workers, self._link, self._limit_s = workers, link, limit_s
-        self._watch = ProgressWatch(limit_s) if limit_s is not None else None
+        self._watch = ProgressWatch(limit_s)
         self._next_look_s = 0.0
         self._beats: dict[int, dict[int, Beat | None]] = {}
         """Node → its ranks' heartbeats; empty until the ranks of some node hang."""
@@ -65,22 +65,20 @@ class HangDetector:
 
     def receive(self, message: Mapping[str, Any]) -> None:
         """Take another node's heartbeats."""
-        if message["kind"] == "heartbeats" and self._watch is not None:
+        if message["kind"] == "heartbeats":
             beats, ended = content(message, "beats", dict[int, Beat | None]), content(message, "ended", dict[int, str])
             left_s = content(message, "left_s", float)
             if beats is not None and ended is not None and left_s is not None:
-                self._send_beats(self._watch)
+                self._send_beats()
                 self._beats[message["node"]], self._left_s[message["node"]] = beats, left_s
                 self._ended |= ended
 
     def look(self) -> Failure | None:
         """Return the hang as a failure, once it is clear which rank is at fault; None before."""
-        if self._watch is None:
-            return None
         if not self._beats and time.monotonic() >= self._next_look_s:
             self._next_look_s = time.monotonic() + INTERVAL_S
             if self._watch.left_s({worker.rank: worker.beat() for worker in self._workers}) <= 0:
-                self._send_beats(self._watch)
+                self._send_beats()
         if not self._beats:
             return None
         all_told = len(self._beats) == self._link.nodes
@@ -97,12 +95,12 @@ class HangDetector:
         overdue = time.monotonic() >= self._deadline_s + patience_s
         return self._failure() if complete or overdue else None
 
-    def _send_beats(self, watch: ProgressWatch) -> None:
+    def _send_beats(self) -> None:
         """Send this node's heartbeats to the other nodes, once."""
         if self._link.node in self._beats:
             return
         self._deadline_s = time.monotonic() + EXCHANGE_S
-        left_s = watch.left_s({worker.rank: worker.beat() for worker in self._workers})
+        left_s = self._watch.left_s({worker.rank: worker.beat() for worker in self._workers})
         own = {worker.rank: worker.beat() for worker in self._workers if worker.exit_code() is None}
         ended = {worker.rank: "has ended" for worker in self._workers if worker.exit_code() is not None}
         self._beats[self._link.node], self._left_s[self._link.node] = own, left_s
@@ -111,7 +109,6 @@ class HangDetector:
         self._link.send("heartbeats", beats=beats, ended=ended, left_s=left_s)
 
     def _failure(self) -> Failure:
-        assert self._limit_s is not None
         beats = {rank: beat for node in self._beats.values() for rank, beat in node.items()}
         absent = dict(self._ended)
         for node in set(range(self._link.nodes)) - set(self._beats):

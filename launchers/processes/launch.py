@@ -27,39 +27,33 @@ from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, Failure
 from efficientbench.launchers.processes.supervision import Limits, Supervision, end_all
 from efficientbench.launchers.processes.worker_process import WorkerProcess
 
-STOP_GRACE_S = 60.0
-"""Seconds that ranks may take to save their state after a stop signal."""
-FAILURE_GRACE_S = 5.0
-"""Seconds that the other ranks have to end after one has failed: they only wait for it in vain."""
-
 
 def launch(
     worker_argv: list[str],
     local_ranks: int,
     cluster: Cluster | None,
     log_folder: Path,
-    stop_grace_s: float = STOP_GRACE_S,
+    limits: Limits,
     on_failure: Callable[[Failure], None] | None = None,
     link: NodeLink | None = None,
-    hang_limit_s: float | None = None,
 ) -> int:
     """Run a command once for each of this node's ranks, and return the exit code of the run.
 
     Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, NNODES, MASTER_ADDR and MASTER_PORT in
     its environment. Rank 0 writes to this process's stdout and stderr, the others to `log_folder/rank_<n>.out`.
 
-    The launcher passes a stop signal on to the ranks once, as SIGTERM. It kills what still runs after `stop_grace_s`
-    seconds, or at a further Ctrl-C (`ends_at_once`). Call it from the main thread, since it handles signals.
+    The launcher passes a stop signal on to the ranks once, as SIGTERM. It kills what still runs after
+    `limits.stop_grace_s` seconds, or at a further Ctrl-C (`ends_at_once`). Call it from the main thread, since it
+    handles signals.
 
     Args:
         worker_argv: the command.
         local_ranks: the number of ranks on this node.
         cluster: the nodes; None: this machine alone.
         log_folder: the folder for the ranks' output.
-        stop_grace_s: seconds that ranks may take to save their state.
+        limits: the ranks' time limits.
         on_failure: called with the failure where the exit code is not 0.
         link: the link to the launchers of the other nodes, by which all nodes end together; None: one node.
-        hang_limit_s: seconds without progress of any rank after which all are killed; None: no limit.
 
     Returns:
         0 when all ranks ended well, 2 for a user's mistake that a rank reported, 130 after Ctrl-C, 143 after SIGTERM,
@@ -84,7 +78,6 @@ def launch(
         stack.callback(end_all, workers)
         for local_rank in range(local_ranks):
             workers.append(_start(worker_argv, local_rank, local_ranks, cluster, log_folder, error_folder))
-        limits = Limits(stop_grace_s, FAILURE_GRACE_S, hang_limit_s)
         link = link or NodeLink(cluster.node_rank, 1, {})
         failure = Supervision(workers, signals, limits, link, log_folder).run()
     if failure is None:

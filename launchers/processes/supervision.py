@@ -6,9 +6,9 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from efficientbench.launchers.network.node_link import NodeLink, content
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, USER_MISTAKE, Failure, ends_at_once
@@ -18,6 +18,8 @@ from efficientbench.launchers.processes.worker_process import WorkerProcess, mem
 POLL_S = 0.05
 SETTLE_S = 1.0
 """Seconds that nodes wait for each other's report of the same failure."""
+FAILURE_GRACE_S = 5.0
+"""Seconds that the other ranks have to end after one has failed: they only wait for it in vain."""
 STACK_S = 0.5
 """Seconds that ranks that hang have to log their stacks."""
 
@@ -25,16 +27,16 @@ FINE_AFTER_A_STOP = {0, *STOP_EXIT_CODES.values(), *(-number for number in STOP_
 """Exit codes of ranks that ended as a stop signal asked them to."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Time limits of a run, in seconds."""
+class Limits(Protocol):
+    """Time limits of ranks in seconds, as `faults` of a configuration has them."""
 
-    stop_grace_s: float
-    """Limit from a stop signal until all ranks have saved and ended."""
-    failure_grace_s: float
-    """Limit from the failure of a rank until the others have ended."""
-    hang_s: float | None
-    """Limit for all ranks of a node together without progress; None: no limit."""
+    @property
+    def stop_grace_s(self) -> float:
+        """Seconds from a stop signal until all ranks must have saved and ended."""
+
+    @property
+    def hang_limit_s(self) -> float:
+        """Seconds that all ranks together may go without progress."""
 
 
 class Supervision:
@@ -65,7 +67,7 @@ class Supervision:
         """The failure of this node's ranks that it has sent to the other nodes."""
         self._settled_s: float | None = None
         self._killed: list[WorkerProcess] = []
-        self._hang = HangDetector(workers, link, limits.hang_s)
+        self._hang = HangDetector(workers, link, limits.hang_limit_s)
 
     def run(self) -> Failure | None:
         """Wait until no rank runs; return None where all have done their work, else the failure."""
@@ -134,7 +136,7 @@ class Supervision:
         self._stop = number
         print_stderr(
             f"{signal.Signals(number).name}{where}: the ranks have {self._limits.stop_grace_s:.0f} s to save and end; "
-            "Ctrl-C from now on ends them at once"
+            "Ctrl-C from now on kills them at once"
         )
         if not where:
             self._link.send("stop", signal=number)
@@ -155,7 +157,7 @@ class Supervision:
             if self._stop is None:
                 for worker in self._workers:
                     worker.send(signal.SIGTERM)
-            self._shorten_deadline(self._limits.failure_grace_s)
+            self._shorten_deadline(FAILURE_GRACE_S)
         first = min(failures, key=Failure.order)
         if first.kind == "hung":
             # Such ranks cannot end by themselves; SIGUSR1 makes them log their stacks.

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from efficientbench.basics.files import no_link
-from efficientbench.launchers.processes.failure import REPORT_VARIABLE, Failure, Kind, ended_by, read_failure
+from efficientbench.launchers.processes.failure import REPORT_VARIABLE, Failure, FailureKind, ended_by, read_failure
 from efficientbench.launchers.processes.heartbeat import Beat, heartbeat_file, read_beat
 
 PR_SET_PDEATHSIG = 1
@@ -140,7 +140,7 @@ class WorkerProcess:
             cause = f"ended with exit status {code}"
         last_line = self._last_output_line()
         reason = f"{cause}; the last line of {self._output_file}: {last_line}" if last_line else cause
-        kind: Kind = "out_of_memory" if killed else "lost_rank"
+        kind: FailureKind = "out_of_memory" if killed else "lost_rank"
         beat = self.beat()
         step = beat.step if beat is not None else None
         return Failure(kind, reason, code or 1, self.rank, step, None, node, self._ended_s, silent=True)

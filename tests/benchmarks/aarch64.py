@@ -43,7 +43,9 @@ from efficientbench.metrics.files import write_whole
 
 SMOKE = ("bash", "experiments/attention_variants/run_gqa_1.5B.sh", "--smoke")
 EVERY_TEN = "checkpoint.interval=10"
-KILL_AFTER_STEPS = 30
+SHORT = ("training.steps=20", "checkpoint.interval=5")
+"""The run that is killed: an emulated step takes up to 40 s."""
+KILL_AFTER_STEPS = 8
 NOT_REACHED = "not reached"
 HANDED_OVER_AFTER_STEPS = 80
 """Steps of the run that this processor begins; few are left for the emulated one."""
@@ -152,7 +154,7 @@ def configuration(trial: Trial) -> str:
 
 def handed_over(trial: Trial) -> str:
     """Resume a run there that this processor began."""
-    whole = whole_here(trial)
+    whole = whole_here(trial, "whole")
     folder, words = trial.native("begun", EVERY_TEN)
     target = trial.output("handed_over")
     if not target.exists():
@@ -181,7 +183,7 @@ def data(trial: Trial) -> str:
 
 def killed(trial: Trial) -> str:
     """Kill a run there and repeat its command."""
-    words = (*SMOKE, *trial.given("killed"), EVERY_TEN)
+    words = (*SMOKE, *trial.given("killed"), *SHORT)
     folder, copy = trial.output("killed"), trial.folder / "native" / "taken_over" / RUN
     if not copy.exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -192,19 +194,20 @@ def killed(trial: Trial) -> str:
 
 def taken_over(trial: Trial) -> str:
     """Resume here, on this processor, the run that was killed there."""
-    folder, words = trial.native("taken_over", EVERY_TEN)
+    folder, words = trial.native("taken_over", *SHORT)
     log = trial.folder / "taken_over.log"
     with log.open("w", encoding="utf-8") as file:
         status = subprocess.run(words, env=environment(), stdout=file, stderr=file, check=False).returncode
     if status != 0:
         raise StageError(f"exit code {status}")
-    return resumed(log.read_text(encoding="utf-8"), folder, whole_here(trial))
+    return resumed(log.read_text(encoding="utf-8"), folder, whole_here(trial, "short", *SHORT))
 
 
 def undisturbed(trial: Trial) -> str:
     """Compare the resumed run with one that nobody killed, and with this processor's."""
-    trial.inside("whole", *SMOKE, *trial.given("whole"))
-    whole, again, here = (record(each) for each in (trial.output("whole"), trial.output("killed"), whole_here(trial)))
+    trial.inside("whole", *SMOKE, *trial.given("whole"), *SHORT)
+    folders = trial.output("whole"), trial.output("killed"), whole_here(trial, "short", *SHORT)
+    whole, again, here = (record(each) for each in folders)
     equal = losses(trial.output("whole")) == losses(trial.output("killed"))
     same = equal and whole["validation_loss"] == again["validation_loss"]
     apart = abs(whole["validation_loss"] / here["validation_loss"] - 1)

@@ -28,7 +28,6 @@ PROGRAM = """
 import inspect, json, sys
 from pathlib import Path
 from efficientbench.config.load import resolve
-from efficientbench.basics.part import Part
 from efficientbench.running.run import run
 
 PACKAGE = str(Path(sys.modules["efficientbench"].__file__).resolve().parent) + "/"
@@ -63,6 +62,7 @@ def note(frame, event, argument):
     events.append((room, None if caller is None else ours(caller.f_code)))
 
 config = resolve("gqa_1.5B", smoke=True, overrides=sys.argv[1:])
+Part = type(config).__mro__[1]  # it has moved
 sys.setprofile(note)
 try:
     run(config, "dsw")

@@ -33,17 +33,18 @@ os.environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARA
 
 from support.measured import Figure, options, report
 
+from efficientbench.devices.registry import find_device
 from efficientbench.finetuning.base_model import find_model
 from efficientbench.finetuning.complete import is_complete
 from efficientbench.finetuning.config import SEEDS, FinetuneConfig
 from efficientbench.finetuning.curriculum.effect import FEWEST_SEEDS, Effect, LossCurve, effect, effects
 from efficientbench.finetuning.load import resolve_tuning
-from efficientbench.finetuning.prepare import prepare
 from efficientbench.finetuning.run import FineTuning, PlannedTuning
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.records.record import RunRecord, read_record
-from efficientbench.running.kind import with_seeds
+from efficientbench.running.kind import Site, with_seeds
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.rank_process import Rank
 
 ROWS, HELD_OUT, STEPS, BATCH, RATE = 1200, 120, 80, 8, 4e-3
 MOST_CHARACTERS, MAX_LENGTH = 480, 320
@@ -152,10 +153,10 @@ def forked(config: FinetuneConfig, model: str) -> int:
         os.environ |= {**place, "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         from efficientbench.finetuning.rank import tune_rank
 
-        planned = PlannedTuning(config, model, 1, 1, prepare(config, model, 1))
-        job = FineTuning().job(planned, folder, node=0, resume=None)
+        planned = PlannedTuning(config, Site(find_device(config.device), None, folder), model, world=1)
+        job = FineTuning().job(FineTuning().prepare(planned), folder, node=0, resume=None)
         job.write(folder.config)
-        code = int(tune_rank(job, 0, lambda: False, HeartbeatWriter()))
+        code = int(tune_rank(job, Rank(0, 0, HeartbeatWriter(), lambda: False)))
     except BaseException:
         import traceback
 

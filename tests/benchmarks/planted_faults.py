@@ -242,8 +242,8 @@ FAULTS = (
         "step time of the fastest rank",
         [
             (
-                "max(step.time_s for step in same) for same in zip(",
-                "min(step.time_s for step in same) for same in zip(",
+                "max(step.time_s for step in same) for same in same_steps",
+                "min(step.time_s for step in same) for same in same_steps",
             )
         ],
         "unit/metrics/monitoring/test_merge.py",

@@ -147,7 +147,7 @@ def killed_and_resumed(place: Path, clone: Path, environment: dict[str, str]) ->
         return f"exit code {status}"
     went_on = re.search(r"resumes after step (\d+)", (place / "resumed.log").read_text(encoding="utf-8"))
     if went_on is None:
-        return "began anew"
+        return "started anew"
     again, whole = record(folder)["validation_loss"], record(place / "whole" / RUN)["validation_loss"]
     return f"resumed after step {went_on[1]}, " + ("the same loss" if again == whole else f"{again}, not {whole}")
 

@@ -127,7 +127,7 @@ def test_no_validation_document_is_trained_on(
     assert np.mean([tuple(window) in known for window in validated]) < 0.1
 
 
-def test_each_source_by_its_weight(single: tuple[np.ndarray, np.ndarray]) -> None:
+def test_each_source_is_drawn_by_its_weight(single: tuple[np.ndarray, np.ndarray]) -> None:
     """By the samples themselves: each consists of one source's tokens, and none is drawn twice before all are."""
     samples = single[0].reshape(-1, single[0].shape[-1])
     sources = (samples.max(axis=1) - 1) // 40
@@ -138,7 +138,7 @@ def test_each_source_by_its_weight(single: tuple[np.ndarray, np.ndarray]) -> Non
     assert len(np.unique(samples, axis=0)) == len(samples)
 
 
-def test_a_small_blend_with_an_extreme_weight(
+def test_a_small_blend_with_an_extreme_weight_can_be_drawn(
     ranks: Callable[[int], Ranks], prefixes: list[Path], tmp_path: Path
 ) -> None:
     """Megatron's own margin would hold 9 samples of the first source ready, just one epoch of it, and draw 10."""

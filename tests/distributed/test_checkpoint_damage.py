@@ -29,7 +29,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_flipped_byte_in_any_file_is_found_and_named(run_folder: Path) -> None:
+def test_a_flipped_byte_in_any_file_is_detected_and_named(run_folder: Path) -> None:
     newest = checkpoint_folder(run_folder, 4)
     assert find_good(run_folder)[0] == newest
     assert names(newest) == [".metadata", "__0_0.distcp", "__1_0.distcp", "common.pt", MANIFEST, "metadata.json"]
@@ -47,7 +47,7 @@ def test_a_flipped_byte_in_any_file_is_found_and_named(run_folder: Path) -> None
     assert find_good(run_folder)[0] == newest
 
 
-def test_every_byte_of_a_manifest_counts(run_folder: Path, tmp_path: Path) -> None:
+def test_a_changed_byte_anywhere_in_a_manifest_is_detected(run_folder: Path, tmp_path: Path) -> None:
     # A short one: each byte is flipped.
     whole = read_manifest(checkpoint_folder(run_folder, 4))
     dataclasses.replace(whole, config={"training": {"steps": 6}}, progress={}).write(tmp_path)
@@ -63,7 +63,7 @@ def test_every_byte_of_a_manifest_counts(run_folder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("damage", ["missing", "surplus", "cut", "empty"])
-def test_files_that_are_not_as_they_were(run_folder: Path, damage: str) -> None:
+def test_missing_surplus_and_changed_files_are_detected(run_folder: Path, damage: str) -> None:
     newest = checkpoint_folder(run_folder, 4)
     path = newest / "__1_0.distcp"
     if damage == "missing":
@@ -78,7 +78,7 @@ def test_files_that_are_not_as_they_were(run_folder: Path, damage: str) -> None:
     assert problem.startswith(f"{path}: ")
 
 
-def test_what_was_half_written_is_no_checkpoint(run_folder: Path) -> None:
+def test_a_half_written_folder_is_no_checkpoint(run_folder: Path) -> None:
     newest = checkpoint_folder(run_folder, 4)
     half = newest.with_name(".partial_step_00000006_0a1b2c3d")
     shutil.copytree(newest, half)
@@ -88,7 +88,7 @@ def test_what_was_half_written_is_no_checkpoint(run_folder: Path) -> None:
     assert find_good(run_folder)[0] == newest
 
 
-def test_damaged_ones_are_set_aside_and_do_not_count_among_those_kept(run_folder: Path) -> None:
+def test_damaged_checkpoints_are_set_aside_and_do_not_count_as_kept(run_folder: Path) -> None:
     newest, older = checkpoint_folder(run_folder, 4), checkpoint_folder(run_folder, 2)
     (newest / "common.pt").unlink()
     set_damaged_aside(run_folder, older)
@@ -109,7 +109,7 @@ def test_ranks_refuse_damage_before_they_read_a_weight(
         resume(ranks, corpus, newest)
 
 
-def test_what_never_ends_is_no_manifest(run_folder: Path) -> None:
+def test_devices_and_pipes_among_the_files_of_a_checkpoint_are_refused(run_folder: Path) -> None:
     newest = checkpoint_folder(run_folder, 4)
     for name in (MANIFEST, "common.pt", ".metadata"):
         content = (newest / name).read_bytes()
@@ -130,7 +130,7 @@ def test_what_never_ends_is_no_manifest(run_folder: Path) -> None:
         (newest / name).write_bytes(content)
 
 
-def test_a_link_that_leads_nowhere_is_out_of_the_next_ones_way(run_folder: Path) -> None:
+def test_a_dangling_link_does_not_block_the_next_checkpoint(run_folder: Path) -> None:
     older, newest = checkpoint_folder(run_folder, 2), checkpoint_folder(run_folder, 4)
     shutil.rmtree(newest)
     newest.symlink_to(run_folder / "was_on_another_disk")
@@ -147,7 +147,7 @@ def test_a_link_that_leads_nowhere_is_out_of_the_next_ones_way(run_folder: Path)
     assert names(run_folder / "checkpoint") == ["damaged_step_00000004", "step_00000004"]
 
 
-def test_the_newest_is_the_one_of_most_steps(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_the_one_of_most_steps(tmp_path: Path) -> None:
     for step in (100_000_000, 99_999_999):
         checkpoint_folder(tmp_path, step).mkdir(parents=True)
     assert complete(tmp_path)[-1] == checkpoint_folder(tmp_path, 100_000_000)

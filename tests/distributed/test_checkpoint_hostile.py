@@ -140,7 +140,7 @@ def _is_enormous(metadata: Any) -> None:
         (_places_no_part, "the parts of decoder.final_layernorm.weight are not the whole of it"),
     ],
 )
-def test_metadata_that_is_not_of_these_files_is_refused(
+def test_metadata_that_does_not_match_the_files_is_refused(
     change: Callable[[Any], None], reason: str, run_folder: Path
 ) -> None:
     newest = checkpoint_folder(run_folder, 4)
@@ -150,7 +150,7 @@ def test_metadata_that_is_not_of_these_files_is_refused(
         read_weights(newest)
 
 
-def test_what_is_no_metadata_is_refused(run_folder: Path) -> None:
+def test_invalid_metadata_is_refused(run_folder: Path) -> None:
     newest = checkpoint_folder(run_folder, 4)
     (newest / ".metadata").write_bytes(pickle.dumps({"no": "metadata"}))
     rewrite_manifest(newest)
@@ -178,7 +178,7 @@ def test_another_shape_is_refused_before_the_engine_reads(
 @pytest.mark.parametrize(
     "fields", [{"layout": 5}, {"config": []}, {"step": "four"}, {"files": [1]}, {"data": {"a": 1}}]
 )
-def test_a_manifest_of_other_types_is_refused(fields: dict[str, object], run_folder: Path) -> None:
+def test_a_manifest_of_wrong_types_is_refused(fields: dict[str, object], run_folder: Path) -> None:
     newest = checkpoint_folder(run_folder, 4)
     rewrite_manifest(newest, **fields)
     with pytest.raises(CheckpointError, match=rf"manifest.json: damaged \({next(iter(fields))}"):

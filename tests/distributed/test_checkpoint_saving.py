@@ -24,7 +24,7 @@ def found(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoint").iterdir())
 
 
-def test_the_last_ones_are_kept(ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
+def test_the_last_checkpoints_are_kept(ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
     config = configured(corpus, "checkpoint.interval=2", "checkpoint.keep=3", "parallel.dp=2")
     ranks(2).call(train, config, corpus, 9, tmp_path)
     assert found(tmp_path) == ["step_00000006", "step_00000008", "step_00000009"]
@@ -35,7 +35,7 @@ def test_the_last_ones_are_kept(ranks: Callable[[int], Ranks], corpus: Path, tmp
     assert last < before / 2
 
 
-def test_an_asynchronous_one_holds_what_a_synchronous_one_does(
+def test_an_asynchronous_checkpoint_equals_a_synchronous_one(
     ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
 ) -> None:
     outcomes = {}
@@ -56,7 +56,7 @@ def test_an_asynchronous_one_holds_what_a_synchronous_one_does(
 
 
 @pytest.mark.proof
-def test_no_process_is_left_by_a_save(ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
+def test_a_save_leaves_no_process(ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
     pool = ranks(1)
     for asynchronous in ("false", "true"):
         config = configured(corpus, "checkpoint.interval=1", f"checkpoint.asynchronous={asynchronous}")
@@ -78,7 +78,7 @@ def test_a_writer_that_dies_ends_the_save_with_its_reason(
 
 
 @pytest.mark.proof
-def test_a_forked_process_writes_what_a_rank_of_several_threads_has_computed(
+def test_a_forked_process_writes_the_tensors_of_a_multithreaded_rank(
     ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
 ) -> None:
     # Wide enough that torch shares a copy of a weight out among the threads, none of which is in the forked process.
@@ -89,7 +89,7 @@ def test_a_forked_process_writes_what_a_rank_of_several_threads_has_computed(
 
 
 @pytest.mark.proof
-def test_a_rank_that_is_late_is_named(ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
+def test_a_late_rank_is_named(ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
     pool = ranks(2)
     config = configured(corpus, "checkpoint.interval=2", "checkpoint.time_limit_s=1", "parallel.dp=2")
     for connection in pool.connections:
@@ -104,7 +104,7 @@ def test_a_rank_that_is_late_is_named(ranks: Callable[[int], Ranks], corpus: Pat
     assert complete(tmp_path) == []
 
 
-def test_a_full_disk_loses_no_earlier_one(
+def test_a_full_disk_loses_no_earlier_checkpoint(
     ranks: Callable[[int], Ranks], corpus: Path, small_disk: Callable[[int], Path], tmp_path: Path
 ) -> None:
     config = configured(corpus, "checkpoint.interval=2", "checkpoint.keep=1", "parallel.dp=2")

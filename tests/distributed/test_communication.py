@@ -69,7 +69,7 @@ MORE_CELLS = {
 
 
 @pytest.mark.parametrize("cell", [*CELLS, *(pytest.param(cell, marks=pytest.mark.proof) for cell in MORE_CELLS)])
-def test_formulas_give_what_is_sent(cell: str, ranks: Callable[[int], Ranks], corpus: Path) -> None:
+def test_formulas_match_the_bytes_sent(cell: str, ranks: Callable[[int], Ranks], corpus: Path) -> None:
     name, overrides = (CELLS | MORE_CELLS)[cell]
     config = tiny_model(name, f"data.cache={corpus.parent}", *overrides)
     layout = Layout.of(config, devices=1, oversubscribe=True)
@@ -103,5 +103,5 @@ def padding(rank: Sent, config: RunConfig, layout: Layout) -> Counter[str]:
     ("operation", "sent"),
     [("all-reduce", 150), ("all-gather", 75), ("reduce-scatter", 75), ("all-to-all", 75), ("send", 100)],
 )
-def test_a_ring_of_four_sends(operation: str, sent: float) -> None:
+def test_formulas_match_the_bytes_of_a_ring_of_four(operation: str, sent: float) -> None:
     assert Transfer("", operation, "tp", 100).sent_bytes(4) == sent

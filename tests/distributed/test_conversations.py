@@ -97,7 +97,7 @@ def assert_same(found: Curve, expected: Curve) -> None:
 @pytest.mark.parametrize(
     ("name", "layout"), [each if each in QUICK else pytest.param(*each, marks=pytest.mark.proof) for each in CELLS]
 )
-def test_one_loss_curve_in_every_layout(
+def test_every_layout_has_the_same_loss_curve(
     name: str, layout: str, ranks: Callable[..., Ranks], pair: Path, alone: Callable[[str], Curve]
 ) -> None:
     size, overrides = LAYOUTS[layout]
@@ -107,7 +107,7 @@ def test_one_loss_curve_in_every_layout(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", ["gqa_1.5B", *VARIANTS])
-def test_the_simulated_npu_has_the_cpus_losses(
+def test_the_simulated_npu_has_the_losses_of_the_cpu(
     name: str, ranks: Callable[..., Ranks], pair: Path, alone: Callable[[str], Curve]
 ) -> None:
     for found in ranks(2, "npu").call(trained, config_of(pair, "parallel.dp=2", name=name), pair, "npu:0"):
@@ -116,7 +116,7 @@ def test_the_simulated_npu_has_the_cpus_losses(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", VARIANTS)
-def test_it_resumes_bit_for_bit(name: str, ranks: Callable[..., Ranks], pair: Path, tmp_path: Path) -> None:
+def test_sft_resumes_bit_for_bit(name: str, ranks: Callable[..., Ranks], pair: Path, tmp_path: Path) -> None:
     config = config_of(pair, "parallel.dp=2", "checkpoint.interval=2", "checkpoint.keep=3", name=name)
     whole = ranks(2).call(checkpoints.train, config, pair, 4, tmp_path / "whole")
     saved = checkpoint_folder(tmp_path / "whole", 2)
@@ -176,7 +176,7 @@ def test_masked_prompts_are_not_learned(ranks: Callable[..., Ranks], tmp_path: P
     assert masked_after > masked_before
 
 
-def test_computed_and_supervised_tokens(pair: Path, alone: Callable[[str], Curve]) -> None:
+def test_computed_and_supervised_tokens_are_counted_over_all_ranks(pair: Path, alone: Callable[[str], Curve]) -> None:
     import numpy as np
 
     from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents

@@ -44,7 +44,7 @@ def outcomes(hosts: tuple[Host, Host], **of_second: str) -> list[tuple[int, str,
     return [(node.returncode, out, err) for node, (out, err) in zip(nodes, said, strict=True)]
 
 
-def test_each_host_takes_the_address_by_which_the_other_reached_it() -> None:
+def test_each_host_uses_the_address_at_which_the_other_reached_it() -> None:
     with two_hosts() as hosts:
         for rank, (status, out, err) in enumerate(outcomes(hosts)):
             assert (status, out, err) == (0, f"{hosts[rank].address}\n", "")
@@ -52,7 +52,7 @@ def test_each_host_takes_the_address_by_which_the_other_reached_it() -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("interface", ["=lo", "^cable"])
-def test_an_interface_that_leads_nowhere_is_named_on_both(interface: str) -> None:
+def test_an_isolated_interface_is_named_on_both_hosts(interface: str) -> None:
     with two_hosts() as hosts:
         for status, _, err in outcomes(hosts, HCCL_SOCKET_IFNAME=interface):
             assert status == 1
@@ -60,7 +60,7 @@ def test_an_interface_that_leads_nowhere_is_named_on_both(interface: str) -> Non
 
 
 @pytest.mark.proof
-def test_a_port_that_another_process_has_is_named_on_both() -> None:
+def test_a_port_taken_by_another_process_is_named_on_both_hosts() -> None:
     with two_hosts() as hosts, scripts((hosts[1].command(sys.executable, "-c", TAKEN), environment())) as (other,):
         assert other.stdout is not None
         assert other.stdout.readline() == "taken\n"

@@ -68,14 +68,14 @@ def test_ranks_and_runs_that_start_together_write_each_file_once(
 
 
 @pytest.mark.parametrize("die_at", [1, 4, 7, INDEX_FILES])
-def test_a_killed_builder_spoils_nothing(
+def test_other_ranks_build_the_index_after_a_killed_builder(
     nursery: Executor,
     prefixes: list[Path],
     undisturbed: tuple[Opened, dict[str, bytes]],
     tmp_path: Path,
     die_at: int,
 ) -> None:
-    """Others wait for it, or come later."""
+    """Other ranks wait for the killed builder, or start later."""
     config = blend(prefixes, tmp_path)
     killed, *waiting = nursery.submit(index_builds, config, prefixes, 3, 1, die_at).result(TIMEOUT_S)
     assert killed is None

@@ -72,7 +72,7 @@ def base(ranks: Callable[[int], Ranks], corpus: Path, tmp_path_factory: pytest.T
 @pytest.mark.parametrize(
     "cell", [each if each in QUICK else pytest.param(each, marks=pytest.mark.proof) for each in CELLS], ids=" to ".join
 )
-def test_any_layout_begins_with_the_weights_of_any_other(
+def test_any_layout_can_be_initialised_from_any_other(
     cell: tuple[str, str, str], ranks: Callable[[int], Ranks], corpus: Path, base: Base, tmp_path: Path
 ) -> None:
     name, source, target = cell
@@ -97,7 +97,7 @@ def test_any_layout_begins_with_the_weights_of_any_other(
 
 @pytest.mark.parametrize("kept", [SAVED, STEPS], ids=["everything", "weights alone"])
 @pytest.mark.parametrize("target", ["DP 2", pytest.param("DP 2, plain optimizer", marks=pytest.mark.proof)])
-def test_masters_are_the_weights_in_another_dtype(
+def test_master_weights_equal_the_initial_weights_in_another_dtype(
     kept: int, target: str, ranks: Callable[[int], Ranks], corpus: Path, base: Base, tmp_path: Path
 ) -> None:
     """Masters of the weights that were drawn, or of the other run, would take the weights' place in the first step."""
@@ -113,7 +113,7 @@ def test_masters_are_the_weights_in_another_dtype(
 
 
 @pytest.mark.parametrize("what", ["damaged", "exchanged"])
-def test_another_checkpoint_than_the_one_that_was_named_is_refused(
+def test_a_checkpoint_other_than_the_named_one_is_refused(
     what: str, ranks: Callable[[int], Ranks], corpus: Path, base: Base, tmp_path: Path
 ) -> None:
     size, overrides = LAYOUTS["DP 2"]

@@ -23,12 +23,13 @@ dist.destroy_process_group()
 NODE = """
 import os, sys
 from pathlib import Path
+from efficientbench.config.schema import FaultsConfig
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.network.preflight import preflight
 cluster = Cluster.from_environment(os.environ)
 preflight(cluster, time_limit_s=60)
-sys.exit(launch([sys.executable, sys.argv[1]], int(sys.argv[2]), cluster, Path(sys.argv[3])))
+sys.exit(launch([sys.executable, sys.argv[1]], int(sys.argv[2]), cluster, Path(sys.argv[3]), FaultsConfig()))
 """
 
 

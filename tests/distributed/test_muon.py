@@ -44,7 +44,7 @@ def kept_bytes(config: RunConfig, prefix: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_memory_is_what_the_formulas_say(cell: str, ranks: Callable[[int], Ranks], corpus: Path) -> None:
+def test_memory_of_muon_matches_the_formulas(cell: str, ranks: Callable[[int], Ranks], corpus: Path) -> None:
     name, overrides = CELLS[cell]
     # A vocabulary that needs no padding, of which the formula of the whole model knows nothing.
     config = tiny(name, f"data.cache={corpus.parent}", "training.optimizer=muon", "model.vocab_size=132", *overrides)

@@ -89,14 +89,18 @@ def test_buckets_are_sent_before_the_backward_pass_ends(
 
 
 @pytest.mark.proof
-def test_every_stage_awaits_the_last_micro_batch_alone(ranks: Callable[[int], Ranks], corpus: Path) -> None:
+def test_every_stage_sends_gradients_only_after_the_last_micro_batch(
+    ranks: Callable[[int], Ranks], corpus: Path
+) -> None:
     """A stage that counted all micro-batches would be right only while each step has as many as the first."""
     interleaved = ("parallel.pp=2", "parallel.vpp=2", "model.layers=4")
     assert ranks(4).call(times_awaited, tiny("gqa_1.5B", "parallel.dp=2", *interleaved), corpus) == [{1}] * 4
 
 
 @pytest.mark.parametrize("layout", CASES)
-def test_replicas_end_with_the_same_weights(layout: str, ranks: Callable[[int], Ranks], corpus: Path) -> None:
+def test_replicas_have_the_same_weights_after_training(
+    layout: str, ranks: Callable[[int], Ranks], corpus: Path
+) -> None:
     """Each rank updates its shard alone: without a last wait it would keep the others' of a step before."""
     size, words = LAYOUTS[layout]
     found = ranks(size).call(weights_after, tiny("gqa_1.5B", *words), corpus, 3)

@@ -45,7 +45,7 @@ def train_without_mark(mark: str | None, config: RunConfig, prefix: Path) -> tup
         ("learnable_absolute_1.5B", ["parallel.tp=2", "parallel.sp=true"], 2, "sequence_parallel"),
     ],
 )
-def test_each_mark_is_needed(
+def test_gradients_of_position_tables_are_wrong_without_each_mark(
     name: str, layout: list[str], size: int, mark: str, ranks: Callable[[int], Ranks], corpus: Path
 ) -> None:
     # Weights so large that scores, and with them the table, weigh in the gradient norm.

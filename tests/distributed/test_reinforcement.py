@@ -122,13 +122,13 @@ def test_every_layout_has_the_same_answers_and_learns_the_same(
 
 
 @pytest.mark.proof
-def test_the_simulated_npu_has_the_cpus_answers(ranks: Callable[..., Ranks], pair: Path) -> None:
+def test_the_simulated_npu_has_the_answers_of_the_cpu(ranks: Callable[..., Ranks], pair: Path) -> None:
     [alone] = ranks(1).call(learned, config_of(pair), pair, STEPS)
     [found] = ranks(1, "npu").call(learned, config_of(pair), pair, STEPS, 1, "npu:0")
     assert_same(found, alone)
 
 
-def test_answers_depend_on_seed_question_and_sample_alone(ranks: Callable[..., Ranks], pair: Path) -> None:
+def test_answers_depend_only_on_seed_question_and_sample(ranks: Callable[..., Ranks], pair: Path) -> None:
     # The weights stay, so that every step answers by those of the first.
     still = ("training.learning_rate=1e-30", "training.min_learning_rate=0", "training.weight_decay=0")
     [whole] = ranks(1).call(learned, config_of(pair, *still), pair, 3)
@@ -141,7 +141,7 @@ def test_answers_depend_on_seed_question_and_sample_alone(ranks: Callable[..., R
     assert other.answers[0] != whole.answers[0]
 
 
-def test_a_task_from_outside_asks_and_rewards(ranks: Callable[..., Ranks], pair: Path) -> None:
+def test_an_external_task_asks_and_rewards(ranks: Callable[..., Ranks], pair: Path) -> None:
     task = ("rl.task=support.outside_task:Plain", "rl.questions=null")
     [by_name] = ranks(1).call(learned, config_of(pair, *task), pair, 2)
     [by_task] = ranks(1).call(learned, config_of(pair, *task, "rl.reward=null"), pair, 2)
@@ -154,7 +154,7 @@ def test_a_task_from_outside_asks_and_rewards(ranks: Callable[..., Ranks], pair:
 
 # Experts would move by their load-balancing loss.
 @pytest.mark.parametrize(("name", "optimizer"), [("gqa_1.5B", "adamw"), ("gqa_1.5B", "muon"), ("moe_1.5Bx8", "adamw")])
-def test_equal_rewards_move_nothing(name: str, optimizer: str, ranks: Callable[..., Ranks], pair: Path) -> None:
+def test_equal_rewards_change_no_weight(name: str, optimizer: str, ranks: Callable[..., Ranks], pair: Path) -> None:
     reward = "rl.reward=support.outside_rewards:all_the_same"
     same = (reward, "training.weight_decay=0", f"training.optimizer={optimizer}")
     [found] = ranks(1).call(learned, config_of(pair, *same, name=name), pair, 2)
@@ -164,7 +164,7 @@ def test_equal_rewards_move_nothing(name: str, optimizer: str, ranks: Callable[.
 
 
 @pytest.mark.proof
-def test_a_reward_with_signal_rises(ranks: Callable[..., Ranks], pair: Path) -> None:
+def test_a_learnable_reward_rises(ranks: Callable[..., Ranks], pair: Path) -> None:
     """Over three seeds, of weights and of answers: the gain's 95 % interval lies above 0."""
     gains = []
     for seed in SEEDS:

@@ -154,7 +154,7 @@ def test_resume_in_another_layout(
         torch.testing.assert_close(weights[key], tensor, rtol=1e-3, atol=1e-5)
 
 
-def test_the_names_are_those_of_the_initial_weights(saved: Saved) -> None:
+def test_checkpoints_use_the_names_of_the_initial_weights(saved: Saved) -> None:
     _, folder = saved("moe", 2, "parallel.ep=2", "parallel.dp=2")
     weights = read_weights(checkpoint_folder(folder, STEPS))
     assert weights["embedding.word_embeddings.weight"].shape == (131, 48)

@@ -34,7 +34,7 @@ def reduce_transposed() -> tuple[torch.Tensor, torch.Tensor]:
         return megatron_patches._reduce(matrix.clone().t(), group), mappings._reduce(matrix.clone().t(), group)
 
 
-def test_a_tensor_that_is_not_contiguous_is_reduced(ranks: Callable[[int], Ranks]) -> None:
+def test_a_non_contiguous_tensor_is_reduced(ranks: Callable[[int], Ranks]) -> None:
     twice = 2 * torch.arange(6.0).view(2, 3).t()
     for without_remedy, with_remedy in ranks(2).call(reduce_transposed):
         assert torch.equal(with_remedy, twice)
@@ -82,7 +82,7 @@ def test_initial_weights_are_the_same_in_every_layout(
     assert seen == whole.keys()
 
 
-def test_split_parameters_are_marked_so_that_the_norm_counts_them_once(ranks: Callable[[int], Ranks]) -> None:
+def test_the_norm_counts_split_parameters_once(ranks: Callable[[int], Ranks]) -> None:
     for weights in ranks(2).call(initial_weights, tiny("gqa_1.5B", "parallel.tp=2")):
         for name, (part, dim, _, _) in weights.items():
             assert (dim is None) == (part.dim() == 1 and "linear_qkv" not in name), name
@@ -208,7 +208,7 @@ def train_without_marking_replicated_weights(config: RunConfig, prefix: Path) ->
         (train_without_marking_replicated_weights, ["parallel.tp=2", "parallel.sp=true"]),
     ],
 )
-def test_the_shared_keys_gradient_is_that_of_all_heads_and_tokens(
+def test_the_gradient_of_the_shared_key_sums_all_heads_and_tokens(
     without_remedy: Callable[[RunConfig, Path], Outcome],
     layout: list[str],
     ranks: Callable[[int], Ranks],
@@ -247,7 +247,7 @@ def train_with_whole_experts_on_each_rank(config: RunConfig, prefix: Path) -> Ou
         (train_divided_by_tokens_in_the_engine, ["parallel.cp=2"], "decoder.layers.0.mlp.router.weight"),
     ],
 )
-def test_gradients_of_experts_and_router_are_those_of_all_tokens(
+def test_gradients_of_experts_and_router_sum_all_tokens(
     without_remedy: Callable[[RunConfig, Path], Outcome],
     layout: list[str],
     name: str,

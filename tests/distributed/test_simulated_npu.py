@@ -34,7 +34,7 @@ TWO_RANKS = {
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("name", TWO_RANKS)
-def test_trains_as_a_cpu_does(
+def test_training_on_the_simulated_npu_matches_the_cpu(
     name: str,
     size: int,
     ranks: Callable[..., Ranks],
@@ -48,7 +48,7 @@ def test_trains_as_a_cpu_does(
 
 
 @pytest.mark.parametrize("name", ["gqa_1.5B", "moe_1.5Bx8"])
-def test_muon_trains_as_on_a_cpu(name: str, ranks: Callable[..., Ranks], corpus: Path) -> None:
+def test_muon_on_the_simulated_npu_matches_the_cpu(name: str, ranks: Callable[..., Ranks], corpus: Path) -> None:
     alone = tiny(name, f"data.cache={corpus.parent}", "training.optimizer=muon")
     config = tiny(name, f"data.cache={corpus.parent}", "training.optimizer=muon", "parallel.tp=2", "parallel.sp=true")
     [expected] = ranks(1).call(train, alone, corpus, STEPS)
@@ -58,7 +58,7 @@ def test_muon_trains_as_on_a_cpu(name: str, ranks: Callable[..., Ranks], corpus:
 
 # Together they have all fused kernels: heads of unequal dimensions, a bias, experts.
 @pytest.mark.parametrize("name", ["mla_1.5B", "relative_1.5B", "moe_1.5Bx8"])
-def test_bf16_which_is_what_hardware_trains_in_comes_near_the_cpu(
+def test_bf16_training_on_the_simulated_npu_is_close_to_the_cpu(
     name: str, ranks: Callable[..., Ranks], corpus: Path
 ) -> None:
     config = tiny(name, f"data.cache={corpus.parent}", "training.dtype=bf16")
@@ -69,30 +69,30 @@ def test_bf16_which_is_what_hardware_trains_in_comes_near_the_cpu(
     assert outcome.norms == pytest.approx(expected.norms, rel=5e-2)
 
 
-def test_kernels_and_their_gradients_equal_the_cpus(ranks: Callable[..., Ranks]) -> None:
+def test_kernels_and_their_gradients_match_the_cpu(ranks: Callable[..., Ranks]) -> None:
     [errors] = ranks(1, "npu").call(npu_checks.kernel_errors)
     assert {name: error for name, error in errors.items() if error > RELATIVE} == {}
 
 
-def test_nsa_asks_for_as_many_operators_however_long_the_sequence(ranks: Callable[..., Ranks]) -> None:
+def test_the_operators_of_nsa_do_not_grow_with_the_sequence(ranks: Callable[..., Ranks]) -> None:
     [short], [long] = (ranks(1, "npu").call(npu_checks.nsa_operators, length) for length in (40, 400))
     assert 40 < short == long
 
 
-def test_nsas_branches_and_choice_equal_the_cpus(ranks: Callable[..., Ranks]) -> None:
+def test_branches_and_selection_of_nsa_match_the_cpu(ranks: Callable[..., Ranks]) -> None:
     [errors] = ranks(1, "npu").call(npu_checks.nsa_errors)
     assert {name: error for name, error in errors.items() if error > RELATIVE} == {}
 
 
 @pytest.mark.parametrize(("dtype", "relative"), [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
-def test_grouped_matmul_and_its_weight_gradient(
+def test_grouped_matmul_and_its_weight_gradient_match_the_cpu(
     dtype: torch.dtype, relative: float, ranks: Callable[..., Ranks]
 ) -> None:
     [errors] = ranks(1, "npu").call(npu_checks.grouped_matmul_errors, dtype)
     assert max(errors) < relative
 
 
-def test_with_all_experts_on_a_rank_the_host_reads_nothing(ranks: Callable[..., Ranks]) -> None:
+def test_the_host_reads_nothing_with_all_experts_on_a_rank(ranks: Callable[..., Ranks]) -> None:
     [(forward, backward, operators)] = ranks(1, "npu").call(
         npu_checks.waits_of_a_mixture, tiny("moe_1.5Bx8", "training.dtype=bf16")
     )
@@ -100,7 +100,7 @@ def test_with_all_experts_on_a_rank_the_host_reads_nothing(ranks: Callable[..., 
     assert operators > 20
 
 
-def test_the_simulated_device_refuses_what_the_real_one_does(ranks: Callable[..., Ranks]) -> None:
+def test_the_simulated_device_refuses_the_same_calls_as_the_real_one(ranks: Callable[..., Ranks]) -> None:
     [said] = ranks(1, "npu").call(npu_checks.refusals)
     assert said["reduce float64"] == "HCCL AllReduce & Reduce: Unsupported data type torch.float64"
     assert "same device, but found at least two devices, npu:0 and cpu" in said["mix devices"]
@@ -113,7 +113,7 @@ def test_the_simulated_device_refuses_what_the_real_one_does(ranks: Callable[...
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_step_leaves_the_device_once_and_after_the_update(
+def test_a_step_synchronizes_the_device_once_and_after_the_update(
     dtype: str, ranks: Callable[..., Ranks], corpus: Path
 ) -> None:
     config = tiny("gqa_1.5B", f"data.cache={corpus.parent}", f"training.dtype={dtype}")

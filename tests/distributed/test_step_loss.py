@@ -76,7 +76,7 @@ def single(ranks: Callable[[int], Ranks], corpus: Path) -> tuple[list[float], li
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_divides_by_the_targets_of_the_whole_step(
+def test_every_layout_divides_by_the_targets_of_the_global_step(
     layout: str, ranks: Callable[[int], Ranks], corpus: Path, single: tuple[list[float], list[float], list[int]]
 ) -> None:
     size, overrides = LAYOUTS[layout]

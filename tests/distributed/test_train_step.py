@@ -69,7 +69,7 @@ def norms_beside_megatrons(config: RunConfig, prefix: Path, steps: int) -> list[
         ("moe_1.5Bx8", ["parallel.ep=2", "parallel.dp=2", "parallel.distributed_optimizer=false"]),
     ],
 )
-def test_the_norm_is_megatrons(name: str, overrides: list[str], ranks: Pool, corpus: Path) -> None:
+def test_the_gradient_norm_matches_megatron(name: str, overrides: list[str], ranks: Pool, corpus: Path) -> None:
     config = tiny(name, f"data.cache={corpus.parent}", *overrides)
     outcomes = ranks(2).call(norms_beside_megatrons, config, corpus, 3)
     for norms in outcomes:
@@ -95,7 +95,9 @@ def trained(ranks: Pool, corpus: Path) -> Callable[..., list[Poisoned]]:
 
 
 @pytest.mark.parametrize("what", ["loss", "gradients"])
-def test_the_run_stops_and_names_step_and_rank(trained: Callable[..., list[Poisoned]], what: str) -> None:
+def test_a_non_finite_step_stops_the_run_and_names_step_and_rank(
+    trained: Callable[..., list[Poisoned]], what: str
+) -> None:
     outcomes = trained(what, 1, (3,), "parallel.dp=2")
     message = "the loss and gradients are" if what == "loss" else "the gradients are"
     for outcome in outcomes:
@@ -108,7 +110,7 @@ def test_the_run_stops_and_names_step_and_rank(trained: Callable[..., list[Poiso
 
 @pytest.mark.parametrize("what", ["loss", "gradients"])
 @pytest.mark.parametrize("distributed", ["true", "false"])
-def test_a_step_that_is_left_out_changes_nothing_on_any_rank(
+def test_a_skipped_step_changes_nothing_on_any_rank(
     trained: Callable[..., list[Poisoned]], what: str, distributed: str
 ) -> None:
     layout = ["parallel.dp=2", f"parallel.distributed_optimizer={distributed}"]
@@ -121,28 +123,26 @@ def test_a_step_that_is_left_out_changes_nothing_on_any_rank(
         assert outcome.losses[4] < 10
 
 
-def test_a_host_that_waits_for_the_device_leaves_the_same_step_out(trained: Callable[..., list[Poisoned]]) -> None:
+def test_a_host_that_waits_for_the_device_skips_the_same_step(trained: Callable[..., list[Poisoned]]) -> None:
     for outcome in trained("gradients", 1, (2,), "parallel.dp=2", "faults.skip_non_finite_steps=1", waits=True):
         assert outcome.error is None
         assert outcome.skipped == outcome.unchanged == [False, True, False, False, False]
 
 
 @pytest.mark.parametrize(("dtype", "rank"), [("fp32", 0), ("bf16", 1)])
-def test_a_norm_that_overflows_though_each_part_is_finite_changes_nothing(
+def test_a_norm_that_overflows_from_finite_parts_changes_nothing(
     trained: Callable[..., list[Poisoned]], dtype: str, rank: int
 ) -> None:
     layout = ["parallel.pp=2", f"training.dtype={dtype}", "faults.skip_non_finite_steps=1"]
     for outcome in trained("norm", rank, (2, 4), *layout):
         assert outcome.messages[1] == "the norm of the gradients over all ranks is not finite (inf)"
         assert outcome.error is not None
-        assert outcome.error.startswith(
-            f"step 4: {outcome.messages[1]}; 1 such steps were left out before; the weights"
-        )
+        assert outcome.error.startswith(f"step 4: {outcome.messages[1]}; 1 such steps were skipped before; the weights")
         assert outcome.culprit == rank
         assert outcome.unchanged == [False, True, False, True]
 
 
-def test_a_norm_that_overflows_in_the_engines_own_update_names_the_rank_of_the_largest_part(
+def test_an_overflowing_norm_in_the_engines_update_names_the_rank_of_the_largest_part(
     trained: Callable[..., list[Poisoned]],
 ) -> None:
     for outcome in trained("norm", 1, (2,), "parallel.pp=2", waits=True):
@@ -150,21 +150,21 @@ def test_a_norm_that_overflows_in_the_engines_own_update_names_the_rank_of_the_l
         assert outcome.culprit == 1
 
 
-def test_one_step_more_than_allowed_stops(trained: Callable[..., list[Poisoned]]) -> None:
+def test_one_more_skipped_step_than_allowed_stops_the_run(trained: Callable[..., list[Poisoned]]) -> None:
     for outcome in trained("gradients", 0, (2, 4), "parallel.dp=2", "faults.skip_non_finite_steps=1"):
         assert outcome.error is not None
-        assert outcome.error.startswith("step 4: the gradients are not finite on rank 0; 1 such steps were left out")
+        assert outcome.error.startswith("step 4: the gradients are not finite on rank 0; 1 such steps were skipped")
         assert outcome.unchanged[-1]
 
 
-def test_a_stage_that_has_no_loss_stops_too(trained: Callable[..., list[Poisoned]]) -> None:
+def test_a_stage_without_a_loss_stops_too(trained: Callable[..., list[Poisoned]]) -> None:
     # The last stage's loss is not finite; the first gets gradients from it that are not.
     for outcome in trained("loss", 1, (2,), "parallel.pp=2"):
         assert outcome.error is not None
         assert outcome.error.startswith("step 2: the gradients are not finite on rank 0 (and on ranks 1)")
 
 
-def test_fp16_gradients_that_overflow_stay_the_loss_scalers_matter(trained: Callable[..., list[Poisoned]]) -> None:
+def test_overflowing_fp16_gradients_are_handled_by_the_loss_scaler(trained: Callable[..., list[Poisoned]]) -> None:
     for outcome in trained("gradients", 1, (2,), "parallel.dp=2", "training.dtype=fp16"):
         assert outcome.error is None
         assert outcome.messages == [None] * STEPS
@@ -172,7 +172,7 @@ def test_fp16_gradients_that_overflow_stay_the_loss_scalers_matter(trained: Call
 
 
 @pytest.mark.parametrize("distributed", ["true", pytest.param("false", marks=pytest.mark.proof)])
-def test_fp16_experts_that_overflow_change_the_scale_of_all(
+def test_an_overflow_in_fp16_experts_changes_the_loss_scale_of_all_ranks(
     trained: Callable[..., list[Poisoned]], distributed: str
 ) -> None:
     layout = ["parallel.dp=2", "parallel.ep=2", f"parallel.distributed_optimizer={distributed}"]

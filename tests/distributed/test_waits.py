@@ -61,7 +61,9 @@ def second_step(config: RunConfig, prefix: Path, pauses: list[Pauses]) -> Seen:
 
 
 @pytest.mark.parametrize(("virtual", "layers"), [(1, 2), pytest.param(2, 4, marks=pytest.mark.proof)])
-def test_a_pipelines_bubble(virtual: int, layers: int, ranks: Callable[[int], Ranks], corpus: Path) -> None:
+def test_waits_match_the_bubble_of_a_pipeline(
+    virtual: int, layers: int, ranks: Callable[[int], Ranks], corpus: Path
+) -> None:
     """1F1B of 2 stages and 2 micro-batches, in units of a forward pass f; B = 2 f.
 
     stage 0: F1 F2 – – B1 B1 – B2 B2          stage 1: – F1 B1 B1 F2 B2 B2 – –
@@ -116,7 +118,7 @@ def behind_computing() -> tuple[float, float, float]:
         return hidden_s, waits.take()[0], hidden_of_s
 
 
-def test_what_hides_behind_computing_is_no_wait(ranks: Callable[[int], Ranks]) -> None:
+def test_overlapped_communication_is_no_wait(ranks: Callable[[int], Ranks]) -> None:
 
     def waited(seen: list[tuple[float, float, float]]) -> bool:
         hidden_s, exposed_s, both_s = seen[0]
@@ -138,7 +140,7 @@ def names_and_methods() -> tuple[set[str], bool]:
     return changed, (dict(vars(ProcessGroup)), Work.wait) == before
 
 
-def test_every_transfer_that_megatron_asks_for_is_recorded_and_torch_is_left_as_it_was(
+def test_every_transfer_of_megatron_is_recorded_and_torch_is_restored(
     ranks: Callable[[int], Ranks],
 ) -> None:
     changed, restored = ranks(2).call(names_and_methods)[0]

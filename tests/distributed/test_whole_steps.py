@@ -109,7 +109,7 @@ def configured(model: str, layout: str, corpus: Path, clip: str) -> RunConfig:
 @pytest.mark.parametrize(
     "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.proof) for case in CASES], ids=", ".join
 )
-def test_six_steps_and_the_last_three_after_a_resume(
+def test_six_steps_match_the_oracle_also_after_a_resume(
     case: tuple[str, str, str],
     ranks: Callable[[int], Ranks],
     corpus: Path,

@@ -53,7 +53,9 @@ def nothing_looks_finished(folder: Path) -> None:
         ),
     ],
 )
-def test_the_configuration(tiny: Tiny, tmp_path: Path, overrides: list[str], parts: list[str]) -> None:
+def test_a_mistake_in_the_configuration_is_one_message(
+    tiny: Tiny, tmp_path: Path, overrides: list[str], parts: list[str]
+) -> None:
     # The variables count for `dlc` alone.
     refused(efficientbench(*tiny, *overrides, MASTER_ADDR="127.0.0.1", WORLD_SIZE="2", RANK="0"), *parts)
     assert list(tmp_path.iterdir()) == []
@@ -72,7 +74,9 @@ def test_the_configuration(tiny: Tiny, tmp_path: Path, overrides: list[str], par
         ),
     ],
 )
-def test_the_text(tiny: Tiny, tmp_path: Path, name: str, content: str | None, parts: list[str]) -> None:
+def test_a_mistake_in_the_text_is_one_message(
+    tiny: Tiny, tmp_path: Path, name: str, content: str | None, parts: list[str]
+) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_text(content, encoding="utf-8")
@@ -81,7 +85,7 @@ def test_the_text(tiny: Tiny, tmp_path: Path, name: str, content: str | None, pa
 
 
 @pytest.mark.proof
-def test_a_mistake_leaves_an_earlier_run_as_it_lies_there(tiny: Tiny, tmp_path: Path, folder: Path) -> None:
+def test_a_mistake_does_not_change_an_earlier_run(tiny: Tiny, tmp_path: Path, folder: Path) -> None:
     assert interrupted(folder, (*tiny, *LONG), signal.SIGTERM, 2) == 143
     saved = find_good(folder)[0]
     refused(efficientbench(*tiny, *LONG, "--data", str(tmp_path / "missing.txt")), "missing.txt: no such file")
@@ -90,7 +94,7 @@ def test_a_mistake_leaves_an_earlier_run_as_it_lies_there(tiny: Tiny, tmp_path: 
     assert {path.name for path in folder.iterdir()} & {*kept, "previous"} == kept
 
 
-def test_a_disk_that_is_full_from_the_start(tiny: Tiny, small_disk: Callable[[int], Path]) -> None:
+def test_a_disk_full_from_the_start_is_reported(tiny: Tiny, small_disk: Callable[[int], Path]) -> None:
     disk = small_disk(1000)
     folder = disk / "gqa_1.5B_smoke"
     folder.mkdir()
@@ -104,7 +108,7 @@ def test_a_disk_that_is_full_from_the_start(tiny: Tiny, small_disk: Callable[[in
     "index",
     [b"MMIDIDX\x00\x00 and then rubbish", *(pytest.param(each, marks=pytest.mark.proof) for each in (b"", bytes(200)))],
 )
-def test_a_corrupt_index(tiny: Tiny, tmp_path: Path, index: bytes) -> None:
+def test_a_corrupt_index_is_reported(tiny: Tiny, tmp_path: Path, index: bytes) -> None:
     (tmp_path / "pair.bin").write_bytes(bytes(400))
     (tmp_path / "pair.idx").write_bytes(index)
     refused(efficientbench(*tiny, "--data", str(tmp_path / "pair")), "pair.idx", "byte")
@@ -112,14 +116,14 @@ def test_a_corrupt_index(tiny: Tiny, tmp_path: Path, index: bytes) -> None:
 
 
 @pytest.mark.proof
-def test_a_tokenizer_with_more_tokens_than_the_model(tiny: Tiny, tmp_path: Path, shared_data: Path) -> None:
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tiny: Tiny, tmp_path: Path, shared_data: Path) -> None:
     words = ["--data", str(shared_data / "c4" / "c4_demo.jsonl"), "--tokenizer", str(shared_data / "qwen2_tokenizer")]
     words += ["model.vocab_size=1024"]
     refused(efficientbench(*tiny, *words), "model.vocab_size: ", "151,646", "set model.vocab_size=151646 or more")
     nothing_looks_finished(tmp_path)
 
 
-def test_a_run_that_cannot_fit(tmp_path: Path) -> None:
+def test_a_run_that_cannot_fit_is_refused(tmp_path: Path) -> None:
     # A sequence so long that no host has the memory for it.
     words = ["device=cpu", f"output={tmp_path}", "training.seq_len=1048576", "training.dtype=fp32"]
     done = efficientbench("run", "gqa_3B", *words)
@@ -128,13 +132,13 @@ def test_a_run_that_cannot_fit(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_output_folder_that_cannot_be_made(tiny: Tiny, tmp_path: Path) -> None:
+def test_an_output_folder_that_cannot_be_created_is_reported(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     refused(efficientbench(*tiny, f"output={tmp_path / 'file'}"), "output: ", "cannot be written: Not a directory")
 
 
 @pytest.mark.proof
-def test_no_space_for_the_data(tiny: Tiny, tmp_path: Path, small_disk: Callable[[int], Path]) -> None:
+def test_no_space_for_the_data_is_reported(tiny: Tiny, tmp_path: Path, small_disk: Callable[[int], Path]) -> None:
     disk = small_disk(100)
     refused(efficientbench(*tiny, f"data.cache={disk}"), f"no space left in {disk}", " MB are free)")
     assert not any(path.is_file() and path.stat().st_size for path in disk.rglob("*"))
@@ -142,7 +146,7 @@ def test_no_space_for_the_data(tiny: Tiny, tmp_path: Path, small_disk: Callable[
 
 
 @pytest.mark.proof
-def test_no_space_for_the_index(
+def test_no_space_for_the_index_is_reported(
     train: Callable[..., Finished], tiny: Tiny, cache: str, tmp_path: Path, small_disk: Callable[[int], Path]
 ) -> None:
     assert train().done.returncode == 0
@@ -156,7 +160,7 @@ def test_no_space_for_the_index(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("kilobytes", [8, 24])
-def test_no_space_for_the_output(tiny: Tiny, small_disk: Callable[[int], Path], kilobytes: int) -> None:
+def test_no_space_for_the_output_is_reported(tiny: Tiny, small_disk: Callable[[int], Path], kilobytes: int) -> None:
     disk = small_disk(kilobytes)
     refused(efficientbench(*tiny, f"output={disk}"), str(disk), "No space left on device")
     nothing_looks_finished(disk)

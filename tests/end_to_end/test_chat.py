@@ -35,7 +35,7 @@ def talks(train: Callable[..., Finished], pair: Path) -> Path:
     return finished.folder
 
 
-def test_one_answer_and_a_conversation(talks: Path, tmp_path: Path) -> None:
+def test_chat_gives_one_answer_or_a_conversation(talks: Path, tmp_path: Path) -> None:
     # A repeat has the name of all.
     folder = tmp_path / "elsewhere" / "seed_7"
     shutil.copytree(talks, folder)
@@ -49,7 +49,7 @@ def test_one_answer_and_a_conversation(talks: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     header, first, second, *_, again, end = done.stdout.split("> ")
     assert (second != "", end) == (True, "")
-    assert header.startswith("elsewhere, step 60; clear begins anew")
+    assert header.startswith("elsewhere, step 60; clear starts anew")
     assert first == again == alone
     ended = subprocess.run(
         command(*words), input="7??\n", env=environment(), capture_output=True, text=True, check=False, timeout=240
@@ -102,7 +102,7 @@ def test_other_interfaces_are_refused_without_a_key(talks: Path) -> None:
     assert "a key has 16 or more characters" in short
 
 
-def test_what_is_no_chat_model_is_refused_with_what_to_train(
+def test_a_run_that_is_no_chat_model_is_refused_with_the_command_to_train_one(
     train: Callable[..., Finished], pair: Path, tmp_path: Path
 ) -> None:
     plain = train().folder

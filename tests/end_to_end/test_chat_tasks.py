@@ -19,7 +19,7 @@ def summary(folder: Path, task: str) -> dict[str, Any]:
 
 
 @pytest.mark.proof
-def test_chat_tasks_and_their_mean(chat_run: Path, tmp_path: Path) -> None:
+def test_chat_tasks_and_their_mean_are_evaluated(chat_run: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = shutil.copytree(chat_run, tmp_path / "run")
@@ -70,7 +70,7 @@ def test_chat_tasks_and_their_mean(chat_run: Path, tmp_path: Path) -> None:
     assert {"accuracy", "pass_at_1", "pass_at_2"} == spelled["figures"].keys()
     assert len(spelled["settings"]["files_sha256"]) == 1
     refused = efficientbench(*words, *sampled[:4], expect=2, **outside)
-    assert "--samples 2: all are the same without --temperature" in refused.stderr
+    assert "--samples 2: all samples are equal at temperature 0" in refused.stderr
     failed = efficientbench(*words, "--tasks", "support.outside_task:Moving", expect=1, **outside)
     assert "ZeroDivisionError: it clears the screen: \ufffd[2J" in failed.stderr
     refused = efficientbench(*words, "--tasks", "support.outside_task:Missing", expect=2, **outside)

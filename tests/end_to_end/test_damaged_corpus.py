@@ -32,7 +32,9 @@ def change_every_tenth_token(prefix: Path) -> None:
     tokens[::10] = (tokens[::10] + 1) % 290
 
 
-def test_every_tenth_token_changed(tiny: tuple[str, ...], folder: Path, prefix: Path, tmp_path: Path) -> None:
+def test_a_corpus_with_every_tenth_token_changed_is_refused(
+    tiny: tuple[str, ...], folder: Path, prefix: Path, tmp_path: Path
+) -> None:
     change_every_tenth_token(prefix)
     refused = efficientbench(*tiny, "--data", str(prefix), f"data.cache={tmp_path / 'data'}")
     assert refused.returncode == 2
@@ -43,7 +45,9 @@ def test_every_tenth_token_changed(tiny: tuple[str, ...], folder: Path, prefix: 
 
 
 @pytest.mark.proof
-def test_a_corpus_too_large_to_verify_first(tiny: tuple[str, ...], folder: Path, prefix: Path, tmp_path: Path) -> None:
+def test_damage_in_a_corpus_too_large_to_verify_first_stops_the_run(
+    tiny: tuple[str, ...], folder: Path, prefix: Path, tmp_path: Path
+) -> None:
     grow(prefix, WHOLE_BYTES + 1)
     overrides = ("training.seq_len=512", f"data.cache={tmp_path / 'data'}", "parallel.dp=2")
     words = (*tiny, "--data", str(prefix), *overrides)

@@ -28,7 +28,7 @@ def hub() -> Iterator[HubState]:
 @pytest.mark.parametrize(
     "end", [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.proof) for each in (signal.SIGKILL, signal.SIGTERM))]
 )
-def test_what_ends_it_leaves_partial_files_that_the_next_call_continues(
+def test_an_interrupted_download_leaves_partial_files_that_the_next_call_resumes(
     hub: HubState, tmp_path: Path, end: signal.Signals
 ) -> None:
     # With three transfers at once, all three can only pause after the fourth has finished.
@@ -66,7 +66,7 @@ def partial_sizes(folder: Path) -> list[int]:
     return sizes
 
 
-def test_two_processes_at_once_fetch_each_file_once(hub: HubState, tmp_path: Path) -> None:
+def test_two_concurrent_processes_fetch_each_file_once(hub: HubState, tmp_path: Path) -> None:
     processes = [start(hub.endpoint, "download", "--output", str(tmp_path), "--num-files", "3") for _ in range(2)]
     for code, out, error in map(finish, processes):
         assert (code, out) == (0, f"3 files of HuggingFaceFW/fineweb-edu, 0.00 GB, in {tmp_path}\n"), error
@@ -90,7 +90,7 @@ def test_no_secret_is_printed(hub: HubState, tmp_path: Path) -> None:
     assert "sesame" not in (tmp_path / ".download" / "record").read_text()
 
 
-def test_a_mistake_is_one_line(hub: HubState, tmp_path: Path) -> None:
+def test_a_mistake_in_download_options_is_reported_in_one_line(hub: HubState, tmp_path: Path) -> None:
     done = finish(start(hub.endpoint, "download", "owner/nothing", "--output", str(tmp_path)))
     assert done == (
         2,

@@ -82,8 +82,8 @@ def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 @pytest.mark.proof
-def test_killed_at_twenty_random_moments_it_ends_with_the_same_bytes(hub: HubState, tmp_path: Path) -> None:
-    """SIGKILL in the midst of downloading, tokenizing and copying; whoever is finished begins anew elsewhere."""
+def test_prepare_killed_at_twenty_random_moments_ends_with_the_same_bytes(hub: HubState, tmp_path: Path) -> None:
+    """SIGKILL hits downloading, tokenizing and copying; a complete attempt starts anew in another folder."""
     hub.files |= {f"sample/10BT/1{number}.parquet": hub.files[FILES[number % 2]] for number in range(7)}
     hub.always["storage"] = Fault(pause_s=0.2)
     train_tokenizer(TEXTS[FILES[0]], 300, tmp_path / "tokenizer")
@@ -115,7 +115,7 @@ def test_killed_at_twenty_random_moments_it_ends_with_the_same_bytes(hub: HubSta
     assert made(folder) == expected
 
 
-def test_without_the_word_there_is_no_copy(hub: HubState, tmp_path: Path) -> None:
+def test_no_copy_is_made_without_the_option(hub: HubState, tmp_path: Path) -> None:
     train_tokenizer(TEXTS[FILES[0]], 300, tmp_path / "tokenizer")
     options = ["--output", tmp_path / "data", "--prefix", tmp_path / "one", "--num-files", "1", "--workers", "1"]
     code, _, error = finish(start(hub.endpoint, "prepare", *options, "--tokenizer", tmp_path / "tokenizer"))
@@ -124,7 +124,7 @@ def test_without_the_word_there_is_no_copy(hub: HubState, tmp_path: Path) -> Non
     assert not (tmp_path / "data-jsonl").exists()
 
 
-def test_a_copy_is_made_again_when_its_source_changed(tmp_path: Path) -> None:
+def test_a_copy_is_rebuilt_after_its_source_changed(tmp_path: Path) -> None:
     source, copy = tmp_path / "a.parquet", tmp_path / "copies" / "a.jsonl"
     written = datetime(2024, 5, 1, 12)
     pyarrow.parquet.write_table(pyarrow.table({"text": ["first"], "score": [float("nan")], "date": [written]}), source)

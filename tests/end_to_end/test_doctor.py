@@ -40,7 +40,7 @@ def test_the_report_has_every_section_and_the_remedies() -> None:
         ('RuntimeError("Failed to load the backend extension: torch_npu")', "Failed to load the backend"),
     ],
 )
-def test_a_torch_that_does_not_import(error: str, reason: str, tmp_path: Path) -> None:
+def test_a_torch_that_cannot_be_imported_is_reported(error: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(f"raise {error}")
     done = efficientbench("doctor", COLUMNS="80", PYTHONPATH=f"{tmp_path}:{ROOT}", expect=1, stderr="")
     assert f"does not import: {reason}" in done.stdout

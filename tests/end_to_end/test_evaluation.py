@@ -36,7 +36,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 @pytest.mark.proof
-def test_the_loss_is_that_of_the_runs_own_validation(train: Callable[..., Finished], tmp_path: Path) -> None:
+def test_the_evaluated_loss_matches_the_runs_own_validation(train: Callable[..., Finished], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
     own = record(folder)
@@ -53,7 +53,7 @@ def test_the_loss_is_that_of_the_runs_own_validation(train: Callable[..., Finish
     assert [line["tokens"] for line in sorted(items, key=lambda line: int(line["item"][9:]))] == [
         len(document) - 1 for document in documents
     ]
-    # Where it was killed it goes on: the items that stay are not computed again.
+    # Where it was killed it resumes: the items that stay are not computed again.
     path = folder / "evaluation" / "loss.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     changed = json.loads(lines[1])
@@ -85,11 +85,11 @@ def test_the_loss_on_a_text_counts_its_bytes(train: Callable[..., Finished], tmp
     assert "starting anew" in limited.stdout
     assert results(folder, "loss")[0]["items"] == 2
     refused = efficientbench("evaluate", str(folder), "--tasks", "cor,loss", expect=2)
-    assert "there is no task 'cor'" in refused.stderr
+    assert "there is no task called 'cor'" in refused.stderr
 
 
 @pytest.mark.proof
-def test_core_goes_on_where_it_was_killed(train: Callable[..., Finished], tmp_path: Path) -> None:
+def test_a_killed_evaluation_of_core_resumes(train: Callable[..., Finished], tmp_path: Path) -> None:
     run = train("parallel.tp=2", "model.vocab_size=1025").folder
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(run, first)
@@ -102,7 +102,7 @@ def test_core_goes_on_where_it_was_killed(train: Callable[..., Finished], tmp_pa
     before = path.read_text().splitlines()[:-1]
     done = efficientbench(*words, expect=0)
     assert "items are there" in done.stdout
-    assert f"core: core n/a: {22 - len(FEW)} of its 22 tasks are not at hand" in done.stdout
+    assert f"core: core n/a: {22 - len(FEW)} of the 22 tasks of CORE are missing" in done.stdout
     assert path.read_text().splitlines()[: len(before)] == before
     summary, items = results(first, "core")
     assert len(items) == summary["items"] == 14 * len(FEW)
@@ -192,7 +192,7 @@ def test_core_is_scored_while_a_model_is_trained(tmp_path: Path, cache: str) -> 
     efficientbench("run", "gqa_1.5B", "--smoke", f"output={tmp_path / 'b'}", *words, expect=0)
     first, second = (tmp_path / name / "gqa_1.5B_smoke" for name in "ab")
     assert losses(first) == losses(second)
-    assert "step 3: CORE n/a (18 of its 22 tasks are not at hand" in done.stdout
+    assert "step 3: CORE n/a (18 of the 22 tasks of CORE are missing" in done.stdout
     data = ("--data", str(tmp_path / "bundle"), "--limit", "12", "--step", "3")
     efficientbench("evaluate", str(first), "--tasks", "core", *data, expect=0)
     later, items = results(first, "core")

@@ -47,7 +47,7 @@ def alike(one: Path, other: Path, task: str) -> None:
 
 
 @pytest.mark.proof
-def test_several_ranks_find_what_one_finds(train: Callable[..., Finished], tmp_path: Path) -> None:
+def test_several_ranks_score_as_one_does(train: Callable[..., Finished], tmp_path: Path) -> None:
     run = train("parallel.tp=2", "model.vocab_size=1025").folder
     alone, together = tmp_path / "alone", tmp_path / "together"
     for folder in (alone, together):
@@ -74,7 +74,7 @@ def test_several_ranks_find_what_one_finds(train: Callable[..., Finished], tmp_p
 
 
 @pytest.mark.proof
-def test_ranks_that_share_experts_find_what_one_finds(cache: str, tmp_path: Path) -> None:
+def test_expert_parallel_ranks_score_as_one_does(cache: str, tmp_path: Path) -> None:
     words = (f"output={tmp_path}", f"data.cache={cache}", *TINY, "parallel.dp=2", "parallel.ep=2")
     efficientbench("run", "moe_1.5Bx8", "--smoke", *words, expect=0)
     alone, together = tmp_path / "alone", tmp_path / "moe_1.5Bx8_smoke"
@@ -120,7 +120,7 @@ def test_layouts_that_cannot_be_evaluated_are_refused() -> None:
         check_shared(gqa, ParallelConfig(tp=2, dp=4), 4, oversubscribe=False)
 
 
-def test_lm_eval_is_asked_by_one_process(tmp_path: Path) -> None:
+def test_lm_eval_is_refused_on_several_ranks(tmp_path: Path) -> None:
     done = efficientbench("evaluate", str(tmp_path), "--lm-eval", "hellaswag", "--dp", "2", expect=2)
     assert "lm-eval asks one process" in done.stderr
 

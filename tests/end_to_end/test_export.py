@@ -88,7 +88,7 @@ def test_transformers_computes_the_recorded_loss(trained: Trained, name: str, tm
 
 
 @pytest.mark.proof
-def test_names_are_names_and_a_damaged_checkpoint_is_passed_over(trained: Trained, tmp_path: Path) -> None:
+def test_a_run_is_exported_by_name_and_a_damaged_checkpoint_is_skipped(trained: Trained, tmp_path: Path) -> None:
     run, out = tmp_path / HOSTILE, tmp_path / f"-{HOSTILE}" / "model"
     shutil.copytree(trained("mla"), run)
     newest, before = (run / "checkpoint" / f"step_{step:08d}" for step in (6, 3))
@@ -110,7 +110,7 @@ def test_names_are_names_and_a_damaged_checkpoint_is_passed_over(trained: Traine
 
 @pytest.mark.proof
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11")
-def test_an_exported_run_is_a_base_that_can_be_fine_tuned(trained: Trained, tmp_path: Path) -> None:
+def test_an_exported_run_can_be_fine_tuned(trained: Trained, tmp_path: Path) -> None:
     run, model = trained("gqa"), tmp_path / "model"
     efficientbench("export", str(run), str(model), expect=0)
     steps = ("training.steps=4", "training.validate_every_steps=0", "data.validation_examples=16")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from support.command_line import (
     LONG,
+    ROOT,
     TIME_LIMIT_S,
     Finished,
     children,
@@ -61,7 +61,7 @@ def end(run: subprocess.Popen[str], exit_code: int = 1) -> str:
     return stderr
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_non_finite_loss_stops_the_run(tiny: Tiny, tmp_path: Path) -> None:
     done = efficientbench(*tiny, TWO, "training.learning_rate=1e30", "training.gradient_clip=0", expect=1)
     found = failure(tmp_path / RUN)
     assert (found["kind"], found["rank"], found["step"] in (2, 3)) == ("non_finite", 0, True)
@@ -87,10 +87,14 @@ def test_a_rank_of_a_shared_model_that_hangs_or_dies_ends_all_and_is_named(
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
-    job = json.loads((folder / "config.json").read_text())
-    job["config"]["faults"]["hang_limit_s"] = 8
-    (folder / "config.json").write_text(json.dumps(job))
-    with started(command, str(folder), *SHARED[command], "--tp", "2") as run:
+    # The commands have the default limit, which is too long for a test.
+    (tmp_path / "sitecustomize.py").write_text(
+        "from efficientbench.config.schema import FaultsConfig\n"
+        "FaultsConfig.model_fields['hang_limit_s'].default = 8.0\n"
+        "FaultsConfig.model_rebuild(force=True)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    with started(command, str(folder), *SHARED[command], "--tp", "2", PYTHONPATH=path) as run:
         # Before its ranks, the command starts and ends processes that have no number.
         until(lambda: sum("efficientbench.running" in words_of(each) for each in children(run.pid)) == 2, "two ranks")
         family = children(run.pid)
@@ -103,7 +107,7 @@ def test_a_rank_of_a_shared_model_that_hangs_or_dies_ends_all_and_is_named(
     assert not any(process.is_running() for process in family)
 
 
-def test_a_rank_that_waits_for_something_else_is_told_from_those_that_wait_for_it(
+def test_a_rank_hung_outside_a_collective_is_distinguished_from_ranks_waiting_in_it(
     tiny: Tiny, tmp_path: Path, cache: str
 ) -> None:
     # Rank 0 waits for the lock of the sample index, which another program holds; rank 1 waits for rank 0.
@@ -131,7 +135,7 @@ def test_a_rank_that_dies_ends_the_other_node_too(tiny: Tiny, tmp_path: Path) ->
     assert failure(tmp_path / RUN).items() >= {"kind": "lost_rank", "rank": 1}.items()
 
 
-def test_a_node_that_is_gone_is_named(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_lost_node_is_named(tiny: Tiny, tmp_path: Path) -> None:
     with two_nodes(tiny, tmp_path) as (first, second):
         second.kill()
         told = end(first)
@@ -139,7 +143,7 @@ def test_a_node_that_is_gone_is_named(tiny: Tiny, tmp_path: Path) -> None:
     assert failure(tmp_path / RUN)["kind"] == "lost_rank"
 
 
-def test_a_rank_that_stands_still_on_another_node_is_named_on_all(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_hung_rank_on_another_node_is_named_on_all(tiny: Tiny, tmp_path: Path) -> None:
     with two_nodes(tiny, tmp_path, HANG) as (first, second):
         stop_in_a_step(workers(second.pid)[0])
         ends = [end(first), end(second)]
@@ -149,7 +153,7 @@ def test_a_rank_that_stands_still_on_another_node_is_named_on_all(tiny: Tiny, tm
         )
 
 
-def test_a_node_that_stands_still_is_named(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_hung_node_is_named(tiny: Tiny, tmp_path: Path) -> None:
     with two_nodes(tiny, tmp_path, HANG) as (first, second):
         stop_in_a_step(workers(second.pid)[0])
         second.send_signal(signal.SIGSTOP)
@@ -168,7 +172,7 @@ def test_a_stop_signal_that_reaches_one_node_stops_both(tiny: Tiny, tmp_path: Pa
     assert (record(tmp_path / RUN)["status"], failure(tmp_path / RUN)["kind"]) == ("stopped", "stopped")
 
 
-def test_memory_that_the_host_refuses(tiny: Tiny, tmp_path: Path) -> None:
+def test_memory_that_the_host_refuses_is_reported(tiny: Tiny, tmp_path: Path) -> None:
     # Weights of 1.8 GB, and as much for their gradients.
     words = ["model.layers=4", "model.hidden_size=2048", "model.ffn_hidden_size=16384"]
     done = subprocess.run(
@@ -203,7 +207,7 @@ def small_cgroup() -> Iterator[Path]:
 
 
 @pytest.mark.alone
-def test_a_rank_that_the_kernel_kills_for_its_memory(tiny: Tiny, tmp_path: Path, small_cgroup: Path) -> None:
+def test_a_rank_killed_by_the_kernel_for_its_memory_is_named(tiny: Tiny, tmp_path: Path, small_cgroup: Path) -> None:
     with started(*tiny, *LONG, TWO) as run:
         (small_cgroup.parent / "cgroup.procs").write_text(str(run.pid))
         until(lambda: children(run.pid), "a rank")

@@ -75,7 +75,7 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_losses_under_zero_3_are_those_of_ddp(tuned: Path, method: str) -> None:
+def test_losses_under_zero_3_match_ddp(tuned: Path, method: str) -> None:
     plain, sharded = (losses(tuned / name_of(method, stage)) for stage in (0, 3))
     assert len(plain) == 4
     assert [line["step"] for line in lines(tuned / name_of(method, 0), "evaluation")] == [0, 4]
@@ -91,14 +91,14 @@ def test_recomputed_layers_change_no_loss(tuned: Path, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["lora", "full", "pissa"])
-def test_losses_in_bf16_are_those_of_float32_within_its_precision(tuned: Path, method: str) -> None:
+def test_losses_in_bf16_match_float32_within_its_precision(tuned: Path, method: str) -> None:
     exact, rounded = (losses(tuned / name_of(method, 0, *more)) for more in ((), ("training.dtype=bf16",)))
     # Eight bits of mantissa: 2^-8 of a loss, as far apart as two roundings may be.
     assert rounded == pytest.approx(exact, rel=2**-8)
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_a_resumed_run_has_the_losses_of_one_that_never_stopped(tuned: Path, method: str) -> None:
+def test_a_resumed_fine_tuning_has_the_losses_of_an_uninterrupted_one(tuned: Path, method: str) -> None:
     found = lines(tuned / name_of(method, 3), "step")
     assert [line["step"] for line in found] == [1, 2, 3, 4, 3, 4]
     for whole, again in zip(found[2:4], found[4:], strict=True):
@@ -112,7 +112,7 @@ def test_a_resumed_run_has_the_losses_of_one_that_never_stopped(tuned: Path, met
     assert [point["step"] for point in content["quality_curve"]] == [4]
 
 
-def test_a_run_that_ended_while_it_saved_goes_on_from_its_last_step(tuned: Path) -> None:
+def test_a_fine_tuning_that_ended_while_saving_resumes_from_its_last_step(tuned: Path) -> None:
     content = record(tuned / name_of("rslora", 3))
     assert (content["status"], content["resumed_after_steps"], content["steps_measured"]) == ("completed", [4], 0)
     assert [point["step"] for point in content["finetuning"]["held_out"]] == [0, 4]
@@ -144,7 +144,7 @@ def saved_losses(folder: Path, method: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_saved_has_the_held_out_loss_of_the_run(tuned: Path, method: str) -> None:
+def test_the_saved_adapter_has_the_held_out_loss_of_the_run(tuned: Path, method: str) -> None:
     folder = tuned / name_of(method, 3)
     before, after = saved_losses(folder, method)
     curve = record(folder)["finetuning"]["held_out"]
@@ -164,7 +164,7 @@ def test_a_merged_model_has_the_held_out_loss_of_the_run(tuned: Path, method: st
     assert found == pytest.approx(record(folder)["finetuning"]["held_out"][-1]["loss"], rel=RELATIVE)
 
 
-def test_what_pissa_saves_in_bf16_has_the_loss_of_the_run_within_its_precision(tuned: Path) -> None:
+def test_pissas_bf16_adapter_has_the_loss_of_the_run_within_its_precision(tuned: Path) -> None:
     folder = tuned / name_of("pissa", 0, "training.dtype=bf16")
     before, after = saved_losses(folder, "pissa")
     curve = record(folder)["finetuning"]["held_out"]
@@ -186,7 +186,7 @@ def plain_loss(model: Any, held_out: Examples) -> float:
     return total / count
 
 
-def test_a_record_has_what_was_trained_and_read(tuned: Path) -> None:
+def test_a_record_has_the_trained_parameters_and_the_examples_read(tuned: Path) -> None:
     folder = tuned / name_of("dora", 3)
     content = record(folder)
     train, _, order, _ = read_examples(folder / "examples.npz")
@@ -232,7 +232,7 @@ def tokens_of_batches(train: Examples, order: np.ndarray) -> np.ndarray:
     return found[0] + found[1]
 
 
-def test_a_tiny_qwen_trains_on_the_spot_and_is_reported(tmp_path: Path) -> None:
+def test_a_tiny_qwen_made_on_the_spot_is_trained_and_reported(tmp_path: Path) -> None:
     places = (f"output={tmp_path}", f"cache={tmp_path / 'cache'}", "device=cpu")
     done = efficientbench("finetune", "lora_32B", "--smoke", *places, limit_s=120, expect=0, stderr="")
     folder = tmp_path / "lora_32B_smoke"
@@ -251,7 +251,7 @@ def test_a_tiny_qwen_trains_on_the_spot_and_is_reported(tmp_path: Path) -> None:
     assert (tmp_path / "whole" / "model.safetensors").is_file()
 
 
-def test_two_nodes_train_as_one_does(tmp_path: Path) -> None:
+def test_two_nodes_fine_tune_as_one_does(tmp_path: Path) -> None:
     words = ("finetune", "lora_tiny", "device=cpu", f"cache={tmp_path / 'cache'}", *STEPS.split(","))
     efficientbench(*words, f"output={tmp_path / 'one'}", expect=0)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
@@ -263,7 +263,7 @@ def test_two_nodes_train_as_one_does(tmp_path: Path) -> None:
     assert losses(tmp_path / "two" / "lora_tiny") == pytest.approx(losses(tmp_path / "one" / "lora_tiny"), rel=RELATIVE)
 
 
-def test_a_run_that_is_stopped_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_fine_tuning_saves_and_the_same_command_resumes(tmp_path: Path) -> None:
     words = ("finetune", "lora_tiny", "device=cpu", f"cache={tmp_path / 'cache'}", f"output={tmp_path}")
     folder = tmp_path / "lora_tiny"
     steps = ("training.steps=3000", "checkpoint.interval=3000", "data.validation_examples=8")
@@ -288,7 +288,7 @@ def test_a_run_that_is_stopped_saves_and_the_same_command_goes_on(tmp_path: Path
     assert record(folder)["finetuning"]["held_out"][0]["step"] == 0
 
 
-def test_a_sweep_trains_what_can_be_trained_and_keeps_it(tmp_path: Path) -> None:
+def test_a_sweep_trains_possible_fine_tunings_and_skips_complete_ones(tmp_path: Path) -> None:
     """One process a run, which is a world of one rank; 7 examples a step are no multiple of a micro-batch of 2."""
     places = (f"output={tmp_path}/runs", f"cache={tmp_path}/cache", "device=cpu", "cpu_ranks=1", "zero.stage=0")
     axis = ("--set", "training.global_batch_size=8,7")
@@ -309,7 +309,7 @@ def test_bf16_with_deepspeed_on_cpus_is_refused_in_one_line(tmp_path: Path) -> N
     assert "transformers refuses bf16 with DeepSpeed on CPUs: take fp32, or zero.stage=0" in done.stderr
 
 
-def test_a_mistake_is_told_in_one_line_before_anything_trains(tmp_path: Path) -> None:
+def test_a_mistake_is_reported_in_one_line_before_any_training(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"instruction": "a", "output": "b"}\n{"instruction": "a", "ouput": "b"}\n')
     places = ("device=cpu", f"cache={tmp_path / 'cache'}", f"output={tmp_path}")
@@ -318,4 +318,5 @@ def test_a_mistake_is_told_in_one_line_before_anything_trains(tmp_path: Path) ->
     done = efficientbench("finetune", "lora_tiny", "--smoke", f"model={tmp_path}", *places, expect=2)
     assert done.stderr.startswith(f"error: model: {tmp_path} is neither a folder with a model")
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "lora_tiny").exists()
+    assert not (tmp_path / "lora_tiny_smoke").exists()
+    assert {path.name for path in (tmp_path / "lora_tiny").iterdir()} == {"failure.json", "lock"}

@@ -76,7 +76,7 @@ def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_every_file_is_listed_and_none_of_them_runs(tuned: Path) -> None:
+def test_every_file_of_a_checkpoint_is_listed_and_no_pickle_is_executed(tuned: Path) -> None:
     for run in (ZERO, DDP, FULL):
         folder = tuned / ",".join(run)
         assert [path.name for path in complete(folder)] == ["checkpoint-2", "checkpoint-4"]
@@ -90,7 +90,7 @@ def test_every_file_is_listed_and_none_of_them_runs(tuned: Path) -> None:
         assert record(folder)["finetuning"]["hashing_s"] > 0
 
 
-def test_each_long_part_of_a_run_is_progress(tuned: Path) -> None:
+def test_each_long_part_of_a_fine_tuning_counts_as_progress(tuned: Path) -> None:
     for run, tensor in ((ZERO, "lora_B"), (FULL, "embed_tokens")):
         phases = (tuned / ",".join(run) / "phases_0.txt").read_text().splitlines()
         assert len({each for each in phases if each.startswith("4: validation, micro-batch ")}) >= 2
@@ -103,15 +103,13 @@ def test_each_long_part_of_a_run_is_progress(tuned: Path) -> None:
     assert [each for each in phases if each.startswith("0: verifying the checkpoint, hashing ")]
 
 
-def test_what_zero_2_writes_resumes_exactly(tuned: Path) -> None:
+def test_a_checkpoint_of_zero_2_resumes_exactly(tuned: Path) -> None:
     found = losses(tuned / ",".join(FULL))
     assert len(found) == 6
     assert found[4:] == pytest.approx(found[2:4], rel=1e-6)
 
 
-def test_flipped_bits_in_optimizer_files_are_found_and_the_checkpoint_before_serves(
-    tuned: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_with_flipped_optimizer_bits_is_skipped_for_the_one_before(tuned: Path, tmp_path: Path) -> None:
     folder, words = unfinished(tuned, ZERO, tmp_path)
     damaged = newest(folder)
     files = sorted(damaged.rglob("*optim_states.pt"))
@@ -131,18 +129,18 @@ def test_flipped_bits_in_optimizer_files_are_found_and_the_checkpoint_before_ser
     assert record(folder)["status"] == "completed"
 
 
-def test_checkpoints_of_an_earlier_version_are_not_set_aside_unasked(tuned: Path, tmp_path: Path) -> None:
+def test_checkpoints_of_an_earlier_version_are_set_aside_only_on_request(tuned: Path, tmp_path: Path) -> None:
     folder, words = unfinished(tuned, ZERO, tmp_path)
     for each in complete(folder):
         (each / MANIFEST).unlink()
     there = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
     (line,) = lines_of(efficientbench(*words, expect=2))
     assert line.startswith(f"error: {newest(folder)}: has no manifest.json, as checkpoints of an earlier version, ")
-    assert "--fresh begins anew" in line
+    assert "--fresh starts anew" in line
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == there
 
 
-def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_found(tuned: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_detected(tuned: Path, tmp_path: Path) -> None:
     for run in (ZERO, DDP, FULL):
         folder, _ = unfinished(tuned, run, tmp_path / run[1])
         last = newest(folder)
@@ -164,7 +162,7 @@ def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_found(tuned: Path, tmp_pat
         (ZERO, "rng_state_1.pth"),
     ],
 )
-def test_a_hostile_file_whose_checksum_fits_runs_nothing(
+def test_a_hostile_file_with_a_right_checksum_executes_nothing(
     tuned: Path, tmp_path: Path, run: tuple[str, ...], name: str
 ) -> None:
     folder, words = unfinished(tuned, run, tmp_path)
@@ -183,7 +181,7 @@ def test_a_hostile_file_whose_checksum_fits_runs_nothing(
     assert trace.exists()
 
 
-def test_deepspeeds_files_of_each_stage_are_plain_data_and_no_other_is_read(tuned: Path, tmp_path: Path) -> None:
+def test_deepspeeds_files_of_each_stage_are_plain_data_and_others_are_refused(tuned: Path, tmp_path: Path) -> None:
     from efficientbench.finetuning.deepspeed_files import PlainFiles, read_plain
 
     for run in (ZERO, FULL):
@@ -200,7 +198,7 @@ def test_deepspeeds_files_of_each_stage_are_plain_data_and_no_other_is_read(tune
             engine.load(str(outside))
 
 
-def test_deepspeeds_enum_is_read_as_python_3_11_2_writes_it_and_getattr_gives_nothing_else(tmp_path: Path) -> None:
+def test_deepspeeds_enum_of_python_3_11_2_is_read_and_other_getattr_is_refused(tmp_path: Path) -> None:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from support import enum_pickles
 
@@ -252,7 +250,9 @@ def test_a_damaged_adapter_is_not_merged(tuned: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["cut", "empty", "binary", "list", "pipe", "zeros", "folder", "loop", "absent"])
 @pytest.mark.parametrize("name", [ADAPTER_CONFIG, ADAPTER, MANIFEST])
-def test_what_is_no_file_of_an_adapter_is_one_message(tuned: Path, tmp_path: Path, name: str, kind: str) -> None:
+def test_a_wrong_file_of_an_adapter_is_reported_in_one_message(
+    tuned: Path, tmp_path: Path, name: str, kind: str
+) -> None:
     run = copied_run(tuned, tmp_path / "run")
     path = run / "adapter" / name
     whole = path.read_bytes()
@@ -278,7 +278,7 @@ def test_the_command_refuses_a_damaged_adapter_in_one_line(tuned: Path, tmp_path
     assert line.startswith(f"error: {path}: damaged, it has ")
 
 
-def test_base_and_method_are_those_of_the_record(tuned: Path, tmp_path: Path) -> None:
+def test_base_and_method_come_from_the_record(tuned: Path, tmp_path: Path) -> None:
     run, hostile = copied_run(tuned, tmp_path / "run"), tmp_path / "run" / "adapter" / ADAPTER_CONFIG
     numbers = merge(run, tmp_path / "before")
     config: dict[str, Any] = json.loads(hostile.read_text())
@@ -294,7 +294,7 @@ def test_base_and_method_are_those_of_the_record(tuned: Path, tmp_path: Path) ->
         merge(run, tmp_path / "third")
 
 
-def test_a_checkpoint_a_link_and_a_base_that_moved_are_merged(tuned: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_a_link_and_a_moved_base_can_be_merged(tuned: Path, tmp_path: Path) -> None:
     run, base = copied_run(tuned, tmp_path / "run"), tmp_path / "moved"
     merge(run, tmp_path / "wanted")
     wanted = (tmp_path / "wanted" / "model.safetensors").read_bytes()
@@ -316,7 +316,7 @@ def test_a_checkpoint_a_link_and_a_base_that_moved_are_merged(tuned: Path, tmp_p
         assert verify(tmp_path / str(number)).holds == "weights"
 
 
-def test_an_adapter_of_an_earlier_version_is_told_what_merges_it(tuned: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_an_earlier_version_is_refused_with_the_way_to_merge_it(tuned: Path, tmp_path: Path) -> None:
     run = copied_run(tuned, tmp_path / "run")
     (run / "adapter" / MANIFEST).unlink()
     with pytest.raises(ConfigError, match=r"adapter/manifest.json: missing, as in adapters of earlier .*PEFT merges"):

@@ -48,7 +48,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("method", "layout"), LAYOUTS)
-def test_losses_are_those_of_ddp(tuned: Path, method: str, layout: str) -> None:
+def test_losses_in_every_layout_match_ddp(tuned: Path, method: str, layout: str) -> None:
     plain, other = (tuned / name_of(method, each) for each in ("zero.stage=0", layout))
     assert len(losses(plain)) == 4
     assert losses(other) == pytest.approx(losses(plain), rel=1e-5)

@@ -18,7 +18,7 @@ NARROW = (
 )
 
 
-def test_text_tokenizer_tokens_training_evaluation(tmp_path: Path, shared_data: Path) -> None:
+def test_the_quick_test_goes_from_text_to_evaluation_and_repeats_no_stage(tmp_path: Path, shared_data: Path) -> None:
     text = shared_data / "fineweb_edu" / "heuristic_split.jsonl"
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:

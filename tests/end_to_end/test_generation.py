@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from collections.abc import Callable
@@ -41,11 +42,15 @@ def test_texts_do_not_depend_on_the_batch(train: Callable[..., Finished], prompt
 
 
 @pytest.mark.proof
-def test_ranks_that_share_the_model_write_what_one_writes(
+def test_tensor_parallel_ranks_write_the_text_of_one(
     train: Callable[..., Finished], prompts: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
+    # The limits of the training are not those of a generation, which would not even load the model in this time.
+    job = json.loads((folder / "config.json").read_text())
+    job["config"]["faults"]["hang_limit_s"] = 0.001
+    (folder / "config.json").write_text(json.dumps(job))
     words = ("generate", str(folder), "--file", str(prompts), "--max-new-tokens", "20", "--temperature", "1")
     alone = efficientbench(*words, expect=0)
     together = efficientbench(*words, "--tp", "2", expect=0)
@@ -58,7 +63,7 @@ def test_ranks_that_share_the_model_write_what_one_writes(
 
 
 @pytest.mark.proof
-def test_ranks_share_experts(cache: str, prompts: Path, tmp_path: Path) -> None:
+def test_expert_parallel_ranks_generate(cache: str, prompts: Path, tmp_path: Path) -> None:
     words = (f"output={tmp_path}", f"data.cache={cache}", *TINY, "parallel.dp=2", "parallel.ep=2")
     efficientbench("run", "moe_1.5Bx8", "--smoke", *words, expect=0)
     asked = ("generate", str(tmp_path / "moe_1.5Bx8_smoke"), "--file", str(prompts), "--temperature", "1")
@@ -67,7 +72,7 @@ def test_ranks_share_experts(cache: str, prompts: Path, tmp_path: Path) -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ctrl_c_ends_with_what_there_is(ranks: int, train: Callable[..., Finished], tmp_path: Path) -> None:
+def test_ctrl_c_prints_the_text_so_far(ranks: int, train: Callable[..., Finished], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
     words = ("generate", str(folder), "--prompt", PROMPTS[0], "--max-new-tokens", "20000", "--tp", str(ranks))
@@ -100,7 +105,7 @@ def test_mistakes_are_refused_by_name(train: Callable[..., Finished], tmp_path: 
 
 
 @pytest.mark.proof
-def test_a_variant_from_outside_generates_where_the_command_names_it(
+def test_an_external_variant_generates_if_the_command_names_it(
     tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = tmp_path / "outside"
@@ -143,7 +148,7 @@ def test_a_run_and_a_name_are_measured(train: Callable[..., Finished], cache: st
 
 
 @pytest.mark.proof
-def test_several_names_come_into_one_table(cache: str, tmp_path: Path) -> None:
+def test_several_names_are_measured_into_one_table(cache: str, tmp_path: Path) -> None:
     sizes = ("--measure", "--prompt-tokens", "8", "--batch", "1", "--max-new-tokens", "3", "--repeats", "2")
     words = (f"output={tmp_path}", f"data.cache={cache}", *TINY)
     runs = ("gqa_1.5B", "mla_1.5B")

@@ -60,14 +60,14 @@ def losses_by_place(words: tuple[str, ...], output: Path, cache: str) -> dict[st
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_are_those_of_the_cpu(case: str, tmp_path: Path, cache: str) -> None:
+def test_losses_on_a_gpu_match_the_cpu(case: str, tmp_path: Path, cache: str) -> None:
     found = losses_by_place((*CASES[case], *THREE_STEPS, "measurement.min_steps=2"), tmp_path, cache)
     assert len(found["cpu"]) == 3
     for dtype, relative in AGREES.items():
         assert found[dtype] == pytest.approx(found["cpu"], rel=relative), dtype
 
 
-def test_losses_of_sft_are_those_of_the_cpu(tmp_path: Path, cache: str) -> None:
+def test_losses_of_sft_on_a_gpu_match_the_cpu(tmp_path: Path, cache: str) -> None:
     pair = write_conversations(tmp_path / "pair", 300)
     words = ("gqa_1.5B", *ON_CONVERSATIONS, *THREE_STEPS, "training.objective=sft", f"data.path={pair}")
     found = losses_by_place((*words, "measurement.min_steps=2"), tmp_path, cache)

@@ -55,7 +55,7 @@ def test_a_rehearsal_measures_every_figure_of_its_parts(tmp_path: Path) -> None:
     assert "measured on different devices" in call("--read", output, tmp_path / "other.json").stderr
 
 
-def test_a_rehearsal_writes_nothing_for_the_docs() -> None:
+def test_a_rehearsal_does_not_change_the_docs() -> None:
     done = call("--rehearse", "--write")
     assert done.returncode == 2
     assert "a rehearsal measures nothing for the docs" in done.stderr

@@ -35,7 +35,7 @@ def evaluated(run: Path, tmp_path: Path) -> dict[str, float]:
     return figures
 
 
-def test_an_export_comes_back_bit_for_bit_and_trains_further(base: Path, cache: str, tmp_path: Path) -> None:
+def test_an_imported_export_is_equal_bit_for_bit_and_trains_further(base: Path, cache: str, tmp_path: Path) -> None:
     first, run, second = tmp_path / "first model", tmp_path / "run", tmp_path / "second"
     efficientbench("export", str(base), str(first), expect=0)
     done = efficientbench("import", "first model", "--output", "run", cwd=tmp_path, expect=0, stderr="")

@@ -45,7 +45,7 @@ def test_the_record_names_the_checkpoint_and_the_run_resumes(tiny: Tiny, base: P
     assert losses(folder) == losses(whole)
 
 
-def test_what_does_not_fit_is_refused_before_a_rank_starts(tiny: Tiny, base: Path, folder: Path) -> None:
+def test_an_unfitting_initialisation_is_refused_before_a_rank_starts(tiny: Tiny, base: Path, folder: Path) -> None:
     words = (*tiny, f"init.run={base}")
     for override, reason in (
         ("model.ffn_hidden_size=96", f"error: init.run: {base} is of another model than this run: model.ffn_hidden"),
@@ -57,12 +57,12 @@ def test_what_does_not_fit_is_refused_before_a_rank_starts(tiny: Tiny, base: Pat
         assert done.stderr.startswith(reason), done.stderr
         assert not (folder / "log").exists()
     done = efficientbench(*tiny, f"output={base.parent}", f"init.run={base}", expect=2)
-    assert done.stderr.startswith(f"error: init.run: {base} is the folder of this very run")
+    assert done.stderr.startswith(f"error: init.run: {base} is this run's own folder")
     assert (base / "record.json").exists()
 
 
-def test_a_run_may_begin_with_what_was_moved(tiny: Tiny, base: Path, folder: Path, tmp_path: Path) -> None:
-    """Every part of it was made in another folder, which is gone."""
+def test_a_run_may_be_initialised_from_a_moved_folder(tiny: Tiny, base: Path, folder: Path, tmp_path: Path) -> None:
+    """Every part of the base run was made in another folder, which is gone."""
     start = tmp_path / "start"
     start.mkdir()
     words = [each for each in tiny if not each.startswith(("output=", "data.cache="))]

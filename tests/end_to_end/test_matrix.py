@@ -37,7 +37,7 @@ def unigram_nats(cache: str) -> float:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_smoke_script_learns(name: str, suite: Path, cache: str, unigram_nats: float) -> None:
+def test_each_smoke_script_lowers_its_loss(name: str, suite: Path, cache: str, unigram_nats: float) -> None:
     [script] = (ROOT / "experiments").glob(f"*/run_{name}.sh")
     done = subprocess.run(
         ["bash", str(script), "--smoke", f"output={suite}", f"data.cache={cache}"],
@@ -54,7 +54,7 @@ def test_smoke_script_learns(name: str, suite: Path, cache: str, unigram_nats: f
     assert loss < unigram_nats - MARGIN_NATS
 
 
-def test_one_report_has_a_row_for_each(suite: Path) -> None:
+def test_one_report_has_a_row_for_each_run(suite: Path) -> None:
     efficientbench("report", str(suite), expect=0)
     rows = csv.DictReader((suite / "report.csv").read_text(encoding="utf-8").splitlines())
     assert [(row["run"], row["status"]) for row in rows] == [(name, "completed") for name in sorted(RUNS)]

@@ -47,22 +47,22 @@ def assert_estimate_holds(name: str, smoke: bool, overrides: list[str], folder: 
 
 @pytest.mark.parametrize("name", ["mqa_0.5B", "gqa_0.5B", "gqa_1.5B", "gqa_3B"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_smoke_runs(name: str, dtype: str, tmp_path: Path, cache: str) -> None:
+def test_the_estimate_of_smoke_runs_is_within_15_percent(name: str, dtype: str, tmp_path: Path, cache: str) -> None:
     assert_estimate_holds(name, True, [*SHORT, "training.steps=5", f"training.dtype={dtype}"], tmp_path, cache)
 
 
-def test_muon(tmp_path: Path, cache: str) -> None:
+def test_the_estimate_of_a_run_with_muon_is_within_15_percent(tmp_path: Path, cache: str) -> None:
     short = [*SHORT, "training.steps=5", "training.dtype=bf16", "training.optimizer=muon"]
     assert_estimate_holds("gqa_3B", True, short, tmp_path, cache)
 
 
-def test_two_ranks_share_the_host(tmp_path: Path, cache: str) -> None:
+def test_the_estimate_of_two_ranks_on_one_host_is_within_15_percent(tmp_path: Path, cache: str) -> None:
     assert_estimate_holds("gqa_1.5B", True, [*SHORT, "training.steps=5", "parallel.tp=2"], tmp_path, cache)
 
 
 @pytest.mark.timeout(RUN_LIMIT_S + 60)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_real_half_billion_within_12_gb(dtype: str, tmp_path: Path, cache: str) -> None:
+def test_half_a_billion_parameters_train_within_12_gb(dtype: str, tmp_path: Path, cache: str) -> None:
     if memory_limit_bytes() < 14e9:
         pytest.skip(f"needs 14 GB of memory; this machine has {memory_limit_bytes() / 1e9:.0f}")
     # Without AVX-512 torch has no matrix products in bf16, and a step takes minutes.

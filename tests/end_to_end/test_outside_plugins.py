@@ -50,7 +50,7 @@ def test_two_ranks_of_a_run_read_a_meter_once(path: str, tmp_path: Path, cache: 
     assert not (tmp_path / "gqa_1.5B__other").exists()
 
 
-def test_a_fine_tuning_of_two_ranks_by_an_outside_method_reads_it_once(path: str, tmp_path: Path) -> None:
+def test_a_fine_tuning_of_two_ranks_by_an_external_method_reads_a_meter_once(path: str, tmp_path: Path) -> None:
     places = (f"output={tmp_path}", f"cache={tmp_path / 'cache'}", "device=cpu", "cpu_ranks=2")
     short = ("training.steps=4", "training.global_batch_size=4", "data.max_length=64", "measurement.warmup_steps=1")
     own = "method=my_method:NORMS"
@@ -64,7 +64,7 @@ def test_a_fine_tuning_of_two_ranks_by_an_outside_method_reads_it_once(path: str
     assert (folder / "model" / "model.safetensors").exists()
 
 
-def test_an_adapter_of_an_outside_method_is_saved_and_never_merged(path: str, tmp_path: Path) -> None:
+def test_an_adapter_of_an_external_method_is_saved_and_never_merged(path: str, tmp_path: Path) -> None:
     places = (f"output={tmp_path}", f"cache={tmp_path / 'cache'}", "device=cpu", "cpu_ranks=1", "zero.stage=0")
     short = ("training.steps=2", "training.global_batch_size=2", "data.max_length=64", "measurement.warmup_steps=1")
     own = "method=my_method:GAUSSIAN"
@@ -76,7 +76,7 @@ def test_an_adapter_of_an_outside_method_is_saved_and_never_merged(path: str, tm
     assert "method my_method:GAUSSIAN is code from outside this project: PEFT merges" in refused.stderr
 
 
-def test_doctor_lists_an_installed_one_without_importing_it(path: str, tmp_path: Path) -> None:
+def test_doctor_lists_an_installed_plugin_without_importing_it(path: str, tmp_path: Path) -> None:
     outside.install(tmp_path / "outside", "efficientbench.meters", "trial", "hostile:Outlet")
     done = efficientbench("doctor", PYTHONPATH=path)
     assert "measurement.meters=trial (hostile:Outlet)" in done.stdout

@@ -18,7 +18,7 @@ from support.outside_task import WORDS
 
 
 @pytest.mark.proof
-def test_a_task_and_a_reward_of_a_package_are_learned_rewarded_evaluated_and_reported(
+def test_a_packages_task_and_reward_work_in_training_evaluation_and_report(
     tiny: tuple[str, ...], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside.install(tmp_path, "efficientbench.tasks", "counting", "support.outside_task:Counting")

@@ -25,7 +25,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.proof
-def test_a_sweep_trains_and_reports_it_and_no_export_takes_it(path: str, tmp_path: Path, cache: str) -> None:
+def test_a_sweep_trains_and_reports_an_external_variant_and_export_refuses_it(
+    path: str, tmp_path: Path, cache: str
+) -> None:
     output = tmp_path / "runs"
     words = ("--smoke", f"output={output}", f"data.cache={cache}", *TINY, KIND)
     efficientbench(
@@ -59,7 +61,7 @@ def test_a_sweep_trains_and_reports_it_and_no_export_takes_it(path: str, tmp_pat
         ("delta", ("model.layers=2",), 0, r"✓  pipeline +losses of one .*\n.*✓  interleaved pipeline +refused"),
     ],
 )
-def test_a_variant_is_checked(name: str, words: tuple[str, ...], code: int, found: str, path: str) -> None:
+def test_an_external_variant_is_checked(name: str, words: tuple[str, ...], code: int, found: str, path: str) -> None:
     kind = f"{outside.PACKAGE}.{name}:VARIANT"
     done = efficientbench("check-variant", kind, *words, PYTHONPATH=path, expect=code, COLUMNS="160")
     assert re.search(found, done.stdout), done.stdout
@@ -97,7 +99,7 @@ def test_a_variant_in_the_current_folder_is_not_found(installed: Path) -> None:
 
 
 @pytest.mark.proof
-def test_a_variant_of_one_file_is_in_runs_reports_and_checks(installed: Path, tmp_path: Path, cache: str) -> None:
+def test_a_variant_of_one_file_works_in_runs_reports_and_checks(installed: Path, tmp_path: Path, cache: str) -> None:
     path, output = f"{ROOT}:{installed}", tmp_path / "runs"
     kind = ("model.attention.kind=trial_window", "model.attention.window=8", "label=window8")
     words = ("--smoke", f"output={output}", f"data.cache={cache}", *TINY, *kind)
@@ -110,7 +112,7 @@ def test_a_variant_of_one_file_is_in_runs_reports_and_checks(installed: Path, tm
 
 
 @pytest.mark.usefixtures("single_rank")
-def test_the_recurrent_layer_is_its_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recurrent_layer_matches_its_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from oracles.oracle import build
     from support.configs import tiny
 
@@ -136,7 +138,7 @@ def test_the_recurrent_layer_is_its_formula(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("single_rank")
-def test_an_encoding_from_outside_enters_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_external_encoding_changes_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from oracles.oracle import build, text
     from support.configs import tiny
 
@@ -152,7 +154,7 @@ def test_an_encoding_from_outside_enters_the_model(tmp_path: Path, monkeypatch: 
     assert not torch.equal(added, none)
 
 
-def test_a_new_variant_starts_from_a_file_that_works(tmp_path: Path) -> None:
+def test_the_template_of_a_new_variant_works(tmp_path: Path) -> None:
     efficientbench("new-variant", "my_own", "--like", "gqa", cwd=tmp_path, expect=0)
     words = ("--smoke", "model.attention.kind=my_own:VARIANT")
     done = efficientbench("plan", "gqa_1.5B", *words, PYTHONPATH=f"{ROOT}:{tmp_path}", expect=0, COLUMNS="160")

@@ -49,7 +49,7 @@ def call(words: Sequence[str], cwd: Path, **changes: str) -> subprocess.Complete
 
 
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C.UTF-8"}, ASCII], ids=["UTF-8", "ASCII"])
-def test_names_of_other_bytes_are_refused_before_any_work(tmp_path: Path, locale: dict[str, str]) -> None:
+def test_names_that_are_not_utf_8_are_refused_before_any_work(tmp_path: Path, locale: dict[str, str]) -> None:
     folder = tmp_path / GBK
     words = command("run", "gqa_0.5B", "--smoke", f"output={folder}")
     refused(call(words, tmp_path, **locale), "argument 4", "give it in UTF-8")
@@ -61,7 +61,7 @@ def test_names_of_other_bytes_are_refused_before_any_work(tmp_path: Path, locale
     refused(call(command("list"), tmp_path, HOME=str(folder), **locale), "HOME")
 
 
-def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+def test_a_deleted_working_directory_is_reported(tmp_path: Path) -> None:
     script = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
     (tmp_path / "gone").mkdir()
     done = call(["bash", "-c", script, "gone", str(tmp_path / "gone"), *command("list")], tmp_path)
@@ -69,7 +69,7 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, told)
 
 
-def test_an_input_of_other_bytes_is_named(tmp_path: Path) -> None:
+def test_an_input_whose_name_is_not_utf_8_is_named(tmp_path: Path) -> None:
     (tmp_path / f"{GBK}.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(DataError, match="holds a file whose name is not UTF-8, .*xc4.*: rename it"):
         find_inputs([tmp_path])
@@ -82,7 +82,7 @@ def test_half_a_character_in_a_matrix_is_refused(tmp_path: Path) -> None:
         load_matrix(path)
 
 
-def test_what_is_written_of_such_a_name_is_read_again(tmp_path: Path) -> None:
+def test_files_that_mention_a_non_utf_8_name_can_be_read(tmp_path: Path) -> None:
     write_whole(tmp_path / GBK / "a.json", json.dumps({"path": GBK}, ensure_ascii=False))
     assert json.loads((tmp_path / GBK / "a.json").read_bytes()) == {"path": GBK}
 
@@ -100,7 +100,7 @@ def made_locale(folder: Path, language: str, encoding: str) -> dict[str, str]:
     return {"LOCPATH": str(folder), "LC_ALL": name}
 
 
-def test_marks_and_signs_in_a_locale_that_lacks_them(tmp_path: Path) -> None:
+def test_marks_and_signs_are_replaced_in_a_locale_that_lacks_them(tmp_path: Path) -> None:
     told = efficientbench("keys", "model", expect=0, **ASCII).stdout
     assert "√" in told
     latin = made_locale(tmp_path, "en_US", "ISO-8859-1")
@@ -108,7 +108,7 @@ def test_marks_and_signs_in_a_locale_that_lacks_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["0", "1"], ids=["locale", "UTF-8 mode"])
-def test_letters_that_a_terminal_of_gbk_has_sent(tmp_path: Path, mode: str) -> None:
+def test_arguments_from_a_gbk_terminal_are_read_or_refused(tmp_path: Path, mode: str) -> None:
     locale = {**made_locale(tmp_path, "zh_CN", "GBK"), "PYTHONUTF8": mode}
     for letters in (GBK, "你好"):
         done = call([*DATA_TOOLS, "verify", letters], tmp_path, **locale)
@@ -183,8 +183,8 @@ def test_chinese_paths_work_in_any_locale(tmp_path: Path, kind: str) -> None:
     ],
     ids=lambda words: " ".join(words[:2]),
 )
-def test_a_path_that_the_system_refuses(tmp_path: Path, words: list[str]) -> None:
-    """As one that the user may not read; a name of 300 letters is refused to root as well."""
+def test_a_path_that_the_system_refuses_is_reported(tmp_path: Path, words: list[str]) -> None:
+    """A path that the user may not read is such a path; a name of 300 letters is refused even to root."""
     long = "x" * 300
     done = call(command(*(word.format(long=long) for word in words)), tmp_path)
     assert done.returncode == 2, done.stderr
@@ -193,7 +193,7 @@ def test_a_path_that_the_system_refuses(tmp_path: Path, words: list[str]) -> Non
     assert long in done.stderr
 
 
-def test_clean_up_names_what_is_no_folder(tmp_path: Path) -> None:
+def test_clean_up_names_a_path_that_is_no_folder(tmp_path: Path) -> None:
     long = str(tmp_path / ("x" * 300))
     done = call(["bash", str(ROOT / "launchers" / "cleanup.sh"), long], tmp_path)
     assert (done.returncode, done.stderr) == (2, f"error: {long} is no folder\n")
@@ -207,7 +207,7 @@ def test_clean_up_prints_any_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_a_report_over_a_folder_of_other_bytes(tmp_path: Path) -> None:
+def test_a_report_over_a_folder_whose_name_is_not_utf_8(tmp_path: Path) -> None:
     efficientbench("run", "gqa_0.5B", "--smoke", *TINY, f"output={tmp_path / 'runs'}", expect=0)
     (tmp_path / "runs" / "gqa_0.5B_smoke").rename(tmp_path / "runs" / GBK)
     for words in (["report"], ["report", "--paper"], ["plot"]):

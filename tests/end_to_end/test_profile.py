@@ -22,7 +22,7 @@ def profiled(tmp_path: Path, cache: str, *overrides: str) -> tuple[str, Path]:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("layout", [(), ("parallel.tp=2",)])
-def test_the_table_adds_up(layout: tuple[str, ...], tmp_path: Path, cache: str) -> None:
+def test_the_shares_of_the_profile_add_up(layout: tuple[str, ...], tmp_path: Path, cache: str) -> None:
     out, folder = profiled(tmp_path, cache, "measurement.profile_steps=2", *layout)
     shares = {kind: float(re.search(rf"^{kind} +[\d.,]+ +([\d.]+)%", out, re.MULTILINE)[1]) for kind in KINDS}
     assert sum(shares.values()) == pytest.approx(100, abs=0.5)

@@ -26,7 +26,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.proof
-def test_a_flipped_bit_is_told_with_rank_and_device_and_kept(path: str, tmp_path: Path, cache: str) -> None:
+def test_a_flipped_bit_is_reported_with_rank_and_device_and_recorded(path: str, tmp_path: Path, cache: str) -> None:
     words = ("run", "gqa_1.5B", "--smoke", f"output={tmp_path}", f"data.cache={cache}", *TINY, *KIND, "parallel.tp=2")
     fault = ("model.attention.rank=1", f"model.attention.call={AGAIN}")
     done = efficientbench(*words, *fault, DETERMINISTIC, "training.recheck_every=2", PYTHONPATH=path, expect=0)

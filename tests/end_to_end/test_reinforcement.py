@@ -107,7 +107,7 @@ def results(path: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.proof
-def test_the_record_has_rollouts_and_updates_apart(train: Callable[..., Finished], data: Path) -> None:
+def test_the_record_has_separate_figures_of_rollouts_and_updates(train: Callable[..., Finished], data: Path) -> None:
     tested = ("rl.test_every=4", f"rl.test_questions={data / 'gsm8k.jsonl'}", "rl.test_limit=4", "rl.test_samples=2")
     run = train(*asked(data, *tested))
     assert run.done.returncode == 0, run.done.stderr
@@ -152,7 +152,7 @@ def test_the_record_has_rollouts_and_updates_apart(train: Callable[..., Finished
 @pytest.mark.parametrize(
     ("spends", "other", "times"), [("rollouts", "updates", QUESTIONS * SAMPLES), ("updates", "rollouts", 1)]
 )
-def test_joules_of_one_phase_are_none_of_the_other(
+def test_joules_of_rollouts_and_updates_do_not_overlap(
     spends: str, other: str, times: int, tiny: tuple[str, ...], folder: Path, data: Path, tmp_path: Path
 ) -> None:
     words = (*tiny, *asked(data, "rl.reward=replicas.made_up_meter:length"))
@@ -169,7 +169,7 @@ def test_joules_of_one_phase_are_none_of_the_other(
 
 
 @pytest.mark.proof
-def test_killed_between_rollouts_and_update_it_resumes_the_same(
+def test_a_run_killed_between_rollouts_and_update_resumes_identically(
     tiny: tuple[str, ...], folder: Path, data: Path, mine: tuple[Path, dict[str, str]]
 ) -> None:
     place, environment = mine
@@ -182,7 +182,7 @@ def test_killed_between_rollouts_and_update_it_resumes_the_same(
     module = place / "my_rewards.py"
     module.write_text(f"{MINE}# worth more")
     refused = efficientbench(*words, expect=2, **environment)
-    assert "the run has learned from other questions or rewards" in refused.stderr
+    assert "the run was trained on other questions or rewards" in refused.stderr
     module.write_text(MINE)
     # Answers depend on no batch.
     efficientbench(*words, "rl.batch=1", expect=0, **environment)
@@ -200,7 +200,7 @@ def test_killed_between_rollouts_and_update_it_resumes_the_same(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_reward_that_is_none_names_question_and_sample(
+def test_an_invalid_reward_names_question_and_sample(
     replicas: int, tiny: tuple[str, ...], folder: Path, data: Path, mine: tuple[Path, dict[str, str]]
 ) -> None:
     # The first checkpoint is of step 1, and a rank's eighth answer the second one to a question of a later step.
@@ -214,7 +214,7 @@ def test_a_reward_that_is_none_names_question_and_sample(
 
 
 @pytest.mark.proof
-def test_rewards_that_take_long_are_no_hang(
+def test_slow_rewards_are_no_hang(
     tiny: tuple[str, ...], folder: Path, data: Path, mine: tuple[Path, dict[str, str]]
 ) -> None:
     # Those of the step together take longer than the limit.
@@ -246,7 +246,7 @@ def test_a_disk_that_fills_during_rollouts_loses_no_checkpoint(
 
 
 @pytest.mark.proof
-def test_a_task_from_outside_asks_and_rewards(tiny: tuple[str, ...], folder: Path, data: Path) -> None:
+def test_an_external_task_asks_and_rewards_in_a_run(tiny: tuple[str, ...], folder: Path, data: Path) -> None:
     outside = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     task = ("rl.task=support.outside_task:Plain", "rl.questions=null")
     done = efficientbench(*tiny, *asked(data, *task), expect=0, **outside)
@@ -263,7 +263,7 @@ def test_a_task_from_outside_asks_and_rewards(tiny: tuple[str, ...], folder: Pat
 
 
 @pytest.mark.proof
-def test_a_sweep_over_optimizers_learns_from_rewards_and_sets_them_side_by_side(
+def test_a_sweep_over_optimizers_learns_from_rewards_and_compares_them(
     tmp_path: Path, cache: str, data: Path, mine: tuple[Path, dict[str, str]]
 ) -> None:
     words = ("--only", "gqa_1.5B", "--smoke", f"output={tmp_path / 'runs'}", f"data.cache={cache}", *TINY)
@@ -296,7 +296,7 @@ def test_a_sweep_over_optimizers_learns_from_rewards_and_sets_them_side_by_side(
     assert "tokens:" not in refused
 
 
-def test_a_reward_that_is_not_there_is_refused(tiny: tuple[str, ...], folder: Path, data: Path) -> None:
+def test_an_unknown_reward_is_refused(tiny: tuple[str, ...], folder: Path, data: Path) -> None:
     done = efficientbench(*tiny, *asked(data, "rl.reward=nowhere_at_all:f"), expect=2)
     assert "reward nowhere_at_all:f: there is no module nowhere_at_all" in done.stderr
     assert "Traceback" not in done.stderr

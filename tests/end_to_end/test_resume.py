@@ -66,7 +66,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 @pytest.mark.proof
-def test_stopped_then_killed_then_brought_to_its_end(words: Tiny, folder: Path, whole: Path) -> None:
+def test_a_run_stopped_and_then_killed_ends_as_an_uninterrupted_one(words: Tiny, folder: Path, whole: Path) -> None:
     assert interrupted(folder, words, signal.SIGTERM, 5) == 143
     saved = find_good(folder)[0]
     assert saved is not None
@@ -95,7 +95,7 @@ def test_stopped_then_killed_then_brought_to_its_end(words: Tiny, folder: Path, 
 
 
 @pytest.mark.proof
-def test_the_one_before_a_damaged_checkpoint_is_used(words: Tiny, folder: Path, whole: Path) -> None:
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(words: Tiny, folder: Path, whole: Path) -> None:
     assert interrupted(folder, words, signal.SIGKILL, 24) == 1
     older, newest = complete(folder)
     file = newest / "__0_0.distcp"
@@ -107,7 +107,7 @@ def test_the_one_before_a_damaged_checkpoint_is_used(words: Tiny, folder: Path, 
 
 
 @pytest.mark.proof
-def test_damaged_steps_are_cut_off_and_said(words: Tiny, folder: Path, whole: Path) -> None:
+def test_damaged_lines_of_the_step_log_are_cut_and_reported(words: Tiny, folder: Path, whole: Path) -> None:
     assert interrupted(folder, words, signal.SIGKILL, 24) == 1
     lines = (folder / "steps.jsonl").read_bytes().split(b"\n")
     lines[4] = lines[4][:9]
@@ -121,7 +121,7 @@ def test_damaged_steps_are_cut_off_and_said(words: Tiny, folder: Path, whole: Pa
 
 
 @pytest.mark.proof
-def test_text_that_has_moved_is_resumed(words: Tiny, tmp_path: Path, folder: Path, shared_data: Path) -> None:
+def test_a_run_resumes_after_its_text_has_moved(words: Tiny, tmp_path: Path, folder: Path, shared_data: Path) -> None:
     before, moved = tmp_path / "here.txt", tmp_path / "there.txt"
     shutil.copy(shared_data / "fineweb_edu" / "fineweb_sample.txt", before)
     assert interrupted(folder, (*words, f"data.path={before}"), signal.SIGKILL, 12) == 1
@@ -133,7 +133,7 @@ def test_text_that_has_moved_is_resumed(words: Tiny, tmp_path: Path, folder: Pat
 
 
 @pytest.mark.proof
-def test_fresh_begins_anew(words: Tiny, folder: Path) -> None:
+def test_fresh_starts_anew(words: Tiny, folder: Path) -> None:
     assert interrupted(folder, words, signal.SIGKILL, 12) == 1
     done = efficientbench(*words, "--fresh", expect=0)
     assert "resumes" not in done.stdout
@@ -142,7 +142,7 @@ def test_fresh_begins_anew(words: Tiny, folder: Path) -> None:
 
 
 @pytest.mark.proof
-def test_repeats_go_on_too(tiny: Tiny, tmp_path: Path) -> None:
+def test_repeats_resume(tiny: Tiny, tmp_path: Path) -> None:
     folder = tmp_path / "gqa_1.5B_smoke" / "seed_1234"
     words = (*tiny, *RUN, "--repeat", "2")
     assert interrupted(folder, words, signal.SIGKILL, 14) == 1

@@ -102,7 +102,7 @@ def rest(client: socket.socket) -> bytes:
     return bytes(content)
 
 
-def test_what_is_sent_by_half_and_what_idles_is_closed(server: Server) -> None:
+def test_half_sent_and_idle_connections_are_closed(server: Server) -> None:
     begin_s = time.monotonic()
     kept = server.connect(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert status(kept) == 200
@@ -131,7 +131,7 @@ def test_what_is_sent_by_half_and_what_idles_is_closed(server: Server) -> None:
     assert server.health() == 200
 
 
-def test_as_many_wait_as_may(server: Server) -> None:
+def test_waiting_requests_beyond_the_limit_are_refused(server: Server) -> None:
     clients = [server.ask() for _ in range(MAX_WAITING + 30)]
     statuses = [status(client) for client in clients]
     for client in clients:
@@ -153,7 +153,7 @@ def test_the_number_of_connections_is_bounded(server: Server) -> None:
     until(lambda: server.connections() < 20, "all have left")
 
 
-def test_a_lack_of_descriptors_is_told_in_a_line_and_ends(server: Server) -> None:
+def test_a_lack_of_file_descriptors_is_reported_in_one_line_and_passes(server: Server) -> None:
     limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
     used = len(os.listdir(f"/proc/{server.process.pid}/fd"))
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used + 8, limits[1]))
@@ -171,7 +171,7 @@ def test_a_lack_of_descriptors_is_told_in_a_line_and_ends(server: Server) -> Non
     assert len(server.written) - written <= 1 + (time.monotonic() - begin_s) / TOLD_EVERY_S
 
 
-def test_what_is_no_http_writes_no_traceback(server: Server) -> None:
+def test_invalid_http_writes_no_traceback(server: Server) -> None:
     with server.connect(HEAD.replace(b"json", b"text") + b"Transfer-Encoding: chunked\r\n\r\n") as client:
         assert status(client) == 415
         client.sendall(b"no length\r\n")
@@ -180,8 +180,8 @@ def test_what_is_no_http_writes_no_traceback(server: Server) -> None:
     assert "Traceback" not in "".join(server.written)
 
 
-def test_control_c_ends_it_whatever_its_clients_do(server: Server) -> None:
-    """Last: the server ends."""
+def test_ctrl_c_ends_the_server_whatever_its_clients_do(server: Server) -> None:
+    """This test is the last one: the server ends."""
     clients = [server.connect(), server.connect(b"GET /"), server.connect(HEAD + b"Content-Length: 100\r\n\r\n{")]
     clients += [server.ask(LONG) for _ in range(MAX_WAITING)]
     assert {status(client) for client in clients[3:]} == {200}

@@ -55,12 +55,15 @@ def test_the_record_has_computed_and_supervised_tokens(whole: Finished, pair: Pa
     lengths = IndexedDocuments(pair).lengths()
     too_long = int((lengths > SEQ_LEN + 1).sum())
     assert 0 < found["data"][0]["too_long"] <= too_long
-    assert f"conversations are packed whole: {too_long:,} of more than 33 tokens are left out" in whole.done.stdout
+    assert (
+        f"conversations are packed without cutting: {too_long:,} with more than 33 tokens are skipped"
+        in whole.done.stdout
+    )
     assert losses(whole.folder)[-1] < losses(whole.folder)[0]
 
 
 @pytest.mark.proof
-def test_killed_it_resumes_bit_for_bit(whole: Finished, pair: Path, tiny: tuple[str, ...], folder: Path) -> None:
+def test_a_killed_sft_run_resumes_bit_for_bit(whole: Finished, pair: Path, tiny: tuple[str, ...], folder: Path) -> None:
     words = (*tiny, *SFT, f"data.path={pair}")
     assert interrupted(folder, words, signal.SIGKILL, 14) == 1
     efficientbench(*words, expect=0)
@@ -86,7 +89,7 @@ def test_killed_it_resumes_bit_for_bit(whole: Finished, pair: Path, tiny: tuple[
         ),
     ],
 )
-def test_what_is_no_conversation_is_refused(
+def test_a_corpus_without_conversations_is_refused(
     tiny: tuple[str, ...], pair: Path, other: Path, overrides: tuple[str, ...], message: str
 ) -> None:
     words = [word.replace("{pair}", str(pair)).replace("{other}", str(other)) for word in overrides]

@@ -53,7 +53,9 @@ def trained(folder: Path) -> dict[int, dict[str, Any]]:
         pytest.param("mla_1.5B", (), id="mla"),
     ],
 )
-def test_killed_it_resumes_bit_for_bit(name: str, overrides: tuple[str, ...], tmp_path: Path, cache: str) -> None:
+def test_a_killed_sft_run_resumes_bit_for_bit(
+    name: str, overrides: tuple[str, ...], tmp_path: Path, cache: str
+) -> None:
     pair = write_conversations(tmp_path / "pair", 300)
     folder = tmp_path / f"{name}_smoke"
     places = (f"output={tmp_path}", f"data.cache={cache}", f"data.path={pair}")

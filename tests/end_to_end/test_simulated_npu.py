@@ -47,7 +47,7 @@ def on_npu(tmp_path: Path, cache: str) -> Callable[..., Finished]:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_has_the_losses_of_the_cpu(
+def test_a_run_on_the_simulated_npu_has_the_losses_of_the_cpu(
     ranks: int, on_npu: Callable[..., Finished], train: Callable[..., Finished]
 ) -> None:
     expected = train()
@@ -85,7 +85,7 @@ def test_the_first_generation_trains_in_fp16_on_torchs_operators(on_npu: Callabl
         ("Ascend310P3", "device=npu cannot be used here: Ascend310P3 is made for inference and cannot train"),
     ],
 )
-def test_what_a_chip_cannot_is_told_before_anything_starts(
+def test_a_dtype_that_a_chip_lacks_is_refused_before_anything_starts(
     chip: str, reason: str, on_npu: Callable[..., Finished]
 ) -> None:
     run = on_npu("training.dtype=bf16", chip=chip)
@@ -96,7 +96,7 @@ def test_what_a_chip_cannot_is_told_before_anything_starts(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("chip", ["Ascend910B2", "Ascend310P3"])
-def test_prompts_continue_as_on_the_cpu(chip: str, train: Callable[..., Finished], tmp_path: Path) -> None:
+def test_generated_text_matches_the_cpu(chip: str, train: Callable[..., Finished], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(train().folder, folder)
     npu = {
@@ -128,7 +128,7 @@ def test_a_chip_that_cannot_train_generates_in_fp16(on_npu: Callable[..., Finish
 
 
 @pytest.mark.proof
-def test_a_310p_which_cannot_train_talks(on_npu: Callable[..., Finished], tmp_path: Path) -> None:
+def test_a_310p_answers_in_chat_though_it_cannot_train(on_npu: Callable[..., Finished], tmp_path: Path) -> None:
     pair = write_conversations(tmp_path / "pair", 100)
     keys = ("training.objective=sft", f"model.vocab_size={VOCABULARY}", "data.split=[9,1,0]", f"data.path={pair}")
     run = on_npu(*keys)
@@ -170,13 +170,13 @@ def on_both(run: Path, tasks: tuple[str, ...], data: Path, tmp_path: Path, *word
 
 
 @pytest.mark.proof
-def test_items_are_scored_as_on_the_cpu(train: Callable[..., Finished], tmp_path: Path) -> None:
+def test_scores_of_items_match_the_cpu(train: Callable[..., Finished], tmp_path: Path) -> None:
     write_bundle(tmp_path / "bundle", ("jeopardy", "copa", "winogrande"))
     on_both(train().folder, ("core", "loss", "position_loss"), tmp_path / "bundle", tmp_path)
 
 
 @pytest.mark.proof
-def test_questions_are_answered_as_on_the_cpu(chat_run: Path, tmp_path: Path) -> None:
+def test_answers_to_questions_match_the_cpu(chat_run: Path, tmp_path: Path) -> None:
     tasks = ("mmlu", "gsm8k", "passkey")
     data = write_chat_tasks(tmp_path / "data", tasks[:2], 3)
     sampled = ("--samples", "2", "--temperature", "1.0", "--max-new-tokens", "8", "--lengths", "512", "--limit", "2")
@@ -184,7 +184,7 @@ def test_questions_are_answered_as_on_the_cpu(chat_run: Path, tmp_path: Path) ->
 
 
 @pytest.mark.proof
-def test_what_an_evaluation_took_is_given_back(on_npu: Callable[..., Finished], tmp_path: Path) -> None:
+def test_an_evaluation_releases_its_memory(on_npu: Callable[..., Finished], tmp_path: Path) -> None:
     write_bundle(tmp_path / "bundle", ("copa",))
     asked = ("evaluation.core_every=3", f"evaluation.core_data={tmp_path / 'bundle'}", "evaluation.core_limit=12")
     noted = tmp_path / "emptied"

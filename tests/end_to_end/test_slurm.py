@@ -1,4 +1,4 @@
-"""Jobs of a real Slurm: two nodes that train together, are stopped, go on and are cancelled; and arrays of runs."""
+"""Jobs of a real Slurm: two nodes that train together, are stopped, resume and are cancelled; and arrays of runs."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def wait_for_free_nodes(slurm: Slurm) -> None:
     )
 
 
-def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
+def test_a_preempted_job_resumes(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
     job = slurm.submit(script(tiny, tmp_path, "training.steps=500"), tmp_path)
     folder = tmp_path / "gqa_1.5B_smoke"
     wait_for_steps(slurm, job, folder, tmp_path)
     urgent = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
     slurm.call("sbatch", *urgent, cwd=tmp_path)
     slurm.wait_until(job, "PENDING", lambda: said(tmp_path))
-    assert "stopped with its state saved: requeued" in said(tmp_path)
+    assert "stopped after saving its state: requeued" in said(tmp_path)
     assert (record(folder)["status"], len(losses(folder)) < 500) == ("stopped", True)
     # It would wait for two minutes; within the second in which its nodes are done with it, slurmd refuses to start it.
     wait_for_free_nodes(slurm)
@@ -67,7 +67,7 @@ def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm, tiny: Tiny, 
     assert (content["status"], content["dp"], len(losses(folder))) == ("completed", 2, 500)
 
 
-def test_of_an_array_each_task_is_stopped_alone_and_one_that_is_cancelled_stays_away(
+def test_array_tasks_stop_independently_and_a_cancelled_one_is_not_requeued(
     slurm: Slurm, tiny: Tiny, tmp_path: Path
 ) -> None:
     runs = [NamedRun(name, (*tiny[3:], "device=cpu", *LONG), True) for name in ("gqa_1.5B", "rope_1.5B")]

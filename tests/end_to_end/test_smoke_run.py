@@ -80,8 +80,8 @@ def folder(smoke_run: Finished) -> Path:
     return smoke_run.folder
 
 
-def test_its_folder_stands_alone(folder: Path, tmp_path: Path) -> None:
-    """A copy of the folder, in another place, names its own tokenizer and weights."""
+def test_a_copied_run_folder_is_self_contained(folder: Path, tmp_path: Path) -> None:
+    """A copy of the folder in another place names its own tokenizer and weights."""
     for name in ("config.json", "tokenizer", "checkpoint"):
         (shutil.copytree if (folder / name).is_dir() else shutil.copy)(folder / name, tmp_path / name)
     trained = TrainedRun.read(tmp_path)
@@ -90,7 +90,7 @@ def test_its_folder_stands_alone(folder: Path, tmp_path: Path) -> None:
     assert all(manifest.is_absolute() for manifest in trained.job.corpora)
 
 
-def test_ends_with_a_table_and_the_paths(smoke_run: Finished, folder: Path) -> None:
+def test_the_output_ends_with_a_table_and_the_paths(smoke_run: Finished, folder: Path) -> None:
     text = smoke_run.done.stdout
     # That of torch's build for CUDA where a machine has nvcc and no GPU.
     told = [line for line in smoke_run.done.stderr.splitlines() if "No CUDA runtime is found" not in line]
@@ -106,7 +106,7 @@ def test_ends_with_a_table_and_the_paths(smoke_run: Finished, folder: Path) -> N
         assert ((folder / shown).exists(), f"gqa_1.5B_smoke/{shown}\n" in paths) == (True, True)
 
 
-def test_learns(folder: Path) -> None:
+def test_a_smoke_run_lowers_its_loss(folder: Path) -> None:
     uniform_guess = math.log(resolve("gqa_1.5B", smoke=True).model.vocab_size)
     found = losses(folder)
     # Tied to the output and multiplied, the embedding lets an untrained model guess that each token comes again.
@@ -139,7 +139,7 @@ def test_the_record_is_complete(folder: Path) -> None:
     assert content["config"] == json.loads((folder / "config.json").read_text(encoding="utf-8"))["config"]
 
 
-def test_every_step_is_written_down(folder: Path) -> None:
+def test_every_step_is_logged(folder: Path) -> None:
     lines = steps(folder)
     trained = [(line["step"], line["measured"], line["tokens_total"]) for line in lines if line["kind"] == "step"]
     assert trained == [(step, step > 5, step * 512) for step in range(1, 21)]
@@ -172,7 +172,7 @@ def test_report_writes_a_row(folder: Path, tmp_path: Path) -> None:
     assert found == ("gqa_1.5B", pytest.approx(record(folder)["validation_loss"]))
 
 
-def test_says_how_much_text_the_model_had(smoke_run: Finished, folder: Path) -> None:
+def test_the_output_says_how_much_text_was_trained_on(smoke_run: Finished, folder: Path) -> None:
     found = record(folder)
     (source,) = found["data"]
     training_tokens = found["unique_tokens"] if found["epochs"] >= 1 else found["tokens_trained"] / found["epochs"]
@@ -187,7 +187,7 @@ def test_says_how_much_text_the_model_had(smoke_run: Finished, folder: Path) -> 
     assert f"Speed only, without a comparison of losses: gqa_1.5B: {reason}." in " ".join(smoke_run.done.stdout.split())
 
 
-def test_each_second_of_the_wall_time_has_gone_somewhere(folder: Path) -> None:
+def test_the_parts_of_wall_time_add_up(folder: Path) -> None:
     found = record(folder)
     parts = [found[part] for part in PARTS]
     assert all(part >= 0 for part in parts)

@@ -18,7 +18,7 @@ KEYS = ("training.steps=12", f"base:training.steps={BASE_STEPS}")
 SIMULATED = ROOT / "tests" / "replicas" / "simulated_npu"
 
 
-def test_a_kill_costs_nothing_and_a_report_card_is_the_end(tmp_path: Path, shared_data: Path) -> None:
+def test_a_killed_speedrun_resumes_and_ends_with_a_report_card(tmp_path: Path, shared_data: Path) -> None:
     words = (*prepared(tmp_path, shared_data), *KEYS)
     items = tmp_path / "items" / "mmlu" / "test"
     items.mkdir(parents=True)

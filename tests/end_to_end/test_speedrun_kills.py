@@ -55,14 +55,14 @@ def test_a_kill_in_any_stage_costs_no_step_that_was_saved(tmp_path: Path, shared
     speedrun = start(words)
     wait_for_steps(sft, INTERVAL + 5, speedrun)
     kill(next(each for each in children(speedrun.pid) if "efficientbench.worker.rank" in words_of(each)))
-    assert "error: sft_d4: failed; what is complete stays, and the same command goes on from here" in ended(speedrun)
+    assert "error: sft_d4: failed; what is complete stays, and the same command resumes the speedrun" in ended(speedrun)
     assert speedrun.returncode
 
     # A stop, as a scheduler asks for it.
     speedrun = start(words)
     wait_for_steps(rl, 5, speedrun)
     os.kill(speedrun.pid, signal.SIGTERM)
-    assert "stopped: the same command goes on from here" in ended(speedrun)
+    assert "stopped: the same command resumes the speedrun" in ended(speedrun)
     assert speedrun.returncode == 143
 
     speedrun = start(words)

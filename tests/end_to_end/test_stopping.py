@@ -65,7 +65,7 @@ def test_a_stop_signal_ends_after_the_step(
     assert left_behind(temporary) <= before
 
 
-def test_control_c_while_the_ranks_start(tiny: Tiny, tmp_path: Path) -> None:
+def test_ctrl_c_while_ranks_start_ends_the_run(tiny: Tiny, tmp_path: Path) -> None:
     with started(*tiny, *LONG) as run:
         until(lambda: children(run.pid), "a rank")
         os.kill(run.pid, signal.SIGINT)
@@ -90,7 +90,7 @@ def test_a_stopped_run_is_set_aside_by_the_next(tiny: Tiny, folder: Path) -> Non
 
 
 @pytest.mark.proof
-def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(tiny: Tiny, folder: Path) -> None:
+def test_ranks_end_with_their_launcher_and_the_same_command_resumes(tiny: Tiny, folder: Path) -> None:
     words = (*tiny, "training.steps=100", "checkpoint.interval=10")
     with started(*words) as run:
         wait_for_steps(folder, 12, run)

@@ -56,7 +56,7 @@ def kill_a_rank(words: tuple[str, ...], folder: Path, chance: random.Random, whe
 
 @pytest.mark.proof
 @pytest.mark.timeout(1800)
-def test_a_run_that_is_killed_20_times_ends_with_the_bits_of_one_that_never_was(
+def test_a_run_killed_20_times_ends_with_the_bits_of_an_uninterrupted_one(
     tiny: Tiny, tmp_path: Path, cache: str
 ) -> None:
     whole = ("run", "gqa_1.5B", "--smoke", f"output={tmp_path / 'whole'}", f"data.cache={cache}", *TINY, *LENGTH)

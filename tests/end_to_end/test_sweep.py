@@ -46,7 +46,7 @@ def states(suite: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.proof
-def test_a_sweep_goes_on_over_a_failure_and_keeps_what_is_done(sweep: Words, tmp_path: Path) -> None:
+def test_a_sweep_continues_after_a_failure_and_skips_complete_runs(sweep: Words, tmp_path: Path) -> None:
     # A rate at which the weights, and then the loss, are no longer finite.
     words = (*sweep, "--set", "training.learning_rate=1e38,1e-3", "training.gradient_clip=0")
     done = efficientbench(*words, expect=1)
@@ -119,7 +119,7 @@ def test_two_sweeps_share_the_work_and_one_survives_the_other(sweep: Words, tmp_
 
 
 @pytest.mark.proof
-def test_a_closed_terminal_saves_what_runs_and_leaves_the_rest(sweep: Words, tmp_path: Path) -> None:
+def test_a_closed_terminal_lets_running_runs_save_and_starts_no_more(sweep: Words, tmp_path: Path) -> None:
     terminal = Terminal((*sweep, *LONG, "--repeat", "2"))
     wait_for_steps(tmp_path / "gqa_1.5B_smoke" / "seed_1234", 1, terminal.process)
     assert terminal.close() == 129
@@ -138,7 +138,7 @@ def test_a_time_limit_is_a_row_with_its_reason(sweep: Words, tmp_path: Path) -> 
 
 
 @pytest.mark.proof
-def test_out_of_memory_is_tried_again_with_a_smaller_micro_batch(sweep: Words, tmp_path: Path) -> None:
+def test_a_run_out_of_memory_is_retried_with_a_smaller_micro_batch(sweep: Words, tmp_path: Path) -> None:
     """A real allocation fails: the activations of 17 sequences exceed the address space, those of one do not.
 
     17 is prime, so that the next smaller micro-batch is 1.
@@ -169,7 +169,7 @@ def test_out_of_memory_is_tried_again_with_a_smaller_micro_batch(sweep: Words, t
 
 
 @pytest.mark.proof
-def test_an_automatic_micro_batch_is_tried_before_the_runs(sweep: Words, tmp_path: Path) -> None:
+def test_an_automatic_micro_batch_is_tested_before_the_runs(sweep: Words, tmp_path: Path) -> None:
     """17 sequences fit by plan into this machine, and not into the address space that the ranks may have."""
     short = ("training.steps=2", "measurement.warmup_steps=0", "measurement.min_steps=2")
     wide = ("model.ffn_hidden_size=8192", "training.seq_len=512", "training.global_batch_size=17", *short)

@@ -11,7 +11,7 @@ from support.command_line import TINY, efficientbench
 pytestmark = pytest.mark.proof
 
 
-def test_what_was_trained_generates_and_is_not_trained_again(tmp_path: Path, cache: str) -> None:
+def test_generation_of_a_trained_run_is_measured_without_retraining(tmp_path: Path, cache: str) -> None:
     words = ("sweep", "--only", "gqa_1.5B", "--smoke", f"output={tmp_path}", f"data.cache={cache}", *TINY)
     efficientbench(*words)
     folder = tmp_path / "gqa_1.5B_smoke"

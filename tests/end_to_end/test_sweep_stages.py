@@ -15,7 +15,7 @@ pytestmark = pytest.mark.proof
 STEPS = 12
 
 
-def test_loss_time_energy_and_answers_stand_side_by_side(tmp_path: Path, shared_data: Path) -> None:
+def test_architectures_are_compared_by_loss_time_energy_and_answers(tmp_path: Path, shared_data: Path) -> None:
     prepared(tmp_path, shared_data)
     work = tmp_path / "work"
     # As a speedrun leaves it, whose text and conversations are learned.

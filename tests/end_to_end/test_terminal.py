@@ -68,7 +68,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Interru
     return Interrupted(words, output / "gqa_1.5B_smoke", terminal.shown, exit_code)
 
 
-def test_a_bar_that_leaves_nothing_behind(interrupted: Interrupted) -> None:
+def test_the_progress_bar_leaves_no_trace_on_the_terminal(interrupted: Interrupted) -> None:
     assert interrupted.exit_code == 130
     shown = interrupted.shown
     assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR)
@@ -83,7 +83,7 @@ def test_a_bar_that_leaves_nothing_behind(interrupted: Interrupted) -> None:
     assert any("(stopped)" in line for line in lines)
 
 
-def test_the_same_command_goes_on_and_the_cursor_comes_back_after_a_killed_rank(interrupted: Interrupted) -> None:
+def test_the_cursor_is_restored_after_a_killed_rank_and_the_same_command_resumes(interrupted: Interrupted) -> None:
     terminal, folder = Terminal(interrupted.words), interrupted.folder
     terminal.read_until(rb"(?s)resumes after step \d+, from .*training .*ETA.*loss \d")
     workers(terminal.process.pid)[0].kill()
@@ -95,7 +95,7 @@ def test_the_same_command_goes_on_and_the_cursor_comes_back_after_a_killed_rank(
 
 
 @pytest.mark.proof
-def test_a_closed_terminal_lets_the_run_save_and_an_ignored_one_lets_it_go_on(tmp_path: Path, cache: str) -> None:
+def test_a_run_saves_at_a_hangup_and_continues_where_it_is_ignored(tmp_path: Path, cache: str) -> None:
     def words(name: str) -> tuple[str, ...]:
         output = f"output={tmp_path / name}"
         return ("run", "gqa_1.5B", "--smoke", output, f"data.cache={cache}", *TINY, "training.steps=200")

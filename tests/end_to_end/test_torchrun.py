@@ -27,8 +27,8 @@ def variables(port: int, node: int = 0) -> dict[str, str]:
     return job_environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NODE_RANK=str(node), **others)
 
 
-def test_two_nodes_end_with_what_is_wrong(tiny: Tiny, tmp_path: Path, two_ports: int) -> None:
-    """A mistake: one message, exit status 2, and no traceback of torchrun's."""
+def test_two_nodes_end_with_one_message_about_a_mistake(tiny: Tiny, tmp_path: Path, two_ports: int) -> None:
+    """A mistake gives one message, exit status 2, and no traceback of torchrun."""
     (tmp_path / "tokens.bin").write_bytes(b"")
     command = script(tiny, tmp_path, f"data.path={tmp_path / 'tokens'}")
     with scripts(*((command, variables(two_ports, node)) for node in (0, 1))) as nodes:
@@ -54,7 +54,7 @@ def test_signals_stop_both_nodes_of_a_static_rendezvous(tiny: Tiny, tmp_path: Pa
 
 
 @pytest.mark.parametrize("rendezvous", ["c10d", "static"])
-def test_a_node_that_never_comes_is_told(tiny: Tiny, tmp_path: Path, two_ports: int, rendezvous: str) -> None:
+def test_a_node_that_never_arrives_is_reported(tiny: Tiny, tmp_path: Path, two_ports: int, rendezvous: str) -> None:
     command = script(tiny, tmp_path, "--rendezvous", rendezvous, "--rendezvous-timeout", "3")
     with scripts((command, variables(two_ports, 0))) as (node,):
         _, err = node.communicate(timeout=TIME_LIMIT_S)

@@ -31,7 +31,7 @@ def trained(run: Finished) -> Path:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_trains(train: Train, dtype: str) -> None:
+def test_a_run_trains_in_each_dtype(train: Train, dtype: str) -> None:
     # Far enough for the loss to fall by more than what one batch differs from the next.
     run = train(f"training.dtype={dtype}", "training.steps=30", "training.learning_rate=1e-2")
     folder = trained(run)
@@ -67,8 +67,8 @@ if "RANK" in os.environ:
 """
 
 
-def test_a_thread_in_native_code_does_not_spoil_the_end(tiny: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
-    """As a thread of the collectives' backend that is late; the interpreter's own end aborts the process there."""
+def test_a_run_ends_cleanly_with_a_thread_in_native_code(tiny: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
+    """A late thread of the collectives' backend would abort the process at the interpreter's normal end."""
     (tmp_path / "sitecustomize.py").write_text(NATIVE_THREAD)
     efficientbench(*tiny, expect=0, stderr="", PYTHONPATH=str(tmp_path))
     assert record(folder)["status"] == "completed"
@@ -83,7 +83,7 @@ def test_fp16_trains_on_a_text_file(train: Train, shared_data: Path) -> None:
     assert sum(found[-5:]) < sum(found[:5])
 
 
-def test_a_given_tokenizer_on_jsonl(train: Train, shared_data: Path) -> None:
+def test_a_given_tokenizer_is_used_on_jsonl(train: Train, shared_data: Path) -> None:
     text = shared_data / "c4" / "c4_demo.jsonl"
     tokenizer = shared_data / "qwen2_tokenizer"
     run = train("--data", str(text), "--tokenizer", str(tokenizer), "model.vocab_size=151936", "model.hidden_size=24")
@@ -96,7 +96,7 @@ def test_a_given_tokenizer_on_jsonl(train: Train, shared_data: Path) -> None:
     assert "300 documents" in run.done.stdout
 
 
-def test_a_blend_of_tokens_and_a_folder_of_parquet(train: Train, tmp_path: Path) -> None:
+def test_a_blend_of_tokens_and_a_folder_of_parquet_trains(train: Train, tmp_path: Path) -> None:
     """The tokens come from the command line's `tokenize`; the folder is tokenized by the run, with their tokenizer."""
     texts = [f"text number {number}: " + " ".join(str(number * step) for step in range(80)) for number in range(120)]
     train_tokenizer(texts, 300, tmp_path / "bpe")

@@ -49,7 +49,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.proof
-def test_a_run_of_an_unknown_user(folder: Path) -> None:
+def test_a_run_of_an_unknown_user_completes(folder: Path) -> None:
     words = command("run", "gqa_0.5B", "--smoke", *TINY, "parallel.dp=2")
     done = as_a_user(words, folder)
     assert done.returncode == 0, done.stderr
@@ -66,7 +66,7 @@ def test_a_run_of_an_unknown_user(folder: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_compilers_have_a_cache_where_the_home_has_none(folder: Path) -> None:
+def test_compilers_have_a_cache_where_the_home_cannot_be_written(folder: Path) -> None:
     code = "import os; from efficientbench.launchers.files import writable_caches as w; print(w(os.environ))"
     words = [sys.executable, "-c", code]
     expected = {"TRITON_CACHE_DIR": str(folder / "triton_uid_12345")}
@@ -81,8 +81,8 @@ def test_compilers_have_a_cache_where_the_home_has_none(folder: Path) -> None:
     assert as_a_user(words, folder, TMPDIR=str(folder)).stdout == "{}\n"
 
 
-def test_commands_without_a_temporary_folder() -> None:
-    """As on a full disk: no process may write a byte into a file."""
+def test_commands_work_without_a_temporary_folder() -> None:
+    """No process may write a byte into a file, as on a full disk."""
     script = 'unset TRITON_CACHE_DIR TRITON_HOME; ulimit -f 0; exec "$@"'
     done = subprocess.run(
         ["bash", "-c", script, "full", *command("list")],
@@ -96,7 +96,7 @@ def test_commands_without_a_temporary_folder() -> None:
     assert "gqa_0.5B" in done.stdout
 
 
-def test_a_folder_that_the_user_may_not_write(folder: Path) -> None:
+def test_a_folder_that_the_user_may_not_write_is_reported(folder: Path) -> None:
     folder.chmod(0o755)
     done = as_a_user(command("run", "gqa_0.5B", "--smoke", *TINY), folder)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

@@ -25,7 +25,7 @@ STEPS = 300
 """More than a run takes in the time that it needs to hear of a signal."""
 
 
-def test_it_gets_the_steps_the_settings_and_the_figures(tiny: tuple[str, ...], folder: Path) -> None:
+def test_wandb_gets_steps_settings_and_figures(tiny: tuple[str, ...], folder: Path) -> None:
     done = efficientbench(*tiny, "wandb=trial", expect=0, **OFFLINE)
     [sent] = offline_runs(folder)
     assert f"Weights & Biases: wandb sync {folder / 'wandb'}/offline-run-" in done.stdout
@@ -41,12 +41,12 @@ def test_it_gets_the_steps_the_settings_and_the_figures(tiny: tuple[str, ...], f
     assert sent.settings["resumed_after"] == 0
 
 
-def test_a_run_that_does_not_ask_sends_nothing(tiny: tuple[str, ...], folder: Path) -> None:
+def test_a_run_without_wandb_sends_nothing(tiny: tuple[str, ...], folder: Path) -> None:
     efficientbench(*tiny, expect=0, **OFFLINE)
     assert not (folder / "wandb").exists()
 
 
-def test_each_attempt_is_a_run_of_its_own_in_one_group(tiny: tuple[str, ...], folder: Path) -> None:
+def test_each_attempt_is_a_separate_run_in_one_group(tiny: tuple[str, ...], folder: Path) -> None:
     words = (*tiny, f"training.steps={STEPS}", "wandb=trial")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in OFFLINE.items():
@@ -74,7 +74,7 @@ def test_a_fine_tuning_is_sent_under_the_same_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("run", "gqa_1.5B", "--smoke"), ("finetune", "lora_tiny"), ("speedrun", "--short")])
-def test_without_the_package_nothing_begins(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_run_is_refused_without_the_wandb_package(words: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "output"
     place = (f"--work={folder}", "--device=cpu") if words[0] == "speedrun" else (f"output={folder}", "device=cpu")
     done = subprocess.run(
@@ -92,7 +92,7 @@ def test_without_the_package_nothing_begins(words: tuple[str, ...], tmp_path: Pa
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11")
-def test_a_fine_tuning_that_diverges_is_a_failed_run_there(tmp_path: Path) -> None:
+def test_a_diverged_fine_tuning_is_a_failed_run_in_wandb(tmp_path: Path) -> None:
     places = ("device=cpu", f"cache={tmp_path / 'cache'}", f"output={tmp_path}", "cpu_ranks=1", "zero.stage=0")
     keys = ("training.steps=4", "training.validate_every_steps=0", "data.validation_examples=24", "lr=1e30")
     done = efficientbench("finetune", "lora_tiny", *places, *keys, "wandb=trial", **OFFLINE)

@@ -81,7 +81,7 @@ def found_on_a_node(script: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_wheel_holds_all_that_the_package_reads_and_no_other_name(wheel: Path) -> None:
+def test_the_wheel_has_all_files_of_the_package_and_one_top_level_name(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"efficientbench"}
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
@@ -93,7 +93,7 @@ def test_the_wheel_holds_all_that_the_package_reads_and_no_other_name(wheel: Pat
     assert wanted - set(names) == set()
 
 
-def test_the_base_plans_and_reports_and_names_the_extra_for_the_rest(
+def test_the_base_install_plans_and_reports_and_names_the_needed_extra(
     install: Callable[[str], Run], tmp_path: Path
 ) -> None:
     run = install("")

@@ -40,7 +40,7 @@ def test_logits_loss_and_gradients_equal_those_of_other_code(name: str, override
     assert_gradients_equal(other.renamed(gradients, config.model), oracle)
 
 
-def test_values_narrower_than_keys_do_not_cost_the_cpu_its_flash_kernel() -> None:
+def test_the_cpu_uses_its_flash_kernel_with_values_narrower_than_keys() -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from efficientbench.model.kernels.causal_attention import causal_attention
@@ -53,7 +53,7 @@ def test_values_narrower_than_keys_do_not_cost_the_cpu_its_flash_kernel() -> Non
 
 @pytest.mark.parametrize("name", ["mla_0.5B", "mla_1.5B", "mla_3B"])
 @pytest.mark.parametrize("overrides", [[], ["model.attention.q_lora_rank=384"]])
-def test_parameters_equal_deepseeks(name: str, overrides: list[str]) -> None:
+def test_parameters_of_mla_equal_deepseeks(name: str, overrides: list[str]) -> None:
     model = resolve(name, overrides=overrides).model
     configuration = deepseek_config(model)
     from transformers import DeepseekV2ForCausalLM

@@ -54,6 +54,6 @@ def test_logits_loss_and_gradients_equal_the_formula(case: str, length: int) -> 
 
 
 @pytest.mark.parametrize("name", ["mla_1.5B", "nsa_1.5B"])
-def test_norms_of_heads_are_refused_where_nothing_defines_them(name: str) -> None:
+def test_head_norms_are_refused_where_they_are_undefined(name: str) -> None:
     with pytest.raises(ConfigError, match=r"qk_norm is defined for gqa alone, and attention\.kind is (mla|nsa)"):
         tiny(name, "model.qk_norm=true")

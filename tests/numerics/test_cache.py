@@ -54,7 +54,7 @@ PARTS = {
 
 @pytest.mark.parametrize("parts", ["few", pytest.param("many", marks=pytest.mark.proof)])
 @pytest.mark.parametrize("case", CASES)
-def test_parts_have_the_logits_of_the_whole(case: str, parts: str) -> None:
+def test_decoding_in_parts_gives_the_logits_of_one_pass(case: str, parts: str) -> None:
     config = configuration(case)
     model, tokens = build(config).eval(), text(config, LENGTH)
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_parts_have_the_logits_of_the_whole(case: str, parts: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES)
-def test_parts_have_the_logits_of_the_whole_on_a_gpu(case: str) -> None:
+def test_decoding_in_parts_gives_the_logits_of_one_pass_on_a_gpu(case: str) -> None:
     config, device = configuration(case), torch.device("cuda", 0)
     model, tokens = build(config, device).eval(), text(config, LENGTH).to(device)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_parts_have_the_logits_of_the_whole_on_a_gpu(case: str) -> None:
 
 @pytest.mark.parametrize("new", [9, pytest.param(LENGTH - 30, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("case", CASES)
-def test_rows_of_different_lengths_have_the_logits_of_each_alone(case: str, new: int) -> None:
+def test_rows_of_different_lengths_have_the_logits_of_single_rows(case: str, new: int) -> None:
     from efficientbench.model.cache import Cache
 
     config = configuration(case)
@@ -105,7 +105,7 @@ def test_rows_of_different_lengths_have_the_logits_of_each_alone(case: str, new:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_expanded_and_selected_rows_continue_as_their_own(case: str) -> None:
+def test_expanded_and_selected_rows_continue_independently(case: str) -> None:
     from efficientbench.model.cache import Cache
 
     config = configuration(case)
@@ -146,7 +146,7 @@ def test_a_cache_takes_the_bytes_of_the_formula(case: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bf16_rounds_no_more_than_a_whole_pass_does(case: str) -> None:
+def test_bf16_decoding_rounds_no_more_than_one_pass(case: str) -> None:
     config, wide = configuration(case, "training.dtype=bf16"), configuration(case)
     model, exact, tokens = build(config).eval(), build(wide).eval(), text(config, LENGTH)
     with torch.no_grad():
@@ -176,7 +176,7 @@ TRACED = [
     reason="torch 2.13 does not trace nested with blocks in the bytecode of Python 3.13.0",
 )
 @pytest.mark.parametrize("case", ["gqa", *(pytest.param(case, marks=pytest.mark.proof) for case in TRACED)])
-def test_a_step_is_one_graph_that_is_compiled_once(case: str) -> None:
+def test_a_decoding_step_is_one_graph_compiled_once(case: str) -> None:
     from efficientbench.model.cache import Cache
 
     config = configuration(case)

@@ -77,7 +77,7 @@ def exported(model: GPT, config: RunConfig, tokenizer: TextTokenizer, folder: Pa
 
 
 @pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B"])
-def test_losses_of_letters_are_those_of_transformers(
+def test_losses_of_letters_match_transformers(
     name: str, tokenizer: TextTokenizer, shared_data: Path, tmp_path: Path
 ) -> None:
     from transformers import AutoTokenizer
@@ -163,7 +163,7 @@ def greedy(theirs: Callable[[torch.Tensor], Any], prompt: list[int], new: int) -
     return tokens[len(prompt) :]
 
 
-def test_answers_with_the_calculator_are_those_of_transformers(run: Opened, data: Path, tmp_path: Path) -> None:
+def test_answers_with_the_calculator_match_transformers(run: Opened, data: Path, tmp_path: Path) -> None:
     results, summary = evaluated("gsm8k", run, Options(data, data, max_new_tokens=96))
     assert summary.figures == {"accuracy": 1.0}
     theirs = exported(run.model, run.config, run.tokenizer, tmp_path)
@@ -176,7 +176,7 @@ def test_answers_with_the_calculator_are_those_of_transformers(run: Opened, data
         assert results[f"row/{number}"].right is True
 
 
-def test_without_the_calculator_the_answers_are_not_there(run: Opened, data: Path) -> None:
+def test_answers_are_wrong_without_the_calculator(run: Opened, data: Path) -> None:
     task: Any = make_chat_task("gsm8k", run, Options(data, data, max_new_tokens=96))
     task.calculator = None
     results = [result for part in task.score(task.items()) for result in part]
@@ -184,7 +184,7 @@ def test_without_the_calculator_the_answers_are_not_there(run: Opened, data: Pat
     assert not all(result.right for result in results)
 
 
-def test_programs_are_run(run: Opened, data: Path) -> None:
+def test_programs_of_answers_are_run(run: Opened, data: Path) -> None:
     results, summary = evaluated("humaneval", run, Options(data, data, max_new_tokens=128, allow_code=True))
     [result] = results.values()
     assert result.right is True
@@ -193,7 +193,7 @@ def test_programs_are_run(run: Opened, data: Path) -> None:
     assert summary.parts["sandbox_held"]["memory"] is True
 
 
-def test_a_task_from_outside_is_sampled(run: Opened, data: Path) -> None:
+def test_an_external_task_is_sampled(run: Opened, data: Path) -> None:
     options = Options(data, None, max_new_tokens=24, samples=4, temperature=1.5)
     results, summary = evaluated("support.outside_task:Spelling", run, options)
     assert len(results) == len(WORDS)
@@ -211,14 +211,14 @@ def test_a_task_from_outside_is_sampled(run: Opened, data: Path) -> None:
     }
 
 
-def test_code_from_outside_that_cannot_score_is_named(run: Opened, data: Path) -> None:
+def test_external_code_that_cannot_score_is_named(run: Opened, data: Path) -> None:
     with pytest.raises(
         EvaluationError, match=r"outside_task\.Unscored, row/\d: ZeroDivisionError: it cannot be scored"
     ):
         evaluated("support.outside_task:Unscored", run, Options(data, max_new_tokens=2))
 
 
-def test_answers_end_where_the_positions_do(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_answers_end_at_the_last_position(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     renderer, name = make_renderer(tokenizer, "own"), "support.outside_task:Spelling"
     examples = find_examples(name, Options(tmp_path)).read(np.arange(len(WORDS)))
     sizes = [len(renderer.prompt(example.messages)) for example in examples]

@@ -35,7 +35,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory, single_rank: None) -> Chat:
     return learned_chat(tmp_path_factory.mktemp("chat"), turns)
 
 
-def test_answers_are_shown_with_their_calls_and_go_back_with_them(chat: Chat, tmp_path: Path) -> None:
+def test_answers_are_shown_and_sent_back_with_their_calls(chat: Chat, tmp_path: Path) -> None:
     script = """
       await say("What is 6*7?");
       await say("And half of it?");
@@ -46,7 +46,7 @@ def test_answers_are_shown_with_their_calls_and_go_back_with_them(chat: Chat, tm
     assert found["calls"] == ["6*7 = 42", "42/2 = 21"]
 
 
-def test_what_is_refused_can_be_sent_again_and_markup_is_text(chat: Chat, tmp_path: Path) -> None:
+def test_a_refused_message_can_be_sent_again_and_markup_is_text(chat: Chat, tmp_path: Path) -> None:
     script = """
       at("language").click();
       await say("x".repeat(8001));
@@ -81,7 +81,7 @@ def test_a_key_that_no_header_can_hold_is_asked_for_again(chat: Chat, tmp_path: 
     assert seen(chat, script, tmp_path, KEY) == {"said": [["said user", "What is 6*7?"], FIRST], "left": 0}
 
 
-def test_an_answer_that_breaks_off_is_called_so(chat: Chat, tmp_path: Path) -> None:
+def test_an_interrupted_answer_is_marked(chat: Chat, tmp_path: Path) -> None:
     script = """
       fetch = async () => new Response('data: {"choices":[{"delta":{"content":"half"}}]}\\n\\n');
       await say("What is 6*7?");

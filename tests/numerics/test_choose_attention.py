@@ -24,7 +24,7 @@ LATENT = AttentionShape(96, 1, 4, 4, 24, 16, torch.float32)
 
 @pytest.mark.parametrize("shape", [GROUPED, LATENT])
 @pytest.mark.parametrize("name", ["flash", "math"])
-def test_kernels_give_the_formula(name: str, shape: AttentionShape) -> None:
+def test_attention_kernels_match_the_formula(name: str, shape: AttentionShape) -> None:
     query = torch.randn(shape.seq_len, shape.batch, shape.heads, shape.key_dim)
     key = torch.randn(shape.seq_len, shape.batch, shape.groups, shape.key_dim)
     value = torch.randn(shape.seq_len, shape.batch, shape.groups, shape.value_dim)
@@ -37,7 +37,7 @@ def test_kernels_give_the_formula(name: str, shape: AttentionShape) -> None:
     assert torch.allclose(found.double(), wanted, atol=1e-5)
 
 
-def test_the_fastest_is_taken_and_what_cannot_run_says_why() -> None:
+def test_the_fastest_kernel_is_chosen_and_unusable_ones_have_a_reason() -> None:
     choice = fastest(["math", "flash", "cudnn", "flex", "te"], GROUPED, CPU)
     assert dict(choice.times_s).keys() == {"flash", "math"}
     assert choice.name == min(choice.times_s, key=lambda item: item[1])[0]
@@ -48,7 +48,7 @@ def test_the_fastest_is_taken_and_what_cannot_run_says_why() -> None:
     assert "not: cudnn, flex, te" in choice.reasons
 
 
-def test_without_measuring_the_first_that_is_right_is_taken() -> None:
+def test_the_first_correct_kernel_is_chosen_without_measuring() -> None:
     choice = first_right(["te", "math", "flash"], GROUPED, CPU)
     assert (choice.name, choice.kernel, choice.times_s) == ("math", KERNELS["math"], ())
     assert [name for name, _ in choice.refused] == ["te"]
@@ -77,7 +77,7 @@ class NoGradient(torch.autograd.Function):
         return grad_outputs[0] * math.nan
 
 
-def test_a_kernel_whose_gradient_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_with_a_nan_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
         return causal_attention(query, NoGradient.apply(key), value, scale)
 
@@ -88,7 +88,7 @@ def test_a_kernel_whose_gradient_is_no_number_is_refused(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("error", [ValueError("NYI: shape\nmore"), AssertionError(), ImportError("libfused.so")])
-def test_a_library_that_fails_leaves_the_others(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_library_does_not_affect_other_kernels(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*arguments: object) -> torch.Tensor:
         raise error
 
@@ -99,19 +99,19 @@ def test_a_library_that_fails_leaves_the_others(error: Exception, monkeypatch: p
 
 
 @pytest.mark.parametrize(("name", "tp"), [("mqa_1.5B", 2), ("gqa_1.5B", 4), ("gqa_1.5B", 1)])
-def test_a_rank_of_many_has_a_key_value_head(name: str, tp: int) -> None:
+def test_each_tensor_parallel_rank_has_a_key_value_head(name: str, tp: int) -> None:
     config = resolve(name, overrides=[f"parallel.tp={tp}"])
     shape = AttentionShape.of(config)
     assert shape is not None
     assert (shape.heads, shape.groups) == (12 // tp, 2 if tp == 1 else 1)
 
 
-def test_without_a_choice_torch_decides() -> None:
+def test_torch_decides_without_a_choice() -> None:
     assert choose("auto", GROUPED, "cpu", Path()).kernel is causal_attention
     assert fastest(["cudnn"], GROUPED, CPU).kernel is causal_attention
 
 
-def test_a_kernel_that_is_asked_for_must_serve() -> None:
+def test_a_requested_kernel_that_is_unusable_is_refused() -> None:
     assert choose("math", LATENT, "cpu", Path()).kernel is KERNELS["math"]
     with pytest.raises(ConfigError, match="kernels.attention=te does not serve this run: Transformer Engine is not"):
         choose("te", GROUPED, "cpu", Path())
@@ -127,7 +127,7 @@ def not_measured(*arguments: object) -> float:
     raise AssertionError("measured again")
 
 
-def test_a_later_run_takes_the_kept_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_run_uses_the_stored_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["math", "flash", "cudnn"]
     first = fastest_kept(names, GROUPED, CPU, tmp_path / "data")
     (file,) = (tmp_path / "data").iterdir()
@@ -164,7 +164,7 @@ def test_a_later_run_takes_the_kept_times(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 @pytest.mark.usefixtures("at_once")
-def test_a_damaged_or_foreign_file_is_ignored_with_a_line(
+def test_a_damaged_or_foreign_file_of_times_is_ignored_with_a_message(
     key: str | None, value: Any, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fastest_kept(["flash", "math"], GROUPED, CPU, tmp_path)
@@ -180,7 +180,7 @@ def test_a_damaged_or_foreign_file_is_ignored_with_a_line(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_kept_kernel_that_has_become_wrong_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_kernel_that_has_become_wrong_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fastest_kept(["flash", "math"], GROUPED, CPU, tmp_path).name == "flash"
     wrong = lambda query, key, value, scale: causal_attention(query, key, value, 2 * scale)  # noqa: E731
     monkeypatch.setitem(KERNELS, "flash", wrong)
@@ -188,15 +188,13 @@ def test_a_kept_kernel_that_has_become_wrong_is_not_taken(tmp_path: Path, monkey
 
 
 @pytest.mark.usefixtures("at_once")
-def test_without_a_place_to_write_the_choice_is_made_all_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_kernel_is_chosen_without_a_writable_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     assert not fastest_kept(["flash", "math"], GROUPED, CPU, tmp_path / "file").kept
     assert caplog.messages[-1].startswith("kernels' times are not kept: ")
 
 
 @pytest.mark.gpu
-def test_the_choice_on_a_gpu(tmp_path: Path) -> None:
+def test_a_kernel_is_chosen_on_a_gpu(tmp_path: Path) -> None:
     choice = choose("auto", AttentionShape(2048, 1, 12, 2, 128, 128, torch.bfloat16), "cuda", tmp_path)
     assert choice.times_s

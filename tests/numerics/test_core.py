@@ -67,7 +67,7 @@ def exported_logits(config: RunConfig, model: GPT, tokenizer: TextTokenizer, fol
         pytest.param(tuple(TASKS), None, exported_logits, marks=pytest.mark.proof),
     ],
 )
-def test_every_row_scores_as_a_plain_scorer_finds_it(
+def test_every_row_scores_as_by_a_plain_scorer(
     names: Sequence[str],
     limit: int | None,
     oracle: Callable[[RunConfig, GPT, TextTokenizer, Path], Logits],
@@ -104,11 +104,11 @@ def test_every_row_scores_as_a_plain_scorer_finds_it(
         assert not summary.unavailable
     else:
         assert summary.figures["core"] is None
-        assert summary.unavailable["core"].startswith("18 of its 22 tasks are not at hand: hellaswag_zeroshot")
+        assert summary.unavailable["core"].startswith("18 of the 22 tasks of CORE are missing: hellaswag_zeroshot")
         assert summary.unavailable["squad"] == "core.yaml does not list it"
 
 
-def test_the_tasks_are_those_of_the_metric() -> None:
+def test_the_tasks_match_those_of_the_metric() -> None:
     assert set(NAMES) == set(TASKS)
     assert len(NAMES) == 22
 
@@ -137,7 +137,7 @@ def groups_of(vocabulary: int) -> list[list[Continuation]]:
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("budget", [1, 10_000])
-def test_groups_score_the_same_in_any_batch(name: str, budget: int) -> None:
+def test_groups_have_the_same_scores_in_any_batch(name: str, budget: int) -> None:
     config = config_of(name, "training.seq_len=64")
     longest = 48 if name.startswith("learnable") else None
     if longest:
@@ -158,7 +158,7 @@ def alone(model: GPT, each: Continuation) -> list[float]:
     return [-table[at - 1, each.tokens[at]].item() for at in range(each.first, len(each.tokens))]
 
 
-def test_what_choices_share_is_computed_once() -> None:
+def test_shared_tokens_of_choices_are_computed_once() -> None:
     model = build(config_of("gqa_1.5B")).eval()
     computed: list[int] = []
     hook = model.register_forward_pre_hook(lambda module, given: computed.append(given[0].numel()))
@@ -196,7 +196,7 @@ def test_choices_that_differ_in_their_last_token_are_computed_once(name: str) ->
     assert letters[0] != letters[1]
 
 
-def test_too_long_prompts_lose_their_beginning(tokenizers: dict[str, TextTokenizer]) -> None:
+def test_too_long_prompts_are_cut_at_their_beginning(tokenizers: dict[str, TextTokenizer]) -> None:
     encode = tokenizers["own"].encode_batch
     texts = ["import os " * 20 + "the end", "import os " * 20 + "no"]
     whole = continuations(MC, texts, encode, 0, None)
@@ -216,11 +216,11 @@ def test_a_broken_model_is_named() -> None:
     assert model.cache is None
 
 
-def test_nothing_to_score_is_no_number() -> None:
+def test_an_empty_set_of_items_has_no_score() -> None:
     assert math.isnan(Scored(np.zeros(0), np.zeros(0, np.int64)).mean)
 
 
-def test_figures_of_some_items_alone(tokenizers: dict[str, TextTokenizer], tmp_path: Path) -> None:
+def test_figures_can_be_computed_over_a_part_of_the_items(tokenizers: dict[str, TextTokenizer], tmp_path: Path) -> None:
     config, tokenizer = config_of("gqa_1.5B"), tokenizers["own"]
     write_bundle(tmp_path, FEW)
     core = Core(build(config).eval(), tokenizer, read_bundle(tmp_path, None), None, None, 4096)

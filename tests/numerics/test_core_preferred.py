@@ -26,7 +26,9 @@ WITHOUT_SHOTS = {MC: "copa", SCHEMA: "winogrande", LM: "lambada_openai"}
 
 
 @pytest.mark.parametrize("kind", WITHOUT_SHOTS)
-def test_what_the_model_prefers_is_right(kind: str, tokenizers: dict[str, TextTokenizer], tmp_path: Path) -> None:
+def test_rows_with_the_preferred_gold_are_right_and_others_wrong(
+    kind: str, tokenizers: dict[str, TextTokenizer], tmp_path: Path
+) -> None:
     config = tiny("gqa_1.5B", "model.vocab_size=301", "model.init_std=0.2", "model.tied=false")
     tokenizer, name = tokenizers["own"], WITHOUT_SHOTS[kind]
     model = build(config).eval()

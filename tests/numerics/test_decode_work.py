@@ -16,7 +16,7 @@ ROWS = 2
 
 @pytest.mark.parametrize("length", [48, 200])
 @pytest.mark.parametrize("name", [*chosen(ATTENTIONS, decodes), "none", "moe"])
-def test_a_step_takes_the_flops_of_the_formulas(name: str, length: int) -> None:
+def test_the_flops_of_a_decoding_step_match_the_formulas(name: str, length: int) -> None:
     from efficientbench.generation.decoder import Decoder
 
     config = tiny_model(name, f"training.seq_len={length}")

@@ -41,7 +41,7 @@ def structure(model: ModelConfig) -> tuple[object, ...]:
     return model.attention.kind, model.position.kind, shared, model.moe is not None, *choices.items()
 
 
-def test_no_architecture_is_left_out() -> None:
+def test_every_architecture_is_tested() -> None:
     covered = {structure(configuration(name).model) for name in MODELS}
     for run in load_matrix().runs:
         assert structure(resolve(run.name).model) in covered, run.name
@@ -49,7 +49,7 @@ def test_no_architecture_is_left_out() -> None:
 
 @pytest.mark.parametrize("position", [9, *(pytest.param(each, marks=pytest.mark.proof) for each in (1, 15))])
 @pytest.mark.parametrize("variant", [*MODELS, *MORE])
-def test_a_changed_token_leaves_all_logits_before_it(variant: str, position: int) -> None:
+def test_a_changed_token_does_not_change_earlier_logits(variant: str, position: int) -> None:
     config = configuration(variant)
     model, tokens = build(config).eval(), text(config, config.training.seq_len)
     changed = tokens.clone()
@@ -65,20 +65,20 @@ def test_a_changed_token_leaves_all_logits_before_it(variant: str, position: int
 
 
 @pytest.mark.parametrize("variant", [*MODELS, *MORE])
-def test_parameters_are_as_many_as_counted(variant: str) -> None:
+def test_the_number_of_parameters_matches_the_formula(variant: str) -> None:
     config = configuration(variant)
     assert sum(parameter.numel() for parameter in build(config).parameters()) == count_parameters(config.model).total
 
 
 # Of chat.yaml one run: the others differ from it in shapes alone.
 @pytest.mark.parametrize("run", [run.name for run in load_matrix().all_runs if run.suite != "chat"] + ["base_d20"])
-def test_parameters_of_the_smoke_models_are_as_many_as_counted(run: str) -> None:
+def test_the_number_of_parameters_of_smoke_models_matches_the_formula(run: str) -> None:
     config = resolve(run, smoke=True)
     assert sum(parameter.numel() for parameter in build(config).parameters()) == count_parameters(config.model).total
 
 
 @pytest.mark.parametrize("variant", [*MODELS, *MORE])
-def test_flops_equal_those_that_torch_counts(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flops_match_torchs_counter(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The counter sees matmuls only: neither the CPU's fused attention nor grouped ones.
     monkeypatch.setattr("efficientbench.model.gpt.causal_attention", dense_attention)
     monkeypatch.setattr("efficientbench.model.kernels.grouped_mm.has_grouped_mm", lambda device_type: False)

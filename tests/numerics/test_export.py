@@ -146,6 +146,6 @@ def test_weights_of_another_model_are_refused(change: str, tmp_path: Path) -> No
         ("nanochat_d12", ["model.norm_weights=true"], "relu2, model.embedding_norm=true, model.logit_softcap=15"),
     ],
 )
-def test_what_has_no_counterpart_says_why(name: str, overrides: list[str], reason: str) -> None:
+def test_a_model_without_a_counterpart_is_refused_with_the_reason(name: str, overrides: list[str], reason: str) -> None:
     with pytest.raises(ConfigError, match=f"{reason}.*; what can be exported"):
         architecture_of(tiny(name, *overrides).model)

@@ -48,7 +48,7 @@ def nodes(last: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_loss_and_gradients_are_those_of_megatrons_layer(case: str) -> None:
+def test_loss_and_gradients_match_megatrons_layer(case: str) -> None:
     """The compiler takes seconds, and runs in proofs: here the same functions run without it."""
     found = {}
     for fused in ("false", "true"):

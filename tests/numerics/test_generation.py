@@ -57,7 +57,7 @@ def continued(
     ("name", "new"),
     [("gqa_1.5B", 12), *(pytest.param(name, 64, marks=pytest.mark.proof) for name in EXPORTED)],
 )
-def test_greedy_tokens_are_those_of_transformers(
+def test_greedy_tokens_match_transformers(
     name: str, new: int, tokenizers: dict[str, TextTokenizer], tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
@@ -85,7 +85,7 @@ def test_greedy_tokens_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("name", ["gqa_1.5B", "moe_1.5Bx8", "learnable_absolute_1.5B"])
-def test_a_checkpoint_fills_the_model(name: str) -> None:
+def test_a_checkpoint_sets_every_weight_of_the_model(name: str) -> None:
     from efficientbench.model.gpt import trained_model
 
     config = config_of(name)
@@ -136,7 +136,7 @@ def test_sampled_tokens_are_the_same_in_any_batch(name: str, settings: Sampling,
                 assert distance < 1e-5, f"prompt {number}, new token {step}"
 
 
-def test_samples_of_a_prompt_are_those_of_as_many_numbers() -> None:
+def test_samples_of_a_prompt_match_separately_numbered_prompts() -> None:
     config = config_of("gqa_1.5B", "training.seq_len=96")
     model = build(config).eval()
     prompts = prompts_of(config)[:2]
@@ -147,7 +147,7 @@ def test_samples_of_a_prompt_are_those_of_as_many_numbers() -> None:
     assert found[::3] == continued(model, prompts, Sampling(1.0, seed=1), 16)
 
 
-def test_a_prompts_own_number_decides_its_tokens() -> None:
+def test_sampled_tokens_depend_on_the_number_of_the_prompt() -> None:
     config = config_of("gqa_1.5B", "training.seq_len=96")
     model = build(config).eval()
     prompts = prompts_of(config)
@@ -157,7 +157,7 @@ def test_a_prompts_own_number_decides_its_tokens() -> None:
     assert {each.row.prompt for each in emitted} == {3}
 
 
-def test_a_row_ends_with_a_stop_token_and_the_others_go_on() -> None:
+def test_a_row_ends_at_a_stop_token_and_other_rows_continue() -> None:
     config = config_of("gqa_1.5B", "training.seq_len=96")
     model = build(config).eval()
     prompts = prompts_of(config)

@@ -107,7 +107,7 @@ def test_a_window_holds_no_memory_of_earlier_rows_or_of_the_prefill(monkeypatch:
     ]
 
 
-def test_prefill_does_not_wait_for_the_zeros_of_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prefill_time_excludes_zeroing_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     _, [row] = rows_of((1,), monkeypatch)
     assert row.prefill is not None
     assert row.prefill.time_s is not None
@@ -115,14 +115,14 @@ def test_prefill_does_not_wait_for_the_zeros_of_its_cache(monkeypatch: pytest.Mo
     assert row.ttft_s - row.prefill.time_s > 0.9 * ZEROS_S
 
 
-def test_a_cache_goes_with_its_decoder() -> None:
+def test_a_cache_is_freed_with_its_decoder() -> None:
     decoder = Decoder(build(tiny("gqa_1.5B")).eval(), [[1, 2]], 2)
     gone = weakref.ref(decoder)
     del decoder
     assert gone() is None
 
 
-def test_batches_one_after_another_have_one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consecutive_batches_hold_one_cache_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[Decoder]] = []
     alive: list[int] = []
 

@@ -38,7 +38,7 @@ def by_formula(config: RunConfig) -> int:
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("name", [*chosen(ATTENTIONS, is_plain), "moe", "none"])
-def test_hardware_flops_are_those_of_the_kernels(name: str, recompute: str) -> None:
+def test_hardware_flops_match_the_kernels(name: str, recompute: str) -> None:
     config = tiny_model(name, f"training.recompute={recompute}")
     counted = counted_per_token(config)
     assert counted == by_formula(config)
@@ -48,7 +48,7 @@ def test_hardware_flops_are_those_of_the_kernels(name: str, recompute: str) -> N
 
 
 @pytest.mark.parametrize("name", chosen(ATTENTIONS, lambda config: attention_of(config.model).kernels))
-def test_kernels_of_a_variants_own_compute_no_less(name: str) -> None:
+def test_a_variants_own_kernels_compute_at_least_the_model_flops(name: str) -> None:
     """NSA reads complete blocks, and selects in two passes."""
     config = tiny_model(name)
     flops = flops_per_token(config.model, config.training.seq_len)
@@ -56,7 +56,7 @@ def test_kernels_of_a_variants_own_compute_no_less(name: str) -> None:
     assert flops.training_hardware < by_formula(config) <= counted_per_token(config)
 
 
-def test_a_kernel_that_keeps_its_scores_computes_the_models_flops_alone() -> None:
+def test_a_kernel_that_stores_its_scores_computes_exactly_the_model_flops() -> None:
     config = tiny_model("gqa")
     flops = flops_per_token(config.model, 16)
     assert hardware_flops_per_token(config.model, 16, "none", AttentionWork(scores_again=False)) == flops.training
@@ -70,6 +70,6 @@ def test_torchs_counter_misses_products() -> None:
     assert (torchs.get_total_flops(), ours.total) == (0, 2 * 4 * 16 * 8)
 
 
-def test_a_product_without_a_formula_is_not_passed_over() -> None:
+def test_a_product_without_a_formula_is_reported() -> None:
     with pytest.raises(UncountedError, match="no formula counts its FLOPs"), FlopCounter():
         torch.nn.functional.conv1d(torch.ones(1, 1, 4), torch.ones(1, 1, 2))

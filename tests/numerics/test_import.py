@@ -79,7 +79,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("name", "overrides", "tokenizer"), [each[:3] for each in CASES.values()], ids=CASES)
-def test_what_was_exported_comes_back(
+def test_an_exported_model_is_imported_unchanged(
     name: str, overrides: list[str], tokenizer: str, tokenizers: dict[str, TextTokenizer], tmp_path: Path
 ) -> None:
     config, tokens = config_of(name, *overrides), text(config_of(name), 16)
@@ -95,7 +95,7 @@ def test_what_was_exported_comes_back(
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_what_transformers_saved_has_its_logits(kind: str, tmp_path: Path) -> None:
+def test_a_model_saved_by_transformers_has_its_logits(kind: str, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **TINY | FOREIGN[kind]))
@@ -125,7 +125,7 @@ def test_bf16_stays_bf16(tokenizers: dict[str, TextTokenizer], tmp_path: Path) -
     assert all(torch.equal(weights[name], before[name]) for name in weights)
 
 
-def test_keys_as_published_folders_have_them(tmp_path: Path) -> None:
+def test_keys_of_published_folders_are_accepted(tmp_path: Path) -> None:
     """The form of releases before 5, with keys that no class reads and those that change nothing."""
     older = {
         **{"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643},
@@ -141,7 +141,7 @@ def test_keys_as_published_folders_have_them(tmp_path: Path) -> None:
     assert (model.key_value_heads, model.embedding_multiplier) == (2, 1.0)
 
 
-def test_a_key_may_have_its_former_name(tmp_path: Path) -> None:
+def test_a_key_may_have_its_older_name(tmp_path: Path) -> None:
     experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True}
     (tmp_path / "config.json").write_text(json.dumps(TINY | experts | {"model_type": "qwen3_moe", "head_dim": 16}))
     config, _ = read_config(tmp_path, "folder")

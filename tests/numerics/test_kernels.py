@@ -57,7 +57,7 @@ def fuse(request: pytest.FixtureRequest, device: str) -> Iterator[bool]:
 
 @pytest.mark.parametrize("fuse", FUSED, indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_norm(device: str, dtype: torch.dtype, fuse: bool) -> None:
+def test_rms_norm_matches_torch(device: str, dtype: torch.dtype, fuse: bool) -> None:
     x, weight = torch.randn(7, 3, 48, device=device, dtype=dtype), torch.rand(48, device=device, dtype=dtype)
     agree(
         lambda x, w: norm.rms_norm(x, w, 1e-6, fuse),
@@ -69,7 +69,7 @@ def test_norm(device: str, dtype: torch.dtype, fuse: bool) -> None:
 
 @pytest.mark.parametrize("fuse", EITHER, indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_norm_without_weights(device: str, dtype: torch.dtype, fuse: bool) -> None:
+def test_rms_norm_without_weights_matches_torch(device: str, dtype: torch.dtype, fuse: bool) -> None:
     x = torch.randn(7, 3, 48, device=device, dtype=dtype)
     agree(
         lambda x: norm.rms_norm(x, None, 1e-2, fuse), lambda x: F.rms_norm(x, (48,), None, 1e-2), [x], TOLERANCE[dtype]
@@ -78,7 +78,7 @@ def test_norm_without_weights(device: str, dtype: torch.dtype, fuse: bool) -> No
 
 @pytest.mark.parametrize("fuse", FUSED, indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_norm_of_a_sum(device: str, dtype: torch.dtype, fuse: bool) -> None:
+def test_rms_norm_of_a_sum_matches_torch(device: str, dtype: torch.dtype, fuse: bool) -> None:
     def formula(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         total = x + residual
         return torch.cat([total, F.rms_norm(total, (48,), weight, 1e-6)])
@@ -90,14 +90,14 @@ def test_norm_of_a_sum(device: str, dtype: torch.dtype, fuse: bool) -> None:
 
 @pytest.mark.parametrize("fuse", EITHER, indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_relu2(device: str, dtype: torch.dtype, fuse: bool) -> None:
+def test_relu2_matches_torch(device: str, dtype: torch.dtype, fuse: bool) -> None:
     x = torch.randn(7, 3, 95, device=device, dtype=dtype)
     agree(lambda x: relu2.relu2(x, fuse), lambda x: x.clamp(min=0) ** 2, [x], TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("fuse", FUSED, indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_swiglu(device: str, dtype: torch.dtype, fuse: bool) -> None:
+def test_swiglu_matches_torch(device: str, dtype: torch.dtype, fuse: bool) -> None:
     def formula(x: torch.Tensor) -> torch.Tensor:
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
@@ -108,7 +108,7 @@ def test_swiglu(device: str, dtype: torch.dtype, fuse: bool) -> None:
 
 @pytest.mark.parametrize("fuse", EITHER, indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_gated_sum_of_branches(device: str, dtype: torch.dtype, fuse: bool) -> None:
+def test_the_gated_sum_of_branches_matches_torch(device: str, dtype: torch.dtype, fuse: bool) -> None:
     gates = torch.rand(3, 2, 7, 3, 1, device=device, dtype=dtype)
     branches = torch.randn(3, 2, 7, 3, 16, device=device, dtype=dtype)
     agree(
@@ -121,7 +121,7 @@ def test_gated_sum_of_branches(device: str, dtype: torch.dtype, fuse: bool) -> N
 
 @pytest.mark.parametrize("fuse", FUSED, indirect=True)
 @pytest.mark.parametrize("rotated", [16, 10])
-def test_rotation_of_all_and_of_the_last_dimensions(device: str, rotated: int, fuse: bool) -> None:
+def test_rotation_of_all_or_the_last_dimensions_matches_torch(device: str, rotated: int, fuse: bool) -> None:
     angles = torch.randn(7, 1, 1, rotated // 2, device=device)
     x = torch.randn(7, 3, 2, 16, device=device)
 
@@ -137,7 +137,7 @@ def test_rotation_of_all_and_of_the_last_dimensions(device: str, rotated: int, f
 @pytest.mark.parametrize("block_logits", [2**24, 5 * 131])
 @pytest.mark.parametrize("fuse", EITHER, indirect=True)
 @pytest.mark.usefixtures("single_rank")
-def test_loss(device: str, fuse: bool, block_logits: int, softcap: float | None) -> None:
+def test_the_fused_loss_matches_torch(device: str, fuse: bool, block_logits: int, softcap: float | None) -> None:
     hidden, embedding = torch.randn(17, 24, device=device), torch.randn(140, 24, device=device)
     labels, weights = torch.randint(131, (17,), device=device), torch.rand(17, device=device)
     weights[3] = 0
@@ -159,7 +159,9 @@ def test_loss(device: str, fuse: bool, block_logits: int, softcap: float | None)
 @pytest.mark.parametrize("looked_up", [True, False])
 @pytest.mark.parametrize("block_logits", [2**24, 5 * 131])
 @pytest.mark.usefixtures("single_rank")
-def test_a_loss_of_known_gradient_adds_the_tables_at_once(device: str, block_logits: int, looked_up: bool) -> None:
+def test_the_fused_loss_accumulates_the_tables_gradient_in_the_forward_pass(
+    device: str, block_logits: int, looked_up: bool
+) -> None:
     """To what is in `main_grad`, in the forward pass, and the hidden states' gradient is that of the formula too."""
     hidden, table = torch.randn(17, 24, device=device), torch.randn(140, 24, device=device)
     labels, weights = torch.randint(131, (17,), device=device), torch.rand(17, device=device)
@@ -184,7 +186,7 @@ def test_a_loss_of_known_gradient_adds_the_tables_at_once(device: str, block_log
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weight_gradients_are_added_to_what_is_there(device: str, dtype: torch.dtype) -> None:
+def test_weight_gradients_are_accumulated(device: str, dtype: torch.dtype) -> None:
     left = torch.randn(33, weight_gradient.ROWS_AT_ONCE + 3, device=device, dtype=dtype)
     right = torch.randn(33, 5, device=device, dtype=dtype)
     total = torch.randn(left.shape[1], 5, device=device)
@@ -196,7 +198,7 @@ def test_weight_gradients_are_added_to_what_is_there(device: str, dtype: torch.d
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_onednn_multiplies_where_it_is_asked_and_nowhere_else(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onednn_is_used_only_where_it_is_requested(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this torch has no oneDNN")
     monkeypatch.setattr(product, "by_onednn", lambda device_type, dtype: asked)
@@ -293,7 +295,7 @@ def test_groups_end_where_the_next_begins(sizes: list[int], device: str) -> None
 
 
 @pytest.mark.gpu
-def test_nothing_waits_for_an_nvidia_gpu() -> None:
+def test_grouped_matmuls_do_not_synchronize_an_nvidia_gpu() -> None:
     if not kernel.multiplies_at_once("cuda", torch.bfloat16):
         pytest.skip("no Hopper or Blackwell GPU is here")
     from efficientbench.model.token_dispatch import permute
@@ -318,7 +320,7 @@ def test_nothing_waits_for_an_nvidia_gpu() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 2, 8, 9])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_logits_of_a_few_tokens(tokens: int, dtype: torch.dtype) -> None:
+def test_logits_of_a_few_tokens_match_torch(tokens: int, dtype: torch.dtype) -> None:
     hidden, table = torch.randn(1, tokens, 48, dtype=dtype), torch.randn(131, 48, dtype=dtype)
     agree(few_tokens.linear, lambda x, w: x @ w.t(), [hidden, table], TOLERANCE[dtype])
     bias = torch.randn(131, dtype=dtype)
@@ -329,5 +331,5 @@ def test_logits_of_a_few_tokens(tokens: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 9])
-def test_a_rank_whose_part_of_the_table_is_all_padding_has_no_logits(tokens: int) -> None:
+def test_a_rank_with_only_padding_of_the_table_has_no_logits(tokens: int) -> None:
     assert few_tokens.linear(torch.randn(1, tokens, 48), torch.empty(0, 48)).shape == (1, tokens, 0)

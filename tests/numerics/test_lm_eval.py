@@ -60,7 +60,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("budget", [1, 4096])
-def test_likelihoods_and_texts_are_those_of_the_hf_backend(
+def test_likelihoods_and_texts_match_the_hf_backend(
     budget: int, tokenizers: dict[str, TextTokenizer], tmp_path: Path
 ) -> None:
     from lm_eval.models.huggingface import HFLM
@@ -85,7 +85,7 @@ def test_likelihoods_and_texts_are_those_of_the_hf_backend(
 
 
 @pytest.mark.parametrize("name", ["nsa_1.5B", "absolute_1.5B", "relative_1.5B"])
-def test_a_variant_that_is_not_exported_answers(name: str, tokenizers: dict[str, TextTokenizer]) -> None:
+def test_a_variant_without_an_export_can_be_evaluated(name: str, tokenizers: dict[str, TextTokenizer]) -> None:
     ours, run = adapter(name, tokenizers["own"], 4096)
     encode = ours.tok_encode
     for (context, end), (found, _) in zip(PAIRS, ours.loglikelihood(instances("loglikelihood", PAIRS)), strict=True):
@@ -100,7 +100,7 @@ def test_a_variant_that_is_not_exported_answers(name: str, tokenizers: dict[str,
         assert found == pytest.approx(wanted, abs=1e-4)
 
 
-def test_what_does_not_fit_is_refused(tokenizers: dict[str, TextTokenizer]) -> None:
+def test_a_request_longer_than_the_model_is_refused(tokenizers: dict[str, TextTokenizer]) -> None:
     ours, _ = adapter("gqa_1.5B", tokenizers["own"], 4096)
     with pytest.raises(ConfigError, match="an answer has .* tokens, and the model reads 64"):
         ours.loglikelihood(instances("loglikelihood", [("x", LONG)]))
@@ -134,7 +134,9 @@ def test_progress_counts_requests(tokenizers: dict[str, TextTokenizer], monkeypa
 
 
 @pytest.mark.parametrize("context", ["", "import os path while the model "])
-def test_a_context_of_all_items_makes_no_batch_of_all(context: str, tokenizers: dict[str, TextTokenizer]) -> None:
+def test_a_context_shared_by_all_items_does_not_make_one_batch(
+    context: str, tokenizers: dict[str, TextTokenizer]
+) -> None:
     ours, run = adapter("gqa_1.5B", tokenizers["own"], 512)
     sizes: list[int] = []
     hook = run.model.register_forward_pre_hook(lambda module, given: sizes.append(given[0].numel()))
@@ -146,7 +148,9 @@ def test_a_context_of_all_items_makes_no_batch_of_all(context: str, tokenizers: 
     assert max(sizes) <= 512 * 9 / 8
 
 
-def test_texts_are_kept_as_they_come(tokenizers: dict[str, TextTokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_stored_as_soon_as_they_are_generated(
+    tokenizers: dict[str, TextTokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from lm_eval.api.model import CacheHook, hash_args
 
     ours, _ = adapter("gqa_1.5B", tokenizers["own"], 1)

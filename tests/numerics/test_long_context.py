@@ -55,7 +55,7 @@ def opened(name: str, tokenizer: TextTokenizer, *overrides: str) -> Opened:
 
 
 @pytest.mark.parametrize("wording", [PASSKEY, NEEDLE], ids=["passkey", "needle"])
-def test_the_number_stands_where_it_should(
+def test_the_hidden_number_is_at_its_depth(
     wording: Wording, tokenizer: TextTokenizer, text: Path, tmp_path: Path
 ) -> None:
     run = opened("gqa_1.5B", tokenizer)
@@ -85,7 +85,7 @@ def test_the_number_stands_where_it_should(
 
 
 @pytest.mark.proof
-def test_answers_are_those_of_transformers(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_answers_match_transformers(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     config = config_of("gqa_1.5B")
@@ -117,7 +117,7 @@ def test_answers_are_those_of_transformers(tokenizer: TextTokenizer, tmp_path: P
 
 
 @pytest.mark.proof
-def test_loss_by_position_is_that_of_transformers(tokenizer: TextTokenizer, text: Path, tmp_path: Path) -> None:
+def test_loss_by_position_matches_transformers(tokenizer: TextTokenizer, text: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     run = opened("gqa_1.5B", tokenizer)
@@ -161,7 +161,7 @@ def test_ranges_hold_every_position_once() -> None:
             assert first == pytest.approx(trained / 2**0.5, abs=0.5)
 
 
-def test_documents_that_were_cut_are_ended(
+def test_truncated_documents_have_an_end_token(
     tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut, whole = byte_ids("A document that a validation has c"), [*byte_ids("And one that it has not. "), 0]
@@ -176,7 +176,7 @@ def test_documents_that_were_cut_are_ended(
 
 
 @pytest.mark.parametrize("wording", [PASSKEY, NEEDLE], ids=["passkey", "needle"])
-def test_half_a_task_goes_on(wording: Wording, tokenizer: TextTokenizer, text: Path, tmp_path: Path) -> None:
+def test_a_half_scored_task_resumes(wording: Wording, tokenizer: TextTokenizer, text: Path, tmp_path: Path) -> None:
     options = Options(tmp_path, text=text, limit=1, lengths=(256,))
     path = tmp_path / "task.jsonl"
     for there in (0, 3):
@@ -189,7 +189,7 @@ def test_half_a_task_goes_on(wording: Wording, tokenizer: TextTokenizer, text: P
     assert len(path.read_text().splitlines()) == 1 + len(DEPTHS)
 
 
-def test_lengths_end_where_the_positions_do(tokenizer: TextTokenizer, text: Path, tmp_path: Path) -> None:
+def test_lengths_end_at_the_last_position(tokenizer: TextTokenizer, text: Path, tmp_path: Path) -> None:
     learnable = opened("learnable_absolute_1.5B", tokenizer, f"model.position.max_seq_len={TRAINED}")
     assert Hidden("passkey", learnable, Options(tmp_path, limit=1), PASSKEY).lengths == [TRAINED]
     rotary = opened("gqa_1.5B", tokenizer)
@@ -202,7 +202,7 @@ def test_lengths_end_where_the_positions_do(tokenizer: TextTokenizer, text: Path
         PositionLoss(rotary, Options(tmp_path, text=text, lengths=(9000,)))
 
 
-def test_needles_stand_in_other_pieces_of_the_text(tokenizer: TextTokenizer, text: Path, tmp_path: Path) -> None:
+def test_each_needle_is_in_a_different_piece_of_the_text(tokenizer: TextTokenizer, text: Path, tmp_path: Path) -> None:
     task = Hidden("needle", opened("gqa_1.5B", tokenizer), Options(tmp_path, text=text, lengths=(256,)), NEEDLE)
     beginnings = {tuple(task.prompt(*task.cells[item.name])[0][:40]) for item in task.items()}
     assert len(beginnings) > 30

@@ -48,7 +48,7 @@ def read_by_a_step(model: GPT, rows: int, length: int, room: int) -> tuple[int, 
 # NSA: lengths from which there are as many blocks as a query chooses.
 @pytest.mark.parametrize("name", ["gqa_1.5B", "mqa_1.5B", "mla_1.5B", "nsa_1.5B", "moe_1.5Bx8"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_step_reads_the_bytes_of_the_formulas(name: str, tied: bool) -> None:
+def test_the_bytes_read_by_a_step_match_the_formulas(name: str, tied: bool) -> None:
     config = tiny(name, f"model.tied={str(tied).lower()}")
     model, moe = build(config), config.model.moe
     for rows, length in ((1, 64), (3, 80)):
@@ -69,7 +69,7 @@ def test_rows_of_a_position_table_are_looked_up() -> None:
     assert kept == cache_bytes_read(config.model, 80, "fp32")
 
 
-def test_nsa_reads_more_of_compressed_keys_alone_in_longer_sequences() -> None:
+def test_nsa_reads_only_more_compressed_keys_in_longer_sequences() -> None:
     paper = ("compress_block=32", "compress_stride=16", "select_block=64", "select_count=16", "window=512")
     config = tiny("nsa_1.5B", "model.layers=1", *(f"model.attention.{each}" for each in paper))
     model = build(config)
@@ -86,7 +86,7 @@ def setting_of(config: RunConfig) -> Setting:
 
 
 @pytest.mark.parametrize("name", ["gqa_1.5B", "moe_1.5Bx8"])
-def test_a_row_has_every_figure_or_its_reason(name: str) -> None:
+def test_a_row_has_every_figure_or_a_reason(name: str) -> None:
     config, case = tiny(name, "device=cpu"), Case(prompt_tokens=9, batch=3, max_new_tokens=5)
     row, _ = measure(setting_of(config), case)
     assert row.prefill is not None

@@ -125,7 +125,7 @@ def test_logits_loss_and_gradients_equal_nanochats(
 
 @pytest.mark.proof
 @pytest.mark.usefixtures("single_rank")
-def test_so_does_the_whole_model() -> None:
+def test_the_full_size_model_equals_nanochats() -> None:
     assert_equal(resolve("nanochat_d12", overrides=["training.dtype=fp32", "training.seq_len=65"]), False)
 
 

@@ -12,6 +12,7 @@ import torch
 from oracles.nsa import renamed, same_weights
 from oracles.oracle import build, gradients_beside, relative_error, weights_of
 from support.configs import tiny
+from support.releases import FLA_ON_CPU
 from support.repository import ROOT
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -99,6 +100,7 @@ def test_cost_does_not_grow_with_the_square_of_the_sequence() -> None:
     assert math.log(long_flops / short_flops, 4) < 1.25
 
 
+@FLA_ON_CPU
 def test_selected_branch_equals_flas() -> None:
     naive = pytest.importorskip("fla.ops.nsa.naive", reason="fla-core is not installed")
     torch.manual_seed(0)

@@ -103,7 +103,7 @@ CHOICES = {
 @pytest.mark.parametrize("most_scores", [2**27, 1000])
 @pytest.mark.parametrize("sequence", [3, 8, 149])
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
-def test_all_queries_at_once_choose_as_one_block_of_queries_after_another(
+def test_selecting_for_all_queries_at_once_equals_selecting_block_by_block(
     choice: Choice, sequence: int, most_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choose_blocks, "MOST_SCORES", most_scores)
@@ -117,7 +117,7 @@ def test_all_queries_at_once_choose_as_one_block_of_queries_after_another(
 
 
 @pytest.mark.proof
-def test_compiled_parts_choose_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_selection_chooses_the_same_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("MOST_SCORES", "MOST_SCORES_COMPILED"):
         monkeypatch.setattr(choose_blocks, limit, 20_000)
     choice = CHOICES["paper's ratios"]

@@ -50,7 +50,7 @@ def test_past_and_own_block_together_are_the_selected_branch(
 
 
 @pytest.mark.proof
-def test_half_precision_is_what_the_kernel_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_gets_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_npu", NsaSelectAttention().torch_npu())
     torch.manual_seed(0)
     query, key, value = torch.randn(1, SEQUENCE, 2, 64), torch.randn(1, SEQUENCE, 64), torch.randn(1, SEQUENCE, 64)
@@ -88,13 +88,13 @@ def test_shapes_beyond_its_limits_are_left_to_pytorch(change: dict[str, int]) ->
     assert nsa_selection.kernel_name("npu", replace(SHAPE, **change)) == nsa_selection.NAME
 
 
-def test_other_devices_do_not_ask_for_it() -> None:
+def test_other_devices_do_not_use_the_npu_kernel() -> None:
     assert not nsa_npu.serves("cpu", SHAPE)
     assert nsa_selection.kernel_name("cpu", SHAPE) == nsa_selection.NAME
 
 
 @pytest.mark.parametrize(("family", "served"), [("A2", True), ("A3", False), ("910", False), (None, False)])
-def test_chips_that_it_is_not_documented_for_do_not_get_it(
+def test_undocumented_chips_do_not_use_the_npu_kernel(
     family: str | None, served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch_npu", NsaSelectAttention().torch_npu())

@@ -55,7 +55,7 @@ def test_logits_loss_and_gradients_equal_the_oracle(kind: str, multiplied: list[
 
 
 @pytest.mark.parametrize("kind", POSITIONS)
-def test_only_without_positions_the_order_of_earlier_tokens_is_lost_on_one_layer(kind: str) -> None:
+def test_one_layer_ignores_the_order_of_earlier_tokens_only_without_positions(kind: str) -> None:
     config = configuration(kind, "model.layers=1")
     model, tokens = build(config), text(config, config.training.seq_len)
     order = torch.cat([torch.randperm(15, generator=torch.Generator().manual_seed(3)), torch.tensor([15])])
@@ -65,7 +65,7 @@ def test_only_without_positions_the_order_of_earlier_tokens_is_lost_on_one_layer
 
 @pytest.mark.parametrize("multiplier", [1, "sqrt_hidden_size"])
 @pytest.mark.parametrize("kind", ["absolute", "learnable_absolute"])
-def test_what_is_added_has_the_same_spread_beside_the_tokens(kind: str, multiplier: object) -> None:
+def test_position_embeddings_have_the_same_spread_relative_to_token_embeddings(kind: str, multiplier: object) -> None:
     from efficientbench.model.gpt import build_stages
 
     overrides = ["model.hidden_size=192", "model.position.max_seq_len=256"][: 1 + (kind == "learnable_absolute")]
@@ -79,7 +79,9 @@ def test_what_is_added_has_the_same_spread_beside_the_tokens(kind: str, multipli
 
 @pytest.mark.parametrize("rows", [16, 37, 64])
 @pytest.mark.parametrize("groups", [1, 2, 6])
-def test_biased_attention_in_blocks(rows: int, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_biased_attention_in_blocks_matches_the_formula(
+    rows: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from efficientbench.model.kernels import biased_attention
 
     sequence, batch, heads, width = 64, 2, 6, 8

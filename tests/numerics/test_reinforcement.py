@@ -98,7 +98,7 @@ def our_gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_gradients_are_those_of_the_policy(name: str) -> None:
+def test_gradients_match_those_of_the_policy(name: str) -> None:
     config = configured(name)
     model, rollouts = build(config), written(config)
     oracle = PlainDecoder(weights_of(model), config.model)
@@ -116,7 +116,7 @@ def test_gradients_are_those_of_the_policy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_equal_rewards_move_nothing(name: str) -> None:
+def test_equal_rewards_give_no_gradient(name: str) -> None:
     from efficientbench.training.reinforcement.advantages import without_signal
 
     config = configured(name)
@@ -127,7 +127,7 @@ def test_equal_rewards_move_nothing(name: str) -> None:
     assert all(torch.equal(before[parameter], weight) for parameter, weight in weights_of(model).items())
 
 
-def test_advantages() -> None:
+def test_advantages_match_hand_counts() -> None:
     from efficientbench.training.reinforcement.advantages import advantages, without_signal
 
     # The mean of these equal numbers is not one of them in float32.
@@ -139,7 +139,7 @@ def test_advantages() -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", BESIDE)
-def test_gradients_are_those_of_trl(name: str, tmp_path: Path) -> None:
+def test_gradients_match_trl(name: str, tmp_path: Path) -> None:
     """TRL's GRPOTrainer, told to leave out what our loss leaves out; from the rewards on all is its own."""
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")

@@ -71,7 +71,7 @@ def expected(chat: Chat, messages: list[Any], seed: int, tokens: int, temperatur
     return "".join(each.text for each in said if each.kind == TEXT)
 
 
-def test_whole_and_streamed_answers_are_those_of_the_model(server: Served, chat: Chat) -> None:
+def test_complete_and_streamed_answers_match_the_model(server: Served, chat: Chat) -> None:
     client = server.client
     assert [model.id for model in client.models.list()] == ["tiny"]
     whole = client.chat.completions.create(model="tiny", messages=ASKED, seed=3, max_tokens=40)
@@ -104,7 +104,7 @@ def test_whole_and_streamed_answers_are_those_of_the_model(server: Served, chat:
     assert len(texts) == 2
 
 
-def test_many_clients_at_once_get_their_own_answers(server: Served, chat: Chat) -> None:
+def test_concurrent_clients_get_their_own_answers(server: Served, chat: Chat) -> None:
     before = server.stats()
 
     def ask(number: int) -> str:
@@ -142,7 +142,7 @@ def test_a_client_that_leaves_ends_its_answer(chat: Chat, stream: bool) -> None:
         assert text == expected(chat, ASKED, 1, 9)
 
 
-def test_a_client_that_leaves_before_its_turn_waits_no_more(chat: Chat) -> None:
+def test_a_client_that_leaves_before_its_turn_leaves_the_queue(chat: Chat) -> None:
     with served(chat) as server:
         ask: dict[str, Any] = {"model": "tiny", "messages": ASKED, "max_tokens": 4096}
         with server.client.chat.completions.create(**ask, stream=True) as first:
@@ -173,7 +173,7 @@ def test_the_cpu_stands_in_for_a_gpu_in_every_thread_that_is_prepared() -> None:
         assert thread.submit(made).result() == torch.device("cpu")
 
 
-def test_mistakes_are_told_with_their_field(server: Served) -> None:
+def test_mistakes_are_answered_with_their_field(server: Served) -> None:
     client = server.client
     with pytest.raises(openai.BadRequestError) as wrong:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": ""}])
@@ -192,7 +192,7 @@ def test_mistakes_are_told_with_their_field(server: Served) -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9000", "127.0.0.1:80", "[::1]:8000", "[::1]"])
-def test_its_own_names_are_answered(server: Served, host: str) -> None:
+def test_requests_to_the_servers_own_host_names_are_answered(server: Served, host: str) -> None:
     assert server.get("/health", Host=host)[0] == 200
 
 
@@ -213,7 +213,7 @@ def test_its_own_names_are_answered(server: Served, host: str) -> None:
         "",
     ],
 )
-def test_a_name_that_has_only_a_part_of_them_is_refused(server: Served, host: str) -> None:
+def test_requests_to_similar_host_names_are_refused(server: Served, host: str) -> None:
     assert server.get("/health", Host=host)[0] == 403
 
 
@@ -237,7 +237,7 @@ def test_a_prompt_that_is_too_long_is_refused(tmp_path: Path) -> None:
         assert made.usage.completion_tokens == 10
 
 
-def test_a_key_guards_all_but_the_page(chat: Chat) -> None:
+def test_a_key_is_required_for_everything_but_the_page(chat: Chat) -> None:
     with served(chat, key=KEY) as server:
         stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="another key that is long enough", max_retries=0)
         with pytest.raises(openai.AuthenticationError):
@@ -260,7 +260,9 @@ def test_the_page_loads_nothing_from_elsewhere(server: Served) -> None:
 
 
 @pytest.mark.proof
-def test_calls_of_the_calculator_are_shown_and_come_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calls_of_the_calculator_are_shown_and_may_be_sent_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = [{"type": "text", "text": "It is "}, *call("6*7", "42"), {"type": "text", "text": "42."}]
     second = [*call("42/2", "21"), {"type": "text", "text": "21."}]
     asked: list[Any] = [{"role": "user", "content": "What is 6*7?"}]
@@ -288,7 +290,7 @@ def test_calls_of_the_calculator_are_shown_and_come_back(tmp_path: Path, capsys:
 
 
 @pytest.mark.proof
-def test_a_call_without_a_result_is_no_part_of_the_next(tmp_path: Path) -> None:
+def test_a_call_without_a_result_is_not_part_of_the_next_answer(tmp_path: Path) -> None:
     question = [BOS, USER, *byte_ids("a"), USER_END, ASSISTANT]
     # The first is no arithmetic: the model goes on by itself.
     calls = [PYTHON, *byte_ids("a"), PYTHON_END, PYTHON, *byte_ids("6*7"), PYTHON_END]

@@ -109,7 +109,7 @@ def trl_step(exported: Path, rows: list[dict[str, Any]], folder: Path) -> tuple[
 
 @pytest.mark.usefixtures("single_rank")
 @pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B"])
-def test_loss_gradients_and_counts_are_trls(name: str, pair: Path, tmp_path: Path) -> None:
+def test_loss_gradients_and_counts_match_trl(name: str, pair: Path, tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="TRL needs Python 3.11")
     split = (BATCH, 1, 0)
     config = tiny(

@@ -32,7 +32,7 @@ def advantages() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("weights", [mask, advantages])
-def test_gradients_are_those_of_the_formula(weights: Callable[[], torch.Tensor]) -> None:
+def test_gradients_match_the_formula(weights: Callable[[], torch.Tensor]) -> None:
     from efficientbench.model.initial_weights import global_parameters
     from efficientbench.training.data.batch import Batch
     from efficientbench.training.events import Event, StepEnded

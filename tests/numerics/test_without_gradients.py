@@ -27,7 +27,7 @@ AROUND = 2
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_a_pass_that_is_differentiated(case: str, dtype: str) -> None:
+def test_logits_equal_those_of_a_differentiated_pass(case: str, dtype: str) -> None:
     overrides = ["model.init_std=0.2", f"training.dtype={dtype}", *CASES[case]]
     config = tiny(case.partition(",")[0], *overrides)
     model, tokens = build(config).eval(), text(config, config.training.seq_len)
@@ -55,7 +55,7 @@ def test_the_layers_of_a_decoding_step_call_no_autograd_function(run: str) -> No
 
 
 @pytest.mark.parametrize("differentiated", [True, False])
-def test_the_product_adds_the_bias(differentiated: bool) -> None:
+def test_the_bias_is_added_by_the_matrix_product(differentiated: bool) -> None:
     sums = {}
     for bias in ("true", "false"):
         config = tiny("gqa_1.5B", f"model.attention.qkv_bias={bias}")
@@ -86,7 +86,7 @@ class Calls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_model_of_a_decoding_step_on_a_cpu_passes_no_mode() -> None:
+def test_a_decoding_step_on_a_cpu_enters_no_dispatch_mode() -> None:
     from efficientbench.generation.decoder import Decoder
 
     model = build(tiny("gqa_1.5B")).eval()

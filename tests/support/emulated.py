@@ -96,7 +96,7 @@ def starts_by_kernel() -> bool:
 def debian(folder: Path, suite: str, mirror: str, log: Path) -> None:
     """Unpack Debian's arm64 into `folder`, and configure it there; what is there already is kept.
 
-    Raises subprocess.CalledProcessError: debootstrap failed; the next call begins anew.
+    Raises subprocess.CalledProcessError: debootstrap failed; the next call starts anew.
     """
     own = folder / "debootstrap"
     with log.open("a", encoding="utf-8") as file:

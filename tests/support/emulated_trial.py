@@ -81,9 +81,9 @@ class Trial:
         return path
 
 
-def whole_here(trial: Trial) -> Path:
+def whole_here(trial: Trial, name: str, *keys: str) -> Path:
     """Return the folder of this processor's run that nobody disturbed, trained where it has not been."""
-    folder, words = trial.native("whole")
+    folder, words = trial.native(name, *keys)
     if not (folder / "record.json").exists():
         subprocess.run(words, env=environment(), stdout=subprocess.DEVNULL, check=True)
     return folder
@@ -108,10 +108,10 @@ def kill_after(steps: int, folder: Path, words: list[str], log: Path, variables:
 def resumed(text: str, folder: Path, whole: Path | None) -> str:
     """Return after which step a run went on, and how its loss compares with that of the run in `whole`.
 
-    Raises StageError: it began anew, or the losses differ.
+    Raises StageError: it started anew, or the losses differ.
     """
     if (went_on := re.search(r"resumes after step (\d+)", text)) is None:
-        raise StageError("began anew")
+        raise StageError("started anew")
     cell = f"resumes after step {went_on[1]}, completed"
     if whole is None:
         return cell

@@ -28,10 +28,11 @@ from efficientbench.finetuning.examples.examples import read_examples, write_exa
 from efficientbench.finetuning.examples.rows import read_rows  # noqa: E402
 from efficientbench.finetuning.job import TuningJob  # noqa: E402
 from efficientbench.finetuning.load import resolve_tuning  # noqa: E402
-from efficientbench.finetuning.prepare import prepare  # noqa: E402
 from efficientbench.finetuning.run import FineTuning, PlannedTuning  # noqa: E402
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter  # noqa: E402
+from efficientbench.running.kind import Site  # noqa: E402
 from efficientbench.running.output_folder import OutputFolder  # noqa: E402
+from efficientbench.running.rank_process import Rank  # noqa: E402
 from efficientbench.training.checkpoints.manifest import set_damaged_aside  # noqa: E402
 
 _ = trl.SFTTrainer
@@ -70,7 +71,7 @@ def _forked(job: TuningJob, rank: int) -> int:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
         from efficientbench.finetuning.rank import tune_rank
 
-        stopped = tune_rank(job, rank, lambda: False, Noted(job.output / f"phases_{rank}.txt"))
+        stopped = tune_rank(job, Rank(rank, rank, Noted(job.output / f"phases_{rank}.txt"), lambda: False))
         code = int(stopped)
     except BaseException:
         import traceback
@@ -113,10 +114,11 @@ def main(cache: str, output: Path, runs: list[str]) -> None:
             train([job, job], [0, 0])
             continue
         model = find_model(config.model, Path(cache))
-        planned = PlannedTuning(config, model, 1, 2, prepare(config, model, 2))
         folder.log.mkdir(parents=True, exist_ok=True)
-        assert find_device(config.device).type == "cpu"
-        job = FineTuning().job(planned, folder, node=0, resume=None)
+        site = Site(find_device(config.device), None, folder)
+        assert site.device.type == "cpu"
+        prepared = FineTuning().prepare(PlannedTuning(config, site, model, world=2))
+        job = FineTuning().job(prepared, folder, node=0, resume=None)
         job.write(folder.config)
         if "diverged" in overrides:
             train([job, replace(job, examples=_steps_swapped(job))], [1, 1])

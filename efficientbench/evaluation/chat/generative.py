@@ -43,7 +43,9 @@ class Generative:
             ConfigError: several samples are asked for at temperature 0, and would be the same.
         """
         if options.samples > 1 and options.temperature == 0:
-            raise ConfigError(f"--samples {options.samples}: all are the same without --temperature, such as 1.0")
+            raise ConfigError(
+                f"--samples {options.samples}: all samples are equal at temperature 0; set --temperature, e.g. 1.0"
+            )
         self.name, self.run, self.options, self.questions = name, run, options, questions
         self.samples, self.sampling = options.samples, Sampling(options.temperature)
         self.calculator = find_calculator(questions.renderer, run.tokenizer.decode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import stdev
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from efficientbench.evaluation.task import Item, ItemResult, Options, prompt_has
 
 if TYPE_CHECKING:
     from efficientbench.generation.open_run import Opened
+    from efficientbench.training.checkpoints.hashing import Report
 
 SEED = 42
 """The seed of the random order of rows, of which `limit` takes the first."""
@@ -64,7 +66,7 @@ class Questions:
             DataError: a row is not in the task's form, or the tokenizer has no chat tokens.
         """
         self.renderer = make_renderer(run.tokenizer, f"of {options.folder}")
-        examples = find_examples(name, options) if examples is None else examples
+        examples = find_examples(name, options, run.report) if examples is None else examples
         self.task = examples.task
         self.rows = len(examples)
         """The number of the task's rows, without the limit."""
@@ -95,8 +97,10 @@ class Questions:
         return sorted((self.by_name[item.name] for item in items), key=lambda each: len(each.prompt))
 
 
-def find_examples(name: str, options: Options) -> Examples:
+def find_examples(name: str, options: Options, report: Report | None = None) -> Examples:
     """Open a task's rows: below `--data`, or from the hub; a task from outside may make its own.
+
+    `report` is told of the progress of a download.
 
     Raises:
         ConfigError: the rows are not below `--data`.
@@ -105,7 +109,8 @@ def find_examples(name: str, options: Options) -> Examples:
     task = find_task(name)
     # A task that makes its own rows ignores `--data`, which is for the other tasks.
     if options.data is None or made_rows(name, task) is not None:
-        return open_examples(name, hub=task.questions)
+        on_progress = partial(report, f"downloading the rows of {name}") if report is not None else None
+        return open_examples(name, hub=task.questions, on_progress=on_progress)
     return open_examples(name, _find_rows(name, task, options) if name in TASKS else options.data)
 
 

@@ -90,7 +90,7 @@ def read_bundle(folder: Path, limit: int | None) -> Bundle:
         if name not in listed:
             absent[name] = "core.yaml does not list it"
         elif name not in baselines:
-            absent[name] = "eval_meta_data.csv has no baseline of it"
+            absent[name] = "eval_meta_data.csv has no random baseline for this task"
         elif (uri := listed[name].get("dataset_uri")) is None:
             raise DataError(f"core.yaml, {name}: dataset_uri is missing: where its rows lie in eval_data/")
         elif (relative := Path(str(uri))).is_absolute() or ".." in relative.parts:
@@ -128,7 +128,7 @@ def _baselines(path: Path) -> dict[str, float]:
             raise ValueError(f"percent from 0 to below 100 are needed: {wrong}")
         return {name: value / 100 for name, value in percent.items()}
     except FileNotFoundError:
-        raise ConfigError(f"core: {path} is missing, without which no accuracy is centred") from None
+        raise ConfigError(f"core: {path} with the random baselines is missing") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: it has no random baselines ({type(error).__name__}: {error})") from None
 
@@ -150,9 +150,10 @@ def _task(name: str, listed: Mapping[str, Any], baseline: float, path: Path, lim
     rows = rows[:limit]
     if len(rows) <= shots:
         cut = limit is not None and limit <= shots
+        advice = f"; give --limit {shots + 1} or more (in training: evaluation.core_limit)" if cut else ""
         raise ConfigError(
-            f"core: {name} has {len(rows):,} rows{' by --limit' if cut else ''}, and needs its {shots} shots and one "
-            f"more ({path}){f': give --limit {shots + 1} or more; of a training, evaluation.core_limit' if cut else ''}"
+            f"core: {name} has {len(rows):,} rows{' by --limit' if cut else ''} and needs {shots + 1} ({shots} shots "
+            f"and one question): {path}{advice}"
         )
     return CoreTask(name, kind, shots, delimiter, baseline, hashlib.sha256(content).hexdigest(), rows)
 

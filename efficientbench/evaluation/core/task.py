@@ -199,7 +199,7 @@ class Core:
         core, unavailable = None, {name: absent[name] for name in NAMES if name in absent}
         if absent:
             named = ", ".join(list(absent)[:3]) + ", …" * (len(absent) > 3)
-            unavailable["core"] = f"{len(absent)} of its 22 tasks are not at hand: {named}"
+            unavailable["core"] = f"{len(absent)} of the 22 tasks of CORE are missing: {named}"
         else:
             core = sum(part["centred"] for part in parts.values()) / len(NAMES)
         return Summary({"core": core, **{name: figures.get(name) for name in NAMES}}, unavailable, parts)

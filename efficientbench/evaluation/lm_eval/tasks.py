@@ -44,7 +44,7 @@ class Tasks(TaskManager):
         unsafe = [name for name, task in loaded["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
         if unsafe:
             raise ConfigError(
-                f"--lm-eval: {unsafe[0]} would run programs that the model writes, in no sandbox, and is refused; "
-                "--tasks humaneval --allow-code has one"
+                f"--lm-eval: {unsafe[0]} would run the model's programs without a sandbox and is refused; "
+                "--tasks humaneval --allow-code runs programs in one"
             )
         return loaded

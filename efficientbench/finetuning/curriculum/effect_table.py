@@ -67,7 +67,7 @@ def _comparable(records: Iterable[RunRecord]) -> tuple[list[RunRecord], list[str
             continue
         reason = record.finetuning["curriculum"]["reason"]
         if reason is not None and _order(record) != "random":
-            notes.append(f"{record.run}, seed {record.seed}, is left out: {reason}")
+            notes.append(f"{record.run}, seed {record.seed}, is skipped: {reason}")
             continue
         runs.append(record)
     kinds = {json.dumps(_other_keys(record), sort_keys=True) for record in runs}

@@ -87,7 +87,7 @@ def tokenized(rows: Sequence[Row], tokenizer: Any, config: ExamplesConfig) -> tu
             if config.too_long == "error":
                 raise DataError(
                     f"{row.place}: {len(ids):,} tokens are more than data.max_length={config.max_length:,}; "
-                    "data.too_long=drop leaves such examples out, truncate cuts their answers"
+                    "data.too_long=drop skips such examples, truncate cuts their answers"
                 )
             if config.too_long == "drop" or not any(learned[: config.max_length]):
                 continue

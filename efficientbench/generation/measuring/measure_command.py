@@ -129,7 +129,7 @@ def target(run: str, arguments: Sequence[str], smoke: bool, step: int | None, ma
             yield Target(found.model, found.config, f"step {found.step}", folder)
         return
     if step is not None:
-        raise ConfigError(f"--step: {run} is a run of the matrix, and gets random weights: give a run's folder")
+        raise ConfigError(f"--step: {run} is a run of the matrix with random weights: give the folder of a trained run")
     config, said = _named(run, arguments, smoke, matrix)
     if said:
         print(said)
@@ -149,7 +149,7 @@ def record_folder(run: str, arguments: Sequence[str], smoke: bool, matrix: Path)
     if smoke:
         raise ConfigError(f"--smoke: {run} is a folder, whose model has its size")
     if matrix != MATRIX:
-        raise ConfigError(f"--matrix: {run} is a folder, whose model is its own: give a run's name")
+        raise ConfigError(f"--matrix: {run} is a folder with its own model: give a run's name")
     return OutputFolder(Path(run))
 
 

@@ -89,7 +89,7 @@ class CoreAttention(Stateful, MegatronModule):
 
     def new_state(self, rows: int, tokens: int) -> KeysAndValues:
         if self.attend is not None:
-            raise TypeError("`attend` computes whole sequences: a layer that goes on from a state must be its own")
+            raise TypeError("`attend` computes whole sequences: a layer that continues from a state must be its own")
         groups = max(self.config.num_query_groups // self.config.tensor_model_parallel_size, 1)
         shape = rows, groups, tokens, self.config.kv_channels
         return KeysAndValues(*(torch.zeros(shape, dtype=self.config.params_dtype) for _ in range(2)))

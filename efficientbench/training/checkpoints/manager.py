@@ -117,7 +117,7 @@ class Checkpoints:
         if manifest.data != self.data:
             raise CheckpointError(
                 f"{folder}: was trained on other tokens than data.path gives now (unset, it is the text of Python's "
-                "own files, which differs between its releases); --fresh begins anew"
+                "own files, which differs between its releases); --fresh starts anew"
             )
         resumes = manifest.step < self.steps
         if resumes and manifest.holds != "everything":

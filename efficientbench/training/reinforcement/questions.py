@@ -15,7 +15,7 @@ from efficientbench.data_tools.chat.find_task import find_task
 from efficientbench.data_tools.chat.render import make_renderer
 from efficientbench.data_tools.chat.task import Example
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
-from efficientbench.training.reinforcement.rewards import find_reward, reward_of_task, rewards_of
+from efficientbench.training.reinforcement.rewards import check_tested, find_reward, reward_of_task, rewards_of
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ def check_rewards(rl: ReinforcementConfig) -> None:
     Raises:
         ConfigError, DataError: the message says what is missing.
     """
+    check_tested(rl, find_task(rl.task))
     if rl.reward is not None:
         find_reward(rl.reward)
     else:
@@ -113,11 +114,6 @@ def check_rewards(rl: ReinforcementConfig) -> None:
     if not rl.test_every:
         return
     tested = open_rows("test_questions", rl.task, rl.test_questions)
-    if tested.task.runs_programs:
-        raise ConfigError(
-            f"rl.test_every: the answers to {rl.task} are programs, which a training does not run: evaluate its "
-            "checkpoints by `efficientbench evaluate --allow-code`"
-        )
     try:
         tested.task.score(tested[0], "", lambda program, tests: False)
     except (ConfigError, DataError):

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.basics.plugins import load, place_of, source_files, unknown
+from efficientbench.config.reinforcement import ReinforcementConfig
 from efficientbench.data_tools.chat.find_task import EVALUATED, TASKS
 from efficientbench.data_tools.chat.task import Example, Task
 
@@ -21,6 +22,15 @@ LARGEST = 1e38
 
 class RewardError(ConfigError):
     """A reward function failed, or did not return a finite number."""
+
+
+def check_tested(rl: ReinforcementConfig, task: Task | type[Task]) -> None:
+    """Raise ConfigError if a run is to test itself by a task whose answers are programs."""
+    if rl.test_every and task.runs_programs:
+        raise ConfigError(
+            f"rl.test_every: the answers to {rl.task} are programs, which a training does not run: evaluate its "
+            "checkpoints by `efficientbench evaluate --allow-code`"
+        )
 
 
 def reward_of_task(task: Task) -> Reward:

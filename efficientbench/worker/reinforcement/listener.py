@@ -96,8 +96,8 @@ class Rollouts:
         kept = dict(manifest.progress["reinforcement"]) if manifest is not None else {}
         if kept.pop("files_sha256", self.files_sha256) != self.files_sha256:
             raise ConfigError(
-                "rl.questions: the run has learned from other questions or rewards than these files hold: "
-                "--fresh begins anew"
+                "rl.questions: the run was trained on other questions or rewards than the files hold now: "
+                "--fresh starts anew"
             )
         self.totals = TypeAdapter(Totals).validate_python(kept)
         self.trainer: Trainer | None = None

@@ -54,7 +54,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_what_never_ends_is_refused(tmp_path: Path, kind: str) -> None:
+def test_endless_files_are_refused(tmp_path: Path, kind: str) -> None:
     make, message = HOSTILE[kind]
     path = tmp_path / "record.json"
     make(path)
@@ -65,7 +65,7 @@ def test_what_never_ends_is_refused(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["rb", "ab"])
-def test_a_regular_file_waits_for_its_file_system(tmp_path: Path, mode: str) -> None:
+def test_reading_a_regular_file_waits_for_its_file_system(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "file"
     path.touch()
     with open_regular(path) if mode == "rb" else open(path, mode, opener=no_link) as file:
@@ -73,8 +73,8 @@ def test_a_regular_file_waits_for_its_file_system(tmp_path: Path, mode: str) -> 
 
 
 @pytest.mark.parametrize("mode", ["rb", "ab"])
-def test_a_file_of_which_another_process_has_the_lease(tmp_path: Path, mode: str) -> None:
-    """As a file server has it, which gives it back once it is asked."""
+def test_a_file_leased_by_another_process_is_read_after_the_lease(tmp_path: Path, mode: str) -> None:
+    """A file server holds such leases, and gives a lease back once it is asked."""
     path = tmp_path / "file"
     path.write_bytes(b"content")
     with subprocess.Popen([sys.executable, "-c", LEASE, path], stdout=subprocess.PIPE) as holder:
@@ -89,7 +89,7 @@ def test_a_file_of_which_another_process_has_the_lease(tmp_path: Path, mode: str
 
 
 @pytest.mark.parametrize("kind", ["a device", "a folder", "a pipe"])
-def test_every_reader_refuses_it(tmp_path: Path, kind: str) -> None:
+def test_every_reader_refuses_an_endless_file(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "file"
     HOSTILE[kind][0](path)
     for read in (read_steps, read_trace):
@@ -97,14 +97,14 @@ def test_every_reader_refuses_it(tmp_path: Path, kind: str) -> None:
             read(path)
 
 
-def test_depth_is_an_error_of_its_own() -> None:
+def test_deeply_nested_json_is_refused() -> None:
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json(b"[" * 100_000)
     assert parse_json('{"a": [1]}') == {"a": [1]}
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff", b"null", b'{"kind": 1}', b'{"kind": [], "reason": {}}'])
-def test_a_failure_that_cannot_be_read_keeps_no_report_from_being_made(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_failure_file_does_not_prevent_a_report(tmp_path: Path, content: bytes) -> None:
     write_record(make_record(), tmp_path / "run" / "record.json")
     (tmp_path / "run" / "failure.json").write_bytes(content)
     (tmp_path / "other").mkdir()
@@ -152,7 +152,7 @@ def hostile_record() -> tuple[dict[str, Any], int]:
     return content, changed
 
 
-def test_no_text_of_a_record_moves_a_terminal(tmp_path: Path) -> None:
+def test_text_of_a_record_cannot_control_a_terminal(tmp_path: Path) -> None:
     content, changed = hostile_record()
     assert changed > 20
     for name in ("one", "other"):
@@ -168,13 +168,13 @@ def test_no_text_of_a_record_moves_a_terminal(tmp_path: Path) -> None:
     assert load_failures(tmp_path)[0][0].reason == f"why{plain_text(ESCAPE)}"
 
 
-def test_line_breaks_and_other_scripts_stay() -> None:
+def test_line_breaks_and_other_scripts_are_kept() -> None:
     text = "a\n\tb \u4e2d\u6587 \u3000 \u200d é"
     assert plain_text(text) == text
 
 
 @pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\n"])
-def test_no_cell_of_text_begins_a_formula(tmp_path: Path, begin: str) -> None:
+def test_no_text_cell_of_a_csv_is_a_formula(tmp_path: Path, begin: str) -> None:
     formula = f'{begin}HYPERLINK("http://example.org")'
     hostile = make_record({"run": formula, "device_name": formula}, reason=formula)
     write_record(hostile, tmp_path / "run" / "record.json")

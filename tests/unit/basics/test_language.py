@@ -34,7 +34,7 @@ def helps(command: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", [app, data_app], ids=["efficientbench", "data_tools"])
-def test_all_help_has_its_chinese(command: typer.Typer) -> None:
+def test_all_help_has_a_chinese_translation(command: typer.Typer) -> None:
     texts = dict.fromkeys(helps(typer.main.get_command(command)))
     assert len(texts) > 30
     # Each part of a text that is known by its parts, too, but for single words and numbers.
@@ -42,7 +42,7 @@ def test_all_help_has_its_chinese(command: typer.Typer) -> None:
     assert [part for part in parts if " " in part and not HAN.search(part)] == []
 
 
-def test_help_is_chinese_after_the_translation_and_no_other_is_changed() -> None:
+def test_translation_makes_help_chinese_and_changes_no_other_text() -> None:
     translated = typer.main.get_command(app)
     translate_help(translated)
     assert all(HAN.search(text) for text in helps(translated))
@@ -70,7 +70,7 @@ def said_by_the_doctor() -> list[str]:
     return [text for text in dict.fromkeys(found) if " " in text and len(re.findall("[A-Za-z]{2,}", text)) > 1]
 
 
-def test_all_that_the_doctor_says_has_its_chinese() -> None:
+def test_every_message_of_the_doctor_has_a_chinese_translation() -> None:
     said = said_by_the_doctor()
     assert len(said) > 20
     assert [text for text in said if not HAN.search(in_chinese(text))] == []
@@ -115,11 +115,11 @@ def test_checks_are_printed_in_the_users_language(monkeypatch: pytest.MonkeyPatc
         ({"LC_ALL": "", "LANG": "zh_CN"}, True),
     ],
 )
-def test_the_locale_of_messages_decides(variables: dict[str, str], chinese: bool) -> None:
+def test_the_locale_of_messages_decides_the_language(variables: dict[str, str], chinese: bool) -> None:
     assert is_chinese(variables) is chinese
 
 
-def test_the_table_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_translations_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     content = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     keys = re.findall(r'^  ("(?:[^"\\]|\\.)*"): ', TABLE.read_text(encoding="utf-8"), re.MULTILINE)
     # No key twice, of which a reader would see the last alone.

@@ -40,7 +40,7 @@ def test_entry_points_are_listed_without_being_imported(package: Path) -> None:
     assert source_files("hostile:NAME") == [package / "hostile.py"]
 
 
-def test_nothing_is_looked_for_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_are_not_searched_for_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = tmp_path / "here"
     here.mkdir()
     (here / "lying_about.py").write_text("def function():\n    return 1\n")
@@ -50,7 +50,7 @@ def test_nothing_is_looked_for_in_the_current_folder(tmp_path: Path, monkeypatch
     assert refusal("lying_about:function").startswith("a key: there is no module lying_about: install its package")
 
 
-def test_what_cannot_be_loaded_says_why(package: Path) -> None:
+def test_a_plugin_that_cannot_be_loaded_is_refused_with_the_reason(package: Path) -> None:
     (package / "needy.py").write_text("import a_module_that_nobody_has")
     (package / "failing.py").write_text("1 / 0")
     (package / "lazy.py").write_text("def __getattr__(name):\n    raise OSError(name)\n\ndef function(): ...\n")

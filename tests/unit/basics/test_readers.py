@@ -27,7 +27,9 @@ print("nor this")
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(("terminal", "pipes"), [(True, False), (False, True)])
-def test_it_goes_on_after_its_reader_is_gone(tmp_path: Path, terminal: bool, pipes: bool, unbuffered: str) -> None:
+def test_a_program_continues_after_its_reader_is_gone(
+    tmp_path: Path, terminal: bool, pipes: bool, unbuffered: str
+) -> None:
     reading, writing = pty.openpty() if terminal else os.pipe()
     program = PROGRAM.format(pipes=pipes, done=str(tmp_path / "done"))
     process = subprocess.Popen(
@@ -44,7 +46,7 @@ def test_it_goes_on_after_its_reader_is_gone(tmp_path: Path, terminal: bool, pip
     assert (process.returncode, (tmp_path / "done").exists()) == (0, True)
 
 
-def test_a_pipe_that_nobody_reads_ends_what_only_prints(tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_a_command_that_only_prints(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     program = PROGRAM.format(pipes=False, done=str(tmp_path / "done"))

@@ -17,7 +17,7 @@ WITH_CALL = [
 TWO_CALLS = [Said(TEXT, ""), Said(CALL, "a"), Said(TEXT, ""), Said(CALL, "6*7"), Said(TEXT, ""), Said(RESULT, "42")]
 
 
-def test_tokens_become_parts_that_a_conversation_may_hold() -> None:
+def test_tokens_become_valid_parts_of_a_conversation() -> None:
     parts = parts_of(WITH_CALL)
     assert parts == (Part(TEXT, "It is "), Part(CALL, "6*7"), Part(RESULT, "42"), Part(TEXT, "42."))
     assert parts_of(TWO_CALLS) == (Part(CALL, "6*7"), Part(RESULT, "42"))
@@ -36,7 +36,7 @@ def test_tokens_become_parts_that_a_conversation_may_hold() -> None:
         ([Said(TEXT, "\x1b[2J!", "stop")], "\ufffd[2J!\n"),
     ],
 )
-def test_calls_are_shown_and_the_terminal_obeys_nothing(
+def test_calls_are_shown_and_text_cannot_control_the_terminal(
     said: list[Said], printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shown(said) == said

@@ -31,7 +31,7 @@ def worker() -> Any:
         yield Worker(object(), thread)  # type: ignore[arg-type]
 
 
-def test_a_client_that_does_not_read_keeps_no_model_from_others(worker: Worker) -> None:
+def test_a_client_that_does_not_read_blocks_no_model(worker: Worker) -> None:
     async def both() -> tuple[list[int], list[int]]:
         pool = Pool([worker])
         slow = pool.run(counting, stays, pool.place())
@@ -42,7 +42,7 @@ def test_a_client_that_does_not_read_keeps_no_model_from_others(worker: Worker) 
     assert asyncio.run(asyncio.wait_for(both(), 60)) == ([1, 2, 3], [1, 2, 3])
 
 
-def test_what_fails_is_raised_behind_what_there_is_and_frees_the_model(worker: Worker) -> None:
+def test_a_failed_answer_raises_after_its_parts_and_frees_the_model(worker: Worker) -> None:
     pool, seen = Pool([worker]), []
 
     async def read() -> None:
@@ -54,7 +54,7 @@ def test_what_fails_is_raised_behind_what_there_is_and_frees_the_model(worker: W
     assert (seen, pool.free) == ([1], 1)
 
 
-def test_a_place_counts_until_its_turn_and_is_given_up_once(worker: Worker) -> None:
+def test_a_place_in_the_queue_counts_until_its_turn_and_is_released_once(worker: Worker) -> None:
     async def counts() -> list[int]:
         pool = Pool([worker])
         first, second, third = pool.place(), pool.place(), pool.place()

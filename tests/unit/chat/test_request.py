@@ -26,7 +26,7 @@ def test_fields_that_are_null_or_missing_have_their_defaults() -> None:
     assert read_request(body(max_tokens=3, max_completion_tokens=5))[0].answer_tokens == 5
 
 
-def test_an_answer_that_comes_back_keeps_its_calls() -> None:
+def test_an_answer_sent_back_keeps_its_calls() -> None:
     parts = [
         {"type": "text", "text": "It is "},
         {"type": "python", "text": "6*7"},
@@ -83,7 +83,7 @@ def test_an_answer_that_comes_back_keeps_its_calls() -> None:
         (body(tools=[]), "tools", "unknown field"),
     ],
 )
-def test_a_mistake_is_400_with_its_field(content: bytes, param: str | None, message: str) -> None:
+def test_a_mistake_is_answered_with_400_and_its_field(content: bytes, param: str | None, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         read_request(content)
     error = caught.value.content()["error"]
@@ -91,13 +91,13 @@ def test_a_mistake_is_400_with_its_field(content: bytes, param: str | None, mess
     assert message in error["message"]
 
 
-def test_all_that_may_be_asked_at_once_is_taken() -> None:
+def test_a_request_at_every_limit_is_accepted() -> None:
     full = [{**USER, "content": "a" * 64}, {**ASSISTANT, "content": "b" * 64}] * 249 + [{**USER, "content": "ü" * 128}]
     _, messages = read_request(body(messages=full, temperature=0, top_p=0, top_k=0, max_tokens=4096, seed=2**63 - 1))
     assert sum(len(message.text) for message in messages) == MAX_ALL_CHARACTERS
 
 
-def test_an_answer_comes_back_as_it_was_given() -> None:
+def test_an_answer_sent_back_keeps_its_text() -> None:
     for answer in ("", " ", "a" * (MAX_CHARACTERS + 1)):
         messages = [USER, {"role": "assistant", "content": answer}, USER]
         _, read = read_request(json.dumps({"messages": messages}).encode())

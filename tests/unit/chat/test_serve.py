@@ -13,7 +13,7 @@ from efficientbench.chat.serve import check_key, listening
 KEY = "0123456789abcdef"
 
 
-def test_other_interfaces_need_a_key() -> None:
+def test_listening_on_other_interfaces_needs_a_key() -> None:
     for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
         check_key(host, None)
     for host in ("0.0.0.0", "::", "", "192.168.1.2", "example.org"):
@@ -25,7 +25,7 @@ def test_other_interfaces_need_a_key() -> None:
             check_key("127.0.0.1", key)
 
 
-def test_a_port_in_use_is_named_with_one_that_is_free() -> None:
+def test_a_port_in_use_is_refused_with_a_free_one() -> None:
     with listening("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(ConfigError) as caught:
@@ -38,7 +38,7 @@ def test_a_port_in_use_is_named_with_one_that_is_free() -> None:
         pass
 
 
-def test_a_client_that_reads_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_connection_of_a_client_that_reads_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("efficientbench.chat.connections.UNREAD_S", 1)
     with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         connection, _ = listener.accept()

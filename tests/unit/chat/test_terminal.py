@@ -15,7 +15,7 @@ from efficientbench.data_tools.chat.conversations import TEXT
 from efficientbench.generation.sampling import Sampling
 
 
-def test_an_answer_has_the_positions_that_are_left() -> None:
+def test_an_answer_is_limited_to_the_remaining_positions() -> None:
     rooms: list[int] = []
 
     def answer(model: object, prompt: list[int], sampling: Sampling, room: int) -> Iterator[Said]:

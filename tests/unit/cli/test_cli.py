@@ -61,8 +61,8 @@ LIMITS = {("--help",): 0.8, ("run", "gqa_1.5B", "learn_rate=64"): 2.2, ("plan", 
 
 
 @pytest.mark.alone
-def test_answers_fast() -> None:
-    """Against its own libraries in turn: a busy machine slows both."""
+def test_light_commands_answer_fast() -> None:
+    """Compare with its own libraries in turn: a busy machine slows both."""
     calls = [("-c", LIBRARIES), *(("-m", "efficientbench.cli", *words) for words in LIMITS)]
     rounds = [[cpu_seconds(*call) for call in calls] for _ in range(5)]
     libraries, *own = (min(times) for times in zip(*rounds, strict=True))
@@ -70,7 +70,7 @@ def test_answers_fast() -> None:
     assert {words: time for words, time in times.items() if time >= LIMITS[words] * libraries} == {}
 
 
-def test_starts_without_torch() -> None:
+def test_light_commands_do_not_import_torch() -> None:
     """One process makes all calls: what one of them has loaded stays."""
     calls = [
         ["--help"],
@@ -103,7 +103,7 @@ for words in {calls}:
 
 
 @pytest.mark.parametrize("module", ["efficientbench.cli", "efficientbench.data_tools"])
-def test_control_c_while_it_is_loaded_leaves_no_traceback(tmp_path: Path, module: str) -> None:
+def test_ctrl_c_during_loading_leaves_no_traceback(tmp_path: Path, module: str) -> None:
     # In place of the first foreign package that is imported.
     (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
     done = subprocess.run(
@@ -116,7 +116,7 @@ def test_control_c_while_it_is_loaded_leaves_no_traceback(tmp_path: Path, module
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_too_little_memory_to_load_is_told_in_one_line() -> None:
+def test_too_little_memory_for_loading_is_reported_in_one_line() -> None:
     limit_bytes = 60_000_000
     done = subprocess.run(
         [sys.executable, "-m", "efficientbench.cli", "run", "gqa_1.5B"],
@@ -161,7 +161,7 @@ def test_too_little_memory_to_load_is_told_in_one_line() -> None:
         (["plan", "lora_7B"], "lora_7B is a fine-tuning: efficientbench finetune lora_7B"),
     ],
 )
-def test_mistakes_end_with_one_message(command: Command, words: list[str], message: str) -> None:
+def test_a_mistake_ends_with_one_message(command: Command, words: list[str], message: str) -> None:
     code, out, error = command(*words)
     assert (code, out) == (2, "")
     assert message in error
@@ -172,7 +172,7 @@ def test_mistakes_end_with_one_message(command: Command, words: list[str], messa
     ("words", "shown", "count"),
     [("--smoke gqa_0.5B", "plan of gqa_0.5B_smoke", 1), ("--all --smoke dsw", " 64 ", 21)],
 )
-def test_plan_takes_the_words_of_run(command: Command, words: str, shown: str, count: int) -> None:
+def test_plan_accepts_the_arguments_of_run(command: Command, words: str, shown: str, count: int) -> None:
     code, out, error = command("plan", *words.split(), "training.seq_len=64")
     assert (code, error) == (0, "")
     assert out.count(shown) >= count
@@ -193,7 +193,7 @@ def test_steps_of_reinforcement_learning_follow_from_its_questions(command: Comm
         (["training.steps=20", "dlc"], "dlc", 20),
     ],
 )
-def test_mode_and_overrides_in_any_order(words: list[str], mode: str, steps: int) -> None:
+def test_mode_and_overrides_are_accepted_in_any_order(words: list[str], mode: str, steps: int) -> None:
     config, found = resolve_arguments("gqa_1.5B", words, smoke=True, data=None, tokenizer=None)
     assert (found, config.training.steps) == (mode, steps)
 
@@ -215,11 +215,13 @@ def test_data_and_tokenizer_are_keys_of_the_configuration() -> None:
         ("base_d12", ["depth=deep"], ("base_d12", ["depth=deep"])),
     ],
 )
-def test_a_depth_names_the_run_of_that_depth(name: str, arguments: list[str], expected: tuple[str, list[str]]) -> None:
+def test_a_depth_selects_the_run_of_that_depth(
+    name: str, arguments: list[str], expected: tuple[str, list[str]]
+) -> None:
     assert of_depth(name, arguments) == expected
 
 
-def test_run_and_launch_take_a_depth_and_say_which_there_are(command: Command) -> None:
+def test_run_and_launch_accept_a_depth_and_list_the_known_ones(command: Command) -> None:
     config, _ = resolve_arguments("base", ["depth=16"], smoke=False, data=None, tokenizer=None)
     assert (config.name, config.model.layers) == ("base_d16", 16)
     code, written, error = command("launch", "base_d12", "depth=16", "--to", "torchrun", "--devices-per-node", "1")

@@ -31,7 +31,7 @@ def parsed(application: typer.Typer, line: str) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("application", "examples"), [(app, EXAMPLES), (data_app, DATA_EXAMPLES)])
-def test_each_command_has_examples_that_its_parser_takes(
+def test_each_command_has_examples_that_its_parser_accepts(
     application: typer.Typer, examples: Mapping[str, tuple[str, ...]]
 ) -> None:
     group: Any = typer.main.get_command(application)
@@ -45,7 +45,7 @@ def test_each_command_has_examples_that_its_parser_takes(
 
 
 @pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line in lines])
-def test_what_an_example_configures_is_valid(line: str) -> None:
+def test_each_example_gives_a_valid_configuration(line: str) -> None:
     command, given = parsed(app, line)
     words = [word for word in given.get("arguments") or [] if word not in MODES]
     if command == "finetune":
@@ -57,7 +57,7 @@ def test_what_an_example_configures_is_valid(line: str) -> None:
         parse_axes(given["axes"] or [])
 
 
-def test_they_stand_at_the_end_of_help_in_the_users_language() -> None:
+def test_examples_end_the_help_in_the_users_language() -> None:
     for locale, title in (("C.UTF-8", "Examples:"), ("zh_CN.UTF-8", "示例：")):
         shown = efficientbench("plot", "--help", LC_ALL=locale)
         assert (shown.returncode, shown.stderr) == (0, "")

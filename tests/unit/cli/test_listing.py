@@ -30,12 +30,12 @@ EXAMPLES = {
 """What each example prints, among other lines."""
 
 
-def test_these_are_the_examples() -> None:
+def test_every_example_of_list_and_keys_is_tested_here() -> None:
     assert [*examples.EXAMPLES["list"], *examples.EXAMPLES["keys"]] == list(EXAMPLES)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_prints_what_it_looks_for(example: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_prints_the_entries_that_it_searches_for(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     command, *words = example.split()
     if command == "list":
         list_runs(words)
@@ -55,14 +55,16 @@ def test_a_word_finds_each_run_once_and_no_other(capsys: pytest.CaptureFixture[s
     assert all(name.startswith("mla_") for name in names)
 
 
-def test_words_that_find_nothing_are_told() -> None:
+def test_words_without_a_match_are_reported() -> None:
     with pytest.raises(ConfigError, match="no run has gqb in its name or suite"):
         list_runs(["gqb"])
     with pytest.raises(ConfigError, match=r"lerning_rate: unknown key; did you mean training\.learning_rate\?"):
         list_keys("lerning_rate")
 
 
-def test_what_does_not_fit_in_a_matrix_of_ones_own_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_run_of_a_users_matrix_is_a_row_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("variants: {v: {model: {attention: {query_groups: 5}}}}\nsuites: {}\n")
     list_runs(["v_1.5B"], path)
@@ -85,7 +87,7 @@ def test_fine_tunings_are_listed_where_a_word_names_them(capsys: pytest.CaptureF
     ]
 
 
-def test_keys_of_fine_tunings_come_after_those_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_of_fine_tunings_follow_those_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
     list_keys("lora_alpha")
     title, key, *_ = capsys.readouterr().out.splitlines()
     assert title == "of fine-tunings (efficientbench finetune):"
@@ -100,7 +102,7 @@ def help_of(group: typer.Typer, command: str) -> str:
     return " ".join(CliRunner().invoke(group, [command, "--help"], terminal_width=100).output.split())
 
 
-def test_tasks_and_rewards_are_listed_those_of_packages_by_their_metadata(
+def test_tasks_and_rewards_are_listed_and_external_ones_by_their_metadata(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outside.lay_out(tmp_path, monkeypatch)

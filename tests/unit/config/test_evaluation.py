@@ -11,12 +11,12 @@ ASKED = ["evaluation.core_every=3", "evaluation.core_data=bundle"]
 
 
 @pytest.mark.parametrize("layout", ["parallel.pp=2", "parallel.cp=2"])
-def test_ranks_that_score_no_prompts_are_refused(layout: str) -> None:
+def test_core_is_refused_on_layouts_that_cannot_score_prompts(layout: str) -> None:
     with pytest.raises(ConfigError, match="ranks of sp, cp, pp and ep do not score prompts"):
         resolve("gqa_1.5B", smoke=True, overrides=[*ASKED, layout])
     assert resolve("gqa_1.5B", smoke=True, overrides=[*ASKED, "parallel.tp=2"]).evaluation.core_every == 3
 
 
-def test_a_bundle_must_be_named() -> None:
+def test_core_without_a_bundle_is_refused() -> None:
     with pytest.raises(ConfigError, match="evaluation.core_data: missing"):
         resolve("gqa_1.5B", smoke=True, overrides=ASKED[:1])

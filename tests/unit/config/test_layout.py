@@ -19,13 +19,13 @@ def layout(*overrides: str, name: str = "gqa_1.5B", devices: int = 8, nodes: int
     return Layout.of(resolve(name, overrides=overrides), devices, nodes, oversubscribe=cpu)
 
 
-def test_unset_dp_takes_all_accelerators() -> None:
+def test_unset_dp_uses_all_accelerators() -> None:
     found = layout("parallel.tp=2", "parallel.pp=2", "training.micro_batch_size=1", nodes=2)
     assert (found.world_size, found.dp, found.ranks_per_node) == (16, 4, 8)
     assert (found.layers_per_stage, found.micro_batches) == (14, 4)
 
 
-def test_unset_dp_on_a_cpu_is_the_least_that_reaches_every_node() -> None:
+def test_unset_dp_on_a_cpu_is_the_smallest_that_covers_every_node() -> None:
     assert layout(devices=1, cpu=True).world_size == 1
     assert layout("parallel.tp=2", "parallel.pp=2", devices=1, cpu=True).world_size == 4
     assert layout(devices=1, nodes=2, cpu=True).dp == 2
@@ -45,10 +45,10 @@ def test_unset_dp_on_a_cpu_is_the_least_that_reaches_every_node() -> None:
         ("gqa_0.5B", [], 7, 4),
     ],
 )
-def test_replicas_that_the_devices_decide_shrink_the_micro_batch(
+def test_an_unset_dp_shrinks_the_micro_batch_to_fit(
     name: str, overrides: list[str], devices: int, micro_batch: int
 ) -> None:
-    """Not those that the configuration decides, and not where no micro-batch fits: then the layout refuses."""
+    """A dp that the configuration sets shrinks nothing, and the layout refuses where no micro-batch fits."""
     config = resolve(name, overrides=overrides)
     fitted = fit_micro_batch(config, devices, nodes=1)
     assert fitted.training.micro_batch_size == micro_batch
@@ -57,7 +57,7 @@ def test_replicas_that_the_devices_decide_shrink_the_micro_batch(
 
 @pytest.mark.parametrize("smoke", [False, True])
 @pytest.mark.parametrize("size", ["0.5B", "1.5B", "3B"])
-def test_every_size_runs_on_a_node_of_eight_devices_as_it_is(size: str, smoke: bool) -> None:
+def test_every_size_runs_on_eight_devices_without_overrides(size: str, smoke: bool) -> None:
     config = fit_micro_batch(resolve(f"gqa_{size}", smoke=smoke), 8, nodes=1)
     assert Layout.of(config, 8).dp == 8
 
@@ -92,7 +92,7 @@ def test_set_dp_may_leave_devices_idle() -> None:
         (["data.split=[0,1,0]"], 8, 1, "leaves nothing to train on"),
     ],
 )
-def test_refusals(overrides: list[str], devices: int, nodes: int, message: str) -> None:
+def test_impossible_layouts_are_refused(overrides: list[str], devices: int, nodes: int, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         layout(*overrides, devices=devices, nodes=nodes)
 
@@ -119,30 +119,30 @@ def test_refusals(overrides: list[str], devices: int, nodes: int, message: str) 
         ),
     ],
 )
-def test_refusals_of_a_variant(name: str, overrides: list[str], message: str) -> None:
+def test_layouts_that_a_variant_lacks_are_refused(name: str, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         layout(*overrides, name=name)
 
 
-def test_an_unset_dp_serves_expert_parallelism() -> None:
+def test_an_unset_dp_fits_expert_parallelism() -> None:
     assert layout("parallel.ep=4", name="moe_1.5Bx8", devices=1, cpu=True).dp == 4
     overrides = ["parallel.ep=4", "training.global_batch_size=24"]
     assert layout(*overrides, name="moe_1.5Bx8", devices=1, nodes=3, cpu=True).dp == 12
     assert layout("parallel.ep=4", name="moe_1.5Bx8").dp == 8
 
 
-def test_experts_are_split_or_shared_out_but_not_both() -> None:
+def test_experts_are_tensor_or_expert_parallel_but_not_both() -> None:
     # A width that tensor parallelism could not split does not matter where experts stay whole.
     assert layout(*SPLIT, "model.ffn_hidden_size=8961", "parallel.ep=2", name="moe_1.5Bx8").ep == 2
 
 
-def test_a_sequence_as_long_as_the_table_of_positions() -> None:
+def test_a_sequence_may_be_as_long_as_the_table_of_positions() -> None:
     overrides = ["training.seq_len=2049", "training.micro_batch_size=1"]
     assert layout(*overrides, "model.position.max_seq_len=2049", name="learnable_absolute_1.5B").tp == 1
     assert layout(*overrides, name="absolute_1.5B").tp == 1
 
 
-def test_all_refusals_at_once() -> None:
+def test_all_refusals_of_a_layout_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         layout("parallel.tp=5", "parallel.pp=3", "training.global_batch_size=3", "data.split=[0,1,0]")
     assert len(caught.value.problems) == 6
@@ -154,11 +154,11 @@ def test_one_query_group_may_be_shared_by_tensor_parallel_ranks() -> None:
 
 
 @pytest.mark.parametrize(("vocab", "tp", "padded"), [(151_936, 1, 151_936), (151_936, 8, 151_936), (4097, 2, 4098)])
-def test_padded_vocabulary(vocab: int, tp: int, padded: int) -> None:
+def test_the_padded_vocabulary_matches_known_sizes(vocab: int, tp: int, padded: int) -> None:
     assert padded_vocab_size(vocab, tp) == padded
 
 
-def test_the_default_budget_is_extended_to_what_measurement_needs() -> None:
+def test_the_default_budget_is_extended_to_the_steps_that_measurement_needs() -> None:
     budget = plan_budget(resolve("gqa_1.5B"), 1000)
     assert (budget.steps, budget.warmup_steps, budget.tokens) == (55, 5, 55 * 16 * 2048)
     assert budget.extended is not None
@@ -170,7 +170,7 @@ def test_the_default_budget_stays_where_it_suffices() -> None:
     assert (budget.steps, budget.tokens, budget.extended) == (125, 100_000, None)
 
 
-def test_tokens_may_be_counted_by_parameters() -> None:
+def test_tokens_may_be_given_per_parameter() -> None:
     config = resolve("gqa_1.5B", overrides=["training.tokens=20x"])
     budget = plan_budget(config, 1_000_001)
     # 20,000,020 tokens are 610.4 steps of 32,768.
@@ -181,7 +181,7 @@ def test_tokens_may_be_counted_by_parameters() -> None:
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
 
 
-def test_tokens_are_never_cut_short() -> None:
+def test_token_budgets_are_rounded_up_to_steps() -> None:
     budget = plan_budget(resolve("gqa_1.5B", overrides=["training.tokens=1802241"]), 1000)
     assert budget.steps == 56
 
@@ -201,12 +201,12 @@ def test_tokens_are_never_cut_short() -> None:
         (["training.steps=60", "training.epochs=2"], "training.steps: 60 and training.epochs 2 both set the length"),
     ],
 )
-def test_budgets_that_cannot_be(overrides: list[str], message: str) -> None:
+def test_impossible_budgets_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         plan_budget(resolve("gqa_1.5B", overrides=overrides), 1000)
 
 
-def test_epochs_are_as_many_steps_as_the_text_takes() -> None:
+def test_epochs_become_the_steps_that_the_text_fills() -> None:
     config = resolve("gqa_1.5B", overrides=["training.epochs=2"])
     unknown, budget = plan_budget(config, 1000), plan_budget(config, 1000, epoch_steps=70)
     assert (unknown.steps, unknown.counted, unknown.tokens_per_parameter) == (55, False, None)
@@ -215,7 +215,7 @@ def test_epochs_are_as_many_steps_as_the_text_takes() -> None:
         plan_budget(config, 1000, epoch_steps=54)
 
 
-def test_a_short_run_that_says_so_is_taken() -> None:
+def test_an_explicitly_short_run_is_accepted() -> None:
     overrides = ["training.steps=3", "measurement.warmup_steps=1", "measurement.min_steps=2"]
     assert plan_budget(resolve("gqa_0.5B", overrides=overrides), 1000).steps == 3
 
@@ -226,7 +226,7 @@ def test_context_parallel_ranks_multiply() -> None:
     assert layout("parallel.cp=2", "parallel.ep=4", name="moe_1.5Bx8", devices=1, cpu=True).dp == 2
 
 
-def test_interleaved_stages_get_whole_rounds_of_micro_batches() -> None:
+def test_interleaved_stages_get_complete_rounds_of_micro_batches() -> None:
     config = resolve("gqa_0.5B", overrides=["parallel.pp=2", "parallel.vpp=2"])
     fitted = fit_micro_batch(config, 8, nodes=1)
     assert Layout.of(fitted, 8).micro_batches == 2

@@ -25,7 +25,7 @@ def problems_of(*overrides: str, name: str = "gqa_1.5B", smoke: bool = False) ->
     return caught.value.problems
 
 
-def test_layers_in_order() -> None:
+def test_configuration_layers_apply_in_order() -> None:
     named = resolve("mqa_3B")
     assert named.name == "mqa_3B"
     assert named.model.attention.query_groups == 1  # from the variant
@@ -74,7 +74,7 @@ def test_smoke_keeps_the_ratios_that_define_the_model(name: str) -> None:
         ("device=no", ("device",), "no"),
     ],
 )
-def test_override_values(override: str, key: tuple[str, ...], value: object) -> None:
+def test_override_values_have_their_types(override: str, key: tuple[str, ...], value: object) -> None:
     found: object = resolve("gqa_0.5B", True, [override])
     for step in key:
         found = getattr(found, step)
@@ -151,12 +151,12 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
         ("training.min_learning_rate=1", "min_learning_rate 1 is the schedule's end and must not be above"),
     ],
 )
-def test_mistakes(override: str, message: str) -> None:
+def test_mistakes_in_overrides_are_named(override: str, message: str) -> None:
     (problem,) = problems_of(override)
     assert message in problem
 
 
-def test_a_section_without_a_kind_is_of_its_default_kind() -> None:
+def test_a_section_without_a_kind_has_its_default_kind() -> None:
     position = resolve("gqa_1.5B", overrides=["model.position.base=1e4"]).model.position
     assert position == RopeConfig(base=1e4)
 
@@ -191,16 +191,16 @@ def test_a_section_without_a_kind_is_of_its_default_kind() -> None:
         ("gqa_1.5B", ["kernels.attention=flash", "parallel.cp=2"], "parts of a sequence"),
     ],
 )
-def test_mistakes_of_a_variant(name: str, overrides: list[str], message: str) -> None:
+def test_mistakes_in_keys_of_a_variant_are_named(name: str, overrides: list[str], message: str) -> None:
     (problem,) = problems_of(*overrides, name=name)
     assert message in problem
 
 
-def test_the_ratios_of_nsa_are_the_papers() -> None:
+def test_the_ratios_of_nsa_match_the_paper() -> None:
     assert attention_of(resolve("nsa_1.5B").model).ratios(resolve("nsa_1.5B").model) == (2, 2, 2)
 
 
-def test_a_kernel_serves_plain_attention() -> None:
+def test_an_attention_kernel_can_be_chosen() -> None:
     assert resolve("mla_1.5B", overrides=["kernels.attention=flash"]).kernels.attention == "flash"
 
 
@@ -214,7 +214,7 @@ def test_mlas_widths_follow_the_backbone_unless_set() -> None:
     )
 
 
-def test_all_mistakes_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     problems = problems_of("trace=64", "training.seq_len=x", "model.heads=5", "training.dtype=int8", "oops")
     assert len(problems) == 5
     assert {"trace", "training.seq_len", "model", "training.dtype"} <= {each.split(":")[0] for each in problems}
@@ -228,7 +228,7 @@ def test_all_mistakes_at_once() -> None:
         ("../../etc/passwd", "the runs are mqa_0.5B, "),
     ],
 )
-def test_names(name: str, message: str) -> None:
+def test_wrong_names_are_refused(name: str, message: str) -> None:
     (problem,) = problems_of(name=name)
     assert message in problem
 
@@ -251,26 +251,26 @@ def test_any_text_resolves_or_is_refused_in_printable_lines(examples: int) -> No
     tried()
 
 
-def test_an_override_of_the_length_replaces_the_files_length() -> None:
+def test_an_override_of_the_length_replaces_that_of_the_file() -> None:
     assert resolve("gqa_0.5B", True).training.steps is not None
     training = resolve("gqa_0.5B", True, ["training.tokens=100000"]).training
     assert (training.tokens, training.steps) == (100_000, None)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_config_survives_json(name: str) -> None:
+def test_a_config_round_trips_through_json(name: str) -> None:
     config = resolve(name, True, ["data.path=a\n$(b) ü", "training.learning_rate=0.1", "data.split=[0.7,0.2,0.1]"])
     assert RunConfig.model_validate_json(config.model_dump_json(), strict=True) == config
 
 
 @pytest.mark.parametrize("name", ["../gqa", "gqa\n", ".", "..", "", "a/b", "$(x)", "a" * 65])
-def test_a_name_that_could_leave_its_folder_is_refused(name: str) -> None:
+def test_a_name_that_could_leave_the_output_folder_is_refused(name: str) -> None:
     content = resolve("gqa_0.5B").model_dump()
     with pytest.raises(ValidationError, match="variant"):
         RunConfig.model_validate({**content, "variant": name})
 
 
-def test_a_blend_in_a_file_and_again_from_what_a_run_keeps() -> None:
+def test_a_blend_is_read_from_a_list_and_from_json() -> None:
     data = DataConfig(path=[3, "/a/x", "1", "/b/y"])
     assert (data.sources, data.weights) == (("/a/x", "/b/y"), (0.75, 0.25))
     assert DataConfig.model_validate_json(data.model_dump_json()) == data

@@ -16,7 +16,7 @@ from efficientbench.training.update.schedule import learning_rate
 SIZES = ("0.5B", "1.5B", "3B")
 
 
-def test_the_published_runs_are_in_their_suites() -> None:
+def test_every_published_run_is_in_its_suite() -> None:
     runs = load_matrix().runs
     by_suite = {suite: {run.name for run in runs if run.suite == suite} for suite in load_matrix().suites}
     published = {
@@ -40,7 +40,7 @@ def test_every_attention_variant_has_runs_in_every_size() -> None:
 STAGES = {f"{stage}_d{depth}": depth for stage in ("base", "mid", "sft", "rl") for depth in (8, 12, 16, 20)}
 
 
-def test_published_models_and_the_stages_of_a_chat_model_stand_beside_them() -> None:
+def test_the_matrix_has_published_models_and_chat_stages() -> None:
     matrix = load_matrix()
     assert [run.name for run in matrix.all_runs if run not in matrix.runs] == ["nanochat_d12", *STAGES]
     assert matrix.run("nanochat_d12").suite == "published_models"
@@ -51,7 +51,7 @@ def test_published_models_and_the_stages_of_a_chat_model_stand_beside_them() -> 
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_every_stage_of_a_depth_is_the_same_model(name: str) -> None:
+def test_all_stages_of_a_depth_share_one_model(name: str) -> None:
     config, depth = resolve(name), STAGES[name]
     model, training, heads = config.model, config.training, -(-64 * depth // 128)
     assert (model.layers, model.hidden_size, model.heads) == (depth, 64 * depth, heads)
@@ -65,7 +65,7 @@ def test_every_stage_of_a_depth_is_the_same_model(name: str) -> None:
     assert training.global_batch_size % (4 * training.micro_batch_size) == 0
 
 
-def test_the_stages_train_as_their_names_say() -> None:
+def test_the_stages_have_their_objectives_batches_and_schedules() -> None:
     quick, base, mid, sft = (resolve(name).training for name in ("base_d8", "base_d12", "mid_d12", "sft_d12"))
     assert (quick.global_batch_size * quick.seq_len, quick.steps) == (65_536, 100)
     assert (base.global_batch_size * base.seq_len, base.steps, base.objective) == (262_144, 5000, "pretrain")
@@ -122,7 +122,7 @@ def test_a_wrong_matrix_is_refused(text: str, message: str, tmp_path: Path) -> N
         ("{global_batch_tokens: 4096, global_batch_size: [1]}", "training.global_batch_size: [1] does not fit"),
     ],
 )
-def test_a_wrong_section_of_a_matrix_is_told_by_its_key(training: str, message: str, tmp_path: Path) -> None:
+def test_a_wrong_section_of_a_matrix_is_named_by_its_key(training: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve("v_0.5B", matrix_file=_of_one_variant(tmp_path, training))
     (problem,) = caught.value.problems
@@ -149,7 +149,7 @@ def test_aliases_that_multiply_a_matrix_are_refused(more: str, tmp_path: Path) -
         load_matrix(path)
 
 
-def test_aliases_and_merges_of_a_matrix_serve(tmp_path: Path) -> None:
+def test_aliases_and_merges_of_a_matrix_are_resolved(tmp_path: Path) -> None:
     path, suites = tmp_path / "mine.yaml", "{mine: [{variants: [v, w], sizes: [0.5B]}]}"
     path.write_text(f"variants: {{v: &v {{training: &t {{steps: 7}}}}, w: {{<<: [*v], init: *t}}}}\nsuites: {suites}\n")
     steps = {"training": {"steps": 7}}
@@ -163,7 +163,7 @@ def _of_one_variant(folder: Path, training: str) -> Path:
     return path
 
 
-def test_a_missing_matrix_says_where_the_package_works(tmp_path: Path) -> None:
+def test_a_missing_matrix_is_refused_with_the_place_to_work_in(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="works from a clone of its repository"):
         load_matrix(EXPERIMENTS / "gone.yaml")
     with pytest.raises(ConfigError, match=r"mine\.yaml is missing$"):

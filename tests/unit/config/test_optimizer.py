@@ -11,7 +11,7 @@ from efficientbench.config.schema import RunConfig
 MUON = "training.optimizer=muon"
 
 
-def test_muon_switches_the_distributed_optimizer_off_and_says_so_in_the_configuration() -> None:
+def test_muon_switches_the_distributed_optimizer_off_in_the_configuration() -> None:
     for overrides in ([MUON], [MUON, "parallel.dp=2"], [MUON, "parallel.distributed_optimizer=false"]):
         config = resolve("gqa_0.5B", overrides=overrides)
         assert not config.parallel.distributed_optimizer
@@ -19,7 +19,7 @@ def test_muon_switches_the_distributed_optimizer_off_and_says_so_in_the_configur
     assert resolve("gqa_0.5B").parallel.distributed_optimizer
 
 
-def test_rates_of_their_own() -> None:
+def test_matrices_embeddings_and_head_may_have_separate_learning_rates() -> None:
     adamw, muon = (resolve("nanochat_d12", overrides=[f"training.optimizer={each}"]) for each in ("adamw", "muon"))
     rate = adamw.training.learning_rate
     assert (adamw.training.matrix_rate, muon.training.matrix_rate) == (rate, 0.02)
@@ -48,6 +48,6 @@ def test_rates_of_their_own() -> None:
         ),
     ],
 )
-def test_mistakes(overrides: list[str], message: str) -> None:
+def test_mistakes_in_overrides_are_named(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve("gqa_0.5B", overrides=overrides)

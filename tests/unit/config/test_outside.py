@@ -64,7 +64,7 @@ def refusal(*overrides: str) -> str:
     return str(caught.value)
 
 
-def test_it_is_planned_by_its_formulas_and_without_torch(package: Path) -> None:
+def test_an_external_variant_is_planned_by_its_formulas_without_torch(package: Path) -> None:
     config = smoke(WINDOW, "model.attention.window=16")
     assert config.model.attention.model_dump()["window"] == 16
     plan = plan_anywhere(config)
@@ -83,7 +83,7 @@ def test_it_is_planned_by_its_formulas_and_without_torch(package: Path) -> None:
     assert done.stdout.splitlines()[-1] == "0 False", done.stderr
 
 
-def test_what_it_does_not_declare_is_refused() -> None:
+def test_layouts_that_an_external_variant_does_not_declare_are_refused() -> None:
     assert "'my_package.window:VARIANT' does not declare that ranks can share it" in refusal(WINDOW, "parallel.tp=2")
     assert "does not share a sequence over ranks" in refusal(WINDOW, "parallel.cp=2")
     assert "does not declare that it can be computed again" in refusal(WINDOW, "training.recompute=selective")
@@ -94,7 +94,7 @@ def test_what_it_does_not_declare_is_refused() -> None:
     assert Layout.of(smoke(WINDOW, "parallel.pp=2", "parallel.dp=2"), 1, oversubscribe=True).world_size == 4
 
 
-def test_formulas_that_nobody_gave_are_absent_with_a_reason() -> None:
+def test_missing_formulas_are_absent_with_a_reason() -> None:
     plan = plan_anywhere(smoke(FUTURE))
     with pytest.raises(UndeclaredError, match="declares no formula for its parameters"):
         _ = plan.parameters
@@ -106,7 +106,7 @@ def test_formulas_that_nobody_gave_are_absent_with_a_reason() -> None:
         plan_anywhere(smoke(FUTURE, "training.steps=null", "training.tokens=20x"))
 
 
-def test_an_encoding_comes_from_outside_too() -> None:
+def test_a_position_encoding_may_be_external() -> None:
     ramp = f"model.position.kind={outside.PACKAGE}.ramp:VARIANT"
     config = smoke(ramp, "model.position.slope=0.5")
     assert config.model.position.model_dump() == {"kind": "my_package.ramp:VARIANT", "slope": 0.5}
@@ -116,7 +116,7 @@ def test_an_encoding_comes_from_outside_too() -> None:
         smoke("model.position.kind=my_package.window:VARIANT")
 
 
-def test_an_encoding_that_declares_nothing_is_not_taken_for_one_of_ours() -> None:
+def test_an_external_encoding_without_declarations_is_not_treated_as_ours() -> None:
     stretch, slope = (f"model.position.kind={outside.PACKAGE}.encodings:{name}" for name in ("STRETCH", "SLOPE"))
     assert smoke(stretch, "model.head_dim=15").model.rotated_dim == 15  # only RoPE needs pairs
     names = kernel_names(smoke(stretch), "cpu")
@@ -129,7 +129,7 @@ def test_an_encoding_that_declares_nothing_is_not_taken_for_one_of_ours() -> Non
     assert "names of its kernels" in undeclared(smoke(stretch))
 
 
-def test_its_profile_knows_its_operations_and_has_no_roofline(
+def test_the_profile_of_an_external_variant_has_its_operations_and_no_roofline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = smoke(f"model.attention.kind={outside.PACKAGE}.delta:VARIANT", "model.position.kind=none")
@@ -150,7 +150,7 @@ def test_its_profile_knows_its_operations_and_has_no_roofline(
     assert "roofline: n/a; model.attention.kind=my_package.delta:VARIANT declares no formula for" in printed
 
 
-def test_a_run_too_short_to_show_it_is_told() -> None:
+def test_a_run_too_short_to_show_a_variants_effect_is_reported() -> None:
     printed = on_one_line(print_plan, plan_anywhere(smoke(WINDOW, "model.attention.window=96")))
     assert "does not show in this run: its window of 96 tokens holds the whole sequence of 96" in printed
 
@@ -166,7 +166,7 @@ def test_a_run_too_short_to_show_it_is_told() -> None:
         ("gqaa", f"is not one of {KINDS}; did you mean gqa?"),
     ],
 )
-def test_a_kind_that_is_none(kind: str, message: str) -> None:
+def test_an_invalid_external_kind_is_refused(kind: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         smoke(f"model.attention.kind={kind}")
 
@@ -180,12 +180,12 @@ def test_a_wrong_key_names_the_right_one() -> None:
         smoke(WINDOW, "model.attention.window=0")
 
 
-def test_an_entry_point_gives_it_a_name(package: Path) -> None:
+def test_an_entry_point_names_an_external_variant(package: Path) -> None:
     outside.install(package, "efficientbench.variants", "trial_window", "my_package.window:VARIANT")
     assert smoke("model.attention.kind=trial_window").model.attention.kind == "trial_window"
 
 
-def test_the_cases_of_its_check_are_those_that_it_declares() -> None:
+def test_the_check_of_an_external_variant_covers_its_declared_cases() -> None:
     kind = "my_package.window:VARIANT"
     load("attention", kind)
     models = tiny_models("attention", kind)
@@ -196,7 +196,7 @@ def test_the_cases_of_its_check_are_those_that_it_declares() -> None:
     assert refused == {"tensor parallel", "sequence parallel", "context parallel", "selective recomputation"}
 
 
-def test_a_matrix_of_its_own_adds_to_ours(tmp_path: Path) -> None:
+def test_an_external_matrix_adds_to_ours(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
         "variants: {window: {model: {attention: {kind: 'my_package.window:VARIANT', window: 16}}}}\n"

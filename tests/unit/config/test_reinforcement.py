@@ -22,7 +22,7 @@ ASKED = ["training.objective=rl", "rl.samples=4", "rl.max_new_tokens=32"]
         (["training.objective=sft"], "its keys are for training.objective=rl alone"),
     ],
 )
-def test_what_cannot_be_learned_is_refused(overrides: list[str], message: str) -> None:
+def test_impossible_settings_of_reinforcement_learning_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve("gqa_1.5B", smoke=True, overrides=[*ASKED, *overrides])
 

@@ -25,7 +25,7 @@ def test_one_script_for_each_run(tmp_path: Path) -> None:
     check_scripts(tmp_path)
 
 
-def test_whatever_is_out_of_date_is_named_and_mended(tmp_path: Path) -> None:
+def test_outdated_scripts_are_named_and_rewritten(tmp_path: Path) -> None:
     write_scripts(tmp_path)
     folder = tmp_path / "attention_variants"
     (folder / "run_gqa_3B.sh").unlink()

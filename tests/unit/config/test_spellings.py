@@ -39,11 +39,11 @@ from efficientbench.sweep.selection import select
         ("training.steps", "5 k", "5 k"),
     ],
 )
-def test_numbers(key: str, text: str, number: str) -> None:
+def test_numbers_as_people_write_them_are_read(key: str, text: str, number: str) -> None:
     assert plain_number(key, text) == number
 
 
-def test_what_people_type_is_what_the_keys_say() -> None:
+def test_short_names_set_the_same_keys() -> None:
     typed = ["tokens=1B", "gbs=64", "mbs=2", "lr=2e-4", "seq_length=1024", "tp=2", "eval_every=1e2", "seed=7"]
     keys = ["tokens=1000000000", "global_batch_size=64", "micro_batch_size=2", "learning_rate=0.0002"]
     keys += ["seq_len=1024", "validation_interval=100", "seed=7"]
@@ -59,7 +59,7 @@ def test_text_is_no_number() -> None:
     assert (config.label, config.data.path) == ("10B", "1e9")
 
 
-def test_a_global_batch_in_tokens() -> None:
+def test_a_global_batch_may_be_given_in_tokens() -> None:
     config = resolve("gqa_1.5B", smoke=True, overrides=["total_batch_size=9600"])
     assert (config.training.global_batch_size, config.training.seq_len) == (100, 96)
     again = type(config).model_validate(config.model_dump())
@@ -79,7 +79,7 @@ def test_a_global_batch_in_tokens() -> None:
         (["depth=12"], "depth: is decided by the run's name, as in nanochat_d12"),
     ],
 )
-def test_a_wrong_batch(overrides: list[str], message: str) -> None:
+def test_an_invalid_global_batch_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve("gqa_1.5B", overrides=overrides)
     (problem,) = caught.value.problems
@@ -90,7 +90,7 @@ def test_a_wrong_batch(overrides: list[str], message: str) -> None:
     ("name", "named_size"),
     [("mha_50M", 50e6), ("mha_125M", 125e6), ("mha_350M", 350e6), ("mha_7B", 7e9), ("mha_13B", 13e9)],
 )
-def test_sizes_beside_the_matrix_have_the_parameters_of_their_names(name: str, named_size: float) -> None:
+def test_sizes_outside_the_matrix_have_the_parameters_of_their_names(name: str, named_size: float) -> None:
     config = resolve(name)
     assert count_parameters(config.model).total == pytest.approx(named_size, rel=0.25)
     assert config.model.attention.query_groups == config.model.heads
@@ -109,7 +109,7 @@ def test_a_size_for_a_cluster_has_a_batch_of_tokens(size: str) -> None:
 
 
 @pytest.mark.parametrize("apart", [11, pytest.param(1, marks=pytest.mark.proof)])
-def test_every_variant_in_every_size(apart: int) -> None:
+def test_every_variant_resolves_in_every_size(apart: int) -> None:
     """Every eleventh pair has each variant and each size; all of them take seconds."""
     matrix = load_matrix()
     for variant, size in list(itertools.product(matrix.variants, matrix.sizes))[::apart]:
@@ -117,19 +117,19 @@ def test_every_variant_in_every_size(apart: int) -> None:
         assert (full.hidden_size, full.heads) == (8 * smoke.hidden_size, smoke.heads)
 
 
-def test_a_dense_model_as_wide_as_the_experts_of_a_token() -> None:
+def test_a_dense_model_is_as_wide_as_the_active_experts_of_a_token() -> None:
     for size in ("0.5B", "1.5B"):
         moe, dense = resolve(f"moe_{size}x8").model, resolve(f"dense_{size}x2").model
         router = moe.layers * moe.hidden_size * moe.moe.experts
         assert count_parameters(moe).active - router == count_parameters(dense).total
 
 
-def test_part_of_a_name_lists_the_runs() -> None:
+def test_a_part_of_a_name_lists_the_matching_runs() -> None:
     with pytest.raises(ConfigError, match=r"'gqa': did you mean gqa_0\.5B, gqa_1\.5B, gqa_3B\?"):
         resolve("gqa")
 
 
-def test_a_sweep_takes_sizes_of_no_suite() -> None:
+def test_a_sweep_accepts_sizes_outside_the_suites() -> None:
     matrix = load_matrix()
     names = [run.name for run in select(matrix, ["gqa", "mha"], ["0.5B", "7B"])]
     assert names == ["gqa_0.5B", "gqa_7B", "mha_0.5B", "mha_7B"]
@@ -139,5 +139,5 @@ def test_a_sweep_takes_sizes_of_no_suite() -> None:
         select(matrix, ["mha"])
     # Nothing that is named is left out in silence.
     for only, sizes, lacking in (((), ("0.5B", "7B"), "7B"), (("moe",), ("0.5Bx8", "3B"), "3B")):
-        with pytest.raises(ConfigError, match=f"no chosen run has the size {lacking}; theirs are "):
+        with pytest.raises(ConfigError, match=f"no chosen run has the size {lacking}; available sizes: "):
             select(matrix, only, sizes)

@@ -47,7 +47,7 @@ def read(path: Path) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
 @pytest.mark.parametrize("begin", [b"", b"\xef\xbb\xbf"])
-def test_a_line_that_is_too_long_is_left_out(tmp_path: Path, kind: str, begin: bytes) -> None:
+def test_a_line_that_is_too_long_is_skipped(tmp_path: Path, kind: str, begin: bytes) -> None:
     lengths = [LARGEST + 1, 3, LARGEST, 4 * MB, LARGEST + 3, 5, 2 * MB]
     path = tmp_path / f"data.{kind}"
     content = begin + jsonl(["x" * length for length in lengths]).rstrip()
@@ -56,13 +56,13 @@ def test_a_line_that_is_too_long_is_left_out(tmp_path: Path, kind: str, begin: b
     assert read(path) == [(1, long), (3, "text"), (LARGEST, "text"), (4, long), (5, long), (5, "text"), (7, long)]
 
 
-def test_a_text_in_parquet_that_is_too_long_is_left_out(tmp_path: Path) -> None:
+def test_a_text_in_parquet_that_is_too_long_is_skipped(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", "x" * MB, "ä" * MB, None]}), tmp_path / "data.parquet")
     found = read(tmp_path / "data.parquet")
     assert found == [(1, "text"), (MB, "text"), (3, "too long"), (4, "no text field")]
 
 
-def test_what_is_left_out_is_counted_and_named(tmp_path: Path, tokenizer: Path) -> None:
+def test_skipped_documents_are_counted_and_named(tmp_path: Path, tokenizer: Path) -> None:
     source, prefix = tmp_path / "data.jsonl", tmp_path / "tokens"
     source.write_bytes(jsonl(["short", "long " * MB, "short too"]))
     with pytest.raises(DataError, match=r"data\.jsonl:2: the line has more than 1 MB, .*--max-document-mb"):
@@ -77,7 +77,7 @@ def test_what_is_left_out_is_counted_and_named(tmp_path: Path, tokenizer: Path) 
 
 
 @pytest.mark.parametrize("kind", [pytest.param("jsonl.gz", marks=pytest.mark.proof), "parquet"])
-def test_memory_is_bounded(tmp_path: Path, kind: str) -> None:
+def test_memory_stays_bounded_whatever_a_file_unpacks_to(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"data.{kind}"
     if kind == "parquet":
         # Its dictionary holds the text once.

@@ -12,7 +12,7 @@ from support.downloads import SAMPLE, download, partials
 from efficientbench.basics.errors import DataError
 
 
-def test_the_default_is_the_small_sample_at_its_revision(hub: HubState, tmp_path: Path) -> None:
+def test_the_default_download_is_the_small_sample_at_its_revision(hub: HubState, tmp_path: Path) -> None:
     files = download(tmp_path / "data", 200)
     assert files == [tmp_path / "data" / path for path in SAMPLE]
     assert [file.read_bytes() for file in files] == [hub.files[path] for path in SAMPLE]
@@ -30,7 +30,7 @@ def test_a_second_call_downloads_nothing(hub: HubState, tmp_path: Path) -> None:
     assert len(hub.asked("storage")) == 2
 
 
-def test_a_file_that_lies_there_without_record_is_checked_not_fetched(hub: HubState, tmp_path: Path) -> None:
+def test_an_existing_file_without_a_record_is_checked_not_fetched(hub: HubState, tmp_path: Path) -> None:
     (tmp_path / "sample/10BT").mkdir(parents=True)
     (tmp_path / SAMPLE[0]).write_bytes(hub.files[SAMPLE[0]])
     (tmp_path / SAMPLE[1]).write_bytes(hub.files[SAMPLE[1]][:-1] + b"?")
@@ -39,7 +39,7 @@ def test_a_file_that_lies_there_without_record_is_checked_not_fetched(hub: HubSt
     assert files[1].read_bytes() == hub.files[SAMPLE[1]]
 
 
-def test_a_file_that_changed_here_or_on_the_hub_is_fetched_again(hub: HubState, tmp_path: Path) -> None:
+def test_a_file_changed_locally_or_on_the_hub_is_fetched_again(hub: HubState, tmp_path: Path) -> None:
     download(tmp_path, 3)
     hub.requests.clear()
     content = hub.files[SAMPLE[0]]
@@ -51,7 +51,9 @@ def test_a_file_that_changed_here_or_on_the_hub_is_fetched_again(hub: HubState, 
 
 
 @pytest.mark.parametrize(("path", "digits"), [("notes/words.jsonl", 40), ("notes/more.jsonl.zst", 64)])
-def test_any_dataset_gives_its_files_of_documents(hub: HubState, tmp_path: Path, path: str, digits: int) -> None:
+def test_the_document_files_of_any_dataset_are_downloaded(
+    hub: HubState, tmp_path: Path, path: str, digits: int
+) -> None:
     hub.repository = "owner/notes"
     hub.files = {path: b'{"text": "words"}\n' * 50, "README.md": b"#", "info.json": b"{}"}
     assert download(tmp_path, 200, repository="owner/notes") == [tmp_path / path]
@@ -68,7 +70,9 @@ def test_any_dataset_gives_its_files_of_documents(hub: HubState, tmp_path: Path,
         {"config_name": "notes", "data_dir": "notes"},
     ],
 )
-def test_a_configuration_of_the_card_is_found(hub: HubState, tmp_path: Path, declared: dict[str, object]) -> None:
+def test_a_configuration_of_the_dataset_card_is_used(
+    hub: HubState, tmp_path: Path, declared: dict[str, object]
+) -> None:
     hub.card["configs"] = [declared]
     assert download(tmp_path, config="notes") == [tmp_path / "notes/words.jsonl"]
 
@@ -101,7 +105,7 @@ def test_free_space_is_checked_before_anything_is_fetched(
     download(tmp_path, 5)  # only the fifth is missing now
 
 
-def test_a_hub_that_cannot_be_reached_does_not_matter_to_a_complete_folder(hub: HubState, tmp_path: Path) -> None:
+def test_a_complete_folder_needs_no_reachable_hub(hub: HubState, tmp_path: Path) -> None:
     files = download(tmp_path, 2)
     hub.always["info"] = Fault(status=503)
     assert download(tmp_path, 2) == files
@@ -112,7 +116,7 @@ def test_a_hub_that_cannot_be_reached_does_not_matter_to_a_complete_folder(hub: 
         download(tmp_path, 2)
 
 
-def test_the_hubs_own_cache_serves(hub: HubState, tmp_path: Path) -> None:
+def test_files_in_the_hubs_cache_are_used(hub: HubState, tmp_path: Path) -> None:
     cached = tmp_path / "cache" / f"datasets--{REPOSITORY.replace('/', '--')}" / "snapshots" / COMMIT
     for path, content in ((SAMPLE[0], hub.files[SAMPLE[0]]), (SAMPLE[1], b"?" * len(hub.files[SAMPLE[1]]))):
         (cached / path).parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +127,7 @@ def test_the_hubs_own_cache_serves(hub: HubState, tmp_path: Path) -> None:
     assert (cached / SAMPLE[1]).read_bytes() == b"?" * len(hub.files[SAMPLE[1]])
 
 
-def test_the_token_goes_to_the_hub_alone(hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_sent_only_to_the_hub(hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.token = "hf_secret"
     with pytest.raises(DataError, match="wants a token"):
         download(tmp_path)
@@ -139,7 +143,7 @@ def test_a_path_that_leaves_the_folder_is_refused(hub: HubState, tmp_path: Path)
         download(tmp_path / "data")
 
 
-def test_another_dataset_wants_another_folder(hub: HubState, tmp_path: Path) -> None:
+def test_a_folder_of_another_dataset_is_refused(hub: HubState, tmp_path: Path) -> None:
     download(tmp_path)
     with pytest.raises(DataError, match=f"holds files of {REPOSITORY}: choose another folder for owner/notes"):
         download(tmp_path, repository="owner/notes")

@@ -18,14 +18,14 @@ from efficientbench.data_tools.download import hub_requests
 from efficientbench.data_tools.download.hub_requests import retry_after_s
 
 
-def test_a_library_of_before_httpx_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huggingface_hub_older_than_httpx_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_requests, "get_session", requests.Session)
     named = r"^downloads need huggingface_hub 1\.0 or newer, and [\d.]+ is installed"
     with pytest.raises(DataError, match=named), hub_requests.hub_errors_explained("owner/name", "main"):
         pass
 
 
-def test_a_broken_connection_is_continued_at_its_byte(hub: HubState, tmp_path: Path) -> None:
+def test_a_broken_download_resumes_at_its_byte(hub: HubState, tmp_path: Path) -> None:
     hub.faults["storage"] = [Fault(break_after=1000), Fault(break_after=700), None]
     file = download(tmp_path)[0]
     assert file.read_bytes() == hub.files[SAMPLE[0]]
@@ -34,7 +34,7 @@ def test_a_broken_connection_is_continued_at_its_byte(hub: HubState, tmp_path: P
     assert asked[1]["if-range"].startswith('"')
 
 
-def test_another_process_continues_at_the_byte(hub: HubState, tmp_path: Path) -> None:
+def test_another_process_resumes_a_download_at_its_byte(hub: HubState, tmp_path: Path) -> None:
     hub.always["storage"] = Fault(status=503)
     hub.faults["storage"] = [Fault(break_after=1000)]
     with pytest.raises(DataError, match=r"the server answers 503 \(4 attempts in a row\)"):
@@ -61,7 +61,7 @@ def test_another_process_continues_at_the_byte(hub: HubState, tmp_path: Path) ->
         ("resolve", Fault(etag="0" * 64), "changed on the hub since it was listed"),
     ],
 )
-def test_a_server_that_stays_wrong_is_reported(
+def test_a_server_that_keeps_failing_is_reported(
     hub: HubState, tmp_path: Path, kind: str, fault: Fault, message: str
 ) -> None:
     hub.always[kind] = fault
@@ -72,21 +72,21 @@ def test_a_server_that_stays_wrong_is_reported(
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_server_is_asked_again(hub: HubState, tmp_path: Path, status: int) -> None:
+def test_a_busy_server_is_retried(hub: HubState, tmp_path: Path, status: int) -> None:
     hub.faults = {kind: [Fault(status=status)] for kind in ("info", "tree", "resolve", "storage")}
     assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
     assert [len(hub.asked(kind)) for kind in ("info", "tree", "resolve", "storage")] == [2, 4, 3, 2]
 
 
 @pytest.mark.parametrize("kind", [pytest.param("tree", marks=pytest.mark.proof), "storage"])
-def test_a_busy_server_is_asked_again_as_late_as_it_says(hub: HubState, tmp_path: Path, kind: str) -> None:
+def test_a_busy_server_is_retried_after_the_wait_it_asks_for(hub: HubState, tmp_path: Path, kind: str) -> None:
     hub.faults[kind] = [Fault(status=429, headers={"Retry-After": "1"})]
     begin_s = time.monotonic()
     assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
     assert time.monotonic() - begin_s >= 1
 
 
-def test_the_ways_to_ask_for_a_wait() -> None:
+def test_the_wait_is_read_from_every_retry_header() -> None:
     by_value = {"7": 7, "soon": None, '"api";r=0;t=55': 55, '"api";r=3;t=55': None, "": None}
     for value, wait_s in by_value.items():
         assert retry_after_s({"RateLimit" if "api" in value else "Retry-After": value}) == wait_s
@@ -95,7 +95,7 @@ def test_the_ways_to_ask_for_a_wait() -> None:
 
 @pytest.mark.parametrize("length", [10, 1_000_000])
 @pytest.mark.parametrize("kind", ["resolve", "storage"])
-def test_a_length_that_is_a_lie_is_not_believed(hub: HubState, tmp_path: Path, kind: str, length: int) -> None:
+def test_a_wrong_content_length_is_detected(hub: HubState, tmp_path: Path, kind: str, length: int) -> None:
     hub.faults[kind] = [Fault(length=length)]
     assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
     hub.always[kind] = Fault(length=length)
@@ -115,7 +115,7 @@ def test_wrong_content_of_the_right_length_is_fetched_once_more(hub: HubState, t
     assert not partials(tmp_path)
 
 
-def test_wrong_content_of_a_small_file_is_found(hub: HubState, tmp_path: Path) -> None:
+def test_wrong_content_of_a_small_file_is_detected(hub: HubState, tmp_path: Path) -> None:
     hub.card["configs"] = [{"config_name": "notes", "data_files": "notes/*"}]
     content = hub.files["notes/words.jsonl"]
     hub.always["resolve"] = Fault(content=b"?" * len(content), etag=git_blob_sha1(content))
@@ -123,20 +123,20 @@ def test_wrong_content_of_a_small_file_is_found(hub: HubState, tmp_path: Path) -
         download(tmp_path, config="notes")
 
 
-def test_what_is_no_parquet_gets_no_name_though_its_checksum_is_right(hub: HubState, tmp_path: Path) -> None:
+def test_a_file_that_is_no_parquet_is_not_stored_despite_a_right_checksum(hub: HubState, tmp_path: Path) -> None:
     hub.files[SAMPLE[0]] = hub.files[SAMPLE[0]][:-1] + b"?"
     with pytest.raises(DataError, match="is no parquet file, though it is what the hub has"):
         download(tmp_path)
     assert not (tmp_path / SAMPLE[0]).exists()
 
 
-def test_a_server_without_ranges_is_read_from_the_first_byte(hub: HubState, tmp_path: Path) -> None:
+def test_a_download_restarts_on_a_server_without_ranges(hub: HubState, tmp_path: Path) -> None:
     hub.faults["storage"] = [Fault(break_after=1000), Fault(whole=True)]
     assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
 
 
 @pytest.mark.parametrize("heeds_if_range", [True, False])
-def test_a_file_that_changes_in_storage_is_not_stitched(
+def test_a_file_that_changes_during_a_download_is_not_stitched(
     hub: HubState, tmp_path: Path, heeds_if_range: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = b"?" * 900 + hub.files[SAMPLE[0]][900:]
@@ -150,7 +150,7 @@ def test_a_file_that_changes_in_storage_is_not_stitched(
     assert "checksum" not in caplog.text
 
 
-def test_bytes_of_an_older_version_are_dropped(hub: HubState, tmp_path: Path) -> None:
+def test_partial_bytes_of_an_older_version_are_dropped(hub: HubState, tmp_path: Path) -> None:
     hub.always["storage"] = Fault(break_after=1000, whole=True)
     with pytest.raises(DataError):
         download(tmp_path)
@@ -164,7 +164,7 @@ def test_bytes_of_an_older_version_are_dropped(hub: HubState, tmp_path: Path) ->
     assert not partials(tmp_path)
 
 
-def test_a_disk_that_others_fill_is_said_and_the_download_goes_on_later(
+def test_a_full_disk_is_reported_and_the_download_resumes_later(
     hub: HubState, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = small_disk(64)
@@ -182,7 +182,7 @@ def test_a_disk_that_others_fill_is_said_and_the_download_goes_on_later(
 
 
 @pytest.mark.proof
-def test_a_silent_server_is_left_and_the_transfer_goes_on_at_its_byte(
+def test_a_transfer_from_a_silent_server_times_out_and_resumes_at_its_byte(
     hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Long enough for every other answer on a busy machine.
@@ -249,7 +249,9 @@ def test_a_card_of_wrong_types_is_refused(hub: HubState, tmp_path: Path, configs
         download(tmp_path, config="mine")
 
 
-def test_pages_without_an_end_are_left(hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_pages_of_a_listing_are_abandoned(
+    hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub_requests, "MOST_PAGES", 20)
     hub.always["tree"] = Fault(rows=[])
     with pytest.raises(DataError, match="on more than 20 pages"):
@@ -257,14 +259,14 @@ def test_pages_without_an_end_are_left(hub: HubState, tmp_path: Path, monkeypatc
     assert len(hub.asked("tree")) == 20
 
 
-def test_a_list_without_an_end_is_left(hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_listing_is_abandoned(hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_requests, "LONGEST_LIST_BYTES", 50)
     with pytest.raises(DataError, match="in more than 50 bytes"):
         download(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["info", "tree", "storage"])
-def test_a_server_that_sends_a_few_bytes_now_and_then_is_left(
+def test_a_trickling_server_is_abandoned(
     hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(hub_requests, "RATE_WINDOW_S", 0.2)
@@ -273,7 +275,7 @@ def test_a_server_that_sends_a_few_bytes_now_and_then_is_left(
         download(tmp_path)
 
 
-def test_without_a_network_the_error_says_so_and_what_needs_none(
+def test_an_error_without_a_network_says_how_to_work_offline(
     hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")

@@ -28,7 +28,7 @@ def corpus(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return tokenize_files([write_kind(folder, "jsonl", TEXTS)], folder / "tokens", tokenizer)
 
 
-def test_documents_are_those_that_were_written(corpus: Corpus) -> None:
+def test_inspected_documents_match_the_written_ones(corpus: Corpus) -> None:
     documents = IndexedDocuments(corpus.prefix)
     assert decoded(corpus.prefix, corpus.tokenizer_folder) == TEXTS
     assert {documents[number][-1] for number in range(len(documents))} == {corpus.eod_id}
@@ -38,8 +38,8 @@ def test_documents_are_those_that_were_written(corpus: Corpus) -> None:
             documents[number]
 
 
-def test_documents_of_several_sequences(tmp_path: Path) -> None:
-    """As megatron's writer makes them of sentences."""
+def test_documents_of_several_sequences_are_shown(tmp_path: Path) -> None:
+    """Megatron's writer makes such documents of sentences."""
     import torch
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
@@ -54,14 +54,14 @@ def test_documents_of_several_sequences(tmp_path: Path) -> None:
     assert documents.lengths().tolist() == [3, 3, 3]
 
 
-def test_a_documents_text_cannot_move_the_terminal(tokenizer: Path, tmp_path: Path) -> None:
+def test_text_of_a_document_cannot_control_the_terminal(tokenizer: Path, tmp_path: Path) -> None:
     source = write_kind(tmp_path, "jsonl", ["before \x1b[2J\x9b1m\x07\u202e after\n\tthe line \u3000"])
     prefix = tokenize_files([source], tmp_path / "tokens", tokenizer).prefix
     *_, shown = describe_pair(prefix, tokenizer_of(prefix, None), documents=1)
     assert shown.startswith("before \ufffd[2J\ufffd1m\ufffd\ufffd after\n\tthe line \u3000")
 
 
-def test_figures_by_plain_counting(corpus: Corpus) -> None:
+def test_figures_match_plain_counting(corpus: Corpus) -> None:
     found = pair_statistics(corpus.prefix, tokenizer_of(corpus.prefix, None))
     documents = IndexedDocuments(corpus.prefix)
     ids = [token for number in range(len(TEXTS)) for token in documents[number].tolist()]
@@ -79,11 +79,13 @@ def test_figures_by_plain_counting(corpus: Corpus) -> None:
     ("lengths", "ranges"),
     [([1], [(1, 1, 1)]), ([0, 1, 2, 3, 8], [(0, 0, 1), (1, 1, 1), (2, 3, 2), (4, 7, 0), (8, 15, 1)])],
 )
-def test_histogram_of_the_shortest(lengths: list[int], ranges: list[tuple[int, int, int]]) -> None:
+def test_a_histogram_of_the_shortest_documents_is_printed(
+    lengths: list[int], ranges: list[tuple[int, int, int]]
+) -> None:
     assert PairStatistics(np.array(lengths), np.ones(1), None).histogram() == ranges
 
 
-def test_the_command(corpus: Corpus, tmp_path: Path) -> None:
+def test_the_inspect_command_prints_figures_and_names_damage(corpus: Corpus, tmp_path: Path) -> None:
     code, out, error = run("inspect", bin_path(corpus.prefix), "--documents", 2)
     assert (code, error) == (0, "")
     assert f"documents           600\ntokens              {corpus.tokens:,} (uint16, " in out
@@ -96,7 +98,7 @@ def test_the_command(corpus: Corpus, tmp_path: Path) -> None:
     assert error.startswith(f"error: {idx_path(broken)}: byte ")
 
 
-def test_a_pair_of_unknown_tokens(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_pair_without_its_tokenizer_is_inspected(corpus: Corpus, tmp_path: Path) -> None:
     prefix = tmp_path / "pair"
     for path in (bin_path, idx_path):
         path(prefix).write_bytes(path(corpus.prefix).read_bytes())
@@ -109,7 +111,7 @@ def test_a_pair_of_unknown_tokens(corpus: Corpus, tmp_path: Path) -> None:
         IndexedDocuments(tmp_path / "p")
 
 
-def test_one_document_of_a_million_costs_what_one_of_a_thousand_costs(tmp_path: Path) -> None:
+def test_reading_one_document_of_a_million_costs_as_much_as_one_of_a_thousand(tmp_path: Path) -> None:
     def open_and_read(size: int) -> None:
         assert IndexedDocuments(tmp_path / str(size))[size // 3].tolist() == [size // 3 % 50_000] * 8
 

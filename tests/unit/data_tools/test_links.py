@@ -26,7 +26,7 @@ def test_a_link_in_place_of_a_partial_file_is_replaced(tmp_path: Path, precious:
     assert precious.read_text() == "all of it"
 
 
-def test_no_lock_is_made_through_a_link(tmp_path: Path) -> None:
+def test_a_lock_is_not_created_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "made")
     refused = pytest.raises(DataError, match=r"lock: Too many levels of symbolic links")
     with refused, disk_errors_explained(tmp_path), exclusive_lock(tmp_path / "lock"):

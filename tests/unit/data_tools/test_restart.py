@@ -89,7 +89,7 @@ def kill_after(process: subprocess.Popen[str], delay_s: float, prefix: Path) -> 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("kills", [1, 20])
-def test_killed_at_random_moments_it_continues_to_the_same_bytes(
+def test_tokenizing_killed_at_random_moments_resumes_to_the_same_bytes(
     folder: Path, tmp_path: Path, undisturbed: dict[str, str], kills: int
 ) -> None:
     """Each run continues from what the last one left, until one is finished."""
@@ -117,7 +117,7 @@ def test_killed_at_random_moments_it_continues_to_the_same_bytes(
     "kind",
     ["bin", "json", *(pytest.param(each, marks=pytest.mark.proof) for each in ("lengths", "hashes", "rejects.jsonl"))],
 )
-def test_a_part_that_was_damaged_meanwhile_is_made_again(
+def test_a_part_damaged_before_the_resume_is_rebuilt(
     folder: Path, tmp_path: Path, undisturbed: dict[str, str], kind: str
 ) -> None:
     def stop(done: int, parts: int) -> None:
@@ -156,7 +156,7 @@ def test_a_killed_worker_is_named(folder: Path, tmp_path: Path, undisturbed: dic
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.proof)])
-def test_a_full_disk_is_said_and_more_room_is_used(
+def test_a_full_disk_is_reported_and_tokenizing_resumes_with_more_room(
     small_disk: Callable[[int], Path], folder: Path, tmp_path: Path, undisturbed: dict[str, str], workers: str
 ) -> None:
     prefix = small_disk(1024) / "out" / "tokens"
@@ -174,8 +174,8 @@ def test_a_full_disk_is_said_and_more_room_is_used(
 
 
 @pytest.mark.proof
-def test_files_that_may_not_grow_are_said(folder: Path, tmp_path: Path) -> None:
-    """The same where a limit of the system stops a file, which needs no disk of its own."""
+def test_a_file_size_limit_is_reported(folder: Path, tmp_path: Path) -> None:
+    """A limit of the system that stops a file has the same effect as a full disk, and needs no disk of its own."""
     prefix = tmp_path / "tokens"
     limited = (
         f"import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
@@ -200,7 +200,7 @@ def nobody() -> Iterator[Path]:
             os.seteuid(0)
 
 
-def test_an_input_that_cannot_be_read_is_named(nobody: Path) -> None:
+def test_an_unreadable_input_is_named(nobody: Path) -> None:
     train_tokenizer(TEXTS[:100], 300, nobody / "bpe")
     source = nobody / "data.jsonl"
     source.write_text('{"text": "words"}\n')
@@ -211,8 +211,8 @@ def test_an_input_that_cannot_be_read_is_named(nobody: Path) -> None:
 
 
 @pytest.mark.proof
-def test_memory_stays_bounded(folder: Path, tmp_path: Path) -> None:
-    """Ten times the text, the same memory."""
+def test_memory_does_not_grow_with_the_text(folder: Path, tmp_path: Path) -> None:
+    """Ten times the text takes the same memory."""
     peaks = []
     for name, times in (("small", 1), ("large", 10)):
         source = tmp_path / f"{name}.jsonl"

@@ -38,7 +38,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
         ("parquet", "rows.parquet: row 8"),
     ],
 )
-def test_rows_of_two_files_have_their_numbers_and_places(tmp_path: Path, suffix: str, place: str) -> None:
+def test_rows_of_two_files_have_numbers_and_line_positions(tmp_path: Path, suffix: str, place: str) -> None:
     first = write(tmp_path / "first.jsonl", ROWS[:4])
     rows = FileRows([first, write(tmp_path / f"rows.{suffix}", ROWS)], ("a", "b"))
     assert len(rows) == 14
@@ -56,7 +56,7 @@ def test_rows_of_two_files_have_their_numbers_and_places(tmp_path: Path, suffix:
         ("rows.parquet", b"PAR1", r"rows\.parquet cannot be read as parquet"),
     ],
 )
-def test_a_file_of_another_content_is_refused(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
+def test_a_file_with_changed_content_is_refused(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=problem):
         FileRows([tmp_path / name])
@@ -69,7 +69,7 @@ def test_a_pipe_is_refused(tmp_path: Path, name: str) -> None:
         FileRows([tmp_path / name], ("a", "b"))
 
 
-def test_an_item_that_is_no_object_is_refused_where_it_is_read(tmp_path: Path) -> None:
+def test_an_item_that_is_no_object_is_refused_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text('[{"a": 1}, ["b"]]')
     rows = FileRows([tmp_path / "rows.json"])
     assert list(rows.read(np.array([0]))) == [{"a": 1}]

@@ -15,7 +15,7 @@ SCRIPTS = {"download_fineweb_data.sh": "download", "prepare_fineweb_dataset.sh":
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_calls_its_command_with_all_words(tmp_path: Path, script: str) -> None:
+def test_a_script_passes_all_its_arguments_to_its_command(tmp_path: Path, script: str) -> None:
     clone = tmp_path / "a clone"
     for name in (f"data_tools/{script}", "launchers/bootstrap.sh", "setup.py", "constraints.txt"):
         (clone / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Files to a tokenized pair: documents that are left out, and files that are refused."""
+"""Files to a tokenized pair: documents that are skipped, and files that are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BAD_LINES = [
 ]
 
 
-def test_what_is_unusable_is_listed_and_counted(tmp_path: Path, tokenizer: Path) -> None:
+def test_unusable_documents_are_listed_and_counted(tmp_path: Path, tokenizer: Path) -> None:
     good = jsonl(TEXTS).splitlines(keepends=True)
     lines = [*good[:500], *(line + b"\n" for line, _ in BAD_LINES), b"\n", *good[500:], b'{"text": "cut o']
     source = tmp_path / "data.jsonl"
@@ -47,7 +47,7 @@ def test_what_is_unusable_is_listed_and_counted(tmp_path: Path, tokenizer: Path)
     assert record.inputs[0].rejected == 9
 
 
-def test_too_much_that_is_unusable_fails_and_can_be_allowed(tmp_path: Path, tokenizer: Path) -> None:
+def test_too_many_unusable_documents_fail_unless_allowed(tmp_path: Path, tokenizer: Path) -> None:
     source = tmp_path / "data.jsonl"
     source.write_bytes(jsonl(TEXTS[:97]) + b"{broken\n" * 3)
     with pytest.raises(
@@ -61,7 +61,7 @@ def test_too_much_that_is_unusable_fails_and_can_be_allowed(tmp_path: Path, toke
         tokenize_files([source], tmp_path / "none", tokenizer, max_rejects=1)
 
 
-def test_parquet_that_is_unusable_is_named(tmp_path: Path, tokenizer: Path) -> None:
+def test_unusable_parquet_is_named(tmp_path: Path, tokenizer: Path) -> None:
     source = tmp_path / "data.parquet"
     values = pa.array([b"good", b"\xff\xfe", None, b"", b"also good"], pa.binary())
     pq.write_table(pa.table({"text": values}), source)
@@ -98,7 +98,9 @@ def test_damaged_compressed_files_are_refused(tmp_path: Path, tokenizer: Path, k
     assert not bin_path(tmp_path / "tokens").exists()
 
 
-def test_an_empty_compressed_file_is_cut_short(compressed: list[Path], tmp_path: Path, tokenizer: Path) -> None:
+def test_an_empty_compressed_file_is_refused_as_truncated(
+    compressed: list[Path], tmp_path: Path, tokenizer: Path
+) -> None:
     compressed[1].write_bytes(b"")
     with pytest.raises(DataError, match="b.jsonl.gz is damaged or cut short: it is empty"):
         tokenize_files(compressed, tmp_path / "tokens", tokenizer)
@@ -147,7 +149,9 @@ def interrupted_after_a_part(files: list[Path], prefix: Path, tokenizer: Path) -
         tokenize_files(files, prefix, tokenizer, on_part=stop)
 
 
-def test_files_in_another_order_are_another_corpus(compressed: list[Path], tmp_path: Path, tokenizer: Path) -> None:
+def test_the_same_files_in_another_order_are_another_corpus(
+    compressed: list[Path], tmp_path: Path, tokenizer: Path
+) -> None:
     first, second, third = compressed
     interrupted_after_a_part(compressed, tmp_path / "half", tokenizer)
     with pytest.raises(DataError, match="was begun with other inputs"):
@@ -157,14 +161,14 @@ def test_files_in_another_order_are_another_corpus(compressed: list[Path], tmp_p
         tokenize_files([second, first, third], tmp_path / "whole", tokenizer)
 
 
-def test_a_tokenizer_that_was_half_saved_is_saved_anew(compressed: list[Path], tmp_path: Path, tokenizer: Path) -> None:
+def test_a_half_saved_tokenizer_is_saved_again(compressed: list[Path], tmp_path: Path, tokenizer: Path) -> None:
     interrupted_after_a_part(compressed, tmp_path / "half", tokenizer)
     saved = tmp_path / "half.parts" / "tokenizer"
     saved.rename(saved.with_name("tokenizer.partial"))
     assert tokenize_files(compressed, tmp_path / "half", tokenizer).documents == 9
 
 
-def test_what_is_finished_is_left_alone(tmp_path: Path, tokenizer: Path) -> None:
+def test_a_finished_pair_is_not_rewritten(tmp_path: Path, tokenizer: Path) -> None:
     source = write_kind(tmp_path, "jsonl", TEXTS)
     prefix = tmp_path / "tokens"
     corpus = tokenize_files([source], prefix, tokenizer)
@@ -179,14 +183,14 @@ def test_what_is_finished_is_left_alone(tmp_path: Path, tokenizer: Path) -> None
         tokenize_files([source], prefix, tokenizer)
 
 
-def test_a_finished_pair_answers_for_its_rejects_too(tmp_path: Path, tokenizer: Path) -> None:
+def test_a_finished_pair_is_refused_if_its_rejects_exceed_the_limit(tmp_path: Path, tokenizer: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(jsonl(["good"]) + b"{broken\n")
     tokenize_files([path], tmp_path / "tokens", tokenizer, max_rejects=0.9)
-    with pytest.raises(DataError, match="1 of 2 documents left out, and now at most 1.00%"):
+    with pytest.raises(DataError, match="1 of 2 documents skipped, and now at most 1.00%"):
         tokenize_files([path], tmp_path / "tokens", tokenizer, max_rejects=0.01)
 
 
-def test_a_folder_is_no_prefix(compressed: list[Path], tokenizer: Path) -> None:
+def test_a_folder_as_output_prefix_is_refused(compressed: list[Path], tokenizer: Path) -> None:
     with pytest.raises(DataError, match="is a folder: give the path of the pair"):
         tokenize_files(compressed, Path(), tokenizer)

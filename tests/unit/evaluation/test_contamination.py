@@ -23,7 +23,9 @@ def plainly(texts: Texts, documents: list[np.ndarray]) -> set[str]:
 
 
 @pytest.mark.parametrize("block", [1, 100, 1 << 20])
-def test_those_are_found_that_share_thirteen_tokens(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_that_share_thirteen_tokens_with_a_document_are_found(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(contamination, "BLOCK", block)
     random = np.random.default_rng(0)
     # Of few tokens, so that shorter pieces occur everywhere.
@@ -38,7 +40,7 @@ def test_those_are_found_that_share_thirteen_tokens(block: int, monkeypatch: pyt
     assert len(found) < len(texts)
 
 
-def test_two_documents_are_no_text_together() -> None:
+def test_matches_across_two_documents_do_not_count() -> None:
     text = list(range(TOKENS))
     assert find_contaminated({"a": text}, [np.array(text[:6]), np.array(text[6:])]) == set()
     assert find_contaminated({"a": text, "b": text[1:]}, [np.array([9, *text])]) == {"a"}

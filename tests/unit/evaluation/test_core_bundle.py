@@ -21,7 +21,7 @@ def bundle(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_rows_are_shuffled_cut_and_given_shots_as_the_reference_does(bundle: Path) -> None:
+def test_rows_are_shuffled_limited_and_given_shots_as_in_the_reference(bundle: Path) -> None:
     found = read_bundle(bundle, 12)
     assert list(found.tasks) == ["jeopardy", "copa", "winogrande"]
     assert len(found.absent) == 19
@@ -39,23 +39,23 @@ def test_rows_are_shuffled_cut_and_given_shots_as_the_reference_does(bundle: Pat
     assert whole == f"{question} {rows[4]['continuation']}"
 
 
-def test_what_is_absent_is_named(bundle: Path) -> None:
+def test_missing_files_are_named(bundle: Path) -> None:
     (bundle / "eval_data" / "multiple_choice" / "copa.jsonl").unlink()
     lines = (bundle / "eval_meta_data.csv").read_text().splitlines(keepends=True)
     (bundle / "eval_meta_data.csv").write_text("".join(line for line in lines if not line.startswith("winogrande")))
     absent = read_bundle(bundle, None).absent
     assert absent["copa"] == "eval_data/multiple_choice/copa.jsonl is absent"
-    assert absent["winogrande"] == "eval_meta_data.csv has no baseline of it"
+    assert absent["winogrande"] == "eval_meta_data.csv has no random baseline for this task"
     assert absent["squad"] == "core.yaml does not list it"
 
 
 def test_a_folder_that_is_no_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"core\.yaml is missing: --data names the evaluation bundle"):
         read_bundle(tmp_path / "none", None)
-    with pytest.raises(ConfigError, match="jeopardy has 5 rows by --limit, and needs its 10 shots.*--limit 11"):
+    with pytest.raises(ConfigError, match="jeopardy has 5 rows by --limit and needs 11 .10 shots.*--limit 11"):
         read_bundle(bundle, 5)
     (bundle / "eval_meta_data.csv").unlink()
-    with pytest.raises(ConfigError, match="without which no accuracy is centred"):
+    with pytest.raises(ConfigError, match="eval_meta_data.csv with the random baselines is missing"):
         read_bundle(bundle, None)
 
 
@@ -103,17 +103,17 @@ def test_rows_that_lie_outside_the_bundle_are_refused(bundle: Path, place: str) 
 
 
 @pytest.mark.parametrize("baseline", ["100", "-1", "nan", "half"])
-def test_a_baseline_that_no_accuracy_is_centred_on_is_refused(bundle: Path, baseline: str) -> None:
+def test_an_invalid_random_baseline_is_refused(bundle: Path, baseline: str) -> None:
     path = bundle / "eval_meta_data.csv"
     path.write_text(path.read_text().replace("copa,x,50", f"copa,x,{baseline}"))
     with pytest.raises(DataError, match=r"eval_meta_data\.csv: it has no random baselines"):
         read_bundle(bundle, None)
 
 
-def test_a_file_of_few_rows_is_not_blamed_on_the_limit(bundle: Path) -> None:
+def test_an_error_about_too_few_rows_does_not_blame_the_limit(bundle: Path) -> None:
     path = bundle / "eval_data" / "language_modeling" / "jeopardy.jsonl"
     path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:7]), encoding="utf-8")
     with pytest.raises(
-        ConfigError, match=r"^core: jeopardy has 7 rows, and needs its 10 shots and one more \(.*jeopardy\.jsonl\)$"
+        ConfigError, match=r"^core: jeopardy has 7 rows and needs 11 \(10 shots and one question\): .*jeopardy\.jsonl$"
     ):
         read_bundle(bundle, 50)

@@ -92,14 +92,14 @@ def test_an_archive_is_fetched_once(served: tuple[Path, str], tmp_path: Path) ->
     assert (found / "core.yaml").read_text() == "a"
 
 
-def test_what_is_not_the_archive_is_refused(served: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_file_that_is_not_the_archive_is_refused(served: tuple[Path, str], tmp_path: Path) -> None:
     folder, address = served
     (folder / "b.zip").write_bytes(b"no archive")
     with pytest.raises(DataError, match=r"b\.zip: its SHA-256 is .*, not 0000"):
         fetch_archive(f"{address}/b.zip", "0" * 64, tmp_path / "cache")
     with pytest.raises(DataError, match="it is no zip archive"):
         fetch_archive(f"{address}/b.zip", hashlib.sha256(b"no archive").hexdigest(), tmp_path / "cache")
-    with pytest.raises(DataError, match="cannot be fetched"):
+    with pytest.raises(DataError, match="download failed"):
         fetch_archive(f"{address}/none.zip", "0" * 64, tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".lock")] == []
     with pytest.raises(ConfigError, match=r"b\.zip: add its checksum, .*#sha256="):
@@ -113,12 +113,12 @@ def kept(cache: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in cache.iterdir() if path.suffix != ".lock"}
 
 
-def test_a_download_that_broke_off_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_download_resumes(tmp_path: Path) -> None:
     content, cache = archive({"core.yaml": "a" * 5000}), tmp_path / "cache"
     checksum, half = hashlib.sha256(content).hexdigest(), len(content) // 2
     asked: list[str | None] = []
     with serving(partial(BreaksOff, content=content, asked=asked)) as address:
-        with pytest.raises(DataError, match=r"b\.zip: cannot be fetched: .*; what is there is kept"):
+        with pytest.raises(DataError, match=r"b\.zip: download failed: .*; run the same command again to resume"):
             fetch_archive(f"{address}/b.zip", checksum, cache)
         assert kept(cache) == {f"{checksum}.zip.partial": half}
         assert (fetch_archive(f"{address}/b.zip", checksum, cache) / "core.yaml").read_text() == "a" * 5000
@@ -132,7 +132,7 @@ def test_a_download_that_broke_off_goes_on(tmp_path: Path) -> None:
     assert kept(cache).keys() == {checksum}
 
 
-def test_what_was_fetched_of_another_file_is_not_kept(served: tuple[Path, str], tmp_path: Path) -> None:
+def test_partial_bytes_of_another_file_are_dropped(served: tuple[Path, str], tmp_path: Path) -> None:
     folder, address = served
     content, cache = archive({"core.yaml": "a"}), tmp_path / "cache"
     (folder / "b.zip").write_bytes(content)
@@ -148,7 +148,7 @@ def test_what_was_fetched_of_another_file_is_not_kept(served: tuple[Path, str], 
     assert kept(cache).keys() == {checksum}
 
 
-def test_what_cannot_be_unpacked_is_named(served: tuple[Path, str], tmp_path: Path) -> None:
+def test_an_archive_that_cannot_be_unpacked_is_named(served: tuple[Path, str], tmp_path: Path) -> None:
     folder, address = served
     cache, content = tmp_path / "cache", archive({"core.yaml": "a" * 5000})
     (folder / "b.zip").write_bytes(content)
@@ -161,6 +161,6 @@ def test_what_cannot_be_unpacked_is_named(served: tuple[Path, str], tmp_path: Pa
     (folder / "c.zip").write_bytes(locked)
     with pytest.raises(DataError, match=r"c\.zip: it cannot be unpacked: .*password"):
         fetch_archive(f"{address}/c.zip", hashlib.sha256(locked).hexdigest(), cache)
-    with pytest.raises(DataError, match="cannot be fetched: nonnumeric port"):
+    with pytest.raises(DataError, match="download failed: nonnumeric port"):
         fetch_archive("http://127.0.0.1:abc/b.zip", "0" * 64, cache)
     assert kept(cache) == {}

@@ -10,7 +10,7 @@ from efficientbench.evaluation.task import Summary
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 8])
-def test_it_is_the_share_of_draws_with_a_hit(samples: int) -> None:
+def test_pass_at_k_is_the_share_of_draws_with_a_hit(samples: int) -> None:
     from efficientbench.evaluation.chat.generative import pass_at_k
 
     for right in range(samples + 1):
@@ -27,7 +27,7 @@ def summaries(names: list[str]) -> dict[str, Summary]:
     return {name: Summary({"accuracy": ACCURACIES[name]}) for name in names}
 
 
-def test_chat_core_counts_from_guessing() -> None:
+def test_chat_core_is_centred_on_guessing() -> None:
     from efficientbench.evaluation.chat.chat_tasks import chat_core
 
     found = chat_core(summaries([*ACCURACIES]) | {"core": Summary({"core": 0.2})})
@@ -36,7 +36,7 @@ def test_chat_core_counts_from_guessing() -> None:
     assert found.parts["centred"]["mmlu"] == pytest.approx(-0.2)
 
 
-def test_chat_core_is_no_mean_of_fewer() -> None:
+def test_chat_core_is_absent_where_a_task_is_missing() -> None:
     from efficientbench.evaluation.chat.chat_tasks import chat_core
 
     assert chat_core(summaries(["arc_easy", "mmlu", "gsm8k", "humaneval"])) is None

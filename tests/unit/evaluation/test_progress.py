@@ -20,7 +20,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-def test_a_file_gets_a_line_now_and_then_with_the_time_that_is_left(clock: list[float]) -> None:
+def test_a_file_gets_occasional_lines_with_the_remaining_time(clock: list[float]) -> None:
     shown = io.StringIO()
     with EvaluationProgress("made", 1200, 100.0, Console(file=shown, soft_wrap=True)) as bar:
         for after_s, items, cost in ((10.0, 20, 2.0), (40.0, 400, 8.0), (60.0, 30, 10.0), (75.0, 50, 5.0)):

@@ -44,11 +44,11 @@ def test_the_record_has_the_last_figures_of_each_task(tmp_path: Path) -> None:
     assert [each.task for each in read_record(path).evaluations] == ["loss", "core", "mmlu"]
 
 
-def test_a_record_that_cannot_be_read_stays_as_it_is(tmp_path: Path) -> None:
+def test_an_unreadable_record_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text('{"schema_version": 2}')
     shown = published(tmp_path, "loss", 10, loss=2.25)
-    assert "warning: the record stays without this evaluation: " in shown
+    assert "warning: the evaluation was not added to the record: " in shown
     assert "written in schema version 2; this program reads 3" in shown
     assert shown.endswith("loss: loss 2.25\n")
     assert path.read_text() == '{"schema_version": 2}'

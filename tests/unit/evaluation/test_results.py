@@ -1,4 +1,4 @@
-"""Results on disk: a killed evaluation goes on, another one begins anew."""
+"""Results on disk: a killed evaluation resumes, another one starts anew."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESULTS = [
 ]
 
 
-def test_a_line_that_was_torn_is_written_again(tmp_path: Path) -> None:
+def test_a_torn_line_is_evaluated_again(tmp_path: Path) -> None:
     path = tmp_path / "evaluation" / "made.jsonl"
     with ResultFile(path, HEADER) as file:
         file.append(RESULTS[:2])
@@ -63,7 +63,7 @@ class Tokens:
 
 
 @pytest.mark.parametrize("changed", ['"tokens": "3"', '"other": 3', '"tokens": 1e999'])
-def test_a_damaged_result_is_told_as_that(changed: str, tmp_path: Path) -> None:
+def test_a_damaged_result_is_reported_as_damaged(changed: str, tmp_path: Path) -> None:
     path, task = tmp_path / "made.jsonl", Tokens()
     with ResultFile(path, HEADER) as file:
         file.append(next(task.score(task.items())))
@@ -79,7 +79,7 @@ def test_a_damaged_result_is_told_as_that(changed: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("item", 5), ("item", None), ("right", "yes"), ("losses", 2)])
-def test_a_line_of_other_types_is_written_again(field: str, value: object, tmp_path: Path) -> None:
+def test_a_line_of_wrong_types_is_evaluated_again(field: str, value: object, tmp_path: Path) -> None:
     path = tmp_path / "made.jsonl"
     with ResultFile(path, HEADER) as file:
         file.append(RESULTS)
@@ -90,7 +90,7 @@ def test_a_line_of_other_types_is_written_again(field: str, value: object, tmp_p
         assert list(file.results.values()) == RESULTS[:1]
 
 
-def test_another_checkpoint_or_setting_begins_anew(tmp_path: Path) -> None:
+def test_another_checkpoint_or_setting_starts_anew(tmp_path: Path) -> None:
     path = tmp_path / "made.jsonl"
     with ResultFile(path, HEADER) as file:
         assert file.replaced is None
@@ -102,7 +102,7 @@ def test_another_checkpoint_or_setting_begins_anew(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 1
 
 
-def test_two_evaluations_do_not_write_one_file(tmp_path: Path) -> None:
+def test_a_second_evaluation_of_one_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "made.jsonl"
     with ResultFile(path, HEADER) as file:
         file.append(RESULTS)
@@ -123,7 +123,7 @@ def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     assert elsewhere.read_text() == "kept"
 
 
-def test_a_summary_says_why_a_figure_is_absent(tmp_path: Path) -> None:
+def test_a_summary_gives_the_reason_of_an_absent_figure(tmp_path: Path) -> None:
     write_summary(tmp_path / "made.json", HEADER, 3, Summary({"core": None}, {"core": "no data"}, {"copa": 0.5}))
     found = json.loads((tmp_path / "made.json").read_text())
     assert found["figures"] == {"core": None}
@@ -149,8 +149,8 @@ def test_names_and_folders_are_checked(tmp_path: Path) -> None:
     assert Options(tmp_path, tmp_path).data_folder("gsm8k") == tmp_path
 
 
-def test_want_of_memory_says_what_would_help() -> None:
-    wanted = "out of memory: .*; go on with --batch-tokens below 8,192"
+def test_an_out_of_memory_error_says_what_would_help() -> None:
+    wanted = "out of memory: .*; resume with --batch-tokens below 8,192"
     with pytest.raises(EvaluationError, match=wanted), memory_errors_explained(8192):
         np.zeros(1 << 56)
     with pytest.raises(EvaluationError, match="^another$"), memory_errors_explained(8192):

@@ -44,7 +44,7 @@ def test_only_files_that_transformers_opens_are_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_the_tiny_model_is_the_same_each_time_and_is_made_once(tmp_path: Path) -> None:
+def test_the_tiny_model_is_reproducible_and_made_once(tmp_path: Path) -> None:
     folders = [Path(find_model("tiny", tmp_path / name)) for name in ("one", "two")]
     sums = [hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() for folder in folders]
     assert sums[0] == sums[1]
@@ -74,7 +74,7 @@ def test_a_model_that_modelscope_lacks_is_refused(
 
 
 @pytest.mark.proof
-def test_a_model_of_modelscope_is_fetched_without_pickles_and_code(
+def test_a_modelscope_model_is_fetched_without_pickles_and_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoModelForCausalLM
@@ -96,7 +96,7 @@ def test_a_model_of_modelscope_is_fetched_without_pickles_and_code(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("pickled", [False, True])
-def test_a_model_of_the_hub_has_its_weights_here_before_any_rank_starts(tmp_path: Path, pickled: bool) -> None:
+def test_the_weights_of_a_hub_model_are_fetched_before_any_rank_starts(tmp_path: Path, pickled: bool) -> None:
     make_tiny(tmp_path / "made")
     files = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
     if pickled:

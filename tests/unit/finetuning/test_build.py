@@ -52,7 +52,7 @@ def dtypes(model: Any, trained: bool) -> set[torch.dtype]:
 
 
 @pytest.mark.parametrize("method", [name for name, each in METHODS.items() if each.lora is not None])
-def test_adapters_have_one_dtype_with_what_zero_3_gathers(base: str, method: str) -> None:
+def test_adapters_have_the_dtype_that_zero_3_gathers(base: str, method: str) -> None:
     model, initial = build(config(method, 3), base)
     assert dtypes(model, True) == dtypes(model, False) == {torch.bfloat16}
     assert (initial is not None) == (method == "pissa")
@@ -61,7 +61,7 @@ def test_adapters_have_one_dtype_with_what_zero_3_gathers(base: str, method: str
     assert (dtypes(alone, True), dtypes(alone, False)) == ({torch.float32}, {torch.bfloat16})
 
 
-def test_what_pissa_begins_with_is_kept(base: str) -> None:
+def test_the_initial_matrices_of_pissa_are_saved(base: str) -> None:
     model, initial = build(config("pissa", 3), base)
     assert initial is not None
     tensors = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
@@ -75,7 +75,7 @@ def test_what_pissa_begins_with_is_kept(base: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["full", "freeze"])
-def test_weights_that_no_float32_copy_stands_behind_are_float32(base: str, method: str) -> None:
+def test_trained_weights_without_a_float32_copy_are_float32(base: str, method: str) -> None:
     model, _ = build(config(method, 0), base)
     assert dtypes(model, True) == {torch.float32}
     assert dtypes(model, False) <= {torch.bfloat16}
@@ -91,7 +91,7 @@ def test_weights_that_no_float32_copy_stands_behind_are_float32(base: str, metho
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_frozen_layers_are_neither_recomputed_nor_passed_by_gradients(use_reentrant: bool) -> None:
+def test_frozen_layers_are_neither_recomputed_nor_reached_by_gradients(use_reentrant: bool) -> None:
     ids = torch.randint(0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(1))
     plain, recomputed = tiny().train(), tiny().train()
     for model in (plain, recomputed):
@@ -121,7 +121,7 @@ def test_frozen_layers_are_neither_recomputed_nor_passed_by_gradients(use_reentr
             torch.testing.assert_close(own.grad, other.grad)
 
 
-def test_more_layers_than_there_are_cannot_be_trained() -> None:
+def test_training_more_layers_than_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="5 layers are to be trained, and the model has 4"):
         freeze(tiny(), AdapterConfig(freeze_layers=5))
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("single_rank")
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core hashes one file after the other")
-def test_files_are_hashed_at_the_same_time_since_a_stop_waits_for_them(tmp_path: Path) -> None:
+def test_files_of_a_checkpoint_are_hashed_in_parallel(tmp_path: Path) -> None:
     unused = cast(Any, None)
     config = resolve_tuning("lora_tiny")
     job = TuningJob(config, tmp_path, 1, 1, "", tmp_path / "examples", "", 4, 0, unused, unused)

@@ -28,7 +28,7 @@ def tuning(*overrides: str, method: str = "lora", **values: Any) -> RunRecord:
     return make_record(given | values)
 
 
-def test_repeats_have_their_own_seeds_and_lengths() -> None:
+def test_runs_with_different_seeds_and_lengths_are_repeats() -> None:
     again = tuning("training.seed=43", "curriculum.seed=43", tokens=1013)
     other = tuning("training.seed=43", "curriculum.seed=43", "curriculum.order=shuffled")
     assert [len(group.records) for group in group_repeats([tuning(), again, other])] == [2, 1]
@@ -46,7 +46,7 @@ def test_another_deepspeed_is_a_difference() -> None:
     assert str(found) == "software: torch 2.13.0, deepspeed 0.19.8 against torch 2.13.0, deepspeed 0.18.4"
 
 
-def test_the_methods_stand_side_by_side_in_the_papers_layout() -> None:
+def test_methods_are_side_by_side_in_the_papers_layout() -> None:
     figures = {"trainable_parameters": 1_000, "st_samples_per_param_s": 2e-9, "energy_j_per_sample": 3.25}
     (table,) = paper_tables([tuning(method=method, **figures) for method in ("full", "pissa", "lora")])
     assert table.title == "Parameter-efficient fine-tuning"

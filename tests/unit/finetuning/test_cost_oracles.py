@@ -40,7 +40,7 @@ def model_of(shape: Shape, family: str = "qwen2", **kept: Any) -> Any:
     return AutoModelForCausalLM.from_config(config)
 
 
-def test_parameters_are_those_of_transformers(tmp_path: Path) -> None:
+def test_parameters_match_transformers(tmp_path: Path) -> None:
     import torch
 
     for model, shape in PUBLISHED.items():
@@ -90,7 +90,7 @@ each_case: Callable[[Any], Any] = pytest.mark.parametrize(
 
 
 @each_case
-def test_trained_parameters_are_those_of_peft(trained: Trained) -> None:
+def test_trained_parameters_match_peft(trained: Trained) -> None:
     for own in (trained, replace(trained, method="dora")) if trained.adapts else (trained,):
         model = adapted(model_of(SMALL), own, 0.0)
         count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -98,7 +98,7 @@ def test_trained_parameters_are_those_of_peft(trained: Trained) -> None:
 
 
 @each_case
-def test_flops_are_those_that_torch_counts(trained: Trained) -> None:
+def test_flops_match_torchs_counter(trained: Trained) -> None:
     """The counter sees eager attention, which multiplies the full square."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -122,8 +122,8 @@ def added(_: Any, first: Any, second: Any, **others: Any) -> int:
 
 @each_case
 @pytest.mark.parametrize("recompute", [False, True])
-def test_flops_on_the_device_are_those_that_torch_counts(trained: Trained, recompute: bool) -> None:
-    """With the loss that TRL trains by, whose backward pass computes the logits again."""
+def test_flops_on_the_device_match_torchs_counter(trained: Trained, recompute: bool) -> None:
+    """The backward pass of TRL's loss computes the logits again."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -153,8 +153,8 @@ def test_flops_on_the_device_are_those_that_torch_counts(trained: Trained, recom
 
 
 @each_case
-def test_kept_activations_are_those_that_autograd_keeps(trained: Trained) -> None:
-    """The bytes of one layer more, in bf16 with fused attention."""
+def test_activation_bytes_match_those_that_autograd_saves(trained: Trained) -> None:
+    """Count the bytes of one more layer, in bf16 with fused attention."""
     import torch
 
     tokens = 128

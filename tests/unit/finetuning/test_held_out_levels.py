@@ -20,7 +20,7 @@ def ordered(config: CurriculumConfig, train: list[Row], numbers: list[float] | N
     return choose_order(config, samples, 20, 4, numbers)
 
 
-def test_a_computed_score_is_cut_where_that_of_the_training_was() -> None:
+def test_held_out_scores_are_cut_at_the_levels_of_the_training_scores() -> None:
     """30 lengths in three levels of ten: to 10, to 20, and longer."""
     config, train = CurriculumConfig(score="length"), rows(*[None] * 30)
     numbers = [float(length) for length in range(30, 0, -1)]
@@ -32,20 +32,20 @@ def test_a_computed_score_is_cut_where_that_of_the_training_was() -> None:
     assert found.dtype == np.int64
 
 
-def test_numbers_in_the_column_are_cut_in_the_same_way() -> None:
+def test_held_out_numbers_are_cut_at_the_levels_of_the_training_numbers() -> None:
     config, train = CurriculumConfig(), rows(*[number / 10 for number in range(30)])
     order = ordered(config, train)
     held_out = rows(-3, 0.9, 1.0, 2.0, 7, None)
     assert held_out_levels(config, order, (train, None), (held_out, None)).tolist() == [0, 0, 1, 2, 2, -1]
 
 
-def test_named_levels_stay_those_of_their_names() -> None:
+def test_named_levels_are_kept() -> None:
     config, train = CurriculumConfig(), rows(*["explain", "reasoning", "topology"] * 10)
     held_out = rows("topology", "explain", None, "other")
     assert held_out_levels(config, ordered(config, train), (train, None), (held_out, None)).tolist() == [2, 0, -1, -1]
 
 
-def test_without_levels_in_the_training_there_are_none() -> None:
+def test_held_out_examples_have_no_levels_if_the_training_has_none() -> None:
     config, train = CurriculumConfig(use="off", score="length"), rows(*[None] * 30)
     numbers = [float(length) for length in range(30)]
     order = ordered(config, train, numbers)
@@ -54,5 +54,5 @@ def test_without_levels_in_the_training_there_are_none() -> None:
     assert held_out_levels(computed, order, (train, None), (rows(None), None)).tolist() == [-1]
 
 
-def test_a_level_that_no_sample_has_is_given_to_none() -> None:
+def test_an_empty_level_of_the_training_gets_no_held_out_example() -> None:
     assert levels_between([0.0, 1.5, 9.0], [(1.0, 0), (2.0, 2)]).tolist() == [0, 2, 2]

@@ -13,7 +13,7 @@ from efficientbench.sweep.selection import Request
 NODES = Machines(nodes=2, devices_per_node=8)
 
 
-def test_both_starters_call_the_command_with_its_extra() -> None:
+def test_torchrun_and_slurm_scripts_call_the_command_with_its_extra() -> None:
     runs = named_runs(Request(overrides=("data.path=rows.jsonl",), repeat=3), "lora_32B")
     for script in (by_torchrun(runs, NODES, Meeting()), by_slurm(runs, NODES, [])):
         check(script)
@@ -23,13 +23,13 @@ def test_both_starters_call_the_command_with_its_extra() -> None:
             assert f"    {word}\n" in script
 
 
-def test_what_cannot_work_there_is_refused_before_the_queue() -> None:
+def test_impossible_jobs_of_fine_tunings_are_refused_before_submission() -> None:
     runs = named_runs(Request(overrides=("training.global_batch_size=100",)), "lora_32B")
     with pytest.raises(ConfigError, match="the nearest that is: 96"):
         by_torchrun(runs, NODES, Meeting())
 
 
-def test_several_fine_tunings_are_an_array_of_slurms() -> None:
+def test_several_fine_tunings_become_a_slurm_array() -> None:
     for request, name in (
         (Request(axes=("curriculum.order=paced,shuffled",)), "lora_32B"),
         (Request(only=("lora", "dora"), sizes=("32B",)), None),

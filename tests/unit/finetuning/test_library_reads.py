@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 
-def test_transformers_trainer_unpickles_nothing_but_plain_data() -> None:
+def test_transformers_trainer_unpickles_only_plain_data() -> None:
     found = importlib.util.find_spec("transformers")
     if found is None or found.origin is None:
         pytest.skip("transformers is not installed")

@@ -41,7 +41,7 @@ def test_the_checkpoint_of_a_stopped_run_is_not_measured(tmp_path: Path) -> None
     assert found.checkpoints_s >= SAVING_S
 
 
-def test_each_micro_batch_of_a_step_is_progress(tmp_path: Path) -> None:
+def test_each_micro_batch_of_a_step_counts_as_progress(tmp_path: Path) -> None:
     phases: list[tuple[int, str]] = []
 
     class Noted(HeartbeatWriter):

@@ -28,7 +28,7 @@ def test_scripts_are_current() -> None:
     check_scripts(further=tuning_scripts())
 
 
-def test_the_words_of_the_recipe_are_taken() -> None:
+def test_the_keys_of_the_recipe_are_accepted() -> None:
     words = (
         "use_curriculum=False",
         "curriculum_seed=7",
@@ -50,14 +50,14 @@ def test_the_words_of_the_recipe_are_taken() -> None:
     assert (loaded.workers, loaded.pin_memory) == (4, False)
 
 
-def test_the_keys_that_the_launchers_help_names_are_taken() -> None:
+def test_the_keys_in_the_launchers_help_are_accepted() -> None:
     told = (ROOT / "launchers" / "run_named.sh").read_text(encoding="utf-8").partition("usage_finetune")[2]
     examples = re.findall(r"\w+=[\w.-]+", told.partition("key=value  ")[2].partition("\n")[0])
     assert len(examples) == 2
     resolve_tuning("lora_tiny", overrides=examples)
 
 
-def test_the_words_of_trainings_and_of_transformers_are_taken() -> None:
+def test_the_keys_of_pretraining_and_of_transformers_are_accepted() -> None:
     words = ("lr=3e-4", "gbs=16", "mbs=4", "seq_len=256", "steps=1e2", "warmup_steps=5", "eval_every=7", "save_steps=9")
     config = resolve_tuning("lora_tiny", overrides=words)
     training = config.training
@@ -81,13 +81,13 @@ def test_the_words_of_trainings_and_of_transformers_are_taken() -> None:
         ("lora_tiny", "tp=2", "tp: unknown key; keys begin with adapter, "),
     ],
 )
-def test_a_mistake_is_told_with_its_key(name: str, override: str, told: str) -> None:
+def test_a_mistake_is_reported_with_its_key(name: str, override: str, told: str) -> None:
     with pytest.raises(ConfigError, match=r".") as caught:
         resolve_tuning(name, overrides=[override] if override else [])
     assert told in str(caught.value)
 
 
-def test_a_batch_that_cannot_be_divided_names_the_nearest() -> None:
+def test_a_batch_that_cannot_be_divided_is_refused_with_the_nearest_sizes() -> None:
     config = resolve_tuning("lora_32B", overrides=["training.global_batch_size=100"])
     assert resolve_tuning("lora_32B").accumulation(16) == 8
     with pytest.raises(ValueError, match="the nearest that is: 96"):
@@ -116,13 +116,13 @@ def test_python_3_10_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     assert str(done.exception) == "fine-tuning needs Python 3.11 or newer, as TRL does; this is 3.10.14"
 
 
-def test_options_of_the_plan_start_no_training() -> None:
+def test_options_of_the_plan_without_plan_are_refused() -> None:
     for option in (("--device", "H100 SXM"), ("--memory-gb", "80")):
         done = CliRunner().invoke(app, ["finetune", "lora_7B", *option])
         assert (done.exit_code, "need --plan" in done.output) == (2, True)
 
 
-def test_a_trainings_name_or_key_leads_to_what_is_meant() -> None:
+def test_a_name_or_key_of_pretraining_is_refused_with_the_right_one() -> None:
     with pytest.raises(ConfigError, match="^gqa_7B is a training: efficientbench run gqa_7B$"):
         resolve_tuning("gqa_7B")
     with pytest.raises(ConfigError, match=r"training\.seq_len: unknown key; did you mean data\.max_length\?"):

@@ -31,7 +31,7 @@ def request(method: str) -> PlanRequest:
     return plan_request(tiny(method), 2, 2, None, None)
 
 
-def test_a_method_from_outside_names_its_run_and_its_formulas() -> None:
+def test_an_external_method_names_its_run_and_its_formulas() -> None:
     config = tiny("my_method:GAUSSIAN")
     assert (config.name, config.method) == ("GAUSSIAN_tiny", "my_method:GAUSSIAN")
     assert replace(request("my_method:GAUSSIAN"), name="lora_tiny") == request("lora")
@@ -39,7 +39,7 @@ def test_a_method_from_outside_names_its_run_and_its_formulas() -> None:
         request("my_method:NORMS")
 
 
-def test_an_overridden_method_is_that_of_the_name() -> None:
+def test_overriding_the_method_equals_naming_it() -> None:
     assert tiny("dora") == resolve_tuning("dora_tiny")
 
 
@@ -52,7 +52,7 @@ def test_an_overridden_method_is_that_of_the_name() -> None:
         ("my_methods:NORMS", "there is no module my_methods: install its package"),
     ],
 )
-def test_a_method_that_is_none_is_told(method: str, told: str) -> None:
+def test_an_invalid_method_is_refused(method: str, told: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(told)):
         tiny(method)
 

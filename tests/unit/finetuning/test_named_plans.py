@@ -21,7 +21,7 @@ def printed(
     return console.export_text()
 
 
-def test_a_32b_model_on_two_nodes_of_64_gb() -> None:
+def test_a_32b_model_is_planned_on_two_nodes_of_64_gb_devices() -> None:
     text = printed("lora_32B")
     for words in (
         "lora_32B: 32,763,876,352 parameters, 536,870,912 trained",
@@ -32,7 +32,7 @@ def test_a_32b_model_on_two_nodes_of_64_gb() -> None:
         assert words in text, words
 
 
-def test_figures_of_another_dtype_than_bf16_are_called_so() -> None:
+def test_a_plan_in_another_dtype_than_bf16_says_so() -> None:
     told = "memory and traffic are those of bf16: training.dtype=fp32 takes more of both"
     assert [told in printed(name, world=2) for name in ("lora_tiny", "lora_0.5B")] == [True, False]
 
@@ -44,8 +44,8 @@ def test_a_named_device_gives_memory_and_time() -> None:
     assert "ZeRO-3, 4 × 2, recomputed on 16 ranks" in text
 
 
-def test_a_device_that_the_table_lacks_has_the_time_of_computing() -> None:
-    """As an Ascend 910B, whose peak depends on its SKU."""
+def test_a_device_outside_the_table_has_its_compute_time() -> None:
+    """An Ascend 910B is such a device: its peak depends on its SKU."""
     text = printed("lora_32B", "measurement.peak_flops=313e12", memory_gb=64)
     assert "what links carry is not known" in text
 
@@ -55,7 +55,7 @@ def test_every_method_and_size_has_a_plan() -> None:
         assert name in printed(name, world=4 if name.endswith("tiny") else 8)
 
 
-def test_mistakes_are_said() -> None:
+def test_an_unknown_model_or_device_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"shape of Qwen/Qwen9 is not known"):
         printed("lora_32B", "model=Qwen/Qwen9")
     with pytest.raises(MetricsError, match="did you mean 'H100 SXM'"):
@@ -63,6 +63,6 @@ def test_mistakes_are_said() -> None:
 
 
 @pytest.mark.parametrize("override", ["zero.offload=all", "zero.hpz=8"])
-def test_weights_that_stay_whole_are_not_offloaded_or_copied(override: str) -> None:
+def test_unsharded_weights_are_neither_offloaded_nor_copied(override: str) -> None:
     with pytest.raises(ConfigError, match="needs stage=3, not 2"):
         resolve_tuning("lora_7B", overrides=["zero.stage=2", override])

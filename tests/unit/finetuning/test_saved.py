@@ -21,7 +21,7 @@ def adapter(folder: Path, **changes: torch.Tensor) -> Path:
     return folder
 
 
-def test_whole_files_pass(tmp_path: Path) -> None:
+def test_intact_saved_files_pass(tmp_path: Path) -> None:
     assert verify(adapter(tmp_path), SHAPES) == 12 + 8
 
 
@@ -35,19 +35,21 @@ def test_whole_files_pass(tmp_path: Path) -> None:
         ({"C": torch.ones(1)}, "layer.lora_C.weight is of no trained tensor"),
     ],
 )
-def test_files_that_are_not_what_was_trained_fail(tmp_path: Path, changes: dict[str, torch.Tensor], told: str) -> None:
+def test_saved_files_that_differ_from_the_trained_weights_fail(
+    tmp_path: Path, changes: dict[str, torch.Tensor], told: str
+) -> None:
     with pytest.raises(SavingError, match=told):
         verify(adapter(tmp_path, **changes), SHAPES)
 
 
-def test_a_missing_tensor_fails_unless_the_format_leaves_it_out(tmp_path: Path) -> None:
+def test_a_missing_tensor_fails_unless_the_format_omits_it(tmp_path: Path) -> None:
     more = {**SHAPES, "output.weight": (3, 3)}
     with pytest.raises(SavingError, match="output.weight is missing"):
         verify(adapter(tmp_path), more)
     assert verify(tmp_path, more, frozenset({"output.weight"})) == 20
 
 
-def test_matrices_that_began_with_numbers_must_have_changed(tmp_path: Path) -> None:
+def test_matrices_with_nonzero_initial_values_must_have_changed(tmp_path: Path) -> None:
     """PiSSA's B is not zero at the start."""
     initial = load_file(adapter(tmp_path) / ADAPTER)
     with pytest.raises(SavingError, match="all is as it began: nothing was learned"):
@@ -56,7 +58,7 @@ def test_matrices_that_began_with_numbers_must_have_changed(tmp_path: Path) -> N
     assert verify(tmp_path, SHAPES, initial=initial) == 20
 
 
-def test_pissa_on_the_base_computes_what_it_trained(tmp_path: Path) -> None:
+def test_pissas_adapter_on_the_base_matches_the_trained_model(tmp_path: Path) -> None:
     adapter(tmp_path)
     (tmp_path / ADAPTER_CONFIG).write_text(json.dumps({"r": 2, "lora_alpha": 6, "init_lora_weights": "pissa"}))
     trained = load_file(tmp_path / ADAPTER)

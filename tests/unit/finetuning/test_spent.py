@@ -44,7 +44,7 @@ def trained(spent: Spent, clock: HandClock) -> None:
     clock.pass_time(0.5)
 
 
-def test_each_moment_counts_for_one_part() -> None:
+def test_each_second_of_wall_time_counts_for_one_part() -> None:
     clock = HandClock()
     begin_s = clock()
     spent = Spent(begin_s, 1, False, clock)
@@ -66,7 +66,7 @@ def test_each_moment_counts_for_one_part() -> None:
     assert found.wall_s == sum(asdict(found).values()) == clock() - begin_s
 
 
-def test_of_earlier_attempts_nothing_is_known() -> None:
+def test_wall_time_is_unknown_after_an_earlier_attempt_without_it() -> None:
     clock = HandClock()
     spent = Spent(clock(), 1, True, clock)
     trained(spent, clock)

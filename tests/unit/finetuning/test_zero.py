@@ -14,7 +14,7 @@ from efficientbench.finetuning.load import resolve_tuning
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
 
 
-def test_what_follows_from_the_run_has_one_source() -> None:
+def test_deepspeeds_configuration_leaves_optimizer_and_batch_to_the_trainer() -> None:
     config = deepspeed_config(resolve_tuning("lora_32B"), NPU())
     assert config is not None
     # Sections that would take the place of the Trainer's own optimizer and schedule.
@@ -32,7 +32,7 @@ def test_what_follows_from_the_run_has_one_source() -> None:
     assert deepspeed_config(resolve_tuning("lora_32B", overrides=["zero.stage=0"]), CUDA()) is None
 
 
-def test_accelerate_is_as_the_ranks_on_cpus_expect_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_has_the_source_that_ranks_on_cpus_rely_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where this fails, accelerate has changed: read `allow_cpu_ranks` against its new source before the pin moves."""
     from accelerate.state import DistributedType, PartialState
 
@@ -48,7 +48,7 @@ def test_accelerate_is_as_the_ranks_on_cpus_expect_it(monkeypatch: pytest.Monkey
     assert "if not cpu" in inspect.getsource(PartialState.__init__)
 
 
-def test_ranks_on_cpus_stay_there_on_a_host_with_npus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_cpus_stay_on_cpus_on_a_host_with_npus(monkeypatch: pytest.MonkeyPatch) -> None:
     deepspeed_ops = pytest.importorskip("deepspeed.ops")
     from accelerate import state
     from accelerate.state import DistributedType, PartialState

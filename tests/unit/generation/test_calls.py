@@ -46,9 +46,7 @@ def forced_after(calculator: Calculator, tokens: list[int]) -> list[int]:
     return list(calls.forced)
 
 
-def test_what_is_forced_is_what_the_training_text_holds(
-    renderer: Renderer, calculator: Calculator, shared_data: Path
-) -> None:
+def test_forced_tokens_match_the_training_text(renderer: Renderer, calculator: Calculator, shared_data: Path) -> None:
     examples: Examples = open_examples("gsm8k", shared_data / "gsm8k" / "train.jsonl")
     results = 0
     for example in examples.read(np.arange(QUESTIONS)):
@@ -68,7 +66,7 @@ def test_what_is_forced_is_what_the_training_text_holds(
     assert results > 3 * QUESTIONS
 
 
-def test_a_call_is_answered(calculator: Calculator) -> None:
+def test_a_call_is_answered_with_its_result(calculator: Calculator) -> None:
     call = [*byte_ids("It is "), PYTHON, *byte_ids("7*6"), PYTHON_END]
     assert forced_after(calculator, call) == [OUTPUT, *byte_ids("42"), OUTPUT_END]
 
@@ -85,21 +83,21 @@ def test_a_call_is_answered(calculator: Calculator) -> None:
     ],
     ids=["no number", "empty", "not begun", "not ended", "message ended", "another token"],
 )
-def test_what_is_no_call_forces_nothing(calculator: Calculator, tokens: list[int]) -> None:
+def test_tokens_that_are_no_call_force_nothing(calculator: Calculator, tokens: list[int]) -> None:
     assert forced_after(calculator, tokens) == []
 
 
-def test_a_call_begun_anew_counts_from_there(calculator: Calculator) -> None:
+def test_a_restarted_call_replaces_the_first(calculator: Calculator) -> None:
     tokens = [PYTHON, *byte_ids("7*"), PYTHON, *byte_ids("1+1"), PYTHON_END]
     assert forced_after(calculator, tokens) == [OUTPUT, *byte_ids("2"), OUTPUT_END]
 
 
-def test_a_style_whose_calls_are_text_has_no_calculator(tmp_path: Path) -> None:
+def test_a_style_with_textual_calls_has_no_calculator(tmp_path: Path) -> None:
     tokenizer = of_qwen(tmp_path / "qwen", ["some text of words"])
     assert find_calculator(make_renderer(tokenizer, "qwen"), tokenizer.decode) is None
 
 
-def test_a_call_without_an_end_is_no_text(calculator: Calculator) -> None:
+def test_an_unfinished_call_is_not_part_of_the_text(calculator: Calculator) -> None:
     tokens = [
         *byte_ids("a"),
         PYTHON,

@@ -57,18 +57,18 @@ def emitted(prompt: int, text: bytes) -> list[list[Emitted]]:
     return [[Emitted(Row(prompt), step, token, step == last)] for step, token in enumerate(text)]
 
 
-def test_one_continuation_is_shown_as_it_comes() -> None:
+def test_a_single_continuation_is_streamed() -> None:
     out = io.StringIO()
-    screen = Screen(letters, ["ab"], [list(b"ab")], out)
+    screen = Screen(letters, ["ab"], [list(b"ab")], out.write)
     assert out.getvalue() == "ab"
     for step, seen in zip(emitted(0, "cé".encode()), ["abc", "abc", "abcé\n"], strict=True):
         screen.show(step)
         assert out.getvalue() == seen
 
 
-def test_several_are_shown_whole_and_in_their_order() -> None:
+def test_several_continuations_are_printed_complete_and_in_order() -> None:
     out = io.StringIO()
-    screen = Screen(letters, ["a", "b"], [list(b"a"), list(b"b")], out)
+    screen = Screen(letters, ["a", "b"], [list(b"a"), list(b"b")], out.write)
     for step in emitted(1, b"xy"):
         screen.show(step)
     assert out.getvalue() == ""
@@ -77,9 +77,9 @@ def test_several_are_shown_whole_and_in_their_order() -> None:
     assert out.getvalue() == "--- 1 of 2\naz\n--- 2 of 2\nbxy\n"
 
 
-def test_what_there_is_is_shown_when_generation_is_stopped() -> None:
+def test_stopped_generation_prints_the_text_so_far() -> None:
     out = io.StringIO()
-    screen = Screen(letters, ["a", "b"], [list(b"a"), list(b"b")], out)
+    screen = Screen(letters, ["a", "b"], [list(b"a"), list(b"b")], out.write)
     for step in emitted(0, b"z"):
         screen.show(step)
     screen.show([Emitted(Row(1), 0, ord("x"), False)])
@@ -88,13 +88,13 @@ def test_what_there_is_is_shown_when_generation_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("argument", ["training.seq_len=3", "model.attention.window=3", "word"])
-def test_other_keys_than_those_of_kinds_are_refused(argument: str) -> None:
+def test_keys_other_than_kinds_are_refused(argument: str) -> None:
     with pytest.raises(ConfigError, match="only model.attention.kind and model.position.kind can be given here"):
         load_kinds([argument])
     load_kinds(["model.attention.kind=gqa"])
 
 
-def test_a_lack_of_memory_names_the_largest_batch_that_fits(
+def test_an_out_of_memory_error_names_the_largest_batch_that_fits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*arguments: object, **options: object) -> Iterator[list[Emitted]]:
@@ -106,7 +106,7 @@ def test_a_lack_of_memory_names_the_largest_batch_that_fits(
     monkeypatch.setattr(command, "opened", lambda folder, step: contextlib.nullcontext(run))
     monkeypatch.setattr(command, "generate", full)
     monkeypatch.setattr(command, "usable_bytes", lambda device, ranks: 10**9)
-    assert command.generate_text(Generation(SharedModel(Path("run")), ("a",) * 8, Sampling(), 4, 4)) == 1
+    assert command.generate_text(Generation(SharedModel(), Path("run"), ("a",) * 8, Sampling(), 4, 4)) == 1
     assert "error: out of memory with 4 prompts at once: --batch 3 would fit" in capsys.readouterr().err
 
 
@@ -122,7 +122,7 @@ def test_ranks_name_the_largest_batch_that_fits_each_of_them(monkeypatch: pytest
     config = tiny("gqa_1.5B", "device=cpu").model_copy(update={"parallel": parallel})
     tokenizer = SimpleNamespace(encode_batch=lambda texts: [[1, 2]] * len(texts), decode=letters, eod_id=0)
     run = SimpleNamespace(config=config, tokenizer=tokenizer, model=torch.nn.Linear(1, 1))
-    asked = Generation(SharedModel(tmp_path, tp=2), ("a",) * 8, Sampling(), 4, 4)
+    asked = Generation(SharedModel(tp=2), tmp_path, ("a",) * 8, Sampling(), 4, 4)
     monkeypatch.setattr(rank, "opened", lambda folder, step, share: contextlib.nullcontext(run))
     monkeypatch.setattr(command, "generate", full)
     fits = generation_bytes(config.model, 2, 4, 2, "fp32", tp=2)
@@ -130,15 +130,15 @@ def test_ranks_name_the_largest_batch_that_fits_each_of_them(monkeypatch: pytest
     monkeypatch.setattr(command, "usable_bytes", lambda device, ranks: {2: fits}[ranks])
     with pytest.raises(LackOfMemoryError) as found:
         rank.generate_rank(asked, Rank(1, 1, HeartbeatWriter(), lambda: False))
-    failure = rank.diagnose(asked, found.value, tmp_path / "rank_1.log")
+    failure = asked.diagnose(found.value, tmp_path / "rank_1.log")
     assert (failure.kind, failure.reason) == (
         "out_of_memory",
         "out of memory with 4 prompts at once: --batch 2 would fit",
     )
-    closed = rank.diagnose(asked, BrokenPipeError(32, "Broken pipe"), tmp_path / "rank_0.log")
+    closed = asked.diagnose(BrokenPipeError(32, "Broken pipe"), tmp_path / "rank_0.log")
     assert (closed.kind, closed.reason) == ("mistake", "the output was closed before all texts were complete")
-    full_disk = rank.diagnose(asked, OSError(28, "No space left on device"), tmp_path / "rank_0.log")
+    full_disk = asked.diagnose(OSError(28, "No space left on device"), tmp_path / "rank_0.log")
     assert full_disk.kind == "full_disk"
-    assert rank.diagnose(asked, OSError(12, "Cannot allocate memory"), tmp_path / "rank_0.log").kind == "out_of_memory"
-    for_weights = rank.diagnose(asked, torch.OutOfMemoryError("CUDA out of memory."), tmp_path / "rank_1.log")
+    assert asked.diagnose(OSError(12, "Cannot allocate memory"), tmp_path / "rank_0.log").kind == "out_of_memory"
+    for_weights = asked.diagnose(torch.OutOfMemoryError("CUDA out of memory."), tmp_path / "rank_1.log")
     assert for_weights.reason == "out of memory for the weights: a --tp above 2 may fit"

@@ -20,6 +20,6 @@ def test_ranks_that_cannot_share_a_model_are_refused() -> None:
             check_shared(config, ParallelConfig(tp=4, dp=1), 2, oversubscribe=False)
 
 
-def test_what_holds_for_training_alone_is_not_asked() -> None:
+def test_limits_of_training_do_not_apply_to_generation() -> None:
     config = resolve("gqa_1.5B", overrides=["training.global_batch_size=6", "training.micro_batch_size=3"])
     check_shared(config, ParallelConfig(tp=2, dp=5), 1, oversubscribe=True)

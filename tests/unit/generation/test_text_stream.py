@@ -27,7 +27,7 @@ def pieces_of(tokenizer: TextTokenizer, prompt: list[int], tokens: list[int]) ->
 
 
 @pytest.mark.parametrize("prompt", ["", "A prompt, ", "漢"])
-def test_no_piece_ends_within_a_character(tokenizer: TextTokenizer, prompt: str) -> None:
+def test_no_piece_of_text_ends_within_a_character(tokenizer: TextTokenizer, prompt: str) -> None:
     before, tokens = tokenizer.encode_batch([prompt, TEXT])
     assert len(tokens) > len(TEXT)
     pieces = pieces_of(tokenizer, before, tokens)
@@ -35,7 +35,7 @@ def test_no_piece_ends_within_a_character(tokenizer: TextTokenizer, prompt: str)
     assert not any(REPLACEMENT in piece for piece in pieces)
 
 
-def test_bytes_that_are_no_character_are_returned_in_the_end(tokenizer: TextTokenizer) -> None:
+def test_invalid_bytes_are_returned_at_the_end(tokenizer: TextTokenizer) -> None:
     random = np.random.default_rng(0)
     for _ in range(50):
         tokens = random.integers(0, tokenizer.vocab_size, 40).tolist()

@@ -28,14 +28,14 @@ def test_a_script_parses(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
 
 
-def test_scripts_that_people_call_can_be_called() -> None:
+def test_user_scripts_are_executable() -> None:
     called = ("setup_ascend.sh", "fix_ascend_env.sh", "cleanup.sh", "check_npu.py")
     for name in (*called, "quick_fineweb_test.sh", "train_with_fineweb.sh", "speedrun.sh", "speedrun_npu.sh"):
         assert os.access(ROOT / "launchers" / name, os.X_OK), name
 
 
 @pytest.mark.proof
-def test_shellcheck() -> None:
+def test_scripts_pass_shellcheck() -> None:
     shellcheck = shutil.which("shellcheck")
     if shellcheck is None:
         pytest.skip("shellcheck is not installed")
@@ -60,7 +60,7 @@ def test_cann_is_found_and_sourced_once(tmp_path: Path, place: str) -> None:
     assert {"e", "u"} <= set(options), "the caller's options are as before"
 
 
-def test_the_newest_cann_is_taken_and_the_drivers_libraries_are_added(tmp_path: Path) -> None:
+def test_the_newest_cann_is_used_and_the_drivers_libraries_are_added(tmp_path: Path) -> None:
     for version in ("8.5.0", "9.0.0", "10.0.0"):
         install_cann(tmp_path / "Ascend", f"cann-{version}", version)
     driver = tmp_path / "driver" / "lib64" / "driver"
@@ -71,7 +71,7 @@ def test_the_newest_cann_is_taken_and_the_drivers_libraries_are_added(tmp_path: 
     assert done.stdout.splitlines()[1].endswith(f":{driver}")
 
 
-def test_without_cann_it_says_where_it_looked(tmp_path: Path) -> None:
+def test_a_missing_cann_is_reported_with_the_searched_folders(tmp_path: Path) -> None:
     done = bash(
         'source "$1/launchers/environment/ascend_env.sh"; ascend_source', clean_environment(tmp_path), str(ROOT)
     )
@@ -110,7 +110,7 @@ def fix(home: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess
     return run("bash", str(FIX), *arguments, environment=clean_environment(home, **more))
 
 
-def test_fix_tells_and_changes_nothing(tmp_path: Path) -> None:
+def test_fix_without_apply_reports_and_changes_nothing(tmp_path: Path) -> None:
     install_cann(tmp_path / "Ascend")
     (tmp_path / ".bashrc").write_text("alias ll='ls -l'\n")
     done = fix(tmp_path, ASCEND_LAUNCH_BLOCKING="1")
@@ -158,7 +158,7 @@ def test_fix_quotes_the_checkouts_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("marks", ["# >>> {} >>>\n", "# <<< {} <<<\n", "# >>> {0} >>>\n# >>> {0} >>>\n# <<< {0} <<<\n"])
-def test_fix_writes_nothing_where_its_block_has_lost_an_end(tmp_path: Path, marks: str) -> None:
+def test_fix_writes_nothing_where_its_block_is_damaged(tmp_path: Path, marks: str) -> None:
     bashrc = tmp_path / ".bashrc"
     content = marks.format("efficientbench: Ascend") + "export MINE=1\n"
     bashrc.write_text(content)
@@ -168,20 +168,20 @@ def test_fix_writes_nothing_where_its_block_has_lost_an_end(tmp_path: Path, mark
     assert bashrc.read_text() == content
 
 
-def test_fix_names_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_fix_names_a_missing_folder(tmp_path: Path) -> None:
     done = fix(tmp_path, "--apply", "--file", "nowhere/rc", ASCEND_LAUNCH_BLOCKING="1")
     assert done.returncode == 2
     assert "--file nowhere/rc: its folder is not there" in done.stderr
 
 
-def test_without_home_cann_is_still_looked_for(tmp_path: Path) -> None:
+def test_cann_is_searched_for_without_home(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "ASCEND_DEVICE_FILES": str(tmp_path / "absent*")}
     done = run("bash", str(FIX), environment=environment)
     assert "unbound variable" not in done.stderr
     assert "no NPU: no file /dev/davinci0" in done.stdout
 
 
-def test_fix_names_what_only_others_can_mend(tmp_path: Path) -> None:
+def test_fix_names_missing_npu_device_files(tmp_path: Path) -> None:
     done = fix(tmp_path)
     assert done.returncode == 1
     assert "no NPU: no file /dev/davinci0" in done.stdout
@@ -190,7 +190,7 @@ def test_fix_names_what_only_others_can_mend(tmp_path: Path) -> None:
     assert "the NPUs can be opened" in fix(tmp_path).stdout
 
 
-def test_where_the_locale_is_chinese_the_scripts_are(tmp_path: Path) -> None:
+def test_scripts_speak_chinese_in_a_chinese_locale(tmp_path: Path) -> None:
     han = re.compile("[\u4e00-\u9fff]")
     wrong = {"ASCEND_LAUNCH_BLOCKING": "1", "RANK_TABLE_FILE": "/no/such", "TASK_QUEUE_ENABLE": "0"}
     found = run("bash", str(FIX), environment=clean_environment(tmp_path, LANG="zh_CN.UTF-8", **wrong))

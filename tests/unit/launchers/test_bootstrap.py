@@ -90,7 +90,7 @@ def test_a_script_gets_the_environment_on_its_path(clone: Path, tools: Path) -> 
     assert (done.stdout, done.stderr) == (f"{venv} {venv}/bin 1 --smoke dsw\n", "")
 
 
-def test_what_is_not_finished_or_not_up_to_date_is_not_used(clone: Path) -> None:
+def test_an_incomplete_or_outdated_environment_is_not_used(clone: Path) -> None:
     assert not is_complete(clone)
     finish(clone, "dev")
     assert is_complete(clone)
@@ -151,7 +151,7 @@ def test_an_environment_of_another_image_is_not_used(clone: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("version", ["3.9.25", "3.10.0", "3.11.2", "3.12.1", "3.13.0", "3.14.0"])
-def test_the_set_up_takes_the_pythons_of_setup_py(version: str, tools: Path) -> None:
+def test_the_set_up_accepts_the_python_versions_of_setup_py(version: str, tools: Path) -> None:
     executable(tools / "python3", f'#!/bin/bash\n[[ "$1" == -c ]] && echo {version}\n')
     found = subprocess.run(
         ["bash", "-c", 'source "$1"; _bootstrap_find_python', "script", str(ROOT / "launchers" / "bootstrap.sh")],
@@ -165,7 +165,7 @@ def test_the_set_up_takes_the_pythons_of_setup_py(version: str, tools: Path) -> 
 
 
 @pytest.mark.parametrize(("version", "told"), [("3.9.2", "python3 is 3.9.2"), (None, "no python3")])
-def test_without_a_fitting_python_the_found_ones_are_named(
+def test_unsupported_pythons_are_named_where_no_supported_one_exists(
     clone: Path, tools: Path, version: str | None, told: str
 ) -> None:
     if version is not None:
@@ -183,7 +183,7 @@ def test_fine_tuning_is_refused_on_python_3_10_in_one_line(clone: Path, tools: P
     assert not (clone / ".venv").exists()
 
 
-def test_an_active_environment_with_the_package_is_used_as_it_is(clone: Path, tools: Path) -> None:
+def test_an_active_environment_with_the_package_is_used_unchanged(clone: Path, tools: Path) -> None:
     (tools / "python3").symlink_to(sys.executable)
     executable(tools / "efficientbench", "#!/bin/bash\n")
     site = [str(folder) for folder in map(Path, sys.path) if folder.name == "site-packages"]
@@ -193,7 +193,7 @@ def test_an_active_environment_with_the_package_is_used_as_it_is(clone: Path, to
     assert not (clone / ".venv").exists()
 
 
-def test_a_wheel_is_used_where_it_is_installed_and_never_set_up(clone: Path, tools: Path) -> None:
+def test_an_installed_wheel_is_used_without_a_set_up(clone: Path, tools: Path) -> None:
     (tools / "python3").symlink_to(sys.executable)
     executable(tools / "efficientbench", "#!/bin/bash\n")
     package = clone.with_name("site") / "efficientbench"
@@ -209,7 +209,7 @@ def test_a_wheel_is_used_where_it_is_installed_and_never_set_up(clone: Path, too
     assert not (package / ".venv").exists()
 
 
-def test_somebody_elses_venv_is_left_alone(clone: Path, tools: Path) -> None:
+def test_a_venv_of_the_user_is_left_unchanged(clone: Path, tools: Path) -> None:
     (tools / "python3").symlink_to(sys.executable)
     executable(clone / ".venv" / "bin" / "python", "#!/bin/bash\nexit 1\n")
     done = bootstrap(clone, clean_environment(str(tools), **NO_INDEX))
@@ -242,7 +242,7 @@ esac
 """
 
 
-def test_of_two_set_ups_at_once_one_installs_and_both_end_well(clone: Path, tools: Path, tmp_path: Path) -> None:
+def test_one_of_two_concurrent_set_ups_installs_and_both_succeed(clone: Path, tools: Path, tmp_path: Path) -> None:
     seen, go_on = tmp_path / "seen", tmp_path / "go_on"
     executable(tools / "python3", SLOW_PYTHON.format(seen=seen, go_on=go_on))
     command = ["bash", str(clone / "launchers" / "bootstrap.sh")]
@@ -258,7 +258,7 @@ def test_of_two_set_ups_at_once_one_installs_and_both_end_well(clone: Path, tool
 
 
 @pytest.mark.parametrize(("locale", "told"), [("C", "error: cannot write to "), ("zh_CN.UTF-8", "错误：无法写入 ")])
-def test_a_clone_of_somebody_else_is_named(clone: Path, tools: Path, locale: str, told: str) -> None:
+def test_a_clone_owned_by_another_user_is_named(clone: Path, tools: Path, locale: str, told: str) -> None:
     (clone / ".venv.lock").mkdir()
     done = bootstrap(clone, clean_environment(str(tools), LANG=locale))
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
@@ -316,7 +316,7 @@ def test_a_package_without_a_wheel_for_this_processor_is_named(
 
 
 @pytest.mark.proof
-def test_without_a_network_the_set_up_says_so_and_leaves_nothing_that_looks_finished(clone: Path, tools: Path) -> None:
+def test_a_set_up_without_a_network_fails_and_leaves_no_complete_environment(clone: Path, tools: Path) -> None:
     (tools / "python3").symlink_to(sys.executable)
     environment = clean_environment(f"{tools}:/usr/bin:/bin", **NO_INDEX)
     for _ in range(2):
@@ -327,7 +327,7 @@ def test_without_a_network_the_set_up_says_so_and_leaves_nothing_that_looks_fini
 
 
 @pytest.mark.proof
-def test_one_of_two_set_ups_waits_and_a_killed_one_leaves_nothing_that_looks_finished(clone: Path, tools: Path) -> None:
+def test_a_second_set_up_waits_and_a_killed_one_leaves_no_complete_environment(clone: Path, tools: Path) -> None:
     (tools / "python3").symlink_to(sys.executable)
     environment = clean_environment(f"{tools}:/usr/bin:/bin", **NO_INDEX)
     command = ["bash", str(clone / "launchers" / "bootstrap.sh")]

@@ -25,7 +25,7 @@ def test_pai_dlc_variables_name_the_nodes() -> None:
     assert Cluster.from_environment(environ) == Cluster(4, 3, "job-master-0", 23456)
 
 
-def test_aliases_and_default_port() -> None:
+def test_variables_have_aliases_and_a_default_port() -> None:
     environ = {"MASTER_ADDR": "10.0.0.1", "NNODES": "2", "NODE_RANK": "0"}
     assert Cluster.from_environment(environ) == Cluster(2, 0, "10.0.0.1", 29500)
 
@@ -42,19 +42,19 @@ TORCHRUN = {
 }
 
 
-def test_below_torchrun_its_own_variables_hold() -> None:
+def test_torchruns_variables_take_precedence_under_torchrun() -> None:
     others = {"NNODES": "7", "NODE_RANK": "5"}
     assert Cluster.from_environment({**TORCHRUN, **others}) == Cluster(2, 1, "node-0", 29501)
     port = {"EFFICIENTBENCH_TRAINING_PORT": "4001"}
     assert Cluster.from_environment({**TORCHRUN, **port}) == Cluster(2, 1, "node-0", 4001)
 
 
-def test_one_process_a_node_is_asked_of_torchrun() -> None:
+def test_several_torchrun_processes_on_a_node_are_refused() -> None:
     with pytest.raises(LaunchError, match="torchrun started 8 processes on this node: give it --nproc-per-node=1"):
         Cluster.from_environment({**TORCHRUN, "LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "16", "RANK": "9"})
 
 
-def test_how_long_nodes_wait_is_set_from_outside(port: int) -> None:
+def test_the_join_timeout_of_nodes_comes_from_the_environment(port: int) -> None:
     environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NNODES": "2", "NODE_RANK": "1"}
     cluster = Cluster.from_environment({**environ, "EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S": "0.4"})
     with pytest.raises(LaunchError, match=f"could not meet node 0 at 127.0.0.1:{port} within 0.4 s"):
@@ -120,7 +120,7 @@ def test_nodes_meet_in_a_process_with_many_open_files(port: int) -> None:
             other.result(timeout=60).close()
 
 
-def test_no_node_goes_on_before_all_are_there(port: int) -> None:
+def test_nodes_wait_until_all_have_arrived(port: int) -> None:
     master = started(Cluster(3, 0, "127.0.0.1", port), 1.5)
     one = started(Cluster(3, 1, "127.0.0.1", port), 2)
     with pytest.raises(LaunchError, match="node 2 of 3 did not reach 127.0.0.1:"):
@@ -150,7 +150,9 @@ def test_a_taken_port_is_named_on_the_master() -> None:
             preflight(Cluster(2, 0, "127.0.0.1", taken), 0.3)
 
 
-def test_a_node_that_disagrees_is_refused_and_the_others_wait_on(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_node_with_another_world_size_is_refused_and_the_others_keep_waiting(
+    port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     master = started(Cluster(2, 0, "127.0.0.1", port), 60)
     problem = "WORLD_SIZE is 2 on node 0 and 3 on node 1"
     with pytest.raises(LaunchError, match=problem):
@@ -160,7 +162,7 @@ def test_a_node_that_disagrees_is_refused_and_the_others_wait_on(port: int, capf
     assert f"refused a node at ::ffff:127.0.0.1: {problem}" in capfd.readouterr().err
 
 
-def test_a_second_node_of_one_rank_is_refused(port: int) -> None:
+def test_a_second_node_with_the_same_rank_is_refused(port: int) -> None:
     master = started(Cluster(3, 0, "127.0.0.1", port), 60)
     twins = [started(Cluster(3, 1, "127.0.0.1", port), 60) for _ in range(2)]
     (refused,), _ = wait(twins, 60, FIRST_COMPLETED)
@@ -185,8 +187,8 @@ def test_a_second_node_of_one_rank_is_refused(port: int) -> None:
         b"",
     ],
 )
-def test_strangers_at_the_port_end_nothing(port: int, sends: bytes) -> None:
-    """Also those who send nothing, or half a line, and stay."""
+def test_connections_of_strangers_do_not_disturb_the_rendezvous(port: int, sends: bytes) -> None:
+    """Strangers that send nothing, or half a line, and stay connected do no harm either."""
     master = started(Cluster(2, 0, "127.0.0.1", port), 60)
     with contextlib.ExitStack() as stack:
         stack.enter_context(connected(port)).sendall(sends)
@@ -212,5 +214,5 @@ def connected(port: int) -> socket.socket:
     return found[0]
 
 
-def test_one_node_needs_no_meeting() -> None:
+def test_one_node_needs_no_rendezvous() -> None:
     preflight(Cluster(1, 0, "no-such-host.invalid", 1), 0.1)

@@ -33,8 +33,8 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_all_that_a_set_up_installs_is_pinned() -> None:
-    """On this Python: lines of constraints.txt hold for some."""
+def test_every_package_of_a_set_up_is_pinned() -> None:
+    """Only for the running Python: some lines of constraints.txt hold for some versions."""
     lines = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[0] != "#"]
     pinned = {normal(line.name) for line in lines if line.marker is None or line.marker.evaluate()}
     extras = set(metadata.metadata("efficientbench").get_all("Provides-Extra") or [])

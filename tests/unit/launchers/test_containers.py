@@ -138,7 +138,7 @@ def test_apptainer_starts_on_the_node(node: Node) -> None:
     assert "docker://nvcr.io/nvidia/pytorch:25.03-py3" in given
 
 
-def test_docker_gets_the_variables_that_matter_and_no_secret_on_its_command_line(node: Node) -> None:
+def test_docker_gets_the_needed_variables_without_secrets_on_its_command_line(node: Node) -> None:
     of_slurm(node, around("docker", IMAGE, "/data/text"))
     given = node.words("docker")
     for option, value in (
@@ -164,7 +164,7 @@ def test_torchrun_itself_runs_in_the_container(node: Node) -> None:
     assert "SOMEBODYS_TOKEN" not in seen
 
 
-def test_an_image_without_efficientbench_gets_it_in_a_folder_of_its_own(node: Node, tmp_path: Path) -> None:
+def test_an_image_without_efficientbench_gets_it_in_a_separate_folder(node: Node, tmp_path: Path) -> None:
     """The host's .venv, whose Python the image lacks, stays as it is."""
     clone = tmp_path / "clone" / "launchers"
     for name in ("job_scripts/in_container.sh", "job_scripts/job.sh", "environment/ascend_env.sh"):
@@ -182,7 +182,7 @@ def test_an_image_without_efficientbench_gets_it_in_a_folder_of_its_own(node: No
 
 
 @pytest.mark.parametrize("engine", ["docker", "apptainer"])
-def test_accelerators_are_those_of_the_node(tmp_path: Path, engine: str) -> None:
+def test_containers_get_the_accelerators_of_the_node(tmp_path: Path, engine: str) -> None:
     def options(*files: str) -> list[str]:
         dev = tmp_path / str(len(list(tmp_path.iterdir())))
         for name in files:
@@ -228,7 +228,7 @@ def test_modules_are_loaded_before_the_environment_is_made(tmp_path: Path) -> No
         assert (refused.returncode, message in refused.stderr, "load c" in refused.stdout) == (2, True, False)
 
 
-def test_a_node_without_the_engine_says_so(tmp_path: Path) -> None:
+def test_a_node_without_the_container_engine_is_reported(tmp_path: Path) -> None:
     for name in ("bash", "uname"):
         (tmp_path / name).symlink_to(f"/bin/{name}")
     for engine in ("docker", "apptainer"):
@@ -238,12 +238,12 @@ def test_a_node_without_the_engine_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("image", ["-v", "--privileged", "a b", "a\nb", "", "a,b", "$(touch pwned)"])
-def test_what_is_no_image_is_refused(image: str) -> None:
+def test_an_invalid_image_is_refused(image: str) -> None:
     with pytest.raises(LaunchError, match="names no image"):
         Container(image, "pyxis")
 
 
-def test_files_of_images_are_found_from_the_working_folder() -> None:
+def test_image_files_are_found_from_the_working_folder() -> None:
     for engine in ("pyxis", "apptainer"):
         words = Container("images/torch.sif", engine).words(Path("/jobs"), [])  # type: ignore[arg-type]
         assert any(word.endswith("/jobs/images/torch.sif") for word in words)
@@ -251,7 +251,7 @@ def test_files_of_images_are_found_from_the_working_folder() -> None:
         Container("images/torch.sif", "docker")
     with pytest.raises(LaunchError, match="/a:b has a colon or a comma"):
         Container(IMAGE, "docker", (Path("/a:b"),)).words(Path("/jobs"), [])
-    with pytest.raises(LaunchError, match="is no module's name"):
+    with pytest.raises(LaunchError, match="is not a module name"):
         Surroundings(("$(touch pwned)",))
 
 
@@ -275,13 +275,13 @@ def test_files_of_images_are_found_from_the_working_folder() -> None:
         ),
     ],
 )
-def test_options_of_another_starter_are_refused(arguments: list[str], message: str) -> None:
+def test_options_of_another_container_engine_are_refused(arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(app, ["launch", "gqa_1.5B", *arguments])
     assert isinstance(done.exception, LaunchError)
     assert message in str(done.exception)
 
 
-def test_docker_itself_knows_every_option() -> None:
+def test_the_real_docker_knows_every_option() -> None:
     if shutil.which("docker") is None:
         pytest.skip("docker is not installed")
     known = subprocess.run(["docker", "run", "--help"], capture_output=True, text=True, check=True).stdout

@@ -14,7 +14,7 @@ from efficientbench.launchers.processes.launch import rank_environment
 from efficientbench.launchers.processes.worker_process import module_command
 
 
-def test_cores_are_shared_among_the_ranks_unless_told_otherwise() -> None:
+def test_cores_are_divided_among_ranks_unless_set() -> None:
     cluster = Cluster(1, 0, "127.0.0.1", 1)
     cores = len(os.sched_getaffinity(0))
     assert rank_environment(cluster, 0, cores, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
@@ -22,7 +22,7 @@ def test_cores_are_shared_among_the_ranks_unless_told_otherwise() -> None:
     assert rank_environment(cluster, 0, 2, {})["OMP_NUM_THREADS"] == str(max(1, cores // 2))
 
 
-def test_ranks_below_torchrun_have_a_store_of_their_own() -> None:
+def test_ranks_under_torchrun_have_a_separate_store() -> None:
     environment = rank_environment(Cluster(2, 1, "a", 7), 0, 1, {"TORCHELASTIC_USE_AGENT_STORE": "True", "KEPT": "1"})
     assert "TORCHELASTIC_USE_AGENT_STORE" not in environment
     assert (environment["KEPT"], environment["RANK"], environment["MASTER_PORT"]) == ("1", "1", "7")
@@ -42,7 +42,7 @@ def test_a_folder_in_the_working_directory_hides_no_package(tmp_path: Path) -> N
     assert (done.stdout, done.stderr) == ("['a', 'b']\n", "")
 
 
-def test_the_launchers_load_no_torch() -> None:
+def test_the_launchers_do_not_import_torch() -> None:
     program = """
 import sys
 import efficientbench.launchers.network.preflight

@@ -22,7 +22,7 @@ with temporary_folder() as folder:
 """
 
 
-def test_a_link_beside_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_at_the_temporary_name_is_not_followed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("all of it")
     (tmp_path / f".file.{os.getpid()}").symlink_to(precious)
@@ -31,7 +31,9 @@ def test_a_link_beside_is_not_followed(tmp_path: Path) -> None:
     assert precious.read_text() == "all of it"
 
 
-def test_the_next_launcher_removes_what_a_killed_one_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_folders_of_a_killed_launcher_are_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     elsewhere = tmp_path / f"{TEMPORARY}link"

@@ -76,7 +76,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_every_stage_is_called_once(machine: Machine) -> None:
+def test_every_stage_runs_once(machine: Machine) -> None:
     arguments = ("--data", str(machine.text), "--work", "the work", "training.steps=7")
     status, printed, calls = machine.run("train_with_fineweb.sh", *arguments)
     assert status == 0, printed
@@ -95,10 +95,10 @@ def test_every_stage_is_called_once(machine: Machine) -> None:
     assert [call.split()[0] for call in calls] == ["efficientbench", "evaluate"]
 
 
-def test_a_stage_that_fails_ends_it_and_the_next_call_goes_on(machine: Machine) -> None:
+def test_a_failed_stage_ends_the_script_and_the_next_call_resumes(machine: Machine) -> None:
     status, printed, calls = machine.run("quick_fineweb_test.sh", failure="download")
     assert status == 1
-    assert "the download is not complete; call again to go on, or give text of your own with --data PATH" in printed
+    assert "the download is not complete; call again to resume, or give your own text with --data PATH" in printed
     text = machine.folder / "output" / "fineweb_quick" / "text"
     assert calls == [f"efficientbench-data download --num-files 1 --output {text}"]
     status, _, calls = machine.run("quick_fineweb_test.sh")
@@ -111,7 +111,7 @@ def test_a_stage_that_fails_ends_it_and_the_next_call_goes_on(machine: Machine) 
     assert len(calls) == 1
 
 
-def test_devices(machine: Machine) -> None:
+def test_the_number_of_devices_sets_parallelism_and_steps(machine: Machine) -> None:
     data = ("--data", str(machine.text))
     status, printed, calls = machine.run("train_with_fineweb.sh", *data, device="cuda 2")
     assert (status, len(calls)) == (2, 2)
@@ -131,7 +131,7 @@ def test_devices(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("here", "used"), [(8, 4), (4, 4), (3, 2), (1, 1)])
-def test_the_quick_test_takes_up_to_four_devices(machine: Machine, here: int, used: int) -> None:
+def test_the_quick_test_uses_up_to_four_devices(machine: Machine, here: int, used: int) -> None:
     data = ("--data", str(machine.text))
     status, printed, calls = machine.run("quick_fineweb_test.sh", *data, device=f"cuda {here}")
     assert status == 0, printed
@@ -141,7 +141,7 @@ def test_the_quick_test_takes_up_to_four_devices(machine: Machine, here: int, us
     assert (status, f"9 devices are wanted and {here} of type cuda are here" in printed) == (2, True)
 
 
-def test_npus_that_cannot_be_used_are_not_replaced_by_the_cpu_unasked(machine: Machine) -> None:
+def test_unusable_npus_are_not_silently_replaced_by_the_cpu(machine: Machine) -> None:
     install_cann(machine.folder / "Ascend")
     (machine.folder / "davinci0").touch()
     data = ("--data", str(machine.text))
@@ -153,7 +153,7 @@ def test_npus_that_cannot_be_used_are_not_replaced_by_the_cpu_unasked(machine: M
     assert " device=cpu " in calls[0]
 
 
-def test_two_calls_at_once_prepare_once(machine: Machine) -> None:
+def test_two_concurrent_calls_prepare_data_once(machine: Machine) -> None:
     arguments = ("--data", str(machine.text))
     with ThreadPoolExecutor(2) as pool:
         calls = [
@@ -180,13 +180,13 @@ def test_two_calls_at_once_prepare_once(machine: Machine) -> None:
         (["--data", "/no/such/text"], "--data /no/such/text is not there"),
     ],
 )
-def test_wrong_arguments(machine: Machine, arguments: list[str], message: str) -> None:
+def test_wrong_arguments_are_refused(machine: Machine, arguments: list[str], message: str) -> None:
     status, printed, calls = machine.run("quick_fineweb_test.sh", *arguments)
     assert (status, calls) == (2, [])
     assert message in printed
 
 
-def test_a_folder_is_not_filled_from_two_texts(machine: Machine) -> None:
+def test_a_work_folder_made_from_another_text_is_refused(machine: Machine) -> None:
     assert machine.run("quick_fineweb_test.sh", "--data", str(machine.text))[0] == 0
     status, printed, calls = machine.run("quick_fineweb_test.sh")
     assert (status, calls) == (2, [])
@@ -205,7 +205,7 @@ WORDS = ("dlc", "--variant", "mla", "--work", "the work", "training.steps=7")
         ("speedrun_npu.sh", True, "npu --device npu"),
     ],
 )
-def test_speedrun_calls_its_command_with_all_words(machine: Machine, script: str, npus: bool, device: str) -> None:
+def test_the_speedrun_script_passes_all_its_arguments(machine: Machine, script: str, npus: bool, device: str) -> None:
     if npus:
         install_cann(machine.folder / "Ascend")
         (machine.folder / "davinci0").touch()
@@ -215,7 +215,7 @@ def test_speedrun_calls_its_command_with_all_words(machine: Machine, script: str
     assert machine.run(script, *WORDS, failure="speedrun")[0] == 1
 
 
-def test_speedrun_on_npus_without_cann_says_so(machine: Machine) -> None:
+def test_speedrun_on_npus_without_cann_is_refused(machine: Machine) -> None:
     if Path("/usr/local/Ascend").exists() or Path("/opt/Ascend").exists():
         pytest.skip("this machine has an Ascend folder")
     (machine.folder / "davinci0").touch()

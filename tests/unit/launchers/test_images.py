@@ -52,7 +52,7 @@ def copied(image: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=[image.name for image in IMAGES])
-def test_the_set_up_of_an_image_asks_for_our_pins(image: Path, tmp_path: Path) -> None:
+def test_the_set_up_of_an_image_installs_our_pins(image: Path, tmp_path: Path) -> None:
     folder, seen, tools = tmp_path / "image", tmp_path / "seen", tmp_path / "bin"
     folder.mkdir()
     seen.mkdir()
@@ -80,7 +80,7 @@ def test_the_set_up_of_an_image_asks_for_our_pins(image: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=[image.name for image in IMAGES])
-def test_an_image_names_no_version_of_its_own_and_starts_what_it_has(image: Path, tmp_path: Path) -> None:
+def test_a_dockerfile_names_no_versions_and_its_entry_point_exists(image: Path, tmp_path: Path) -> None:
     found = instructions(image)
     assert not [rest for name, rest in found if name == "RUN" and re.search("[=<>]=|pip install", rest)]
     for name, rest in found:
@@ -95,7 +95,7 @@ def test_an_image_names_no_version_of_its_own_and_starts_what_it_has(image: Path
 
 @pytest.mark.parametrize("image", IMAGES, ids=[image.name for image in IMAGES])
 @pytest.mark.parametrize("digest", ["", f"sha256:{'0123' * 16}"])
-def test_the_base_is_pinned_by_a_digest_that_is_given(image: Path, digest: str) -> None:
+def test_the_base_image_is_pinned_by_digest(image: Path, digest: str) -> None:
     found = instructions(image)
     names = [name for name, _ in found]
     before = [rest.partition("=") for name, rest in found[: names.index("FROM")] if name == "ARG"]
@@ -133,7 +133,7 @@ def test_an_image_runs_as_a_user_who_owns_its_working_folder(image: Path) -> Non
     assert found[-2][0] == "ENTRYPOINT"
 
 
-def test_there_is_one_for_each_kind_of_accelerator() -> None:
+def test_each_kind_of_accelerator_has_a_dockerfile() -> None:
     assert [image.name for image in IMAGES] == ["cann.Dockerfile", "cuda.Dockerfile"]
     for page in ("docs/clusters.md", "docs/zh/clusters.md"):
         text = (ROOT / page).read_text()

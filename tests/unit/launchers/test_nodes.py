@@ -20,6 +20,7 @@ from efficientbench.launchers.processes.supervision import print_stderr
 NODE = """
 import json, os, sys
 from pathlib import Path
+from efficientbench.config.schema import FaultsConfig
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.network.preflight import preflight
@@ -29,8 +30,8 @@ def write(failure):
 with preflight(cluster, time_limit_s=20) as link:
     (folder / f"met_{cluster.node_rank}").touch()
     sys.exit(launch(
-        [sys.executable, sys.argv[1]], 2, cluster, folder / "log", on_failure=write, link=link,
-        hang_limit_s=float(sys.argv[3]),
+        [sys.executable, sys.argv[1]], 2, cluster, folder / "log", FaultsConfig(hang_limit_s=float(sys.argv[3])),
+        on_failure=write, link=link,
     ))
 """
 
@@ -114,7 +115,7 @@ time.sleep(60)
 """
 
 
-def test_all_end_well(nodes: Callable[..., Nodes]) -> None:
+def test_nodes_whose_ranks_succeed_end_with_exit_code_0(nodes: Callable[..., Nodes]) -> None:
     assert nodes("time.sleep(0.2 * rank)").ends() == [(0, ""), (0, "")]
 
 
@@ -129,7 +130,7 @@ def test_a_killed_rank_ends_all_nodes_and_is_named_on_each(nodes: Callable[..., 
     assert (tmp_path / "failure_0").read_text() == '["lost_rank", 2, 3]'
 
 
-def test_the_cause_on_another_node_comes_before_what_it_caused_here(nodes: Callable[..., Nodes]) -> None:
+def test_a_cause_on_another_node_is_named_before_its_consequences_here(nodes: Callable[..., Nodes]) -> None:
     body = """
     ready()
     while not (folder / "ready_3").exists():
@@ -148,7 +149,7 @@ def test_the_cause_on_another_node_comes_before_what_it_caused_here(nodes: Calla
 
 
 @pytest.mark.proof
-def test_ranks_that_are_ended_with_the_others_are_not_the_cause(nodes: Callable[..., Nodes]) -> None:
+def test_ranks_ended_by_the_launcher_are_not_named_as_the_cause(nodes: Callable[..., Nodes]) -> None:
     body = """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ready()
@@ -176,13 +177,13 @@ def test_a_signal_that_reaches_one_node_stops_all(nodes: Callable[..., Nodes], t
 
 
 @pytest.mark.proof
-def test_a_rank_that_was_asked_itself_stops_all(nodes: Callable[..., Nodes]) -> None:
+def test_a_stop_signal_to_one_rank_stops_all_nodes(nodes: Callable[..., Nodes]) -> None:
     running = nodes(STOPS)
     os.kill(running.pids()[3], signal.SIGTERM)
     assert [code for code, _ in running.ends()] == [143, 143]
 
 
-def test_a_node_that_is_gone_ends_the_other(nodes: Callable[..., Nodes]) -> None:
+def test_a_lost_node_ends_the_other(nodes: Callable[..., Nodes]) -> None:
     running = nodes(STAYS)
     running.pids()
     running.processes[1].kill()
@@ -190,7 +191,7 @@ def test_a_node_that_is_gone_ends_the_other(nodes: Callable[..., Nodes]) -> None
 
 
 @pytest.mark.proof
-def test_a_rank_that_stands_still_is_named_on_all_nodes(nodes: Callable[..., Nodes], tmp_path: Path) -> None:
+def test_a_hung_rank_is_named_on_all_nodes(nodes: Callable[..., Nodes], tmp_path: Path) -> None:
     running = nodes("signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n" + STAYS, 4)
     os.kill(running.pids()[2], signal.SIGSTOP)
     for code, message in running.ends():
@@ -202,9 +203,7 @@ def test_a_rank_that_stands_still_is_named_on_all_nodes(nodes: Callable[..., Nod
 
 
 @pytest.mark.proof
-def test_a_node_that_waits_while_another_makes_progress_does_not_hang(
-    nodes: Callable[..., Nodes], tmp_path: Path
-) -> None:
+def test_a_node_that_waits_for_a_progressing_node_is_not_hung(nodes: Callable[..., Nodes], tmp_path: Path) -> None:
     body = """
     ready()
     # Much longer than the limit; only rank 0 makes progress.
@@ -218,7 +217,7 @@ def test_a_node_that_waits_while_another_makes_progress_does_not_hang(
 
 
 @pytest.mark.proof
-def test_a_node_that_stands_still_is_named(nodes: Callable[..., Nodes]) -> None:
+def test_a_hung_node_is_named(nodes: Callable[..., Nodes]) -> None:
     running = nodes("signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n" + STAYS, 2)
     for pid in (running.processes[1].pid, *running.pids()[2:]):
         os.kill(pid, signal.SIGSTOP)
@@ -227,6 +226,6 @@ def test_a_node_that_stands_still_is_named(nodes: Callable[..., Nodes]) -> None:
     assert "ranks 2, 3 did not arrive (rank 2: node 1 gave no sign of life; rank 3:" in message
 
 
-def test_a_reason_of_another_node_cannot_move_the_cursor(capfd: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_another_nodes_reason_are_escaped(capfd: pytest.CaptureFixture[str]) -> None:
     print_stderr("error: \x1b[2Jgone\r")
     assert capfd.readouterr().err == "error: \ufffd[2Jgone\ufffd\n"

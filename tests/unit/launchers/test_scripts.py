@@ -69,7 +69,7 @@ def arguments_of(script: str, folder: Path, **environment: str) -> list[str]:
     return [os.fsdecode(word) for word in done.stdout.split(b"\0")[:-1]]
 
 
-def test_hostile_arguments_reach_the_run_as_they_are(stub: Path) -> None:
+def test_hostile_arguments_reach_the_run_unchanged(stub: Path) -> None:
     assert arguments_of(slurm_script("run", [HOSTILE], 1, 0, [], stub), stub) == ["efficientbench", "run", *HOSTILE]
     script = torchrun_script("run", HOSTILE, 2, Meeting(), stub)
     arguments = arguments_of(script, stub, MASTER_ADDR="$(touch pwned)")
@@ -78,7 +78,7 @@ def test_hostile_arguments_reach_the_run_as_they_are(stub: Path) -> None:
 
 
 @pytest.mark.parametrize("port", ["x[$(touch pwned)]", "$(touch pwned)", "1+1", "0", "65535", "99999", "-1", "08", "a"])
-def test_a_port_of_the_environment_is_a_number_or_refused(tmp_path: Path, port: str) -> None:
+def test_a_port_in_the_environment_that_is_no_number_is_refused(tmp_path: Path, port: str) -> None:
     """An index in an arithmetic expression would be run."""
     script = f"source '{ROOT}/launchers/job_scripts/job.sh'; job_training_port"
     clean = {"PATH": os.environ["PATH"], "MASTER_PORT": port}
@@ -95,7 +95,7 @@ def test_a_hostile_rendezvous_id_is_one_argument(stub: Path, hostile: str) -> No
     assert f"--rdzv-id={hostile}" in arguments
 
 
-def test_each_task_of_an_array_has_its_own_arguments(stub: Path) -> None:
+def test_each_task_of_a_slurm_array_has_its_own_arguments(stub: Path) -> None:
     script = slurm_script("runs", [["gqa_0.5B", HOSTILE[0]], ["mqa_0.5B", HOSTILE[4]]], 1, 0, [], stub)
     assert "#SBATCH --array=0-1\n" in script
     assert arguments_of(script, stub, SLURM_ARRAY_TASK_ID="0")[2:] == ["gqa_0.5B", HOSTILE[0]]
@@ -110,7 +110,7 @@ def test_each_task_of_an_array_has_its_own_arguments(stub: Path) -> None:
     assert done.stderr == "error: no run has the index $(touch pwned)\n"
 
 
-def test_a_sweep_is_an_array_of_its_runs() -> None:
+def test_a_sweep_becomes_a_slurm_array_of_its_runs() -> None:
     arguments = ["launch", "training.steps=20", "--only", "gqa,mqa", "--sizes", "0.5B", "--set", "parallel.pp=1,2"]
     done = CliRunner().invoke(app, [*arguments, "--to", "slurm", "--smoke"], catch_exceptions=False)
     assert (done.exit_code, done.stderr) == (0, "")
@@ -144,13 +144,13 @@ def test_a_sweep_is_an_array_of_its_runs() -> None:
         ('comment="a', "has characters"),
         ("comment=a#b", "has characters"),
         ("comment=", "has characters"),
-        ("comment\n=a", "is no option of sbatch"),
-        ("$(touch)", "is no option of sbatch"),
+        ("comment\n=a", "is not an option of sbatch"),
+        ("$(touch)", "is not an option of sbatch"),
         ("nodes=4", "nodes is decided by --nodes"),
         ("array=0-3", "array is decided by the runs that are named"),
     ],
 )
-def test_what_sbatch_would_read_as_something_else_is_refused(option: str, message: str) -> None:
+def test_options_that_sbatch_would_misread_are_refused(option: str, message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         slurm_script("run", [[]], 1, 0, [option], Path("/"))
 
@@ -160,7 +160,7 @@ def options(*sbatch: str, devices: int = 8, runs: int = 1) -> list[str]:
     return [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
 
 
-def test_what_slurm_is_asked_for() -> None:
+def test_sbatch_options_have_defaults_that_the_user_may_replace() -> None:
     asked = options()
     assert {"job-name=gqa", "nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "exclusive", "mem=0"} <= set(asked)
     assert {"requeue", "open-mode=append", "signal=B:TERM@120", "output=%x-%j.out"} <= set(asked)
@@ -178,7 +178,7 @@ def test_sbatch_reads_every_option_before_the_first_command() -> None:
 
 
 @pytest.mark.parametrize("rendezvous", ["c10d", "static"])
-def test_what_torchrun_is_asked_for(stub: Path, rendezvous: str) -> None:
+def test_torchrun_gets_nodes_rendezvous_and_the_command(stub: Path, rendezvous: str) -> None:
     meeting = Meeting(rendezvous, "", 29700, 45)  # type: ignore[arg-type]
     script = by_torchrun([NamedRun("gqa_1.5B", (), True)], Machines(2, 4), meeting)
     arguments = arguments_of(
@@ -199,7 +199,7 @@ def test_what_torchrun_is_asked_for(stub: Path, rendezvous: str) -> None:
     assert arguments == [*begin, *wanted[rendezvous], *end]
 
 
-def test_what_is_missing_is_asked_for(stub: Path) -> None:
+def test_a_torchrun_script_refuses_to_start_without_master_addr_or_node_rank(stub: Path) -> None:
     script = torchrun_script("run", [], 2, Meeting("static"), stub)
     for environment, message in (
         ({}, "MASTER_ADDR: the host of node 0"),
@@ -211,21 +211,21 @@ def test_what_is_missing_is_asked_for(stub: Path) -> None:
 
 
 @pytest.mark.parametrize("script", ["if true; then\n", "echo 'a\n", "#!/usr/bin/env bash\nrm -rf $1/*\ncd $2\n"])
-def test_a_script_that_is_wrong_is_not_written(script: str) -> None:
+def test_an_invalid_script_is_not_written(script: str) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
     with pytest.raises(LaunchError, match="the script was not written"):
         check(script)
 
 
-def test_without_shellcheck_bash_alone_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_is_checked_by_bash_where_shellcheck_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("efficientbench.launchers.job_scripts.shell_script.shutil.which", lambda name: None)
     check("echo a\n")
     with pytest.raises(LaunchError, match="bash -n does not accept it"):
         check("if\n")
 
 
-def test_a_script_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_a_script_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="no/such/job.sh cannot be written: No such file"):
         write("echo a\n", tmp_path / "no" / "such" / "job.sh")
     (tmp_path / "file").touch()
@@ -240,7 +240,7 @@ def test_a_script_is_whole_or_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["$(touch pwned)", "../../etc", "a'b", 'a"b', "gqa\n", "gqa_1.5B\n", "-n", "", "a b"])
-def test_a_hostile_name_is_no_name(tmp_path: Path, name: str) -> None:
+def test_a_hostile_run_name_is_refused(tmp_path: Path, name: str) -> None:
     """Names of runs become folders, jobs and arguments in scripts."""
     with pytest.raises(ConfigError, match="there is no run called"):
         NamedRun(name, (), False).check(Machines(1, 8))
@@ -266,7 +266,7 @@ def test_a_hostile_name_is_no_name(tmp_path: Path, name: str) -> None:
         (["gqa_15B", "--to", "slurm"], "did you mean gqa_1.5B"),
         (["--only", "attention", "--to", "torchrun"], "torchrun starts one run, and 12 are named"),
         (["gqa_1.5B", "--to", "torchrun", "--set", "parallel.pp=1,2"], "torchrun starts one run, and 2 are named"),
-        (["gqa_1.5B", "--to", "slurm", "--repeat", "2", "--set", "training.seed=1,2"], "leave out one of the two"),
+        (["gqa_1.5B", "--to", "slurm", "--repeat", "2", "--set", "training.seed=1,2"], "give either --repeat or --set"),
         (["gqa_1.5B", "--to", "torchrun", "--port", "65535"], "--port: 65535"),
         (["gqa_1.5B", "--to", "torchrun", "--rendezvous-timeout", "0"], "--rendezvous-timeout: 0 s"),
         (["gqa_1.5B", "--to", "torchrun", "--sbatch", "partition=gpu"], "--sbatch works with Slurm alone"),
@@ -274,7 +274,7 @@ def test_a_hostile_name_is_no_name(tmp_path: Path, name: str) -> None:
         (["gqa_1.5B", "--to", "torchrun", "--output", "/no/such/folder/job.sh"], "cannot be written"),
     ],
 )
-def test_what_cannot_work_is_refused_before_it_waits_in_a_queue(arguments: list[str], message: str) -> None:
+def test_impossible_jobs_are_refused_before_submission(arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(app, ["launch", *arguments])
     assert isinstance(done.exception, ConfigError | LaunchError)
     assert message in str(done.exception)
@@ -295,7 +295,7 @@ def test_the_command_prints_or_writes_the_script(tmp_path: Path) -> None:
     assert "dsw: a script for nodes runs in the mode dlc" in refused.stderr
 
 
-def test_every_script_says_what_it_does() -> None:
+def test_every_script_prints_its_help() -> None:
     for script in (ROOT / "launchers").glob("*.sh"):
         asked = subprocess.run(["bash", str(script), "--help"], capture_output=True, text=True, check=False)
         assert (asked.returncode, asked.stderr) == (0, ""), script

@@ -31,12 +31,17 @@ for word; do [[ "$word" != --socket=* ]] || exec {python} -I -c '{code}' "${{wor
 
 
 def pythons() -> Iterator[object]:
-    """This Python, with an empty entry in PYTHONPATH too, as after CANN's set_env.sh; 3.10, without PYTHONSAFEPATH."""
+    """This Python, with an empty entry in PYTHONPATH too, as after CANN's set_env.sh; and the oldest and newest here.
+
+    3.10 has no PYTHONSAFEPATH; 3.13 imports linecache before the first line of what `-c` gives.
+    """
     yield pytest.param((sys.executable, ":"), id="empty entry")
     yield pytest.param((sys.executable, ""), id="this")
-    old = next(Path.home().glob(".pyenv/versions/3.10*/bin/python3.10"), None) or shutil.which("python3.10")
-    if sys.version_info >= (3, 11) and old is not None:
-        yield pytest.param((str(old), ""), id="3.10")
+    for version in ("3.10", "3.13"):
+        name = f"python{version}"
+        other = next(Path.home().glob(f".pyenv/versions/{version}*/bin/{name}"), None) or shutil.which(name)
+        if other is not None and version != ".".join(map(str, sys.version_info[:2])):
+            yield pytest.param((str(other), ""), id=version, marks=pytest.mark.proof if version == "3.13" else ())
 
 
 @pytest.fixture
@@ -94,13 +99,13 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_modules_leave_a_mark(caller: Caller) -> None:
+def test_importing_from_the_working_folder_is_detected(caller: Caller) -> None:
     with pytest.raises(AssertionError, match="as it was called"):
         caller.call("-c", "python3 -m json.tool; echo as it was called")
     assert caller.imported()
 
 
-def test_help_of_every_script(tmp_path: Path, hostile: Path) -> None:
+def test_help_of_every_script_imports_nothing_from_the_working_folder(tmp_path: Path, hostile: Path) -> None:
     caller = Caller(tmp_path, hostile)
     without_help = {
         *("launchers/job_scripts/container.sh", "launchers/job_scripts/torchrun_node.sh", "tests/run.sh"),
@@ -113,7 +118,7 @@ def test_help_of_every_script(tmp_path: Path, hostile: Path) -> None:
             assert done.returncode == 0 or "usage: " in done.stderr, script + done.stderr
 
 
-def test_scripts_that_need_no_package(caller: Caller, clone: Path) -> None:
+def test_scripts_without_an_environment_import_nothing_from_the_working_folder(caller: Caller, clone: Path) -> None:
     launchers = clone / "launchers"
     done = caller.call(str(launchers / "cleanup.sh"), "--dry-run", str(clone))
     assert (done.returncode, done.stdout) == (0, f"no process of a run below {clone} is left\n")
@@ -127,7 +132,7 @@ def test_scripts_that_need_no_package(caller: Caller, clone: Path) -> None:
     assert done.returncode in (0, 1, 2)
 
 
-def test_an_image_that_has_efficientbench(caller: Caller, clone: Path) -> None:
+def test_the_container_script_imports_nothing_from_the_working_folder(caller: Caller, clone: Path) -> None:
     install_cann(caller.folder / "ascend")
     code = "import json.tool, os\nprint('ours', os.environ['PYTHONPATH'])\n"
     executable(caller.tools / "efficientbench", f"#!{os.path.realpath(caller.tools / 'python3')}\n{code}")
@@ -137,7 +142,7 @@ def test_an_image_that_has_efficientbench(caller: Caller, clone: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"ours {sources}\n"), done.stderr
 
 
-def test_a_slurm_of_one_machine(caller: Caller) -> None:
+def test_the_one_machine_slurm_imports_nothing_from_the_working_folder(caller: Caller) -> None:
     munged = MUNGED.format(python=os.path.realpath(caller.tools / "python3"), code=SOCKET)
     executable(caller.tools / "munged", munged)
     for name in ("slurmctld", "slurmd"):
@@ -150,8 +155,10 @@ def test_a_slurm_of_one_machine(caller: Caller) -> None:
 
 
 @pytest.mark.proof
-def test_scripts_that_find_their_environment(tmp_path: Path, hostile: Path, clone: Path) -> None:
-    """Each calls its command, which ends with a mistake of the user's."""
+def test_scripts_with_an_environment_import_nothing_from_the_working_folder(
+    tmp_path: Path, hostile: Path, clone: Path
+) -> None:
+    """Each script calls its command, which ends with a user's mistake."""
     caller = Caller(tmp_path, hostile)
     for name in ("data_tools", "tests"):
         shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
@@ -182,7 +189,7 @@ def test_scripts_that_find_their_environment(tmp_path: Path, hostile: Path, clon
 
 
 @pytest.mark.proof
-def test_the_set_up(caller: Caller, clone: Path) -> None:
+def test_the_set_up_imports_nothing_from_the_working_folder(caller: Caller, clone: Path) -> None:
     done = caller.call(str(clone / "launchers" / "bootstrap.sh"))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("error: the package index cannot be reached"), done.stderr

@@ -34,7 +34,7 @@ def test_a_planted_slowdown_is_found(script: ModuleType, factor: float, allowed:
     assert f"ratio {factor:.3f} (95 % " in script.described(ratio)
 
 
-def test_a_row_has_students_interval_of_the_logarithms(script: ModuleType) -> None:
+def test_a_row_has_students_interval_of_log_times(script: ModuleType) -> None:
     times_s = [0.100, 0.110, 0.105]
     logs = np.log(times_s)
     low, high = stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs))
@@ -54,7 +54,7 @@ def test_a_commit_measured_again_replaces_its_row_and_the_newest_stay(script: Mo
     assert (found[4]["step, ms"], found[-1]["commit"]) == ("2.0", "100")
 
 
-def test_the_files_of_a_commit_are_all_there(script: ModuleType, tmp_path: Path) -> None:
+def test_every_file_of_the_measured_commit_exists(script: ModuleType, tmp_path: Path) -> None:
     tree = script.checked_out("HEAD", tmp_path)
     assert (tree / "efficientbench" / "metrics" / "formulas" / "ratio.py").is_file()
     assert (tree / "tests" / "support" / "training_steps.py").is_file()

@@ -87,7 +87,7 @@ def test_the_engine_builds_what_the_formula_counts(name: str, alone: ProcessPool
     assert tried >= 2
 
 
-def test_weights_are_not_allocated(alone: ProcessPoolExecutor) -> None:
+def test_a_plan_allocates_no_weights(alone: ProcessPoolExecutor) -> None:
     config, layout = laid_out("moe_1.5Bx8", 1)
     (parameters,) = alone.submit(count_stage_parameters, config, layout).result()
     assert alone.submit(peak_memory_bytes).result() < 2e9 < parameters
@@ -101,7 +101,9 @@ def test_weights_are_not_allocated(alone: ProcessPoolExecutor) -> None:
         ("moe_1.5Bx8", 16, (*TP_SP, "parallel.pp=2")),
     ],
 )
-def test_groups_are_the_engines(name: str, world: int, overrides: tuple[str, ...], alone: ProcessPoolExecutor) -> None:
+def test_groups_match_the_engines(
+    name: str, world: int, overrides: tuple[str, ...], alone: ProcessPoolExecutor
+) -> None:
     config, layout = laid_out(name, world, *overrides)
     grid = RankGrid(layout)
     for rank in (0, 5, world // 2 + 3, world - 1):
@@ -109,7 +111,7 @@ def test_groups_are_the_engines(name: str, world: int, overrides: tuple[str, ...
             assert [group for group in grid.groups(kind) if rank in group] == [tuple(ranks)], (rank, kind)
 
 
-def test_what_a_group_reaches() -> None:
+def test_a_group_spans_the_right_nodes() -> None:
     grid = RankGrid(laid_out("gqa_3B", 1024, "parallel.tp=4", "parallel.pp=4")[1])
     assert grid.span("tp").nodes == 1
     assert (grid.span("dp").size, grid.span("dp").nodes, grid.span("dp").per_node) == (64, 32, 2)
@@ -122,7 +124,7 @@ def test_what_a_group_reaches() -> None:
 
 
 @pytest.mark.parametrize(("vpp", "fraction"), [(1, 3 / 64), (3, 1 / 64)])
-def test_bubble_is_narayanans(vpp: int, fraction: float) -> None:
+def test_the_bubble_matches_narayanans_formula(vpp: int, fraction: float) -> None:
     config, layout = laid_out("gqa_3B", 64, "parallel.pp=4", f"parallel.vpp={vpp}")
     assert layout.micro_batches == 64
     assert bubble_fraction(layout) == pytest.approx(fraction)
@@ -132,7 +134,7 @@ def test_bubble_is_narayanans(vpp: int, fraction: float) -> None:
     assert 0 < projection.bubble_s / busy_s < fraction
 
 
-def test_every_stage_counts_also_where_nodes_cut_the_pipeline_unevenly() -> None:
+def test_every_stage_counts_where_nodes_cut_the_pipeline_unevenly() -> None:
     config = resolve("gqa_3B", overrides=("training.global_batch_size=64", "parallel.pp=12"))
     config, layout = layout_of_world(config, 24, 6)
     grid = RankGrid(layout)
@@ -153,8 +155,8 @@ def test_every_stage_counts_also_where_nodes_cut_the_pipeline_unevenly() -> None
     assert project(config, layout, H100).bubble_s == pytest.approx(sum(lengths) - max(lengths))
 
 
-def test_projection_by_hand() -> None:
-    """A single rank whose memory is endless: what is left are the matrix products at the peak."""
+def test_the_projection_matches_a_hand_count() -> None:
+    """Give a single rank endless memory: only the matrix products at the peak are left."""
     config, layout = laid_out("gqa_1.5B", 1)
     rates = replace(H100, memory_bytes_s=1e30)
     projection = project(config, layout, rates, Efficiency(1, 1, 1, 1))
@@ -164,7 +166,7 @@ def test_projection_by_hand() -> None:
     assert projection.communication_s == {}
 
 
-def test_what_replicas_send_hides_behind_a_micro_batch() -> None:
+def test_communication_of_replicas_overlaps_a_micro_batch() -> None:
     config, layout = laid_out("gqa_1.5B", 8)
     exposed = config.model_copy(update={"parallel": config.parallel.model_copy(update={"overlap": False})})
     hidden, open_ = project(config, layout, H100), project(exposed, layout, H100)
@@ -179,8 +181,8 @@ def test_what_replicas_send_hides_behind_a_micro_batch() -> None:
     assert far.hidden_s == pytest.approx(micro_batch_s / layout.micro_batches)
 
 
-def test_what_is_fused_moves_its_inputs_and_outputs() -> None:
-    """Nobody reads or writes a copy that the fused kernels do not make: no bound would lie above what they take."""
+def test_fused_kernels_count_only_their_inputs_and_outputs() -> None:
+    """Fused kernels neither read nor write intermediate copies, and a lower bound must not count any."""
     plain, layout = laid_out("gqa_1.5B", 1, "training.micro_batch_size=1", "kernels.loss_block_logits=16777216")
     compiled = plain.model_copy(update={"kernels": plain.kernels.model_copy(update={"fused": True})})
     copied, fused = micro_batch_work(plain, layout, 0), micro_batch_work(compiled, layout, 0)
@@ -213,7 +215,7 @@ def cluster_plan(alone: ProcessPoolExecutor, name: str, world: int, device: str 
     return alone.submit(make_cluster_plan, config, world, 8, device).result()
 
 
-def test_printed_figures(alone: ProcessPoolExecutor) -> None:
+def test_a_plan_prints_its_figures(alone: ProcessPoolExecutor) -> None:
     cluster = cluster_plan(
         alone, "gqa_3B", 1024, "NVIDIA H100 80GB HBM3", "parallel.tp=8", "parallel.sp=true", "parallel.pp=4"
     )
@@ -232,7 +234,7 @@ def test_printed_figures(alone: ProcessPoolExecutor) -> None:
     assert cluster.plan.memory[0].runtime == 1_500_000_000
 
 
-def test_what_a_variant_does_not_declare_is_absent_with_a_reason(
+def test_undeclared_formulas_of_a_variant_are_absent_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside.lay_out(tmp_path, monkeypatch)
@@ -246,7 +248,7 @@ def test_what_a_variant_does_not_declare_is_absent_with_a_reason(
     assert f"communication: {reason}" in printed
 
 
-def test_without_rates_there_is_no_time_and_a_reason(alone: ProcessPoolExecutor) -> None:
+def test_a_plan_without_rates_has_no_time_but_a_reason(alone: ProcessPoolExecutor) -> None:
     for world, device, text in (
         (16, None, "step time: n/a; --device NAME"),
         (16, "L40S", "step time: n/a; what the network of a node of L40S carries"),
@@ -270,19 +272,21 @@ def test_without_rates_there_is_no_time_and_a_reason(alone: ProcessPoolExecutor)
         ),
     ],
 )
-def test_what_cannot_be_laid_out_says_what_could(world: int, overrides: tuple[str, ...], message: str) -> None:
+def test_an_impossible_layout_is_refused_with_possible_ones(
+    world: int, overrides: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         laid_out("gqa_3B", world, *overrides)
 
 
-def test_an_unknown_device_is_refused_with_the_nearest() -> None:
+def test_an_unknown_device_is_refused_with_the_nearest_name() -> None:
     config = resolve("gqa_3B")
     with pytest.raises(MetricsError, match="did you mean 'H100 SXM'"):
         make_cluster_plan(config, 8, 8, "H100 SMX")
 
 
 @pytest.mark.parametrize("option", [("--devices-per-node", "4"), ("--device", "H100 SXM")])
-def test_options_of_a_cluster_need_its_size(option: tuple[str, str]) -> None:
+def test_cluster_options_need_a_cluster_size(option: tuple[str, str]) -> None:
     refused = CliRunner().invoke(app, ["plan", "gqa_0.5B", *option])
     assert refused.exit_code == 2
     assert f"{option[0]} goes with --world N" in " ".join(refused.stderr.replace("│", " ").split())

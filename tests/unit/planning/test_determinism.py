@@ -29,19 +29,19 @@ ASKED = "training.deterministic=true"
         (NPU(), {"HCCL_DETERMINISTIC": "false"}, ["fused kernels", "HCCL_DETERMINISTIC"]),
     ],
 )
-def test_a_run_names_what_may_differ(device: Device, environment: dict[str, str], parts: list[str]) -> None:
+def test_a_run_names_the_parts_that_may_differ(device: Device, environment: dict[str, str], parts: list[str]) -> None:
     found = not_promised(resolve("gqa_1.5B", overrides=[ASKED]), device, environment)
     assert list(found) == parts
     assert not_promised(resolve("gqa_1.5B"), device, environment) == {}
 
 
-def test_a_kernel_of_the_attention_may_differ() -> None:
+def test_a_nondeterministic_attention_kernel_is_named() -> None:
     config = resolve("nsa_1.5B", overrides=[ASKED])
     assert not_promised(config, CUDA(), {}).keys() == {"nsa_selection"}
     assert not_promised(config, CPU(), {}) == {}
 
 
-def test_a_plan_says_it() -> None:
+def test_a_plan_prints_its_determinism() -> None:
     plain = on_one_line(print_plan, plan_anywhere(resolve("gqa_1.5B")))
     on_npu = on_one_line(print_plan, plan_anywhere(resolve("gqa_1.5B", overrides=[ASKED, "device=npu"])))
     promise = "deterministic: the same bits in every run on the same devices, layout and versions of libraries"

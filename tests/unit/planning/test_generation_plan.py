@@ -19,7 +19,7 @@ from efficientbench.planning.generation_table import print_generation
 H100 = device_rates("H100 SXM", "bf16")
 
 
-def test_times_are_those_of_the_roofline() -> None:
+def test_times_match_the_roofline() -> None:
     config = resolve("gqa_1.5B")
     [alone, many] = plan_generation(config, [2048], [1, 4096], H100).bounds
     assert alone.prefill_s is not None
@@ -32,7 +32,7 @@ def test_times_are_those_of_the_roofline() -> None:
     assert many.decode_s > (many.weight_bytes + many.cache_bytes) / 3.35e12
 
 
-def test_architectures_differ_where_they_were_made_to() -> None:
+def test_architectures_differ_where_they_were_designed_to() -> None:
     plans = {name: plan_generation(resolve(f"{name}_1.5B"), [16_384], [64], H100) for name in ("gqa", "mqa", "nsa")}
     times = {name: plan.bounds[0].decode_s or 0 for name, plan in plans.items()}
     assert times["nsa"] < times["mqa"] < times["gqa"]
@@ -40,7 +40,7 @@ def test_architectures_differ_where_they_were_made_to() -> None:
 
 
 @pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B", "nsa_1.5B", "moe_1.5Bx8"])
-def test_the_largest_batch_fits_and_one_more_does_not(name: str) -> None:
+def test_the_largest_batch_fits_and_a_larger_one_does_not(name: str) -> None:
     config = resolve(name)
     batch = plan_generation(config, [], [], H100).largest[4096]
     needed = [
@@ -53,7 +53,7 @@ def test_a_model_that_does_not_fit_has_no_batch() -> None:
     assert plan_generation(resolve("gqa_3B"), [], [], replace(H100, memory_bytes=4e9)).largest[1024] == 0
 
 
-def test_what_is_not_known_says_why(tmp_path: Path) -> None:
+def test_unknown_figures_of_a_plan_have_a_reason(tmp_path: Path) -> None:
     plan = plan_generation(resolve("gqa_1.5B"), [128], [1], replace(H100, memory_bytes=None))
     assert plan.largest == {}
     assert plan.missing["a batch of 1,024 tokens"] == "the device's name does not settle how much memory it has"
@@ -85,7 +85,7 @@ def test_the_command_plans_the_whole_matrix() -> None:
         (["--all", "--matrix", "mine.yaml"], "--all is about the shipped matrix: leave --matrix out"),
     ],
 )
-def test_a_mistake_is_named(words: list[str], message: str) -> None:
+def test_a_mistake_in_generation_options_is_named(words: list[str], message: str) -> None:
     done = CliRunner().invoke(app, ["plan", "gqa_1.5B", "--generate", *words])
     assert done.exit_code == 2
     assert message in " ".join(done.output.replace("│", " ").split())
@@ -98,7 +98,7 @@ def test_sizes_without_generation_are_refused(option: str) -> None:
     assert "--prompt-tokens and --batch go with --generate" in " ".join(done.output.replace("│", " ").split())
 
 
-def test_runs_that_an_override_does_not_fit_are_named() -> None:
+def test_runs_that_reject_an_override_are_named() -> None:
     sizes = ("--prompt-tokens", "128", "--batch", "1")
     words = ["plan", "--all", "--generate", "model.attention.query_groups=1", *sizes]
     done = CliRunner().invoke(app, words, env={"COLUMNS": "200"})

@@ -49,7 +49,7 @@ def test_the_tensor_is_four_times_the_caches(
     assert tensor_bytes(tmp_path) == wanted
 
 
-def test_the_rate_counts_what_is_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_counts_bytes_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation_plan, "tensor_bytes", lambda: 8 * MIB)
     monkeypatch.setattr(generation_plan, "shortest_s", lambda work: 2.0)
     assert memory_bytes_s() == 8 * MIB

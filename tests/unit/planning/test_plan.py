@@ -45,7 +45,7 @@ def test_a_gpu_gets_fused_kernels_and_larger_blocks_of_logits() -> None:
     assert more == (2**28 // 151_936) * 151_936 * 4 - (2**24 // 151_936) * 151_936 * 8
 
 
-def test_printed_figures() -> None:
+def test_a_plan_prints_its_figures() -> None:
     text = on_one_line(print_plan, plan_of("gqa_1.5B", "parallel.pp=2"))
     figures = ("1,543,714,304", "9,789,898,752", "32,768", "2 = tp 1 × pp 2 × dp 1", "stage 1", "28,672 B")
     for figure in (*figures, "extended to 55 steps"):
@@ -65,7 +65,7 @@ def test_a_plan_says_what_muon_changes() -> None:
     assert "muon" not in on_one_line(print_plan, plan_of("gqa_0.5B"))
 
 
-def test_a_plan_of_rewards_has_the_cache_of_the_answers_that_a_rank_samples_at_once() -> None:
+def test_a_plan_of_rl_includes_the_cache_of_concurrent_answers() -> None:
     batch = ("training.seq_len=999", "training.micro_batch_size=1", "training.global_batch_size=24", "rl.samples=4")
     words = ("gqa_1.5B", "training.objective=rl", *batch)
     text = on_one_line(print_plan, plan_of(*words, "rl.batch=11"))
@@ -77,13 +77,19 @@ def test_a_plan_of_rewards_has_the_cache_of_the_answers_that_a_rank_samples_at_o
     assert "cache of rollouts" not in on_one_line(print_plan, plan_of("gqa_1.5B"))
 
 
+def test_a_plan_refuses_to_test_on_programs_before_it_looks_for_files() -> None:
+    words = ("training.objective=rl", "rl.samples=4", "rl.max_new_tokens=32", "rl.task=humaneval", "rl.test_every=3")
+    with pytest.raises(ConfigError, match=r"^rl\.test_every: the answers to humaneval are programs"):
+        plan_of("gqa_1.5B", *words, smoke=True)
+
+
 def test_the_runtime_is_that_of_the_named_device_type() -> None:
     assert plan_of("gqa_0.5B", "device=cuda").memory[0].runtime > plan_of("gqa_0.5B").memory[0].runtime
     with pytest.raises(DeviceError, match="device=tpu is not one of auto, cuda, npu, cpu"):
         plan_of("gqa_0.5B", "device=tpu")
 
 
-def test_a_run_that_fits_is_let_through() -> None:
+def test_a_run_that_fits_is_accepted() -> None:
     plan = plan_of("gqa_1.5B")
     check_fits(plan, plan.rank_memory_bytes(), shared=False)
     assert "does not fit" in refusal(plan, plan.rank_memory_bytes() - 1, shared=False)
@@ -96,7 +102,7 @@ def test_ranks_of_a_node_share_a_cpus_memory() -> None:
     assert "the ranks of a node together need about" in refusal(plan, capacity, shared=True)
 
 
-def test_the_fullest_node_counts() -> None:
+def test_the_fullest_node_decides_whether_a_run_fits() -> None:
     plan = plan_of("gqa_1.5B", "parallel.pp=2", devices=2, nodes=2)
     assert plan.layout.ranks_per_node == 2
     assert plan.node_memory_bytes() == 2 * plan.memory[0].total > 2 * plan.memory[1].total
@@ -116,21 +122,21 @@ def test_every_named_remedy_helps(name: str, capacity_gb: float, shared: bool) -
     assert any("ranks" in remedy for remedy in remedies) is not shared
 
 
-def test_experts_are_shared_out_where_that_helps() -> None:
+def test_expert_parallelism_is_suggested_where_it_helps() -> None:
     message = refusal(plan_of("moe_0.5Bx8"), 38e9, shared=False)
     assert (
         "; parallel.ep=4 parallel.dp=4 (4 ranks); parallel.tp=2 parallel.pp=1 parallel.dp=1 parallel.sp=true" in message
     )
 
 
-def test_only_what_helps_is_named() -> None:
+def test_only_helpful_remedies_are_named() -> None:
     assert refusal(plan_of("gqa_3B"), 1e9, shared=True).endswith("what would help: --smoke")
     assert refusal(plan_of("gqa_3B", smoke=True), 1e8, shared=True).endswith(
         "nothing short of another model would help"
     )
 
 
-def test_changes_are_combined_where_none_suffices_alone() -> None:
+def test_remedies_are_combined_where_none_suffices_alone() -> None:
     words = ("training.micro_batch_size=8", "training.global_batch_size=16")
     both = "training.micro_batch_size=1 training.recompute=full"
     capacity_bytes = plan_of("gqa_3B", *words, *both.split()).rank_memory_bytes()
@@ -144,7 +150,7 @@ def test_changes_are_combined_where_none_suffices_alone() -> None:
         check_fits(plan_of("gqa_3B", *words, *overrides), int(capacity_bytes / 6), shared=False)
 
 
-def test_on_as_many_ranks_another_grid_is_named() -> None:
+def test_another_grid_of_the_same_ranks_is_suggested() -> None:
     plan = plan_of("gqa_3B", devices=8)
     capacity_bytes = int(0.6 * plan.rank_memory_bytes())
     found = remedies(plan, capacity_bytes, same_ranks=True)
@@ -156,7 +162,7 @@ def test_on_as_many_ranks_another_grid_is_named() -> None:
     assert any("parallel.pp=" in text for text in found)
 
 
-def test_the_refusal_names_the_figures() -> None:
+def test_a_refusal_names_its_figures() -> None:
     message = refusal(plan_of("gqa_1.5B"), 16e9, shared=False)
     assert "gqa_1.5B does not fit: a rank needs about 37." in message
     assert "a device has 16.00 GB (largest rank: weights 3.09 GB, gradients 6.17 GB" in message
@@ -174,7 +180,7 @@ def matrix_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     return table
 
 
-def test_one_table_of_all_runs(matrix_table: Callable[..., Rows]) -> None:
+def test_one_table_lists_all_runs(matrix_table: Callable[..., Rows]) -> None:
     rows = matrix_table()
     # Of transformers' models with the same shapes, and of the papers' formulas.
     assert rows["gqa_1.5B"][:6] == ["1,543,714,304", "1,543,714,304", "9,789,898,752", "1,024.5", "28,672", "0.0012"]
@@ -190,7 +196,7 @@ def test_the_table_flags_attention_that_reads_no_fewer_keys(matrix_table: Callab
     assert "nsa_1.5B:" not in matrix_table("training.seq_len=8192")
 
 
-def test_the_table_names_the_runs_that_an_override_does_not_fit(matrix_table: Callable[..., Rows]) -> None:
+def test_the_table_names_runs_that_reject_an_override(matrix_table: Callable[..., Rows]) -> None:
     rows = matrix_table("parallel.cp=2")
     assert rows["gqa_1.5B"][8] == "2"
     assert "nsa_1.5B" not in rows

@@ -30,7 +30,7 @@ def searched(name: str, world: int, device: str, *overrides: str) -> Search:
 
 
 @pytest.mark.parametrize(("name", "world", "device"), [("gqa_3B", 16, "A100 80GB SXM"), ("moe_0.5Bx8", 8, "H100 SXM")])
-def test_the_first_is_what_its_words_say_and_nothing_is_faster(name: str, world: int, device: str) -> None:
+def test_the_fastest_layout_is_projected_alike_by_plan_and_none_is_faster(name: str, world: int, device: str) -> None:
     found = searched(name, world, device)
     best, rates = found.ranked[0], device_rates(device, "bf16")
     plain = resolve(name, overrides=(BATCH,))
@@ -59,7 +59,7 @@ def test_the_first_is_what_its_words_say_and_nothing_is_faster(name: str, world:
     assert tried >= 5
 
 
-def test_they_are_in_order_and_fit() -> None:
+def test_found_layouts_fit_and_are_in_order_of_speed() -> None:
     found = searched("gqa_3B", 8, "A100 40GB")
     keys = [(-float(f"{each.tokens_per_s:.3g}"), each.layout.tp, each.layout.pp) for each in found.ranked]
     assert keys == sorted(keys)
@@ -69,7 +69,7 @@ def test_they_are_in_order_and_fit() -> None:
         assert 0 <= each.exposed_s < each.projection.step_time_s
 
 
-def test_only_what_does_not_fit_is_computed_again() -> None:
+def test_only_layouts_that_do_not_fit_recompute_activations() -> None:
     found = searched("gqa_3B", 8, "A100 40GB", "parallel.tp=1", "parallel.cp=1", "training.micro_batch_size=8")
     again = [each for each in found.ranked if each.config.training.recompute != "none"]
     assert again
@@ -91,7 +91,7 @@ def test_more_recomputation_is_never_faster() -> None:
         assert times == sorted(times)
 
 
-def test_keys_that_are_given_stay() -> None:
+def test_overridden_keys_do_not_change_in_the_search() -> None:
     found = searched("gqa_3B", 16, "H100 SXM", "parallel.tp=4", "parallel.sp=false", "training.micro_batch_size=2")
     for each in found.ranked:
         parallel = each.config.parallel
@@ -108,14 +108,14 @@ def test_keys_that_are_given_stay() -> None:
         ("gqa_0.5B", 8, "H100 SXM", ("parallel.tp=4",), "no layout works on 8 ranks of H100 SXM"),
     ],
 )
-def test_where_nothing_is_left_it_says_why(
+def test_a_search_without_a_result_gives_the_reason(
     name: str, world: int, device: str, overrides: tuple[str, ...], why: str
 ) -> None:
     with pytest.raises(ConfigError, match=why):
         searched(name, world, device, *overrides)
 
 
-def test_the_printed_command_is_one_that_works() -> None:
+def test_the_printed_command_works() -> None:
     runner = CliRunner()
     asked = ["plan", "gqa_1.5B", "gbs=64", "mbs=1", "--world", "16", "--device", "h100 sxm", "--search"]
     printed = runner.invoke(app, asked)
@@ -133,7 +133,7 @@ def test_the_printed_command_is_one_that_works() -> None:
 @pytest.mark.proof
 @pytest.mark.alone
 @pytest.mark.parametrize("name", ["gqa_32B", "moe_1.5Bx8"])
-def test_a_thousand_ranks_take_less_than_20_s_of_a_processor(name: str) -> None:
+def test_a_search_over_a_thousand_ranks_takes_less_than_20_s_of_cpu_time(name: str) -> None:
     begin_s = time.process_time()
     found = searched(name, 1024, "H100 SXM", "training.global_batch_size=4096")
     assert time.process_time() - begin_s < 20
@@ -141,7 +141,7 @@ def test_a_thousand_ranks_take_less_than_20_s_of_a_processor(name: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["--world", "--device"])
-def test_a_search_needs_to_know_where(missing: str) -> None:
+def test_a_search_needs_ranks_and_a_device(missing: str) -> None:
     options = {"--world": "8", "--device": "H100 SXM"}
     del options[missing]
     words = ["plan", "gqa_0.5B", "--search", *(word for option in options.items() for word in option)]
@@ -149,7 +149,7 @@ def test_a_search_needs_to_know_where(missing: str) -> None:
     assert refused.exit_code == 2
 
 
-def test_what_a_group_reaches_by_shape_is_what_its_ranks_reach() -> None:
+def test_the_span_of_a_group_by_shape_matches_that_of_its_ranks() -> None:
     tried = 0
     for tp, cp, pp, dp, ep in product((1, 2, 3, 8), (1, 2), (1, 2, 3), (1, 4, 6), (1, 2, 4)):
         world = tp * cp * pp * dp

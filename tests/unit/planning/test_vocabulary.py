@@ -28,7 +28,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_smoke_model_takes_the_tokenizers_vocabulary_and_says_so(tokenizer: Path) -> None:
+def test_a_smoke_model_uses_and_reports_the_tokenizers_vocabulary(tokenizer: Path) -> None:
     size = load_tokenizer(tokenizer).vocab_size
     config, said = resolve_run("gqa_0.5B", True, [f"data.tokenizer={tokenizer}"])
     small = resolve("gqa_0.5B", smoke=True).model
@@ -39,12 +39,12 @@ def test_a_smoke_model_takes_the_tokenizers_vocabulary_and_says_so(tokenizer: Pa
     assert f"{after:,} parameters instead of {before:,}, {after / before:.3g} times" in said
 
 
-def test_a_larger_vocabulary_stays(tokenizer: Path) -> None:
+def test_a_larger_vocabulary_is_kept(tokenizer: Path) -> None:
     config, said = resolve_run("gqa_0.5B", False, [f"data.tokenizer={tokenizer}"])
     assert (config.model.vocab_size, said) == (151_936, None)
 
 
-def test_a_tokenizer_that_is_trained_fits_too() -> None:
+def test_the_vocabulary_of_a_trained_tokenizer_fits() -> None:
     config, said = resolve_run("gqa_0.5B", True, ["data.trained_vocab_size=2000"])
     assert config.model.vocab_size == 2000
     assert said is not None
@@ -55,7 +55,7 @@ def test_a_tokenizer_that_is_trained_fits_too() -> None:
 
 
 @pytest.mark.parametrize("key", ["model.vocab_size", "vocab_size"])
-def test_a_vocabulary_that_is_given_is_refused_alike_by_all(key: str, tokenizer: Path) -> None:
+def test_too_small_a_vocabulary_is_refused_alike_by_run_plan_and_sweep(key: str, tokenizer: Path) -> None:
     words = [f"data.tokenizer={tokenizer}", f"{key}=1024"]
     with pytest.raises(ConfigError, match="1,024 tokens are fewer than the .* set model.vocab_size="):
         resolve_run("gqa_0.5B", True, words)
@@ -68,7 +68,7 @@ def test_a_vocabulary_that_is_given_is_refused_alike_by_all(key: str, tokenizer:
 CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)
 
 
-def test_what_plans_also_prepares_its_text(tokenizer: Path, tmp_path: Path) -> None:
+def test_a_plan_and_the_prepared_text_agree_on_the_vocabulary(tokenizer: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.jsonl"
     text.write_text("".join(f'{{"text": "{number} and {7 * number}"}}\n' for number in range(300)))
     words = [f"data.path={text}", f"data.tokenizer={tokenizer}", f"data.cache={tmp_path / 'cache'}"]
@@ -83,12 +83,12 @@ def test_what_plans_also_prepares_its_text(tokenizer: Path, tmp_path: Path) -> N
     assert task.config.model == config.model
 
 
-def test_a_tokenizer_that_is_not_there_is_named_by_plan_too(tmp_path: Path) -> None:
+def test_a_missing_tokenizer_is_named_by_plan(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         resolve_run("gqa_0.5B", True, [f"data.tokenizer={tmp_path / 'gone'}"])
 
 
 @pytest.mark.parametrize("path", [".", "/", "..", "A" * 300, "a\0b"])
-def test_a_text_of_any_name_is_no_pair(path: str) -> None:
+def test_a_text_file_is_not_taken_for_a_pair(path: str) -> None:
     config, said = resolve_run("gqa_0.5B", True, [f"data.path={path}"])
     assert (config.model.vocab_size, said) == (1024, None)

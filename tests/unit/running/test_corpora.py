@@ -51,14 +51,14 @@ def engine_serves(documents: int, split: tuple[float, ...]) -> bool:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_refuses_what_the_engine_cannot_serve(split: tuple[float, float, float]) -> None:
+def test_a_split_that_the_engine_cannot_serve_is_refused(split: tuple[float, float, float]) -> None:
     for documents in range(1, 300):
         expectation = nullcontext() if engine_serves(documents, split) else pytest.raises(ConfigError)
         with expectation:
             check_split(split, corpus_of(documents))
 
 
-def test_the_advice_holds() -> None:
+def test_the_advised_split_is_accepted() -> None:
     with pytest.raises(
         ConfigError,
         match=r"\[99, 1, 0\] leaves none of the 20 documents of text.jsonl for validation; "
@@ -75,7 +75,7 @@ def text(path: Path, word: str) -> Path:
     return path
 
 
-def test_a_blend_of_texts_has_one_tokenizer(tmp_path: Path) -> None:
+def test_a_blend_of_texts_with_two_tokenizers_is_refused(tmp_path: Path) -> None:
     paths = [text(tmp_path / f"{word}.jsonl", word) for word in ("apple", "pear")]
     blend = f"data.path=[3,{paths[0]},1,{paths[1]}]"
     overrides = [blend, f"data.cache={tmp_path / 'cache'}", "data.trained_vocab_size=300"]
@@ -94,7 +94,7 @@ def test_a_blend_of_texts_has_one_tokenizer(tmp_path: Path) -> None:
         prepare_corpora(config.model_copy(update={"data": config.data.model_copy(update={"split": (999, 1, 0)})}))
 
 
-def test_a_length_whose_index_fits_nowhere_is_refused() -> None:
+def test_training_steps_whose_order_exceeds_the_memory_are_refused() -> None:
     """The engine counts its epochs one by one, and would never begin to train."""
     corpora = [replace(corpus_of(3628), tokens=500_000)]
 

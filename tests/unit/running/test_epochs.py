@@ -38,7 +38,7 @@ def training_lengths(corpus: Corpus) -> np.ndarray:
     return IndexedDocuments(corpus.prefix).lengths()[split.training]
 
 
-def test_of_text_its_tokens_decide(corpus: Corpus) -> None:
+def test_an_epoch_of_text_counts_its_tokens(corpus: Corpus) -> None:
     tokens = int(training_lengths(corpus).sum())
     for epochs in (1, 3):
         found = epoch_steps(config_of(corpus, f"training.epochs={epochs}"), [corpus])
@@ -55,12 +55,12 @@ def sequences_by_hand(lengths: list[int]) -> int:
     return len(rests)
 
 
-def test_packing_by_hand() -> None:
+def test_packed_sequences_match_hand_counts() -> None:
     assert sequences_by_hand([10, 19, 24, 25, 30, 39, 49]) == 4
     assert sequences_by_hand([25, 25, 24, 24, 1]) == 3
 
 
-def test_of_conversations_the_sequences_that_training_packs(corpus: Corpus) -> None:
+def test_an_epoch_of_conversations_counts_packed_sequences(corpus: Corpus) -> None:
     from efficientbench.training.data.conversations import Conversations, PackedConversations
 
     split = split_documents([corpus.prefix], (9, 1, 0), VOCABULARY, corpus.prefix.parent / SPLITS)[0]
@@ -77,7 +77,7 @@ def test_of_conversations_the_sequences_that_training_packs(corpus: Corpus) -> N
         assert epoch_steps(config, [corpus]) == math.ceil(epochs * sequences / BATCH)
 
 
-def test_a_plan_has_no_length_before_its_text_is_counted(corpus: Corpus) -> None:
+def test_a_plan_has_no_steps_before_its_text_is_counted(corpus: Corpus) -> None:
     config = config_of(corpus, "training.objective=sft", "training.epochs=2", "training.steps=null")
     plan = make_plan(config, Layout.of(config, 1, oversubscribe=True), 0)
     assert (plan.length, plan.budget.counted) == ("2 epochs in steps", False)
@@ -87,15 +87,15 @@ def test_a_plan_has_no_length_before_its_text_is_counted(corpus: Corpus) -> None
     assert counted(known, [corpus], MEMORY_BYTES) is known
 
 
-def test_a_plan_that_begins_with_other_weights_is_not_one_of_speed_only(corpus: Corpus) -> None:
+def test_a_plan_initialised_from_another_run_is_not_speed_only(corpus: Corpus) -> None:
     for init, only in ((), True), (("init.run=base",), False):
         config = config_of(corpus, *init)
         plan = make_plan(config, Layout.of(config, 1, oversubscribe=True), 0)
         assert ("speed only" in str(text_budget(plan, None))) is only
 
 
-def test_what_has_no_epoch_is_refused(corpus: Corpus) -> None:
-    with pytest.raises(ConfigError, match="^training.epochs: 2 sources of data.path are read in other numbers"):
+def test_epochs_of_several_sources_or_of_unfitting_conversations_are_refused(corpus: Corpus) -> None:
+    with pytest.raises(ConfigError, match="^training.epochs: the 2 sources of data.path have different numbers"):
         epoch_steps(config_of(corpus, "training.epochs=1"), [corpus, corpus])
     short = config_of(corpus, "training.objective=sft", "training.epochs=1", "training.seq_len=4")
     with pytest.raises(ConfigError, match="does not fill or fit one sequence of training.seq_len=4"):

@@ -71,7 +71,7 @@ def tuning_job(output: Path) -> TuningJob:
     ],
 )
 @pytest.mark.parametrize("make_job", [job, tuning_job])
-def test_kinds(
+def test_each_exception_has_its_kind_of_failure_and_exit_code(
     tmp_path: Path, make_job: Callable[[Path], Job | TuningJob], error: Exception, kind: str, exit_code: int
 ) -> None:
     found = diagnose(error, make_job(tmp_path), tmp_path / "rank_0.log")
@@ -80,8 +80,18 @@ def test_kinds(
         assert (found.rank, found.step) == (3, 7)
 
 
+@pytest.mark.parametrize("make_job", [job, tuning_job])
+def test_a_reason_is_the_first_line(tmp_path: Path, make_job: Callable[[Path], Job | TuningJob]) -> None:
+    log = tmp_path / "rank_0.log"
+    for error in (RuntimeError("an operator failed\nframe #0\nframe #1"), ValueError("\nan operator failed\nhere")):
+        found = diagnose(error, make_job(tmp_path), log)
+        assert found.reason == f"{type(error).__name__}: an operator failed (traceback in {log})"
+
+
 @pytest.mark.parametrize("status", ["completed", "stopped"])
-def test_a_rank_that_dies_after_the_record_leaves_it_as_it_is(tmp_path: Path, status: str, tokenizer: Path) -> None:
+def test_a_rank_that_dies_after_the_record_was_written_does_not_change_it(
+    tmp_path: Path, status: str, tokenizer: Path
+) -> None:
     corpus = tokenize_files([write_kind(tmp_path, "jsonl", TEXTS[:20])], tmp_path / "tokens", tokenizer)
     folder, failure = OutputFolder(tmp_path), Failure("lost_rank", "ended by SIGSEGV", rank=1)
     files, ran = FailureFiles(folder), replace(job(tmp_path), corpora=(corpus.manifest,))
@@ -99,7 +109,7 @@ def test_a_rank_that_dies_after_the_record_leaves_it_as_it_is(tmp_path: Path, st
     "error",
     [OSError(errno.EFBIG, "File too large"), RuntimeError("[enforce fail at inline_container.cc] iostream error")],
 )
-def test_the_shells_limit_of_a_files_size_is_named(tmp_path: Path, error: Exception) -> None:
+def test_the_shells_file_size_limit_is_named(tmp_path: Path, error: Exception) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, hard))
     try:
@@ -107,4 +117,4 @@ def test_the_shells_limit_of_a_files_size_is_named(tmp_path: Path, error: Except
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (found.kind, found.exit_code) == ("mistake", 2)
-    assert found.reason.startswith("no file here may have more than 3.0 MB (ulimit -f), and one would: ")
+    assert found.reason.startswith("a file would exceed the limit of 3.0 MB (ulimit -f): ")

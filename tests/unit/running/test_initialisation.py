@@ -69,7 +69,9 @@ def refused(config: RunConfig) -> str:
     return str(error.value)
 
 
-def test_folder_step_and_checksum_are_named(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_initialisation_names_folder_step_and_checksum(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     found = initialised_elsewhere(beginning_with("base")).init
     manifest = base / "checkpoint" / "step_00000004" / "manifest.json"
@@ -82,7 +84,7 @@ def test_folder_step_and_checksum_are_named(base: Path, tmp_path: Path, monkeypa
     assert initialised_elsewhere(BASE) == BASE
 
 
-def test_what_is_no_checkpoint_is_refused_by_name(base: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_checkpoint_is_named_and_refused(base: Path, tmp_path: Path) -> None:
     absent = tmp_path / "nowhere"
     assert refused(beginning_with(absent)).startswith(f"init.run: {absent}: no such folder; give that of a run")
     misspelt = base.with_name(f"{base.name}s")
@@ -104,7 +106,7 @@ def test_what_is_no_checkpoint_is_refused_by_name(base: Path, tmp_path: Path) ->
     assert str(tensors) in message
 
 
-def test_another_model_is_refused_by_its_keys(base: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused_with_the_differing_keys(base: Path) -> None:
     message = refused(beginning_with(base, "model.ffn_hidden_size=96", "model.position.kind=none"))
     assert message.startswith(f"init.run: {base} is of another model than this run: ")
     assert "model.ffn_hidden_size is 80 there and 96 here" in message
@@ -114,13 +116,13 @@ def test_another_model_is_refused_by_its_keys(base: Path) -> None:
     assert initialised_elsewhere(beginning_with(base, *other)).init.step == 4
 
 
-def test_the_runs_own_folder_is_refused(base: Path) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"init.run: {base} is the folder of this very run: give it a")):
+def test_initialisation_from_the_runs_own_folder_is_refused(base: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"init.run: {base} is this run's own folder: set a label")):
         initialised(beginning_with(base), OutputFolder(base))
     assert initialised(beginning_with(base), OutputFolder(base / "another")).init.step == 4
 
 
-def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_initialisation_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {number} of some text, times {number * number}\n" for number in range(200)))
     own, other = (prepare_corpus(text, None, tmp_path / "cache", size) for size in (300, 280))
@@ -135,12 +137,12 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
         check_tokenizer(config, [other])
     assert str(error.value) == (
         f"data.tokenizer: the weights of init.run={base} were trained with another tokenizer than "
-        f"{other.tokenizer_folder}, so that ids mean other tokens: tokenize the text with "
+        f"{other.tokenizer_folder}: the same ids are other tokens; tokenize the text with "
         f"data.tokenizer={base / 'tokenizer'}"
     )
 
 
-def test_an_attempt_resumes_where_it_began_with_the_same_weights(
+def test_an_attempt_resumes_only_if_it_was_initialised_with_the_same_weights(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = initialised_elsewhere(beginning_with(base))
@@ -155,7 +157,7 @@ def test_an_attempt_resumes_where_it_began_with_the_same_weights(
     assert told == f"the earlier run in {folder.path} differs in init.sha256, init.step, and moves to previous/"
 
 
-def test_a_complete_record_of_the_same_weights_is_kept(base: Path, tmp_path: Path) -> None:
+def test_a_complete_record_initialised_with_the_same_weights_is_kept(base: Path, tmp_path: Path) -> None:
     config = initialised_elsewhere(beginning_with(base))
     facts = {"status": "completed", "device_name": "a CPU", "formula_id": FORMULAS}
     write_record(make_record({**facts, "config": config.model_dump(mode="json")}), tmp_path / "record.json")
@@ -172,7 +174,7 @@ def test_a_complete_record_of_the_same_weights_is_kept(base: Path, tmp_path: Pat
     assert not kept(beginning_with(tmp_path / "absent"))
 
 
-def test_runs_that_began_otherwise_are_not_compared(base: Path) -> None:
+def test_runs_with_different_initialisations_are_not_compared(base: Path) -> None:
     begun, other = (
         make_record({"config": config.model_dump(mode="json")})
         for config in (initialised_elsewhere(beginning_with(base)), BASE)

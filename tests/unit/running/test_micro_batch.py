@@ -38,7 +38,7 @@ def needed_bytes(config: RunConfig, size: int, part: Machine) -> int:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_the_most_that_leaves_a_tenth_of_the_memory(size: int, tmp_path: Path) -> None:
+def test_auto_is_the_largest_micro_batch_that_leaves_a_tenth_of_memory_free(size: int, tmp_path: Path) -> None:
     config = run_of("gqa_1.5B", tmp_path)
     fits, too_large = (needed_bytes(config, each, machine(1000)) for each in (size, 2 * size))
     assert by_plan(config, part=machine((fits + too_large) / 2 / 0.9 / 1e9)) == size
@@ -46,7 +46,7 @@ def test_the_most_that_leaves_a_tenth_of_the_memory(size: int, tmp_path: Path) -
     assert by_plan(config, part=machine(1000)) == 8
 
 
-def test_all_runs_of_a_suite_have_the_same(tmp_path: Path) -> None:
+def test_all_runs_of_a_suite_share_one_micro_batch(tmp_path: Path) -> None:
     small, large = run_of("gqa_0.5B", tmp_path), run_of("gqa_3B", tmp_path)
     own = [by_plan(small, part=machine(100)), by_plan(large, part=machine(100))]
     assert own[0] > own[1]
@@ -55,15 +55,15 @@ def test_all_runs_of_a_suite_have_the_same(tmp_path: Path) -> None:
     assert by_plan(small, run_of("moe_1.5Bx8", tmp_path), part=machine(100)) == own[0]
 
 
-def test_replicas_share_the_global_batch(tmp_path: Path) -> None:
-    """Of 16 sequences each of 8 devices has two, and pipelines' rounds and odd batches divide further."""
+def test_the_micro_batch_divides_the_global_batch_among_replicas(tmp_path: Path) -> None:
+    """Each of 8 devices has two of 16 sequences; the rounds of pipelines and odd batches divide further."""
     config = run_of("gqa_0.5B", tmp_path)
     assert by_plan(config, part=machine(141, 8)) == 2
     assert by_plan(run_of("gqa_0.5B", tmp_path, "training.global_batch_size=15"), part=machine(141)) == 5
     assert by_plan(run_of("gqa_0.5B", tmp_path, "training.seq_len=32768"), part=machine(141)) == 1
 
 
-def test_a_suite_keeps_what_was_decided_for_its_device(tmp_path: Path) -> None:
+def test_a_suite_keeps_the_micro_batch_decided_for_its_device(tmp_path: Path) -> None:
     config, file = run_of("gqa_1.5B", tmp_path), tmp_path / FILE
     file.write_text(json.dumps({"micro_batch_size": 2, "device": NAME}))
     assert by_plan(config, part=machine(141)) == 2
@@ -75,7 +75,7 @@ def test_a_suite_keeps_what_was_decided_for_its_device(tmp_path: Path) -> None:
         by_plan(config, part=machine(45))
 
 
-def test_a_sweep_gives_every_run_the_number(tmp_path: Path) -> None:
+def test_a_sweep_passes_the_micro_batch_to_every_run(tmp_path: Path) -> None:
     overrides = ("training.micro_batch_size=auto", f"output={tmp_path}")
     request = Request(only=("gqa", "mla"), sizes=("0.5B", "3B"), overrides=overrides)
     tasks = build_tasks(request, machine(100), None, dry_run=True)
@@ -86,7 +86,7 @@ def test_a_sweep_gives_every_run_the_number(tmp_path: Path) -> None:
     assert not (tmp_path / FILE).exists()
 
 
-def test_elsewhere_a_number_is_needed() -> None:
+def test_auto_is_refused_outside_run_and_sweep() -> None:
     config = resolve("gqa_1.5B", overrides=["training.micro_batch_size=auto"])
     assert config.training.micro_batch_size == AUTO
     with pytest.raises(ConfigError, match="auto is decided by `run` and `sweep`, on the devices: give a number here"):

@@ -22,7 +22,7 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
     assert precious.read_text() == "all of it"
 
 
-def test_a_folder_that_another_run_holds_is_refused_with_its_process(tmp_path: Path) -> None:
+def test_a_folder_locked_by_another_run_is_refused_and_its_process_named(tmp_path: Path) -> None:
     message = rf"is in use by another run \(process {os.getpid()}\); .*output=FOLDER"
     with OutputFolder(tmp_path).claimed(), pytest.raises(ConfigError, match=message), OutputFolder(tmp_path).claimed():
         pass
@@ -30,7 +30,7 @@ def test_a_folder_that_another_run_holds_is_refused_with_its_process(tmp_path: P
         pass
 
 
-def test_evaluations_go_with_the_model_that_they_are_of(tmp_path: Path) -> None:
+def test_evaluations_are_set_aside_with_their_model(tmp_path: Path) -> None:
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation" / "core.json").write_text("{}")
     OutputFolder(tmp_path).set_aside()
@@ -38,7 +38,7 @@ def test_evaluations_go_with_the_model_that_they_are_of(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("previous/*/evaluation/core.json"))) == 1
 
 
-def test_one_name_is_set_aside_without_the_others(tmp_path: Path) -> None:
+def test_a_single_file_is_set_aside_without_the_others(tmp_path: Path) -> None:
     for name in ("generation.json", "record.json"):
         (tmp_path / name).write_text("{}")
     OutputFolder(tmp_path).set_aside(("generation.json",))

@@ -66,7 +66,7 @@ def set_aside(folder: OutputFolder) -> set[str]:
     return {path.name for aside in (folder.path / "previous").glob("*") for path in aside.iterdir()}
 
 
-def test_it_resumes_from_the_newest(folder: OutputFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_resumes_from_the_newest_checkpoint(folder: OutputFolder, capsys: pytest.CaptureFixture[str]) -> None:
     newest = checkpoint_folder(folder.path, 4)
     partial = newest.with_name(".partial_step_00000006_01234567")
     partial.mkdir()
@@ -77,7 +77,7 @@ def test_it_resumes_from_the_newest(folder: OutputFolder, capsys: pytest.Capture
     assert [path.exists() for path in (partial, folder.record, folder.steps)] == [False, False, True]
 
 
-def test_a_damaged_one_is_named_and_passed_over(folder: OutputFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_named_and_skipped(folder: OutputFolder, capsys: pytest.CaptureFixture[str]) -> None:
     newest, older = checkpoint_folder(folder.path, 4), checkpoint_folder(folder.path, 2)
     (newest / "tensors").write_bytes(b"of step 5")
     assert prepared(folder, CONFIG, TOKENS, fresh=False) == older
@@ -88,7 +88,7 @@ def test_a_damaged_one_is_named_and_passed_over(folder: OutputFolder, capsys: py
 
 
 @pytest.mark.parametrize("older", [True, False])
-def test_the_last_steps_checkpoint_without_a_record_is_passed_over(
+def test_a_checkpoint_of_the_last_step_without_a_record_is_skipped(
     folder: OutputFolder, older: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever resumed there would train nothing, and record that as a complete run."""
@@ -98,12 +98,12 @@ def test_the_last_steps_checkpoint_without_a_record_is_passed_over(
             shutil.rmtree(checkpoint_folder(folder.path, step))
     found = prepared(folder, CONFIG, TOKENS, fresh=False)
     assert found == (checkpoint_folder(folder.path, 4) if older else None)
-    assert capsys.readouterr().out.startswith(f"skipped: {last}: is of the last step, and the run has no complete")
+    assert capsys.readouterr().out.startswith(f"skipped: {last}: checkpoint of the last step of a run without a")
     assert not last.exists()
 
 
 @pytest.mark.parametrize("why", ["fresh", "completed", "all damaged", "none"])
-def test_it_begins_anew(folder: OutputFolder, why: str) -> None:
+def test_a_run_starts_anew_if_fresh_complete_or_without_an_intact_checkpoint(folder: OutputFolder, why: str) -> None:
     if why == "completed":
         write_record(make_record({"status": "completed"}), folder.record)
     for step in (2, 4):
@@ -135,7 +135,7 @@ def killed_at(rename: int, folder: OutputFolder) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-def test_a_complete_run_does_not_go_on_though_setting_it_aside_was_killed(tmp_path: Path) -> None:
+def test_a_complete_run_does_not_resume_after_a_killed_set_aside(tmp_path: Path) -> None:
     for rename in itertools.count(1):
         folder = OutputFolder(tmp_path / str(rename))
         for step in (2, 4):
@@ -158,7 +158,7 @@ def test_a_complete_run_does_not_go_on_though_setting_it_aside_was_killed(tmp_pa
         ("model.hidden_size=96", "model.embedding_multiplier, model.hidden_size"),
     ],
 )
-def test_another_configuration_is_another_run(
+def test_a_checkpoint_of_another_configuration_is_not_resumed(
     folder: OutputFolder, override: str, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert prepared(folder, tiny("gqa_1.5B", override), TOKENS, fresh=False) is None
@@ -166,7 +166,7 @@ def test_another_configuration_is_another_run(
     assert "checkpoint" in set_aside(folder)
 
 
-def test_a_checkpoint_of_an_earlier_edition_is_refused_by_name(
+def test_a_run_under_earlier_formulas_is_named_and_not_resumed(
     folder: OutputFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     earlier = "efficientllm-2505.13840/1"
@@ -190,7 +190,7 @@ def test_a_checkpoint_of_an_earlier_edition_is_refused_by_name(
         ("[3,/new/a,1,/new/b]", ["of a text", "of a third"], False),
     ],
 )
-def test_the_same_tokens_in_another_place_are_resumed(
+def test_a_run_resumes_with_the_same_tokens_in_another_folder(
     folder: OutputFolder, path: str, tokens: list[str], same: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     newest = save(folder.path, 6, tiny("gqa_1.5B", "data.path=[3,/old/a,1,/old/b]"))
@@ -200,7 +200,7 @@ def test_the_same_tokens_in_another_place_are_resumed(
     assert told.startswith("data.path: the same tokens" if same else f"the earlier run in {folder.path} differs in")
 
 
-def test_a_failure_is_told_without_reading_whole_checkpoints(
+def test_a_failure_is_reported_without_reading_the_tensors_of_checkpoints(
     folder: OutputFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path) -> None:
@@ -215,9 +215,7 @@ def test_a_failure_is_told_without_reading_whole_checkpoints(
     assert json.loads(folder.failure.read_text())["checkpoint"] == str(older)
 
 
-def test_a_mistake_does_not_promise_that_the_same_command_goes_on(
-    folder: OutputFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_users_mistake_does_not_advise_to_resume(folder: OutputFolder, capsys: pytest.CaptureFixture[str]) -> None:
     for kind, told in (("mistake", False), ("crash", True)):
         FailureFiles(folder).write(Failure(kind, "because"))
         assert ("run the same command again to resume" in capsys.readouterr().err) == told
@@ -237,7 +235,7 @@ def without_keys(content: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("override", "goes_on"), [((), True), (("training.optimizer=muon",), False)])
-def test_a_run_from_before_a_key_goes_on_and_stays_complete(
+def test_a_run_older_than_a_key_resumes_and_stays_complete(
     tmp_path: Path, override: tuple[str, ...], goes_on: bool
 ) -> None:
     newest = save(tmp_path, 4)
@@ -253,7 +251,7 @@ def test_a_run_from_before_a_key_goes_on_and_stays_complete(
     assert (complete_record(OutputFolder(tmp_path), config, size, "a CPU") is not None) == goes_on
 
 
-def test_a_batch_in_tokens_is_the_same_run(folder: OutputFolder) -> None:
+def test_a_batch_given_in_tokens_is_the_same_run(folder: OutputFolder) -> None:
     training = CONFIG.training
     in_tokens = tiny("gqa_1.5B", f"total_batch_size={training.global_batch_size * training.seq_len}")
     newest = checkpoint_folder(folder.path, 4)
@@ -263,7 +261,7 @@ def test_a_batch_in_tokens_is_the_same_run(folder: OutputFolder) -> None:
     assert complete_record(folder, in_tokens, training.micro_batch_size, "a CPU") is not None
 
 
-def test_what_may_differ() -> None:
+def test_settings_that_may_differ_do_not_prevent_a_resume() -> None:
     other = tiny(
         "gqa_1.5B",
         *("output=elsewhere", "data.cache=elsewhere", "wandb=trial", "parallel.tp=2"),
@@ -286,7 +284,7 @@ def test_what_may_differ() -> None:
         (("training.micro_batch_size=4",), "a CPU", True, True),
     ],
 )
-def test_a_complete_record_is_kept(
+def test_a_complete_record_is_kept_only_for_the_same_layout_and_device(
     tmp_path: Path, overrides: tuple[str, ...], device_name: str, smaller: bool, kept: bool
 ) -> None:
     """A measurement on another layout is another measurement, unlike a resumed attempt."""

@@ -1,4 +1,4 @@
-"""Which commands a pipeline has, which of them it skips, and how it goes on after a kill in any of them."""
+"""Which commands a pipeline has, which of them it skips, and how it resumes after a kill in any of them."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_the_commands_of_all_stages(request_: Request, tmp_path: Path, capsys: p
         f"efficientbench generate {folders['rl']} --measure",
         f"efficientbench report {runs} --price-per-hour 2.0",
     ]
-    assert "humaneval of mid_mla_d4: left out: it runs programs that the model writes: --allow-code" in printed
-    assert "arc_easy of sft_mla_d4: left out: ~/items/arc_easy is not there" in printed
+    assert "humaneval of mid_mla_d4: skipped: it runs programs that the model writes: --allow-code" in printed
+    assert "arc_easy of sft_mla_d4: skipped: ~/items/arc_easy is not there" in printed
     # Nothing is made but the file that names the runs.
     assert {path.name for path in (tmp_path / "pipeline").iterdir()} == {"lock", "mla_d4.yaml"}
 
@@ -110,7 +110,7 @@ def test_it_goes_on_after_a_kill_in_each_step(
         assert perform.perform(steps, request.work) == 137, "as a shell has it"
         expected = [words for words in commands[: number + 1] if words in own or words not in done]
         assert [tuple(shlex.split(line)) for line in calls.read_text().splitlines()] == expected
-        told = "nothing was trained" if number == 0 else "the same command goes on from here"
+        told = "nothing was trained" if number == 0 else "the same command resumes the speedrun"
         assert told in capfd.readouterr().err
         done += [words for words in expected[:-1] if words not in done]
     monkeypatch.delenv("STAGED_KILLED")
@@ -143,7 +143,7 @@ def test_a_stop_is_passed_on_and_ends_it(
     monkeypatch.setenv("STAGED_STOPPED", shlex.join(base))
     assert speedrun(request_) == 143
     assert calls.read_text().splitlines()[-1] == shlex.join(base)
-    assert capfd.readouterr().err == "stopped: the same command goes on from here\n"
+    assert capfd.readouterr().err == "stopped: the same command resumes the speedrun\n"
 
 
 def test_generation_is_measured_once(request_: Request) -> None:

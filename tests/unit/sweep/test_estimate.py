@@ -22,7 +22,7 @@ def plan() -> Plan:
     return plan_anywhere(resolve("gqa_0.5B", True))
 
 
-def test_without_records_assumptions_are_told() -> None:
+def test_an_estimate_without_records_names_its_assumptions() -> None:
     flops = plan().flops.training_hardware * plan().budget.tokens
     cpu = estimate(plan(), machine("a CPU", None), [], cores=4)
     assert (cpu.time_s, cpu.energy_j) == (pytest.approx(flops / (4 * ASSUMED_CORE_FLOPS)), None)
@@ -38,8 +38,8 @@ def test_without_records_assumptions_are_told() -> None:
     assert "depends on its SKU" in unknown.time_source
 
 
-def test_records_of_the_same_device_are_taken() -> None:
-    """A record of the very same cost a token: as long as it took, and as many joules a token."""
+def test_an_estimate_uses_records_of_the_same_device() -> None:
+    """The estimate takes the time and the joules per token of the record."""
     facts = {"device_name": "a CPU", "dtype": "fp32", "devices": 1, "tokens_per_s": 1000.0}
     facts |= {"flops_per_token": float(plan().flops.training), "al_s": 0.5, "steps_measured": 10, "duration_s": 7.5}
     facts |= {"energy_j_per_token": 0.25, "energy_scope": "cpu-package", "config": {"measurement": {"warmup_steps": 5}}}
@@ -53,7 +53,7 @@ def test_records_of_the_same_device_are_taken() -> None:
     assert longer.time_s == pytest.approx(plan().budget.tokens / 1000.0 + 20)
 
 
-def test_recomputing_costs_time_and_energy_once() -> None:
+def test_an_estimate_counts_recomputation_once() -> None:
     """A record of the very same run, recomputing too, takes what the record took."""
     full = plan_anywhere(resolve("gqa_0.5B", True, ["training.recompute=full"]))
     facts = {"device_name": "a CPU", "dtype": "fp32", "devices": 1, "tokens_per_s": 1000.0}
@@ -67,7 +67,7 @@ def test_recomputing_costs_time_and_energy_once() -> None:
         assert (found.time_s, found.energy_j) == (pytest.approx(tokens / 1000.0), pytest.approx(tokens * 0.25))
 
 
-def test_what_samples_answers_has_no_estimate_and_gives_none() -> None:
+def test_a_run_that_samples_answers_neither_has_nor_gives_an_estimate() -> None:
     rewarded = plan_anywhere(resolve("rl_d8", True, ["training.steps=50", "rl.questions=/rows", "rl.test_every=0"]))
     found = estimate(rewarded, machine("a CPU", None), [], cores=4)
     assert (found.time_s, found.energy_j) == (None, None)

@@ -20,7 +20,7 @@ from efficientbench.sweep.tasks import TrainingTask, build_tasks
 CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)
 
 
-def test_each_task_of_a_sweep_that_generates_has_the_command_for_it(tmp_path: Path) -> None:
+def test_each_task_of_a_generating_sweep_has_the_command_to_measure_it(tmp_path: Path) -> None:
     for repeat in (None, 2):
         asked = Request(only=("gqa",), sizes=("0.5B",), overrides=(f"output={tmp_path}",), smoke=True, repeat=repeat)
         for generate in (False, True):
@@ -29,7 +29,7 @@ def test_each_task_of_a_sweep_that_generates_has_the_command_for_it(tmp_path: Pa
             assert tasks[0].generation_arguments == ("generate", str(tasks[0].folder.path), "--measure")
 
 
-def test_code_from_outside_is_named_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_code_is_named_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outside.lay_out(tmp_path, monkeypatch)
     kind = f"model.attention.kind={outside.PACKAGE}.window:VARIANT"
     config = resolve("gqa_1.5B", smoke=True, overrides=[kind, "device=cpu"])

@@ -36,7 +36,7 @@ def test_configurations_take_turns_and_every_second_round_goes_backwards() -> No
         assert [task.id[-1] for task in ordered] == [*"111222333444"]
 
 
-def test_a_steady_drift_is_the_same_for_all_configurations() -> None:
+def test_a_steady_drift_affects_all_configurations_equally() -> None:
     for seed in range(20):
         ordered = in_turns(tasks_of("ABC", 4), seed)
         times = {name: sum(at for at, task in enumerate(ordered) if task.id[0] == name) for name in "ABC"}
@@ -65,7 +65,7 @@ def test_the_order_and_its_seed_are_written_and_kept(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_that_takes_no_file_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / ORDER).mkdir()
     with pytest.raises(ConfigError, match=ORDER):
         take_turns(tasks_of("AB", 2), tmp_path)

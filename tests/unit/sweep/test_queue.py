@@ -38,7 +38,7 @@ def queue(tmp_path: Path) -> Queue:
     return made
 
 
-def test_a_claim_is_for_one_and_free_after_it(queue: Queue) -> None:
+def test_a_claim_is_exclusive_and_free_after_release(queue: Queue) -> None:
     claim = queue.claim("run")
     assert claim is not None
     assert (Queue(queue.folder.parent).claim("run"), queue.claim("other") is not None) == (None, True)
@@ -47,7 +47,7 @@ def test_a_claim_is_for_one_and_free_after_it(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("name", ["queue", "run_mine"])
-def test_a_lock_that_cannot_be_opened_is_told(queue: Queue, name: str) -> None:
+def test_a_lock_that_cannot_be_opened_is_reported(queue: Queue, name: str) -> None:
     lock = queue.folder / "locks" / f"{name}.lock"
     lock.mkdir()
     told = rf"output: {re.escape(str(lock))} cannot be written: Is a directory"
@@ -55,7 +55,7 @@ def test_a_lock_that_cannot_be_opened_is_told(queue: Queue, name: str) -> None:
         queue.claim("mine")
 
 
-def test_a_killed_sweep_lets_go_once_its_child_has_ended(queue: Queue) -> None:
+def test_the_claim_of_a_killed_sweep_is_free_once_its_child_has_ended(queue: Queue) -> None:
     """The child holds the claim too: nobody else starts the run while it still saves."""
     program = (
         "import subprocess, sys, time; from pathlib import Path; from efficientbench.sweep.queue import Queue\n"
@@ -75,14 +75,14 @@ def test_a_killed_sweep_lets_go_once_its_child_has_ended(queue: Queue) -> None:
         until(lambda: queue.claim("run") is not None, "the claim is free")
 
 
-def test_places_are_claimed_whole_or_not_at_all(queue: Queue) -> None:
+def test_all_devices_of_a_run_are_claimed_or_none(queue: Queue) -> None:
     asked = [("host", 2), ("host", 2), ("host", 1), ("other", 3)]
     claims = [queue.claim_places(host, GPUS.devices, needed) for host, needed in asked]
     # Another machine has its own.
     assert [claim and claim.places for claim in claims] == [("2", "3"), None, ("GPU-5",), GPUS.devices]
 
 
-def test_states_are_whole_or_absent(queue: Queue) -> None:
+def test_states_are_complete_or_absent(queue: Queue) -> None:
     state = State("run", "failed", "abc", ["efficientbench", "run", "$(id)"], "folder", kind="crash", reason="a\nb")
     queue.write(state)
     assert queue.read("run") == state
@@ -91,7 +91,7 @@ def test_states_are_whole_or_absent(queue: Queue) -> None:
     assert (queue.read("run"), queue.read("never")) == (None, None)
 
 
-def test_devices_for_a_run() -> None:
+def test_runs_get_devices_and_threads_by_jobs_and_ranks() -> None:
     # Two runs of one device each leave none for a third.
     assert [slots(GPUS, jobs) for jobs in (None, 2)] == [("2", "3", "GPU-5"), ("2", "3")]
     assert [slots(CPU, jobs) for jobs in (None, 2)] == [("0",), ("0", "1")]
@@ -113,7 +113,7 @@ def test_devices_for_a_run() -> None:
         ("4", GPUS, "this machine has 3"),
     ],
 )
-def test_jobs_that_cannot_be(jobs: str, machine: Machine, message: str) -> None:
+def test_impossible_numbers_of_jobs_are_refused(jobs: str, machine: Machine, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parallel_runs(jobs, machine)
 
@@ -129,7 +129,9 @@ def test_jobs_that_cannot_be(jobs: str, machine: Machine, message: str) -> None:
         (0, "", "crash", "ended without an error and left no complete record"),
     ],
 )
-def test_ends_are_told(tmp_path: Path, exit_code: int, printed: str, kind: str, reason: str) -> None:
+def test_the_end_of_a_child_has_a_kind_and_a_reason(
+    tmp_path: Path, exit_code: int, printed: str, kind: str, reason: str
+) -> None:
     log = tmp_path / "log"
     log.write_text(printed, encoding="utf-8")
     found = failure_of(OutputFolder(tmp_path), exit_code, log, time.time())
@@ -137,7 +139,7 @@ def test_ends_are_told(tmp_path: Path, exit_code: int, printed: str, kind: str, 
 
 
 @pytest.mark.parametrize(("since_s", "kind"), [(0.0, "non_finite"), (9e9, "crash")])
-def test_the_runs_own_reason_is_better_unless_it_is_an_earlier_attempts(
+def test_the_runs_own_reason_is_used_unless_it_is_of_an_earlier_attempt(
     tmp_path: Path, since_s: float, kind: str
 ) -> None:
     folder, log = OutputFolder(tmp_path), tmp_path / "log"
@@ -146,7 +148,7 @@ def test_the_runs_own_reason_is_better_unless_it_is_an_earlier_attempts(
     assert failure_of(folder, 1, log, since_s).kind == kind
 
 
-def test_a_child_ends_with_all_it_started(tmp_path: Path) -> None:
+def test_a_child_ends_with_all_its_processes(tmp_path: Path) -> None:
     child = Child(["run", "no_such_run"], dict(os.environ), tmp_path / "log", [])
     until(lambda: child.exit_code() is not None, "the command's end")
     assert child.exit_code() == 2
@@ -156,18 +158,18 @@ def test_a_child_ends_with_all_it_started(tmp_path: Path) -> None:
     assert killed.exit_code() == -signal.SIGKILL
 
 
-def test_a_run_that_another_sweep_entered_otherwise_is_left_to_it(queue: Queue) -> None:
-    """It would be told as done in a configuration that was never run."""
+def test_a_run_queued_in_another_configuration_is_not_claimed(queue: Queue) -> None:
+    """Otherwise it would be reported as done in a configuration that never ran."""
     task = TrainingTask("run", ("run", "no_such_run"), OutputFolder(queue.folder.parent / "run"))
     theirs = State(task.id, "queued", "another configuration", [], "folder")
     queue.write(theirs)
     out = io.StringIO()
     Scheduler(queue, [task], CPU, "host", Display(Console(file=out, width=200), 1)).run([])
     assert queue.read(task.id) == theirs
-    assert "run: left out: another sweep entered it in another configuration" in out.getvalue()
+    assert "run: skipped: another sweep queued it with another configuration" in out.getvalue()
 
 
-def test_a_terminal_that_is_closed_twice_lets_its_runs_save(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_can_save_after_their_terminal_is_closed_twice(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel and the shell send SIGHUP; only Ctrl-C kills a run that saves."""
     folder = queue.folder.parent
     program = (
@@ -198,8 +200,8 @@ def test_a_terminal_that_is_closed_twice_lets_its_runs_save(queue: Queue, monkey
     assert state.state == "stopped"
 
 
-def test_an_error_of_the_sweeps_own_lets_its_runs_save(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two runs one ends while the queue can no longer be written."""
+def test_runs_can_save_after_an_error_in_the_sweep(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two runs ends while the queue can no longer be written."""
     folder = queue.folder.parent
     program = (
         "import pathlib, shutil, signal, sys, time; folder = pathlib.Path(sys.argv[1])\n"

@@ -53,10 +53,10 @@ def test_names_choose_runs(only: tuple[str, ...], sizes: tuple[str, ...], wanted
         (("atention",), (), "did you mean attention?"),
         (("$(id)",), (), "'$(id)'"),
         ((), ("0.5b",), "did you mean 0.5B?"),
-        (("moe",), ("3B",), "no chosen run has the size 3B; theirs are 0.5Bx8, 1.5Bx8"),
+        (("moe",), ("3B",), "no chosen run has the size 3B; available sizes: 0.5Bx8, 1.5Bx8"),
     ],
 )
-def test_names_that_mean_nothing(only: tuple[str, ...], sizes: tuple[str, ...], message: str) -> None:
+def test_unknown_names_of_a_sweep_are_refused(only: tuple[str, ...], sizes: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         select(load_matrix(), only, sizes)
 
@@ -79,12 +79,12 @@ def test_axes_split_at_commas_outside_brackets() -> None:
         ("variant=mqa", "is decided by the run's name"),
     ],
 )
-def test_axes_that_are_none(text: str, message: str) -> None:
+def test_invalid_axes_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         parse_axes([text])
 
 
-def test_a_combination_has_one_name_however_it_is_written() -> None:
+def test_a_combination_has_one_name_in_every_spelling() -> None:
     def label(*words: str) -> str | None:
         return label_of(dict(word.split("=") for word in words), resolve("gqa_0.5B", False, words))
 
@@ -98,7 +98,7 @@ def test_a_combination_has_one_name_however_it_is_written() -> None:
 
 
 @given(st.text(min_size=1).filter(lambda text: "\0" not in text))
-def test_any_value_gives_a_name_that_any_file_system_takes(value: str) -> None:
+def test_any_value_gives_a_valid_file_name(value: str) -> None:
     label = label_of({"data.path": value, "data.tokenizer": value * 3}, None, None)
     assert label is not None
     assert SAFE.fullmatch(label)
@@ -109,7 +109,7 @@ def test_any_value_gives_a_name_that_any_file_system_takes(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_hostile_values_stay_words_and_inside_the_folder(value: str, tmp_path: Path) -> None:
+def test_hostile_values_stay_single_arguments_inside_the_output_folder(value: str, tmp_path: Path) -> None:
     request = Request(only=("gqa_0.5B",), axes=(f"data.path={value}",), overrides=(f"output={tmp_path}",), smoke=True)
     (task,) = build_tasks(request, CPU, None)
     assert (f"data.path={value}" in task.arguments, task.folder.path.parent) == (True, tmp_path)
@@ -130,7 +130,7 @@ def test_every_run_has_its_own_folder_and_command() -> None:
     )
 
 
-def test_runs_that_begin_with_other_weights_are_other_runs(tmp_path: Path) -> None:
+def test_runs_with_different_initialisations_have_different_names(tmp_path: Path) -> None:
     axes = ("init.run=/base/one,/base/two", "training.lr_schedule=linear,trapezoid")
     request = Request(only=("gqa_0.5B",), axes=axes, smoke=True, overrides=(f"output={tmp_path}",))
     tasks = build_tasks(request, CPU, None)
@@ -149,7 +149,7 @@ def test_optimizers_are_an_axis_of_every_objective(tmp_path: Path) -> None:
     assert len({task.folder.path for task in tasks}) == len({task.configuration for task in tasks}) == 4
 
 
-def test_another_matrix(tmp_path: Path) -> None:
+def test_a_sweep_reads_another_matrix(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
         "sizes: {tiny: {model: {layers: 2, hidden_size: 48, heads: 4, head_dim: 12, ffn_hidden_size: 80, "
@@ -165,7 +165,7 @@ def test_another_matrix(tmp_path: Path) -> None:
         build_tasks(Request(matrix=tmp_path / "gone.yaml"), CPU, None)
 
 
-def test_what_cannot_run_is_refused_and_the_rest_stays() -> None:
+def test_impossible_runs_are_refused_and_others_are_kept() -> None:
     request = Request(only=("gqa_0.5B",), axes=("parallel.tp=1,4",), smoke=True)
     one, four = build_tasks(request, CPU, None)
     assert one.refused is None
@@ -176,9 +176,7 @@ def test_what_cannot_run_is_refused_and_the_rest_stays() -> None:
 
 
 @pytest.mark.parametrize("by_repeat", [True, False])
-def test_a_dry_run_tells_each_refusal_once_and_names_the_seeds(
-    by_repeat: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_prints_each_refusal_once_with_its_seeds(by_repeat: bool, capsys: pytest.CaptureFixture[str]) -> None:
     axes = ("parallel.tp=1,4", *(() if by_repeat else ("training.seed=1,2",)))
     overrides = ("training.seed=1",) if by_repeat else ()
     request = Request(only=("gqa_0.5B",), axes=axes, overrides=overrides, smoke=True, repeat=2 if by_repeat else None)
@@ -189,7 +187,7 @@ def test_a_dry_run_tells_each_refusal_once_and_names_the_seeds(
     assert line.startswith(f"{', '.join(names)}: refused (mistake): ")
 
 
-def test_names_that_no_file_system_takes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_too_long_for_a_file_system_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("efficientbench.sweep.sweep.find_machine", lambda device: CPU)
     with pytest.raises(ConfigError, match="File name too long"):
         sweep(arguments=["x" * 300])
@@ -198,7 +196,7 @@ def test_names_that_no_file_system_takes_are_told(tmp_path: Path, monkeypatch: p
     assert planned.value.exit_code == 0
 
 
-def test_a_smaller_micro_batch_keeps_the_global_batch_and_tells_both() -> None:
+def test_a_smaller_micro_batch_keeps_the_global_batch_and_is_reported() -> None:
     (task,) = build_tasks(Request(only=("gqa_0.5B",), smoke=True), CPU, None)
     tried = []
     while (task := task.smaller(CPU)) is not None:  # type: ignore[assignment]
@@ -213,7 +211,7 @@ def test_a_smaller_micro_batch_keeps_the_global_batch_and_tells_both() -> None:
     assert tried == [2, 1]
 
 
-def test_devices_are_shared_out() -> None:
+def test_devices_are_divided_among_runs() -> None:
     free, wide = Request(only=("gqa_0.5B",)), Request(only=("gqa_0.5B",), overrides=("parallel.tp=2", "parallel.dp=1"))
     # What leaves data parallelism to the devices takes all of them, or with a number of jobs its part.
     tasks = [build_tasks(request, GPUS, jobs)[0] for request, jobs in ((wide, None), (free, None), (free, 4))]
@@ -223,7 +221,7 @@ def test_devices_are_shared_out() -> None:
     assert "each rank needs one of its own" in refused.refused.reason  # type: ignore[union-attr]
 
 
-def test_what_does_not_fit_is_refused_or_made_smaller() -> None:
+def test_a_run_that_does_not_fit_is_refused_or_gets_a_smaller_micro_batch() -> None:
     small = Machine("cuda", "a GPU", ("0",), 24 * 10**9, 1_500_000_000, "CUDA_VISIBLE_DEVICES")
     words = ("training.micro_batch_size=16", "training.seq_len=2048")
     with pytest.raises(ConfigError, match="does not fit"):
@@ -234,8 +232,8 @@ def test_what_does_not_fit_is_refused_or_made_smaller() -> None:
     assert task.plan.config.training.micro_batch_size < 16
 
 
-def test_a_refused_run_keeps_the_label_that_all_have(tmp_path: Path) -> None:
-    """Else its reason would stand in the folder of a run without it."""
+def test_a_refused_run_keeps_the_label_of_the_sweep(tmp_path: Path) -> None:
+    """Otherwise its reason would be written into the folder of a run without the label."""
     overrides = ("label=alibi", "model.position.kind=alibi", f"output={tmp_path}")
     tasks = build_tasks(Request(only=("gqa_0.5B", "mla_0.5B"), overrides=overrides, smoke=True), CPU, None)
     assert [(task.id, task.refused is not None) for task in tasks] == [
@@ -244,7 +242,7 @@ def test_a_refused_run_keeps_the_label_that_all_have(tmp_path: Path) -> None:
     ]
 
 
-def test_a_cluster_that_is_not_at_hand_is_planned_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_plans_for_a_cluster_that_is_not_at_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [f"output={tmp_path}", "training.global_batch_size=64"]
     with pytest.raises(typer.Exit) as planned:
         sweep(arguments=words, only="gqa_0.5B,gqa_32B", dry_run=True, device="h100 sxm", nodes=2)
@@ -261,7 +259,7 @@ def test_a_cluster_that_is_not_at_hand_is_planned_for(tmp_path: Path, capsys: py
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dry_run_of_what_nowhere_fits_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_a_table_of_runs_that_fit_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as planned:
         sweep(arguments=[f"output={tmp_path}"], only="gqa_32B", dry_run=True, device="RTX 4090", devices_per_node=1)
     assert planned.value.exit_code == 0
@@ -269,7 +267,7 @@ def test_a_dry_run_of_what_nowhere_fits_is_a_table(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("words", [{"nodes": 2, "dry_run": True}, {"device": "H100 SXM"}])
-def test_a_cluster_is_only_planned_for(words: dict[str, object]) -> None:
+def test_a_cluster_is_refused_without_a_dry_run(words: dict[str, object]) -> None:
     with pytest.raises(typer.BadParameter):
         sweep(only="gqa_0.5B", **words)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="the memory of V100 SXM2 does not follow"):

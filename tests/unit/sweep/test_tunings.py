@@ -43,7 +43,7 @@ def test_names_choose_fine_tunings(only: tuple[str, ...], sizes: tuple[str, ...]
     assert len(chosen_tunings(request)) == count
 
 
-def test_other_names_are_of_trainings() -> None:
+def test_other_names_choose_trainings() -> None:
     assert not names_tunings(Request())
     assert not names_tunings(Request(only=("attention",)))
     # A matrix of one's own may call a variant so.
@@ -53,24 +53,27 @@ def test_other_names_are_of_trainings() -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request(only=("lora", "gqa")), "lora is a fine-tuning, and 'gqa' is none: trainings and fine-tunings are"),
-        (Request(only=("lora", "dora_7b")), "'dora_7b' is none: did you mean dora_7B?"),
+        (Request(only=("lora", "gqa")), "lora is a fine-tuning and 'gqa' is not: trainings and fine-tunings are"),
+        (Request(only=("lora", "dora_7b")), "'dora_7b' is not: did you mean dora_7B?"),
         (Request(only=("lora",), sizes=("7b",)), "no size of fine-tunings called '7b': did you mean 7B?"),
-        (Request(only=("lora_tiny",), sizes=("7B",)), "no chosen run has the size 7B; theirs are tiny"),
+        (Request(only=("lora_tiny",), sizes=("7B",)), "no chosen run has the size 7B; available sizes: tiny"),
         (Request(only=("lora",), axes=("lora_q=1,2",)), "lora_q: unknown key"),
         (Request(only=("lora",), axes=("output=a,b",)), "cannot be swept"),
-        (Request(only=("lora",), axes=("curriculum_seed=1,2",), repeat=2), "--repeat gives each run its seeds"),
+        (
+            Request(only=("lora",), axes=("curriculum_seed=1,2",), repeat=2),
+            "give either --repeat or --set curriculum.seed",
+        ),
         (Request(only=("lora",), retry_smaller=True), "--retry-smaller: is of trainings"),
         (Request(only=("lora",), generate=True), "--generate: is of trainings"),
         (Request(only=("lora_32B",), overrides=("batch_size=100",)), "the nearest that is: 96"),
     ],
 )
-def test_a_request_that_means_nothing_is_told(request_: Request, message: str) -> None:
+def test_an_invalid_request_is_refused(request_: Request, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         _ = names_tunings(request_) and tuning_tasks(request_, NPUS, None)
 
 
-def test_a_name_that_is_nearly_a_fine_tunings_is_told() -> None:
+def test_a_misspelt_fine_tuning_is_refused_with_the_nearest_name() -> None:
     from efficientbench.config.matrix import load_matrix
 
     with pytest.raises(ConfigError, match=r"did you mean lora_32B\?"):
@@ -98,7 +101,7 @@ def test_every_run_has_its_own_folder_and_command(tmp_path: Path) -> None:
     assert sorted(task.id for task in in_turns(tasks, 7)) == sorted(task.id for task in tasks)
 
 
-def test_devices_are_shared_out_and_what_cannot_run_stays_a_row() -> None:
+def test_devices_are_divided_and_impossible_fine_tunings_are_rows() -> None:
     axes = ("training.global_batch_size=128,100",)
     whole, refused = tuning_tasks(Request(only=("lora_32B",), axes=axes), NPUS, None)
     assert (whole.slots, whole.ranks, whole.refused) == (8, 8, None)
@@ -112,7 +115,7 @@ def test_devices_are_shared_out_and_what_cannot_run_stays_a_row() -> None:
     assert (half.slots, half.ranks) == (4, 4)
 
 
-def test_a_complete_record_is_of_one_configuration_and_device(tmp_path: Path) -> None:
+def test_a_record_is_complete_only_for_its_configuration_and_device(tmp_path: Path) -> None:
     request = Request(only=("lora_tiny",), overrides=(f"output={tmp_path}",))
     (task,) = tuning_tasks(request, CPU, None)
     assert isinstance(task, TuningTask)
@@ -134,7 +137,7 @@ def test_a_complete_record_is_of_one_configuration_and_device(tmp_path: Path) ->
     assert not other.is_trained("a CPU", False)
 
 
-def test_a_dry_run_tells_what_is_not_known_before_a_fine_tuning(
+def test_a_dry_run_names_the_unknowns_of_a_fine_tuning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("efficientbench.sweep.sweep.find_machine", lambda device: CPU)
@@ -151,7 +154,7 @@ def test_a_dry_run_tells_what_is_not_known_before_a_fine_tuning(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cluster_is_planned_for_and_what_does_not_fit_it_is_a_row(
+def test_a_plan_for_a_cluster_lists_fine_tunings_that_do_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words, place = [f"output={tmp_path}", "training.steps=100"], {"device": "h100 sxm", "devices_per_node": 4}
@@ -194,7 +197,7 @@ def test_a_device_without_rates_and_a_run_without_steps_have_memory_and_no_time(
     assert (task.projection.plan, "fp32" in estimate.time_source) == (None, True)
 
 
-def test_what_is_too_large_by_a_plan_is_tried_on_the_machine_at_hand() -> None:
+def test_a_fine_tuning_too_large_by_plan_is_tried_on_the_machine_at_hand() -> None:
     (task,) = tuning_tasks(Request(only=("full_32B",)), NPUS, None)
     assert isinstance(task, TuningTask)
     assert task.projection.plan is not None

@@ -29,7 +29,7 @@ class Copies(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def test_a_save_pins_no_memory(tmp_path: Path) -> None:
+def test_saving_a_checkpoint_pins_no_memory(tmp_path: Path) -> None:
     from efficientbench.training.checkpoints.storage import Writer
 
     writer = Writer(str(tmp_path))

@@ -47,7 +47,7 @@ def step(library: Path, name: str, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_waits_once_fits_the_plan_and_launches_few(name: str, fake_gpu: Path) -> None:
+def test_a_step_synchronizes_once_fits_the_plan_and_launches_few_kernels(name: str, fake_gpu: Path) -> None:
     run_name, *layout = name.split()
     seen = step(fake_gpu, run_name, *layout, *(TWO_SEQUENCES_EACH if "parallel.dp=2" in layout else TWO_SEQUENCES))
     assert seen["off_device"] == []
@@ -63,7 +63,7 @@ def test_a_step_waits_once_fits_the_plan_and_launches_few(name: str, fake_gpu: P
 
 @pytest.mark.proof
 @pytest.mark.parametrize("length", [2048, 32768])
-def test_nsa_launches_at_most_three_times_as_much_as_gqa_at_any_length(length: int, fake_gpu: Path) -> None:
+def test_nsa_launches_at_most_three_times_the_kernels_of_gqa_at_any_length(length: int, fake_gpu: Path) -> None:
     words = TWO_SEQUENCES if length == 2048 else (*ONE_SEQUENCE, f"training.seq_len={length}")
     gqa, nsa = (step(fake_gpu, name, *words) for name in ("gqa_1.5B", "nsa_1.5B"))
     assert nsa["before_update"] <= MOST_OVER_GQA * gqa["before_update"], nsa["most"]

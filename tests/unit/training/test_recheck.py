@@ -26,7 +26,7 @@ def test_any_flipped_bit_changes_the_digest(dtype: torch.dtype, monkeypatch: pyt
     assert digest(values) == before
 
 
-def test_swapped_values_and_the_sign_of_zero_and_nan_count() -> None:
+def test_swapped_values_and_signs_of_zero_and_nan_change_the_digest() -> None:
     one, other = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([2.0, 1.0, 0.0])
     assert digest(one) != digest(other)
     assert digest(one) != digest(torch.tensor([1.0, 2.0, -0.0]))
@@ -38,7 +38,7 @@ def place(*order: int) -> Place:
     return Place(order, f"place {order}")  # type: ignore[arg-type]
 
 
-def test_what_is_computed_first_is_the_first_difference() -> None:
+def test_the_first_difference_is_the_one_computed_first() -> None:
     # Notes are in the order in which a rank took them: with interleaved stages not that of the model.
     noted = [place(FORWARD, 2, 0), place(FORWARD, 0, 1), place(BACKWARD, -2, 2)]
     first = [(each, 7) for each in noted]

@@ -29,7 +29,7 @@ class OneGPU(CUDA):
 
 
 @pytest.mark.usefixtures("single_rank")
-def test_the_launcher_is_of_the_run_on_an_accelerator_and_its_memory_is_not_on_a_host() -> None:
+def test_the_launcher_belongs_to_the_run_but_its_memory_does_not_count_on_a_host() -> None:
     from efficientbench.training.waits import Waits
     from efficientbench.worker.build_monitor import build_monitor
 

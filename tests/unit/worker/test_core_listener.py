@@ -15,7 +15,7 @@ from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.running.job import Job
 
 
-def test_a_folder_that_is_not_there_is_named_by_its_key(tmp_path: Path) -> None:
+def test_a_missing_bundle_of_core_is_named_by_its_key(tmp_path: Path) -> None:
     from efficientbench.worker.listeners.core import CoreDuringTraining
 
     folder = tmp_path / "bundle"

@@ -34,7 +34,7 @@ print(double(4), triple(4), "torch._inductor.compile_fx" in sys.modules)
 
 
 @pytest.mark.proof
-def test_the_compiler_is_loaded_by_what_it_compiles() -> None:
+def test_the_compiler_is_loaded_at_the_first_compiled_call() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM],
         env=environment(),

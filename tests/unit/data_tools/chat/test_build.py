@@ -63,7 +63,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_rows_epochs_and_ranges(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
+def test_a_mixture_takes_its_rows_epochs_and_ranges(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
     file = mixture(
         tmp_path,
         {"task": "messages", "path": "rows.jsonl", "start": 10, "stop": 20},
@@ -98,7 +98,7 @@ def test_rows_epochs_and_ranges(rows: Path, tmp_path: Path, chat_bpe: Path) -> N
 
 
 @pytest.mark.usefixtures("small")
-def test_one_order_for_any_number_of_processes(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
+def test_the_order_is_the_same_for_any_number_of_processes(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
     one = mixture(tmp_path, {"task": "messages", "path": "rows.jsonl", "rows": 20, "epochs": 2})
     build_conversations(one, tmp_path / "a", chat_bpe)
     build_conversations(one, tmp_path / "b", chat_bpe, workers=2)
@@ -109,7 +109,7 @@ def test_one_order_for_any_number_of_processes(rows: Path, tmp_path: Path, chat_
     assert bin_path(tmp_path / "a").read_bytes() != bin_path(tmp_path / "c").read_bytes()
 
 
-def test_all_rows_in_another_order(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
+def test_all_rows_are_written_in_shuffled_order(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
     corpus = build_conversations(
         mixture(tmp_path, {"task": "messages", "path": "rows.jsonl"}), tmp_path / "c", chat_bpe
     )
@@ -120,7 +120,7 @@ def test_all_rows_in_another_order(rows: Path, tmp_path: Path, chat_bpe: Path) -
     assert corpus.utf8_bytes == sum(len(each["content"].encode()) for each in messages)
 
 
-def test_a_complete_pair_is_left_and_another_one_refused(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
+def test_a_complete_pair_is_reused_and_another_mixture_refused(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
     file = mixture(tmp_path, {"task": "messages", "path": "rows.jsonl"})
     prefix = tmp_path / "chat"
     corpus = build_conversations(file, prefix, chat_bpe)
@@ -157,7 +157,7 @@ def damaged(path: Path) -> None:
         (lambda prefix: (prefix.parent / "chat.tokenizer" / "tokenizer.json").write_text("{}"), "tokenizer.json has"),
     ],
 )
-def test_damage_is_named(rows: Path, tmp_path: Path, chat_bpe: Path, damage: Any, message: str) -> None:
+def test_damage_to_a_pair_is_named(rows: Path, tmp_path: Path, chat_bpe: Path, damage: Any, message: str) -> None:
     prefix = tmp_path / "chat"
     build_conversations(mixture(tmp_path, {"task": "messages", "path": "rows.jsonl"}), prefix, chat_bpe)
     verify_pair(prefix)
@@ -166,8 +166,8 @@ def test_damage_is_named(rows: Path, tmp_path: Path, chat_bpe: Path, damage: Any
         verify_pair(prefix)
 
 
-def test_a_mask_of_other_numbers_is_refused_without_checksums(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
-    """What `inspect` shows is no mask of another pair."""
+def test_a_mask_with_invalid_values_is_refused_without_checksums(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
+    """`inspect` does not show a mask that belongs to another pair."""
     prefix = tmp_path / "chat"
     file = mixture(tmp_path, {"task": "messages", "path": "rows.jsonl"})
     build_conversations(file, prefix, chat_bpe)
@@ -182,7 +182,7 @@ def test_a_mask_of_other_numbers_is_refused_without_checksums(rows: Path, tmp_pa
         build_conversations(file, prefix, chat_bpe)
 
 
-def test_a_run_takes_the_pair_and_verifies_its_mask(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
+def test_a_run_uses_the_pair_and_verifies_its_mask(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
     prefix = tmp_path / "chat"
     made = build_conversations(mixture(tmp_path, {"task": "messages", "path": "rows.jsonl"}), prefix, chat_bpe)
     assert prepare_corpus(prefix, None, tmp_path / "cache", 300) == made
@@ -193,7 +193,7 @@ def test_a_run_takes_the_pair_and_verifies_its_mask(rows: Path, tmp_path: Path, 
         prepare_corpus(prefix, None, tmp_path / "cache", 300)
 
 
-def test_the_folder_can_be_moved(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
+def test_a_moved_pair_keeps_its_tokenizer_and_template(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
     file = mixture(tmp_path, {"task": "messages", "path": "rows.jsonl"})
     build_conversations(file, tmp_path / "here" / "chat", chat_bpe)
     shutil.move(tmp_path / "here", tmp_path / "there")
@@ -205,8 +205,8 @@ def test_the_folder_can_be_moved(rows: Path, tmp_path: Path, chat_bpe: Path) -> 
     assert "{%- generation -%}" in config["chat_template"]
 
 
-def test_commands(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
-    """As a user calls them; names of special tokens in the text are counted and stay text."""
+def test_commands_build_verify_and_inspect_conversations(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
+    """Names of special tokens in the text are counted and stay text."""
     with rows.open("a") as stream:
         stream.write(
             json.dumps(

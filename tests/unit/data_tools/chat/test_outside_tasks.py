@@ -57,21 +57,21 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "message"), EXAMPLES)
-def test_what_is_no_example_is_named_with_its_row(name: str, message: str) -> None:
+def test_an_invalid_example_is_named_with_its_row(name: str, message: str) -> None:
     with pytest.raises(RowError) as refused:
         open_examples(f"my_wrong_tasks:{name}")[1]
     assert str(refused.value).startswith(f"my_wrong_tasks:{name}: row 2: {message}")
 
 
 @pytest.mark.parametrize(("name", "message"), ROWS)
-def test_rows_that_cannot_be_made_are_named(name: str, message: str) -> None:
+def test_rows_that_fail_to_load_are_named(name: str, message: str) -> None:
     with pytest.raises(DataError) as refused:
         open_examples(f"my_wrong_tasks:{name}")
     assert str(refused.value).startswith(f"my_wrong_tasks:{name} {message}")
 
 
 @pytest.mark.parametrize(("name", "message"), [*EXAMPLES, *ROWS])
-def test_a_mixture_of_them_leaves_nothing(tmp_path: Path, chat_bpe: Path, name: str, message: str) -> None:
+def test_a_mixture_with_a_wrong_task_leaves_no_file(tmp_path: Path, chat_bpe: Path, name: str, message: str) -> None:
     file = tmp_path / "mixture.yaml"
     file.write_text(f'tasks: [{{task: "my_wrong_tasks:{name}"}}]')
     before = {path.name for path in tmp_path.iterdir()}

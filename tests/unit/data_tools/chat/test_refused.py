@@ -60,7 +60,7 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("messages", "problem"), BAD_MESSAGES)
-def test_a_bad_row_is_named_and_leaves_nothing(
+def test_a_bad_row_is_named_and_leaves_no_file(
     rows: Path, tmp_path: Path, chat_bpe: Path, messages: Any, problem: str
 ) -> None:
     with rows.open("a") as stream:
@@ -123,7 +123,7 @@ def test_a_bad_mixture_is_named(rows: Path, tmp_path: Path, chat_bpe: Path, cont
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_mistakes_are_one_line_without_traceback(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
+def test_mistakes_are_reported_in_one_line_without_traceback(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
     with rows.open("a") as stream:
         stream.write('{"messages": [{"role": "user", "content": "Hi"}]}\n')
     file = tmp_path / "mixture.yaml"

@@ -217,8 +217,8 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_lists_know_the_tokenizer(plain: TextTokenizer) -> None:
-    """What the lists take for granted, by the tokenizer's own table."""
+def test_the_hand_written_lists_match_the_tokenizers_table(plain: TextTokenizer) -> None:
+    """The hand-written lists assume these ids and these token texts."""
     assert [plain.backend.id_to_token(i) for i in (0, BOS, USER, PYTHON, OUTPUT_END)] == [
         *("<|endoftext|>", "<|bos|>", "<|user_start|>", "<|python_start|>", "<|output_end|>")
     ]
@@ -227,7 +227,7 @@ def test_the_lists_know_the_tokenizer(plain: TextTokenizer) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ids_and_mask_are_the_hand_written_ones(plain: TextTokenizer, name: str) -> None:
+def test_ids_and_mask_match_the_hand_written_ones(plain: TextTokenizer, name: str) -> None:
     messages, runs = CASES[name]
     rendered = make_renderer(plain, "bytes").conversation(read_messages(messages))
     assert (rendered.ids.dtype, rendered.mask.dtype) == (np.uint32, np.uint8)
@@ -256,7 +256,7 @@ def by_transformers(folder: Path, messages: list[dict[str, Any]], **more: bool |
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in INJECTIONS])
-def test_the_saved_template_gives_the_same(words: Path, qwen: Path, name: str) -> None:
+def test_the_saved_template_gives_the_same_ids_and_mask(words: Path, qwen: Path, name: str) -> None:
     messages = json.loads(json.dumps(CASES[name][0]).replace('"value": ', '"text": '))
     for folder in (words, qwen):
         renderer = make_renderer(load_tokenizer(folder), "own")
@@ -285,10 +285,10 @@ def styles_as_of(learned: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> t
 
 
 @pytest.mark.parametrize("learned", [("text", "python"), ("text",), ("text", "python", "python_output")])
-def test_template_and_pieces_agree_on_the_calls_of_a_task_from_outside(
+def test_template_and_renderer_agree_on_the_calls_of_an_external_task(
     words: Path, qwen: Path, learned: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is learned is said in one place, which both follow."""
+    """One table says which tokens are learned, and both follow it."""
     examples = open_examples("support.outside_task:Counting")
     for folder, style in zip((words, qwen), styles_as_of(learned, monkeypatch), strict=True):
         tokenizer = load_tokenizer(folder)
@@ -309,7 +309,7 @@ def test_template_and_pieces_agree_on_the_calls_of_a_task_from_outside(
                 assert (sign in text) == (there and kind in learned)
 
 
-def test_pairs_that_were_made_before_keep_their_template() -> None:
+def test_existing_pairs_keep_their_template() -> None:
     """A pair's manifest has its style's template: another one would refuse the pair as made from other inputs."""
     assert {each.name: hashlib.sha256(each.template.encode()).hexdigest() for each in styles.STYLES} == {
         "nanochat": "df0dd74870d0f47fefdde5ec42ebfa9d03c5ce9601512012fae87354e9d9c7a9",
@@ -317,7 +317,7 @@ def test_pairs_that_were_made_before_keep_their_template() -> None:
     }
 
 
-def test_in_qwens_style_an_answer_that_begins_with_a_line_end_is_encoded_as_it_is_generated(qwen: Path) -> None:
+def test_an_answer_starting_with_a_line_end_is_encoded_as_generated_in_qwens_style(qwen: Path) -> None:
     """A template's text would merge it with the line end before it, which the prompt already holds."""
     tokenizer = load_tokenizer(qwen)
     messages = [user("Hi"), assistant("\nYo")]
@@ -330,8 +330,8 @@ def test_in_qwens_style_an_answer_that_begins_with_a_line_end_is_encoded_as_it_i
 
 
 @pytest.mark.parametrize("name", INJECTIONS)
-def test_transformers_takes_the_name_of_a_token_for_the_token(words: Path, name: str) -> None:
-    """Why ids are rendered piece by piece."""
+def test_transformers_encodes_the_name_of_a_token_as_the_token(words: Path, name: str) -> None:
+    """Ids are rendered piece by piece for this reason."""
     rendered = make_renderer(load_tokenizer(words), "own").conversation(read_messages(CASES[name][0]))
     assert by_transformers(words, CASES[name][0])["input_ids"] != rendered.ids.tolist()
 
@@ -372,7 +372,7 @@ QWEN_CASES = {
 
 
 @pytest.mark.parametrize("name", QWEN_CASES)
-def test_qwens_style_by_hand(qwen: Path, name: str) -> None:
+def test_qwens_style_matches_hand_written_ids(qwen: Path, name: str) -> None:
     messages, runs = QWEN_CASES[name]
     tokenizer = load_tokenizer(qwen)
     rendered = make_renderer(tokenizer, "own").conversation(read_messages(messages))
@@ -384,7 +384,7 @@ def test_qwens_style_by_hand(qwen: Path, name: str) -> None:
     assert decoded == runs
 
 
-def test_real_conversations_as_qwens_own_template_gives_them(shared_data: Path) -> None:
+def test_real_conversations_match_qwens_own_template(shared_data: Path) -> None:
     from transformers import AutoTokenizer
 
     folder = shared_data / "qwen2_tokenizer"

@@ -70,7 +70,7 @@ def started(file: Path, prefix: Path, tokenizer: Path, call: str) -> subprocess.
 
 
 @pytest.mark.parametrize("how", KILLS)
-def test_killed_it_continues_to_the_same_bytes(
+def test_killed_rendering_resumes_to_the_same_bytes(
     file: Path, tmp_path: Path, chat_bpe: Path, undisturbed: dict[str, str], how: str
 ) -> None:
     prefix = tmp_path / "killed" / "chat"
@@ -86,7 +86,7 @@ def test_killed_it_continues_to_the_same_bytes(
     assert contents(prefix) == undisturbed
 
 
-def test_a_damaged_part_is_made_again(file: Path, tmp_path: Path, chat_bpe: Path, undisturbed: dict[str, str]) -> None:
+def test_a_damaged_part_is_rebuilt(file: Path, tmp_path: Path, chat_bpe: Path, undisturbed: dict[str, str]) -> None:
     prefix = tmp_path / "killed" / "chat"
     started(file, prefix, chat_bpe, KILLS["before the parts are merged"]).communicate(timeout=120)
     mask = tmp_path / "killed" / "chat.parts" / "000004.mask"
@@ -97,7 +97,7 @@ def test_a_damaged_part_is_made_again(file: Path, tmp_path: Path, chat_bpe: Path
     assert contents(prefix) == undisturbed
 
 
-def test_another_mixture_does_not_continue(file: Path, tmp_path: Path, chat_bpe: Path) -> None:
+def test_rendering_does_not_resume_with_another_mixture(file: Path, tmp_path: Path, chat_bpe: Path) -> None:
     prefix = tmp_path / "killed" / "chat"
     started(file, prefix, chat_bpe, KILLS["before the parts are merged"]).communicate(timeout=120)
     file.write_text(file.read_text().replace("2", "3"))
@@ -107,7 +107,9 @@ def test_another_mixture_does_not_continue(file: Path, tmp_path: Path, chat_bpe:
 
 
 @pytest.mark.proof
-def test_killed_at_random_moments(file: Path, tmp_path: Path, chat_bpe: Path, undisturbed: dict[str, str]) -> None:
+def test_rendering_killed_at_random_moments_resumes_to_the_same_bytes(
+    file: Path, tmp_path: Path, chat_bpe: Path, undisturbed: dict[str, str]
+) -> None:
     """Each run continues from what the last one left, until one is finished."""
     moments = random.Random(0)
     killed = finished = 0

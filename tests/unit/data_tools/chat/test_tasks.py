@@ -78,7 +78,7 @@ def asked(example: Example) -> str:
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_rows_of_each_kind_of_file(tmp_path: Path, name: str, kind: str) -> None:
+def test_rows_are_read_from_each_kind_of_file(tmp_path: Path, name: str, kind: str) -> None:
     path = written(tmp_path, name, FORMATS[name][:1] * 3)
     if kind == "parquet":
         path = tmp_path / "rows.parquet"
@@ -91,7 +91,7 @@ def test_rows_of_each_kind_of_file(tmp_path: Path, name: str, kind: str) -> None
     assert [*pickle.loads(pickle.dumps(examples)).read(np.array([0, 2]))] == [examples[0], examples[2]]
 
 
-def test_multiple_choice_as_nanochat_asks_it(tmp_path: Path) -> None:
+def test_multiple_choice_questions_match_nanochat(tmp_path: Path) -> None:
     (arc,) = open_examples("arc", written(tmp_path, "arc", FORMATS["arc"])).read(np.array([0]))
     assert asked(arc) == (
         "Multiple Choice question: Hot?\n- ice=1\n- fire=2\n- tea=3\n\n"
@@ -105,7 +105,7 @@ def test_multiple_choice_as_nanochat_asks_it(tmp_path: Path) -> None:
     assert (task.score(arc, " 2\n", no_program), task.score(arc, "1", no_program)) == (1, 0)
 
 
-def test_mmlu_from_its_csv_files(shared_data: Path) -> None:
+def test_mmlu_is_read_from_its_csv_files(shared_data: Path) -> None:
     examples = open_examples("mmlu", shared_data / "mmlu" / "dev")
     first = examples[0]
     assert asked(first).startswith("Multiple Choice question: Find all c in Z_3 such that Z_3[x]/(x^2 + c) is a field")
@@ -115,12 +115,12 @@ def test_mmlu_from_its_csv_files(shared_data: Path) -> None:
     assert len(open_examples("mmlu", shared_data / "mmlu" / "test")) == 100 + 100 + 105
 
 
-def test_a_column_of_numbers_with_a_gap_has_the_answers() -> None:
+def test_an_answer_read_as_a_real_number_is_accepted() -> None:
     row = {"question": "Which?", "choices": ["a", "b", "c", "d"], "answer": 1.0}
     assert answer(TASKS["mmlu"]().example(row)) == "B"
 
 
-def test_calls_of_the_calculator() -> None:
+def test_notes_of_gsm8k_become_calculator_calls() -> None:
     example = TASKS["gsm8k"]().example(FORMATS["gsm8k"][0])
     assert [(part.kind, part.text) for part in example.messages[-1].parts] == [
         (TEXT, "She has 2*3="),
@@ -157,8 +157,8 @@ def test_the_calculator_agrees_with_every_note_of_gsm8k(shared_data: Path) -> No
 
 
 @pytest.mark.proof
-def test_every_row_of_gsm8k_is_whole(shared_data: Path) -> None:
-    """No text is lost by cutting out the notes, and every reference is found."""
+def test_every_row_of_gsm8k_keeps_its_text_and_has_a_reference(shared_data: Path) -> None:
+    """Cutting out the notes loses no text, and every reference is found."""
     for name, count in (("train", 7473), ("test", 1319)):
         path = shared_data / "gsm8k" / f"{name}.jsonl"
         examples = open_examples("gsm8k", path)
@@ -186,7 +186,7 @@ def test_every_row_of_gsm8k_is_whole(shared_data: Path) -> None:
         *(("9" * 30, "9" * 30), ("1e30", "1" + "0" * 30), ("-0.0001", "0"), ("0.0005", "0.001")),
     ],
 )
-def test_the_calculator(expression: str, value: str | None) -> None:
+def test_the_calculator_evaluates_arithmetic_and_refuses_other_text(expression: str, value: str | None) -> None:
     found = calculate(expression)
     if value is None or len(value) < 20:
         assert found == value
@@ -205,7 +205,7 @@ def test_programs_are_scored_by_running_them(tmp_path: Path) -> None:
     assert [task.score(example, each, in_python) for each in wrong] == [0] * 4
 
 
-def test_formats_of_the_hub(shared_data: Path) -> None:
+def test_files_in_the_hubs_formats_are_read_and_scored(shared_data: Path) -> None:
     formats = shared_data / "formats"
     assert [example.reference for example in open_examples("arc", formats / "arc.jsonl").read(np.arange(5))] == [
         *"BB2CB"
@@ -221,7 +221,7 @@ def test_formats_of_the_hub(shared_data: Path) -> None:
                 task.score(examples[0], "Paris.", no_program)
 
 
-def test_a_task_from_outside() -> None:
+def test_an_external_task_is_read_scored_and_rewarded() -> None:
     examples = open_examples("support.outside_task:Spelling")
     assert len(examples) == len(WORDS)
     apple = examples[0]
@@ -250,12 +250,12 @@ def test_a_task_from_outside() -> None:
         ("efficientbench.data_tools.chat.task:Task", "cannot be made: TypeError: Can't instantiate abstract class"),
     ],
 )
-def test_names_that_are_no_task(name: str, message: str) -> None:
+def test_names_that_are_no_task_are_refused(name: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         open_examples(name)
 
 
-def test_code_from_outside_that_fails_is_named() -> None:
+def test_failing_external_code_is_named() -> None:
     with pytest.raises(RowError, match=r"support\.outside_task:Broken: row 2: .*ZeroDivisionError: it cannot"):
         open_examples("support.outside_task:Broken")[1]
 
@@ -285,13 +285,13 @@ CHOICES = {"text": ["a", "b"], "label": ["A", "B"]}
         ("humaneval", {"prompt": "def f():"}, "canonical_solution: a text is needed"),
     ],
 )
-def test_rows_that_are_not_of_the_task(tmp_path: Path, name: str, row: dict[str, Any], message: str) -> None:
+def test_rows_in_the_wrong_format_are_refused(tmp_path: Path, name: str, row: dict[str, Any], message: str) -> None:
     path = written(tmp_path, name, [FORMATS[name][0], row])
     with pytest.raises(RowError, match=rf"{name}\.jsonl:2: {message}"):
         open_examples(name, path)[1]
 
 
-def test_files_that_hold_no_rows(tmp_path: Path) -> None:
+def test_files_without_rows_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('"Q, with a comma",a,b,c,d,A\nQ,a,b,c,A\n')
     examples = open_examples("mmlu", tmp_path / "rows.csv")
     assert asked(examples[0]).startswith("Multiple Choice question: Q, with a comma\n- a=A")
@@ -347,18 +347,21 @@ def gsm8k_hub(hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return hub
 
 
-def test_splits_of_the_hub(gsm8k_hub: HubState, tmp_path: Path) -> None:
+def test_the_split_of_a_hub_dataset_can_be_chosen(gsm8k_hub: HubState, tmp_path: Path) -> None:
     train = open_examples("gsm8k")
     assert [asked(train[number]) for number in range(len(train))] == ["train?"] * 2
     assert train.files == [Path("data/gsm8k/main/train-0.parquet")]
     assert not (tmp_path / "data" / "gsm8k" / "main" / "test-0.parquet").exists()
-    assert asked(open_examples("gsm8k", hub=HubFiles("openai/gsm8k", "main", "test"))[0]) == "test?"
+    told: list[str] = []
+    tested = open_examples("gsm8k", hub=HubFiles("openai/gsm8k", "main", "test"), on_progress=lambda: told.append("it"))
+    assert asked(tested[0]) == "test?"
+    assert told
     assert asked(open_examples("gsm8k", hub=HubFiles("openai/gsm8k", split="train"))[0]) == "plain?"
     with pytest.raises(DataError, match=r"configuration 'main' has no split 'dev': its card declares train, test"):
         open_examples("gsm8k", hub=HubFiles("openai/gsm8k", "main", "dev"))
 
 
-def test_a_mixture_takes_the_tasks_own_dataset(gsm8k_hub: HubState, tmp_path: Path) -> None:
+def test_a_mixture_downloads_the_dataset_of_its_task(gsm8k_hub: HubState, tmp_path: Path) -> None:
     file = tmp_path / "mixture.yaml"
     file.write_text("tasks: [{task: gsm8k}, {task: gsm8k, split: test}, {task: gsm8k, dataset: openai/gsm8k}]")
     sources = open_mixture(read_mixture(file), file)

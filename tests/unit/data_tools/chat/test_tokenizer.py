@@ -41,12 +41,12 @@ def test_the_chat_tokens_are_reserved_within_the_size(tmp_path: Path) -> None:
     assert own.special_tokens() == {"<|endoftext|>": 0, **{name: number for number, name in enumerate(CHAT_TOKENS, 1)}}
 
 
-def test_a_size_without_room_for_them(tmp_path: Path) -> None:
+def test_a_vocabulary_without_room_for_chat_tokens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"at least 266 tokens \(256 bytes and the end of a document, and 9 chat tok"):
         train_tokenizer(TEXTS, 265, tmp_path / "bpe", chat=True)
 
 
-def test_without_chat_tokens_there_is_no_template(tmp_path: Path) -> None:
+def test_a_tokenizer_without_chat_tokens_has_no_template(tmp_path: Path) -> None:
     train_tokenizer(TEXTS, 300, tmp_path / "plain")
     assert "chat_template" not in json.loads((tmp_path / "plain" / "tokenizer_config.json").read_text())
     assert find_style(load_tokenizer(tmp_path / "plain").special_tokens()) is None

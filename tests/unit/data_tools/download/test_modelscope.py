@@ -25,7 +25,7 @@ def dataset(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         yield site
 
 
-def test_a_dataset_is_listed_page_by_page_and_downloaded(dataset: Site, tmp_path: Path) -> None:
+def test_a_dataset_listed_in_pages_is_downloaded(dataset: Site, tmp_path: Path) -> None:
     dataset.breaks = 1
     files = download(tmp_path, 9, repository="modelscope:owner/some", max_workers=1)
     assert {str(file.relative_to(tmp_path)): file.read_bytes() for file in files} == TEXTS
@@ -36,7 +36,7 @@ def test_a_dataset_is_listed_page_by_page_and_downloaded(dataset: Site, tmp_path
     assert not [headers for *_, headers in dataset.asked if "authorization" in headers or "sesame" in str(headers)]
 
 
-def test_what_is_complete_needs_no_site(dataset: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_download_needs_no_site(dataset: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = download(tmp_path, 2, repository="modelscope:owner/some")
     assert [file.name for file in files] == ["0.jsonl", "1.jsonl"]
     monkeypatch.setenv("MODELSCOPE_ENDPOINT", NO_SERVER)
@@ -59,7 +59,7 @@ def test_what_is_complete_needs_no_site(dataset: Site, tmp_path: Path, monkeypat
         ({}, {"split": "train"}, "leave --config out"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_wrong_repositories_and_implausible_listings_are_refused(
     dataset: Site, tmp_path: Path, row: dict[str, Any], more: dict[str, str], message: str
 ) -> None:
     dataset.row = row
@@ -68,14 +68,14 @@ def test_what_makes_no_sense_is_refused(
     assert [path.name for path in tmp_path.rglob("*.jsonl")] == []
 
 
-def test_wrong_content_gets_no_name(dataset: Site, tmp_path: Path) -> None:
+def test_a_file_with_wrong_content_is_not_stored(dataset: Site, tmp_path: Path) -> None:
     dataset.served = b"x" * len(TEXTS["data/0.jsonl"])
     with pytest.raises(DataError, match="checksum"):
         download(tmp_path, repository="modelscope:owner/some")
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
-def test_of_fineweb_edu_a_sample_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fineweb_edu_lists_a_sample_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["sample/10BT/0.jsonl", "sample/10BT_old/0.jsonl", "sample/100BT/0.jsonl", "data/0.jsonl"]
     seen: list[str] = []
 
@@ -90,7 +90,7 @@ def test_of_fineweb_edu_a_sample_is_taken(tmp_path: Path, monkeypatch: pytest.Mo
     assert seen == ["modelscope:other/fineweb-edu"] * 2
 
 
-def test_a_tokenizer_is_fetched_once_and_then_served_without_the_site(
+def test_a_tokenizer_is_fetched_once_and_then_loaded_without_the_site(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_tokenizer(["some words"], 260, tmp_path / "words")

@@ -84,7 +84,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @settings(max_examples=100)
 @given(text=texts)
-def test_tiktoken_gives_the_tokenizers_ids(engines: tuple[Engine, Tokenizer], text: str) -> None:
+def test_tiktoken_gives_the_ids_of_tokenizers(engines: tuple[Engine, Tokenizer], text: str) -> None:
     engine, backend = engines
     assert engine.name.startswith("tiktoken "), engine.reason
     expected = backend.encode(text, add_special_tokens=False).ids
@@ -93,7 +93,7 @@ def test_tiktoken_gives_the_tokenizers_ids(engines: tuple[Engine, Tokenizer], te
     assert engine.count_special(text)["<|endoftext|>"] == text.count("<|endoftext|>")
 
 
-def test_the_real_qwen2_tokenizer(shared_data: Path, tmp_path: Path) -> None:
+def test_tiktoken_gives_the_ids_of_the_real_qwen2_tokenizer(shared_data: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(shared_data / "qwen2_tokenizer")
     lines = [json.loads(line)["text"] for line in (shared_data / "c4" / "c4_demo.jsonl").open()]
     engine = choose_engine(tokenizer, tmp_path, lines[:20])
@@ -104,7 +104,7 @@ def test_the_real_qwen2_tokenizer(shared_data: Path, tmp_path: Path) -> None:
 
 
 def test_python_and_tokenizers_agree_on_what_is_normalized() -> None:
-    """Whatever is taken for NFC without being normalized is what normalizing would leave as it is."""
+    """Text that is taken for NFC without being normalized is text that normalizing leaves unchanged."""
     nfc = normalizers.NFC()
     taken = 0
     for code in range(0x110000):
@@ -162,8 +162,8 @@ def test_a_tokenizer_that_tiktoken_cannot_replace_is_reported(
     assert engine.count_special(TEXT[2]) == {"<|endoftext|>": 1}
 
 
-def test_a_difference_on_the_inputs_own_text_is_found(tmp_path: Path) -> None:
-    """A character that only the input has, and only one of two regular expressions takes."""
+def test_a_difference_on_text_of_the_input_is_detected(tmp_path: Path) -> None:
+    """Only the input has a character on which the two regular expressions differ."""
     folder = byte_level(tmp_path / "tokenizer", pre_tokenizer=split_by(f"(?!\u16a0)(?:{SPLIT_PATTERN})"))
     assert choose_engine(load_tokenizer(folder), folder, ["plain"]).reason is None
     assert "the two give other ids for '\u16a0 is a rune'" in str(
@@ -171,7 +171,7 @@ def test_a_difference_on_the_inputs_own_text_is_found(tmp_path: Path) -> None:
     )
 
 
-def test_a_text_on_which_tiktoken_gives_up_is_encoded_all_the_same(tmp_path: Path) -> None:
+def test_a_text_on_which_tiktoken_panics_is_encoded_by_tokenizers(tmp_path: Path) -> None:
     """Its regular expressions have a limit of steps, and panic beyond it."""
     folder = byte_level(tmp_path / "tokenizer", pre_tokenizer=split_by(r"(?:(?=q)q+)+y|" + SPLIT_PATTERN))
     tokenizer = load_tokenizer(folder)

@@ -44,7 +44,7 @@ def load_by_name(name: str, endpoint: str, home: Path) -> str:
     return done.stdout.strip()
 
 
-def test_a_name_is_fetched_once_and_then_served_without_the_hub(hub: HubState, tmp_path: Path) -> None:
+def test_a_named_tokenizer_is_fetched_once_and_then_loaded_without_the_hub(hub: HubState, tmp_path: Path) -> None:
     found = [
         load_by_name("owner/words", endpoint, tmp_path / "home") for endpoint in (NO_SERVER, hub.endpoint, NO_SERVER)
     ]
@@ -61,7 +61,7 @@ def test_a_name_is_fetched_once_and_then_served_without_the_hub(hub: HubState, t
         ("owner/words", Fault(status=403), r".*403 Forbidden: refused: Bearer <token>.*"),
     ],
 )
-def test_failures_are_reported_without_the_token(
+def test_hub_failures_are_reported_without_the_token(
     hub: HubState, tmp_path: Path, name: str, fault: Fault, message: str
 ) -> None:
     hub.always["info"] = fault

@@ -66,7 +66,7 @@ def qwen2_lengths(qwen2: TextTokenizer) -> np.ndarray:
 
 @settings(max_examples=100)
 @given(text=st.text() | pieces("<|endoftext|>", *" \n\r\t'sS12é"))
-def test_any_text_comes_back_and_its_bytes_are_counted(
+def test_any_text_round_trips_and_its_bytes_are_counted(
     trained: TextTokenizer, trained_lengths: np.ndarray, text: str
 ) -> None:
     [ids] = trained.encode_batch([text])
@@ -96,9 +96,7 @@ def test_qwen2_gives_the_ids_of_transformers(qwen2: TextTokenizer) -> None:
     assert qwen2.eod_id in reference.encode(TEXTS[0], add_special_tokens=False)
 
 
-def test_a_saved_copy_is_the_same_tokenizer_and_loads_without_transformers(
-    qwen2: TextTokenizer, tmp_path: Path
-) -> None:
+def test_a_saved_copy_is_equal_and_loads_without_transformers(qwen2: TextTokenizer, tmp_path: Path) -> None:
     qwen2.save(tmp_path / "copy")
     code = (
         "import sys; from efficientbench.data_tools.tokenizer.tokenizer import *; "
@@ -120,7 +118,9 @@ def test_transformers_loads_a_trained_tokenizer(folder: Path, trained: TextToken
     assert len(loaded) == trained.vocab_size == 700
 
 
-def test_training_is_repeatable_and_bounded_by_its_text(folder: Path, trained: TextTokenizer, tmp_path: Path) -> None:
+def test_tokenizer_training_is_reproducible_and_bounded_by_its_text(
+    folder: Path, trained: TextTokenizer, tmp_path: Path
+) -> None:
     sources = [source.read_text(encoding="utf-8") for source in sorted((ROOT / "data_tools").glob("*.py"))]
     train_tokenizer(sources, 700, tmp_path / "again")
     assert load_tokenizer(tmp_path / "again").fingerprint == trained.fingerprint
@@ -165,13 +165,13 @@ def word_tokenizer(folder: Path, eos: object) -> Path:
 
 
 @pytest.mark.parametrize("eos", ["</s>", {"content": "</s>", "special": True}])
-def test_other_kinds_of_tokenizer_end_documents_with_their_own_token(tmp_path: Path, eos: object) -> None:
+def test_other_kinds_of_tokenizer_use_their_own_end_of_document_token(tmp_path: Path, eos: object) -> None:
     words = load_tokenizer(word_tokenizer(tmp_path, eos))
     assert words.encode_batch(["A b zebra"]) == [[1, 2, 0]]
     assert (words.eod_id, words.token_bytes()) == (3, None)
 
 
-def test_special_tokens_have_no_bytes_and_added_words_their_own(trained: TextTokenizer, tmp_path: Path) -> None:
+def test_special_tokens_count_no_bytes_and_added_words_count_theirs(trained: TextTokenizer, tmp_path: Path) -> None:
     extended = Tokenizer.from_str(trained.backend.to_str())
     extended.add_special_tokens(["<special>"])
     extended.add_tokens(["häufig"])
@@ -213,7 +213,7 @@ def test_unusable_folders_are_named(tmp_path: Path, folder: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_the_end_of_a_document_is_text_inside_of_one_however_it_is_marked(folder: Path, tmp_path: Path) -> None:
+def test_the_name_of_the_end_token_inside_a_document_stays_text(folder: Path, tmp_path: Path) -> None:
     spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     for added in spec["added_tokens"]:
         added["special"] = False

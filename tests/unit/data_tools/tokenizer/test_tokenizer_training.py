@@ -55,7 +55,9 @@ def other(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> str
     return str(folder)
 
 
-def test_what_it_saves_and_prints(inputs: Path, other: str, documents: list[str], tmp_path: Path) -> None:
+def test_training_saves_a_loadable_tokenizer_and_prints_its_compression(
+    inputs: Path, other: str, documents: list[str], tmp_path: Path
+) -> None:
     from transformers import AutoTokenizer
 
     options = ("--vocab-size", "2000", "--output", tmp_path / "bpe", "--compare", other)
@@ -90,8 +92,8 @@ def test_the_same_files_give_the_same_tokenizer(inputs: Path, tmp_path: Path) ->
     assert load_tokenizer(tmp_path / "first").fingerprint == load_tokenizer(tmp_path / "second").fingerprint
 
 
-def test_no_file_outweighs_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where not all can be read, each file gives its part."""
+def test_each_file_contributes_to_a_bounded_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where not all text can be read, each file gives its share."""
     monkeypatch.setattr("efficientbench.data_tools.tokenizer.tokenizer_training.MAX_TRAINING_CHARACTERS", 20_000)
     chosen = random.Random(0)
     for name in ("x", "y"):
@@ -102,7 +104,7 @@ def test_no_file_outweighs_the_others(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {"xx", "yy"} <= vocabulary.keys()
 
 
-def test_a_single_document_and_a_vocabulary_that_it_cannot_fill(tmp_path: Path) -> None:
+def test_a_single_document_gives_a_smaller_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a few words, a few words")
     result = train_on_files([str(tmp_path / "a.txt")], 5000, tmp_path / "bpe", [], "text")
     assert 257 < result.vocab_size < 300
@@ -120,7 +122,7 @@ def test_a_single_document_and_a_vocabulary_that_it_cannot_fill(tmp_path: Path) 
         (None, 300, [], "no such file"),
     ],
 )
-def test_mistakes_leave_nothing(
+def test_mistakes_leave_no_tokenizer(
     content: str | None, size: int, compare: list[str], message: str, tmp_path: Path
 ) -> None:
     source = tmp_path / "a.jsonl"
@@ -131,14 +133,14 @@ def test_mistakes_leave_nothing(
     assert [path.name for path in tmp_path.iterdir()] == (["a.jsonl"] if content is not None else [])
 
 
-def test_a_folder_that_is_there_is_kept(inputs: Path, tmp_path: Path) -> None:
+def test_an_existing_folder_is_not_overwritten(inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
     with pytest.raises(DataError, match="exists already"):
         train_on_files([str(inputs)], 300, tmp_path, [], "text")
     assert (tmp_path / "mine").read_text() == "x"
 
 
-def test_a_full_disk_is_said_with_its_remedy(inputs: Path, small_disk: Callable[[int], Path]) -> None:
+def test_a_full_disk_is_reported_with_a_remedy(inputs: Path, small_disk: Callable[[int], Path]) -> None:
     disk = small_disk(12)
     command = ("train-tokenizer", inputs, "--vocab-size", "400", "--output", disk / "bpe")
     code, out, error = run(*command)
@@ -150,7 +152,7 @@ def test_a_full_disk_is_said_with_its_remedy(inputs: Path, small_disk: Callable[
     assert run(*command)[0] == 0
 
 
-def test_a_file_that_may_not_grow_is_said(inputs: Path, tmp_path: Path) -> None:
+def test_a_file_size_limit_is_reported_in_training(inputs: Path, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
     try:
@@ -162,7 +164,7 @@ def test_a_file_that_may_not_grow_is_said(inputs: Path, tmp_path: Path) -> None:
 
 
 @given(text=st.text(st.sampled_from("aZéß漢١2³ \t\n\r\u00a0\u3000'’slLtdv.,!_-🙂e\u0301\x00"), max_size=40))
-def test_splits_as_gpt4s_tokenizer_does(text: str) -> None:
+def test_text_is_split_as_by_gpt4s_tokenizer(text: str) -> None:
     """Compare with tiktoken's own pattern, but for white space at the end, which newer versions of it do not cut."""
     text += "x"
     splitter = pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated")

@@ -55,7 +55,7 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.endswith((".lock", "checksums.json")))
 
 
-def test_the_embedded_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_embedded_sample_is_prepared_once_and_is_english(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = prepare_corpus(None, None, tmp_path / "cache", 4096)
     for name in ("embedded_documents", "train_tokenizer", "tokenize_files"):  # a second call needs none of them
         monkeypatch.delattr(f"efficientbench.data_tools.tokenizing.corpus.{name}")
@@ -67,7 +67,7 @@ def test_the_embedded_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert 5.5 < pair_statistics(corpus.prefix, None).unigram_entropy_nats < 7.5
 
 
-def test_megatron_reads_the_documents_back(source: Path, tokenizer: str, tmp_path: Path) -> None:
+def test_megatron_reads_the_prepared_documents(source: Path, tokenizer: str, tmp_path: Path) -> None:
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     corpus = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
@@ -83,7 +83,7 @@ def test_megatron_reads_the_documents_back(source: Path, tokenizer: str, tmp_pat
     assert (counts * np.load(corpus.token_bytes_path)).sum() == corpus.utf8_bytes == text_bytes
 
 
-def test_the_cache_follows_content_not_names(source: Path, tokenizer: str, tmp_path: Path) -> None:
+def test_the_cache_depends_on_content_not_on_names(source: Path, tokenizer: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     corpus = prepare_corpus(source, tokenizer, cache, 300)
     copy = Path(shutil.copy(source, tmp_path / "copy.jsonl"))
@@ -106,7 +106,7 @@ def test_a_prepared_folder_can_be_moved(source: Path, tokenizer: str, tmp_path: 
     assert len(np.load(moved.token_bytes_path)) == moved.vocab_size
 
 
-def test_a_tokenized_pair_is_used_where_it_lies(source: Path, tokenizer: str, tmp_path: Path) -> None:
+def test_a_tokenized_pair_is_used_in_place(source: Path, tokenizer: str, tmp_path: Path) -> None:
     corpus = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
     other = tmp_path / "other"
     for named in (corpus.prefix, bin_path(corpus.prefix), idx_path(corpus.prefix)):
@@ -145,7 +145,7 @@ def test_a_tokenized_pair_without_manifest_needs_its_tokenizer(source: Path, tok
         prepare_corpus(corpus.prefix, str(tmp_path / "tokenizer"), tmp_path / "other", 300)
 
 
-def test_errors_of_the_source_leave_nothing(tmp_path: Path, tokenizer: str) -> None:
+def test_errors_in_the_source_leave_no_corpus(tmp_path: Path, tokenizer: str) -> None:
     cache = tmp_path / "cache"
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "good"}\n{"txt": "bad"}\n')
@@ -174,7 +174,7 @@ def test_errors_of_the_source_leave_nothing(tmp_path: Path, tokenizer: str) -> N
 @pytest.mark.parametrize(
     "part", ["tokens.idx", "tokens.bin", "tokens.manifest.json", "tokens.token_bytes.npy", "tokens.tokenizer"]
 )
-def test_a_damaged_cache_is_made_again(
+def test_a_damaged_cache_is_rebuilt(
     source: Path, tokenizer: str, tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     corpus = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
@@ -207,7 +207,7 @@ def test_unusable_manifests_are_named(tmp_path: Path, content: str, message: str
 
 
 @pytest.mark.proof
-def test_two_processes_at_once_prepare_one_corpus(tmp_path: Path) -> None:
+def test_two_concurrent_processes_prepare_one_corpus(tmp_path: Path) -> None:
     processes = [start(None, None, tmp_path, 1024) for _ in range(2)]
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
@@ -218,7 +218,7 @@ def test_two_processes_at_once_prepare_one_corpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["tokens.parts", "tokens.bin.partial", "tokens.bin"])
-def test_a_killed_process_leaves_nothing_that_looks_finished(tokenizer: str, tmp_path: Path, moment: str) -> None:
+def test_a_killed_process_leaves_no_complete_corpus(tokenizer: str, tmp_path: Path, moment: str) -> None:
     source = tmp_path / "data.txt"
     source.write_text("\n\n".join(DOCUMENTS * 100))
     undisturbed = prepare_corpus(source, tokenizer, tmp_path / "undisturbed", 300)
@@ -239,8 +239,8 @@ def test_a_killed_process_leaves_nothing_that_looks_finished(tokenizer: str, tmp
     pytest.fail("no process was killed half-way")
 
 
-def test_a_folder_of_many_kinds_of_files(source: Path, tokenizer: str, tmp_path: Path) -> None:
-    """Parquet, compressed JSONL and text in one folder: the tokens are those of the same documents in one file."""
+def test_a_folder_of_many_file_kinds_gives_the_tokens_of_one_file(source: Path, tokenizer: str, tmp_path: Path) -> None:
+    """Parquet, compressed JSONL and text in one folder give the tokens of the same documents in one file."""
     folder = tmp_path / "texts"
     (folder / "below").mkdir(parents=True)
     write_kind(folder / "below", "jsonl", DOCUMENTS[:20])
@@ -253,7 +253,7 @@ def test_a_folder_of_many_kinds_of_files(source: Path, tokenizer: str, tmp_path:
     assert prepare_corpus(folder / "**" / "*[lzt]", tokenizer, tmp_path / "cache", 300).prefix == parts.prefix
 
 
-def test_the_folder_where_one_stands(
+def test_the_current_folder_can_be_the_source(
     source: Path, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
@@ -263,7 +263,7 @@ def test_the_folder_where_one_stands(
     assert prepare_corpus(Path("."), tokenizer, tmp_path / "cache", 300).fingerprint == named.fingerprint
 
 
-def test_files_that_kept_their_identity_are_not_read_again(
+def test_unchanged_files_are_not_read_again(
     source: Path, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)

@@ -26,13 +26,13 @@ def write(path: Path, content: str | bytes) -> Path:
 
 @same_folder
 @given(texts=st.lists(st.text().filter(lambda text: text and not text.isspace()), min_size=1), ascii_only=st.booleans())
-def test_jsonl_gives_back_any_documents(tmp_path: Path, texts: list[str], ascii_only: bool) -> None:
+def test_any_documents_round_trip_through_jsonl(tmp_path: Path, texts: list[str], ascii_only: bool) -> None:
     lines = (json.dumps({"id": 1, "text": text}, ensure_ascii=ascii_only) for text in texts)
     path = write(tmp_path / "data.jsonl", "\n".join(lines))
     assert read_documents(path) == texts
 
 
-def test_jsonl_passes_over_blank_lines_empty_texts_and_a_byte_order_mark(tmp_path: Path) -> None:
+def test_jsonl_skips_blank_lines_empty_texts_and_a_byte_order_mark(tmp_path: Path) -> None:
     path = write(
         tmp_path / "data.jsonl", b'\xef\xbb\xbf{"text":\r"a"}\r\n\n{"text": " \\n"}\n{"text": ""}\n{"text": "b"}'
     )
@@ -46,7 +46,7 @@ def test_jsonl_passes_over_blank_lines_empty_texts_and_a_byte_order_mark(tmp_pat
     text=st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\r"), min_size=1),
     repeats=st.integers(1, 3000),
 )
-def test_plain_text_loses_only_line_ends(tmp_path: Path, text: str, repeats: int) -> None:
+def test_reading_plain_text_loses_only_line_ends(tmp_path: Path, text: str, repeats: int) -> None:
     whole = "x" + text * repeats
     documents = read_documents(write(tmp_path / "data.txt", whole))
     # White space alone makes no document; everything that can be seen comes back in order.

@@ -32,7 +32,7 @@ def use_library(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> N
     monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(folder)}.__getitem__)
 
 
-def test_it_is_english_text_without_duplicates(documents: list[str]) -> None:
+def test_the_embedded_sample_is_english_text_without_duplicates(documents: list[str]) -> None:
     assert sum(len(document.encode()) for document in documents) > 1_000_000
     assert len(set(documents)) == len(documents) > 1000
     assert min(map(len, documents)) >= MIN_DOCUMENT_CHARACTERS
@@ -51,7 +51,9 @@ def test_train_and_validation_parts_have_the_same_kinds_of_text(documents: list[
         assert 0.5 < last / (first / 9) < 2
 
 
-def test_it_does_not_depend_on_the_place_of_the_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_embedded_sample_does_not_depend_on_the_installation_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checksum = embedded_checksum()
     use_library(monkeypatch, tmp_path / "lib")
     assert embedded_checksum() == checksum
@@ -62,7 +64,7 @@ def test_it_does_not_depend_on_the_place_of_the_installation(tmp_path: Path, mon
     assert samples[0] == samples[1] != []
 
 
-def test_missing_parts_are_made_up_for_until_too_little_is_left(
+def test_missing_parts_are_replaced_until_too_little_text_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_library(monkeypatch, tmp_path / "some", "pydoc_data")
@@ -75,5 +77,5 @@ def test_missing_parts_are_made_up_for_until_too_little_is_left(
 
 
 @pytest.mark.usefixtures("documents")
-def test_no_module_is_imported_to_be_read() -> None:
+def test_modules_are_read_without_importing_them() -> None:
     assert "antigravity" not in sys.modules  # it would open a browser

@@ -68,7 +68,7 @@ def test_folders_globs_and_several_inputs_keep_their_order(tmp_path: Path, token
     assert not bin_path(tmp_path / "other").exists()
 
 
-def test_plain_text_is_read_the_same_in_parts(tmp_path: Path, tokenizer: Path) -> None:
+def test_plain_text_read_in_parts_gives_the_same_documents(tmp_path: Path, tokenizer: Path) -> None:
     paragraph = "Ünïcode words, " * 30
     source = tmp_path / "book.txt"
     source.write_text("\n\n".join(f"{number} {paragraph}" for number in range(300)))
@@ -81,7 +81,7 @@ def test_plain_text_is_read_the_same_in_parts(tmp_path: Path, tokenizer: Path) -
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(texts=st.lists(st.text().filter(lambda text: text and not text.isspace()), min_size=1))
-def test_any_unicode_comes_back(tmp_path: Path, tokenizer: Path, texts: list[str]) -> None:
+def test_any_unicode_round_trips(tmp_path: Path, tokenizer: Path, texts: list[str]) -> None:
     """This tokenizer has no normalizer, so documents come back as they were."""
     for path in tmp_path.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -95,7 +95,7 @@ def test_any_unicode_comes_back(tmp_path: Path, tokenizer: Path, texts: list[str
     assert lengths[tokens].sum() == corpus.utf8_bytes == sum(len(text.encode()) for text in texts)
 
 
-def test_the_command_line(tmp_path: Path, tokenizer: Path) -> None:
+def test_the_tokenize_command_prints_its_result(tmp_path: Path, tokenizer: Path) -> None:
     source = write_kind(tmp_path, "jsonl", [*TEXTS, "say <|endoftext|> twice: <|endoftext|>"])
     options = ("--tokenizer", tokenizer, "--workers", "2")
     code, out, error = run("tokenize", source, "--output", tmp_path / "tokens", *options)
@@ -115,7 +115,7 @@ def test_one_file_by_two_names_is_read_once(
 
 
 @pytest.mark.usefixtures("compressed")
-def test_what_is_made_inside_the_input_folder_is_no_input(tmp_path: Path, tokenizer: Path) -> None:
+def test_outputs_inside_the_input_folder_are_not_read_as_input(tmp_path: Path, tokenizer: Path) -> None:
     first = tokenize_files([tmp_path], tmp_path / "tokens", tokenizer)
     assert tokenize_files([tmp_path], tmp_path / "tokens", tokenizer) == first
     assert tokenize_files([tmp_path], tmp_path / "again", tokenizer).documents == 9

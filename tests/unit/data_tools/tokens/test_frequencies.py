@@ -13,7 +13,7 @@ from efficientbench.data_tools.tokens import frequencies
 from efficientbench.data_tools.tokens.frequencies import unigram_entropy
 
 
-def test_entropy_of_a_blend_is_that_of_its_shares(tmp_path: Path) -> None:
+def test_entropy_of_a_blend_weights_its_shares(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     texts = [random.zipf(1.3, 20_000) % 500, random.integers(0, 60, 5_000)]
     for number, text in enumerate(texts):
@@ -23,7 +23,7 @@ def test_entropy_of_a_blend_is_that_of_its_shares(tmp_path: Path) -> None:
     assert found == pytest.approx(stats.entropy(0.7 * shares[0] + 0.3 * shares[1]), rel=1e-12)
 
 
-def test_a_sample_is_taken_from_all_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_covers_the_complete_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Sorted text: its beginning alone would have an entropy of 0.
     text = np.sort(np.random.default_rng(0).integers(0, 64, 200_000))
     write_tokens(tmp_path / "sorted", [text])

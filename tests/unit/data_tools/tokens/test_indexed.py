@@ -46,7 +46,7 @@ def pair(tmp_path: Path) -> Path:
     documents=st.lists(st.lists(st.integers(0, 65_535), min_size=1), min_size=1),
     dtype=st.sampled_from([np.uint16, np.int32, np.int64]),
 )
-def test_megatron_reads_what_is_written(tmp_path: Path, documents: list[list[int]], dtype: type[np.integer]) -> None:
+def test_megatron_reads_our_pairs(tmp_path: Path, documents: list[list[int]], dtype: type[np.integer]) -> None:
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     prefix = write(tmp_path / "tokens", documents, np.dtype(dtype))
@@ -59,7 +59,7 @@ def test_megatron_reads_what_is_written(tmp_path: Path, documents: list[list[int
 
 
 @pytest.mark.parametrize("multimodal", [False, True])
-def test_what_megatron_writes_is_accepted(tmp_path: Path, multimodal: bool) -> None:
+def test_pairs_written_by_megatron_are_accepted(tmp_path: Path, multimodal: bool) -> None:
     import torch
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
@@ -124,7 +124,7 @@ def test_damage_is_named_with_its_byte(pair: Path, damage: Callable[[Path], None
     assert message in str(caught.value)
 
 
-def test_empty_sequences_only_are_refused(tmp_path: Path) -> None:
+def test_a_pair_of_only_empty_sequences_is_refused(tmp_path: Path) -> None:
     prefix = write(tmp_path / "tokens", [[], []], np.dtype(np.uint16))
     with pytest.raises(DataError, match="all 2 sequences are empty"):
         check_indexed(prefix)
@@ -160,7 +160,7 @@ def test_random_damage_is_refused_or_harmless(
     assert (starts[0], starts[-1]) == (0, header.sequences)
 
 
-def test_counts_and_entropy_of_known_tokens(tmp_path: Path) -> None:
+def test_counts_and_entropy_match_known_tokens(tmp_path: Path) -> None:
     prefix = write(tmp_path / "tokens", [[0, 1], [2, 3] * 2, [0, 1]], np.dtype(np.uint16))
     assert token_counts(prefix, 6).tolist() == [2, 2, 2, 2, 0, 0]
     assert pair_statistics(prefix, None).unigram_entropy_nats == pytest.approx(np.log(4), rel=1e-12)

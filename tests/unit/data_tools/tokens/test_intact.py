@@ -85,7 +85,7 @@ def another_index(corpus: Corpus) -> None:
 def test_a_run_refuses_a_damaged_corpus(
     corpus: Corpus, tmp_path: Path, damage: Callable[[Corpus], None], named: str
 ) -> None:
-    """Also after it was found whole, and if the times of writing were set back."""
+    """Damage is detected after an earlier verification too, and if modification times were set back."""
     paths = [path for path in tmp_path.rglob("tokens.*") if path.is_file()]
     times = {path: (path.stat().st_atime_ns, path.stat().st_mtime_ns) for path in paths}
     assert prepare_corpus(corpus.prefix, None, tmp_path / "cache", 300) == corpus
@@ -99,7 +99,7 @@ def test_a_run_refuses_a_damaged_corpus(
         assert "put the right file back, or delete the pair and its manifest" in str(caught.value)
 
 
-def test_a_second_start_reads_nothing(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_second_start_verifies_without_reading(corpus: Corpus, tmp_path: Path) -> None:
     def start() -> Corpus:
         return prepare_corpus(corpus.prefix, None, tmp_path / "cache", 300)
 
@@ -112,9 +112,7 @@ def test_a_second_start_reads_nothing(corpus: Corpus, tmp_path: Path) -> None:
     assert verified_part(corpus) == "whole"
 
 
-def test_a_prepared_text_that_is_damaged_is_made_again(
-    tmp_path: Path, tokenizer: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_prepared_text_is_rebuilt(tmp_path: Path, tokenizer: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = write_kind(tmp_path, "jsonl", TEXTS)
     corpus = prepare_corpus(source, str(tokenizer), tmp_path / "cache", 300)
     whole = bin_path(corpus.prefix).read_bytes()
@@ -148,14 +146,14 @@ def test_a_corpus_of_terabytes_starts_at_once_and_is_verified_as_it_is_read(corp
         reader.verify(begin - 4, begin + 4)
 
 
-def test_a_token_outside_the_vocabulary_is_found_as_it_is_read(corpus: Corpus) -> None:
+def test_a_token_outside_the_vocabulary_is_detected_when_it_is_read(corpus: Corpus) -> None:
     tokens = bin_path(corpus.prefix)
     reader = BlockReader(tokens, load_checksums(corpus.manifest)[tokens], corpus.manifest, UINT16, 100)
     with pytest.raises(DataError, match=r"tokens\.bin: from byte 0 a token lies outside the vocabulary of 100 in .*"):
         reader.verify(0, 4)
 
 
-def test_a_manifest_of_version_1_says_what_to_do(corpus: Corpus, tokenizer: Path, tmp_path: Path) -> None:
+def test_a_manifest_of_version_1_is_refused_with_a_remedy(corpus: Corpus, tokenizer: Path, tmp_path: Path) -> None:
     content = json.loads(corpus.manifest.read_text())
     del content["files"]
     corpus.manifest.write_text(json.dumps({**content, "format_version": 1}))

@@ -40,7 +40,7 @@ def split_of(folder: Path, *corpora: Sequence[np.ndarray], shares: Sequence[floa
     return split_documents([folder / str(number) for number in range(len(corpora))], shares, 500, folder / "cache")
 
 
-def test_the_text_decides_and_not_the_order(tmp_path: Path) -> None:
+def test_a_document_is_split_by_its_text_not_by_its_order(tmp_path: Path) -> None:
     there = documents(200)
     elsewhere = [there[number] for number in np.random.default_rng(1).permutation(200)]
     (one,), (other,) = split_of(tmp_path / "one", there), split_of(tmp_path / "other", elsewhere)
@@ -52,7 +52,7 @@ def test_the_text_decides_and_not_the_order(tmp_path: Path) -> None:
     assert len(set(chosen) & set(texts(tmp_path / "larger" / "0", larger.validation))) >= 12
 
 
-def test_parts_are_the_whole_without_overlap(tmp_path: Path) -> None:
+def test_parts_cover_all_documents_without_overlap(tmp_path: Path) -> None:
     (split,) = split_of(tmp_path / "text", documents(400), shares=(8, 1, 1))
     assert [len(part) for part in (split.training, split.validation, split.test)] == [320, 40, 40]
     assert sorted(np.concatenate([split.training, split.validation, split.test]).tolist()) == list(range(400))
@@ -78,12 +78,12 @@ def test_repeated_texts_are_trained_on_and_counted(tmp_path: Path) -> None:
     assert [len(split.training) + len(split.validation) for split in splits] == sizes
 
 
-def test_text_that_only_repeats_leaves_nothing_to_validate(tmp_path: Path) -> None:
+def test_text_of_repeats_only_leaves_no_validation_part(tmp_path: Path) -> None:
     (split,) = split_of(tmp_path / "text", [np.arange(9)] * 50)
     assert (len(split.validation), split.duplicates, len(split.training)) == (0, 50, 50)
 
 
-def test_tokens_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splitting_reads_tokens_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (split,) = split_of(tmp_path / "text", documents(100))
 
     def read(prefix: Path) -> IndexedDocuments:
@@ -101,7 +101,7 @@ def test_tokens_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(changed.training) + len(changed.validation) == 101
 
 
-def test_a_damaged_cache_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_split_cache_is_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (split,) = split_of(tmp_path / "text", documents(100))
     files = [path for path in (tmp_path / "text" / "cache").iterdir() if path.suffix in (".npz", ".bin")]
     assert len(files) == 2
@@ -126,7 +126,7 @@ class Opens:
 
 
 @pytest.mark.parametrize("kind", ["pickle", "objects", "real numbers", "other names", "no zip"])
-def test_what_is_no_split_is_made_anew_though_its_checksum_is_right(
+def test_an_invalid_split_file_is_rebuilt_despite_a_right_checksum(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (expected,) = split_of(tmp_path / "text", documents(100))
@@ -156,7 +156,7 @@ def test_what_is_no_split_is_made_anew_though_its_checksum_is_right(
 
 
 def test_a_token_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
-    """Also where a manifest says otherwise, which a run believes."""
+    """It is named even where a manifest, which a run trusts, says otherwise."""
     write_tokens(tmp_path / "text", [np.arange(9), np.array([3, 600, 5])])
     with pytest.raises(DataError, match=r"text\.bin: byte 20: token 600 lies outside .* vocabulary of 500"):
         split_documents([tmp_path / "text"], (1, 1, 0), 500, tmp_path / "cache")

@@ -93,7 +93,9 @@ def change_the_tokenizer(prefix: Path) -> None:
         (exchange_the_manifest, r"tokens holds 1,000 documents of [\d,]+ tokens, but .*manifest\.json says 1,000 of"),
     ],
 )
-def test_damage_is_named(prefix: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_damage_of_every_kind_is_named_with_its_byte(
+    prefix: Path, damage: Callable[[Path], None], message: str
+) -> None:
     header, corpus = verify_pair(prefix)
     assert header.documents == corpus.documents == DOCUMENTS
     damage(prefix)
@@ -101,8 +103,8 @@ def test_damage_is_named(prefix: Path, damage: Callable[[Path], None], message: 
         verify_pair(prefix)
 
 
-def test_every_byte_counts(prefix: Path) -> None:
-    """A changed bit anywhere in either file is found, and the place that is named is the right one."""
+def test_a_changed_bit_in_any_byte_is_detected(prefix: Path) -> None:
+    """A changed bit anywhere in either file is detected, and the named range of bytes holds it."""
     generator = np.random.default_rng(0)
     for path in (bin_path(prefix), idx_path(prefix)):
         content = path.read_bytes()
@@ -121,7 +123,7 @@ def test_every_byte_counts(prefix: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", DATATROVE)
-def test_what_datatrove_wrote_is_read(tmp_path: Path, dtype: str) -> None:
+def test_pairs_written_by_datatrove_are_read(tmp_path: Path, dtype: str) -> None:
     prefix = tmp_path / "00000_tokens"
     for path, content in zip((bin_path(prefix), idx_path(prefix)), DATATROVE[dtype], strict=True):
         path.write_bytes(bytes.fromhex(content))

@@ -37,13 +37,13 @@ def asked(name: str, data: Path) -> list[str]:
         ("arc.jsonl", "gsm8k/rows.jsonl"),
     ],
 )
-def test_the_test_split_is_asked(others: str, test: str, tmp_path: Path) -> None:
+def test_the_test_split_is_evaluated(others: str, test: str, tmp_path: Path) -> None:
     write(tmp_path / others, question("not this"))
     write(tmp_path / test, question("one"), question("two"))
     assert asked("gsm8k", tmp_path) == ["one", "two"]
 
 
-def test_both_tasks_of_arc_may_take_one_file(tmp_path: Path) -> None:
+def test_both_tasks_of_arc_may_read_one_file(tmp_path: Path) -> None:
     choices = {"text": ["ice", "fire"], "label": ["A", "B"]}
     write(tmp_path / "arc.jsonl", {"question": "Hot?", "choices": choices, "answerKey": "B"})
     assert "Hot?" in asked("arc_easy", tmp_path)[0]
@@ -60,6 +60,6 @@ def test_a_folder_without_the_rows_is_refused(tmp_path: Path) -> None:
         asked("mmlu", tmp_path)
 
 
-def test_a_task_from_outside_makes_its_rows() -> None:
+def test_an_external_task_makes_its_rows() -> None:
     examples = find_examples("support.outside_task:Spelling", Options(folder=Path("run")))
     assert examples[0].messages[0].text == "Spell apple."

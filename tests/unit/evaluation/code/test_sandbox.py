@@ -37,7 +37,7 @@ def attacked(program: str, needed: str, held: dict[str, bool]) -> Outcome:
     return run_program(program)
 
 
-def test_a_program_that_comes_to_its_end_passes() -> None:
+def test_a_program_that_ends_normally_passes() -> None:
     program = "import math, re\n\ndef up(x):\n    return math.ceil(x)\n\nassert up(1.5) == 2\nprint('x' * 100_000)\n"
     outcome = run_program(program)
     assert (outcome.ended, outcome.message, outcome.passed) == ("passed", "", True)
@@ -57,7 +57,7 @@ def test_a_program_that_comes_to_its_end_passes() -> None:
         ("input()", "error", "EOFError"),
     ],
 )
-def test_how_programs_end(program: str, ended: str, message: str) -> None:
+def test_each_end_of_a_program_is_named(program: str, ended: str, message: str) -> None:
     outcome = run_program(program)
     assert (outcome.ended, outcome.passed) == (ended, ended == "passed")
     assert message in outcome.message
@@ -69,7 +69,7 @@ def test_an_endless_loop_is_ended() -> None:
 
 
 @pytest.mark.proof
-def test_one_that_only_waits_is_ended() -> None:
+def test_a_program_that_only_sleeps_is_ended() -> None:
     begun = time.monotonic()
     outcome = run_program("import time\nwhile True:\n    time.sleep(60)\n", limits=Limits(wall_s=1.0))
     assert (outcome.ended, outcome.message) == ("time", "it ran for more than 1 s")
@@ -77,13 +77,13 @@ def test_one_that_only_waits_is_ended() -> None:
 
 
 @pytest.mark.proof
-def test_a_slow_start_takes_no_time_from_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_start_does_not_count_against_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     # The interpreters start as if from a slow file system.
     monkeypatch.setattr(sandbox, "_INSIDE", f"import time; time.sleep(9); {sandbox._INSIDE}")
     assert run_program("", limits=Limits(wall_s=8.0)).passed
 
 
-def test_what_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_does_not_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "_INSIDE", "raise SystemExit('no interpreter')")
     with pytest.raises(EvaluationError, match="cannot be run here: no interpreter"):
         run_program("")
@@ -134,7 +134,7 @@ def test_nothing_is_written_outside(way: str, held: dict[str, bool], tmp_path: P
         "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9/')",
     ],
 )
-def test_there_is_no_network(program: str, held: dict[str, bool]) -> None:
+def test_the_network_is_refused(program: str, held: dict[str, bool]) -> None:
     assert attacked(program, "network", held).ended == "network"
 
 
@@ -177,22 +177,22 @@ def called(number: int) -> str:
 
 
 @pytest.mark.parametrize("call", ["tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"])
-def test_signals_are_refused_whatever_the_call(call: str, held: dict[str, bool]) -> None:
+def test_signals_are_refused_by_every_system_call(call: str, held: dict[str, bool]) -> None:
     assert attacked(called(number_of(call)), "calls", held).ended == "refused"
 
 
 @pytest.mark.parametrize("call", ["ptrace", "process_vm_readv", "process_vm_writev"])
-def test_the_memory_of_others_is_out_of_reach(call: str, held: dict[str, bool]) -> None:
+def test_the_memory_of_other_processes_cannot_be_read(call: str, held: dict[str, bool]) -> None:
     assert attacked(called(number_of(call)), "calls", held).ended == "refused"
 
 
-def test_no_queue_of_calls_makes_a_socket(held: dict[str, bool]) -> None:
+def test_io_uring_makes_no_socket(held: dict[str, bool]) -> None:
     assert attacked(called(number_of("io_uring_setup")), "calls", held).ended == "network"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="others count their system calls once")
 @pytest.mark.parametrize("call", ["fork", "socket"])
-def test_a_call_by_its_second_number_ends_the_program(call: str, held: dict[str, bool]) -> None:
+def test_a_system_call_by_its_x32_number_ends_the_program(call: str, held: dict[str, bool]) -> None:
     outcome = attacked(called(0x40000000 + number_of(call)), "calls", held)
     assert (outcome.ended, outcome.message) == ("left", f"exit status -{signal.SIGSYS.value} before its end")
 
@@ -201,7 +201,7 @@ def number_of(call: str) -> int:
     return refused_calls(platform.machine())[call][0]
 
 
-def test_a_network_of_its_own_needs_no_map_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_namespace_needs_no_user_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str, mode: str) -> IO[str]:
         raise PermissionError(errno.EPERM, "refused by AppArmor", path)
 
@@ -210,11 +210,11 @@ def test_a_network_of_its_own_needs_no_map_of_users(monkeypatch: pytest.MonkeyPa
     assert confinement.leave_network() is True
 
 
-def test_the_output_of_a_program_is_kept_nowhere() -> None:
+def test_the_output_of_a_program_is_discarded() -> None:
     assert run_program("import sys\nprint('x' * 10**6)\nsys.stderr.write('y' * 10**6)").passed
 
 
-def test_what_a_terminal_would_act_on_is_taken_from_a_message() -> None:
+def test_control_characters_are_removed_from_a_message() -> None:
     outcome = run_program("raise ValueError('\\x1b]0;mine\\x07\\x9b2J\\r\\n\\u202e')")
     assert outcome.message == "ValueError: \ufffd]0;mine\ufffd\ufffd2J\ufffd\ufffd\ufffd"
     outcome = run_program("def f():\n    raise ValueError('\\x1b[2J')", "from program import f\nf()")
@@ -222,7 +222,7 @@ def test_what_a_terminal_would_act_on_is_taken_from_a_message() -> None:
 
 
 @pytest.mark.proof
-def test_who_kills_an_evaluation_kills_its_programs(held: dict[str, bool]) -> None:
+def test_killing_an_evaluation_kills_its_programs(held: dict[str, bool]) -> None:
     if not held["calls"]:
         pytest.skip("a process does not show when it has given up the rest")
     # PR_SET_PDEATHSIG: no signal when the parent dies. An ignored signal shows that the program has come so far.

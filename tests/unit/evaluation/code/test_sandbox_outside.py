@@ -45,7 +45,7 @@ def here(name: str) -> int:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_each_call_of_the_list_is_refused(user: str) -> None:
+def test_each_listed_system_call_is_refused(user: str) -> None:
     user_id(user)
     program = f"{CALLER}\ndef f(calls): return {{name: call(number, -1, 0, 0, 0) for name, number in calls.items()}}"
     calls = refused_calls(platform.machine())
@@ -82,7 +82,7 @@ def f(path):
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_rights_times_and_attributes_of_files_stay(user: str, users_file: Path) -> None:
+def test_permissions_times_and_attributes_of_files_do_not_change(user: str, users_file: Path) -> None:
     def seen() -> tuple[object, ...]:
         facts = users_file.stat()
         return facts.st_mode, facts.st_uid, facts.st_mtime_ns, facts.st_ctime_ns, os.listxattr(users_file)
@@ -95,7 +95,7 @@ def test_rights_times_and_attributes_of_files_stay(user: str, users_file: Path) 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("user", USERS)
-def test_flags_of_a_file_that_can_be_read_stay(user: str) -> None:
+def test_flags_of_a_readable_file_do_not_change(user: str) -> None:
     user_id(user)
     # FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR and F_SETLEASE, on a file of Python's own.
     program = CALLER + (
@@ -195,7 +195,7 @@ def test_no_memory_and_no_file_is_left_behind(user: str) -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("user", USERS)
-def test_one_limit_holds_for_memory_whatever_it_is_called(user: str) -> None:
+def test_one_limit_holds_for_every_kind_of_memory(user: str) -> None:
     user_id(user)
     program = (
         "import mmap, os\n"
@@ -237,7 +237,7 @@ ALLOWED, REFUSED, KILLED = 0x7FFF0000, 0x00050000, 0x80000000
     ("machine", "known_as", "read", "openat", "fcntl", "ioctl", "prlimit64", "socketpair"),
     [("x86_64", 0xC000003E, 0, 257, 72, 16, 302, 53), ("aarch64", 0xC00000B7, 63, 56, 25, 29, 261, 199)],
 )
-def test_the_filters_of_both_machines(
+def test_the_filters_of_both_architectures_allow_and_refuse_the_right_calls(
     machine: str, known_as: int, read: int, openat: int, fcntl: int, ioctl: int, prlimit64: int, socketpair: int
 ) -> None:
     for number, error in refused_calls(machine).values():
@@ -264,7 +264,7 @@ HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64":
 
 
 @pytest.mark.parametrize("machine", HEADERS)
-def test_the_numbers_are_those_of_the_kernel(machine: str) -> None:
+def test_system_call_numbers_match_the_kernel_headers(machine: str) -> None:
     header = Path(HEADERS[machine])
     if not header.exists():
         pytest.skip(f"{header} is not installed")

@@ -122,13 +122,13 @@ def test_no_program_declares_itself_passed(cheat: str) -> None:
     assert not outcome.passed
 
 
-def test_nothing_passes_after_a_program_was_lost_whatever_tests_catch() -> None:
+def test_no_test_passes_after_the_program_has_exited() -> None:
     tests = "from program import f\ntry:\n    f()\nexcept BaseException:\n    pass"
     assert run_program("import os\ndef f():\n    os._exit(0)", tests).ended == "left"
     assert run_program("def f():\n    raise ValueError", tests).passed
 
 
-def test_no_error_ends_a_loop_of_the_tests() -> None:
+def test_no_error_of_the_program_ends_a_loop_of_the_tests() -> None:
     kinds = ("StopIteration", "StopAsyncIteration", "GeneratorExit")
     program = f"def f(kind):\n    raise {{each.__name__: each for each in ({', '.join(kinds)})}}[kind]\n"
     tests = (
@@ -146,7 +146,7 @@ def test_no_error_ends_a_loop_of_the_tests() -> None:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_the_tests_are_out_of_reach(user: str) -> None:
+def test_the_program_cannot_reach_the_tests(user: str) -> None:
     # It looks for the process with the pipes' other ends, and for this one.
     program = (
         "import os\n"
@@ -179,7 +179,7 @@ def test_arguments_and_results_are_plain_data_of_the_same_types() -> None:
     assert run_program(program, tests).message == ""
 
 
-def test_a_program_is_compiled_as_it_is_written() -> None:
+def test_a_program_is_compiled_with_its_own_future_imports_only() -> None:
     # With `from __future__ import annotations`, its own or one that it inherits, dataclasses look up `ClassVar`.
     source = (
         "from dataclasses import dataclass\nfrom typing import ClassVar, get_type_hints\n"
@@ -204,7 +204,7 @@ def test_containers_of_the_standard_library_arrive_as_dicts() -> None:
 @pytest.mark.parametrize(
     "result", ["f", "iter([])", "object()", "[[lambda: 0]]", "Enum('E', 'a').a", "type('T', (int,), {})(6)"]
 )
-def test_what_is_no_plain_data_does_not_arrive(result: str) -> None:
+def test_other_than_plain_data_does_not_arrive(result: str) -> None:
     outcome = run_program(f"from enum import Enum\ndef f():\n    return {result}", "from program import f\nf()")
     assert (outcome.ended, "is no plain data" in outcome.message) == ("error", True)
 
@@ -259,7 +259,7 @@ def test_errors_of_functions_arrive_as_the_nearest_builtin_ones() -> None:
     assert run_program(program, tests).message == ""
 
 
-def test_data_has_a_largest_size() -> None:
+def test_data_beyond_the_largest_size_is_refused() -> None:
     tests = "from program import f\n"
     outcome = run_program("def f(size):\n    return 'x' * size", f"{tests}f(2**24)")
     assert (outcome.ended, outcome.message) == ("error", "ValueError: data of more than 16 MiB")
@@ -304,7 +304,7 @@ PLANTED = {
 }
 
 
-def test_reference_solutions_pass_and_with_a_planted_error_fail(shared_data: Path, tmp_path: Path) -> None:
+def test_reference_solutions_pass_and_fail_with_a_planted_error(shared_data: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (shared_data / "formats" / "humaneval.jsonl").read_text().splitlines()]
     rows = ROWS + [{**row, "planted": PLANTED[row["entry_point"]]} for row in rows]
     path = tmp_path / "rows.jsonl"

@@ -8,7 +8,7 @@ from efficientbench.evaluation.lm_eval.run import _summary
 from efficientbench.evaluation.task import Summary
 
 
-def test_every_number_is_a_figure_and_one_that_is_not_finite_is_absent() -> None:
+def test_every_finite_number_is_a_figure_and_others_are_absent() -> None:
     found = _summary(
         {
             "alias": "made_here",

@@ -56,10 +56,10 @@ def test_tasks_and_groups_are_loaded(folder: Path) -> None:
     [
         (["made_missing"], "--lm-eval: a task cannot be loaded: FileNotFoundError: .*none.jsonl"),
         (["made_first", "made_group"], "--lm-eval: a task cannot be loaded: ValueError: Duplicate task 'made_first'"),
-        (["made_unsafe"], "--lm-eval: made_unsafe would run programs that the model writes, in no sandbox"),
+        (["made_unsafe"], "--lm-eval: made_unsafe would run the model's programs without a sandbox"),
     ],
 )
-def test_what_cannot_be_asked_is_told(names: list[str], reason: str, folder: Path) -> None:
+def test_tasks_that_cannot_be_run_are_refused(names: list[str], reason: str, folder: Path) -> None:
     from efficientbench.evaluation.lm_eval.tasks import Tasks
 
     with pytest.raises(ConfigError, match=reason):

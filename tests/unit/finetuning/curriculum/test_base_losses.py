@@ -24,7 +24,7 @@ from efficientbench.finetuning.load import resolve_tuning
 @pytest.mark.parametrize(
     ("name", "told"), [("rows.json", r"does not end in \.jsonl"), ("there.jsonl", "is there already")]
 )
-def test_a_file_that_is_there_or_of_another_kind_is_refused(name: str, told: str, tmp_path: Path) -> None:
+def test_an_existing_output_or_another_file_type_is_refused(name: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "there.jsonl").touch()
     with pytest.raises(ConfigError, match=told):
         write_losses(resolve_tuning("lora_tiny"), tmp_path / name)
@@ -33,7 +33,7 @@ def test_a_file_that_is_there_or_of_another_kind_is_refused(name: str, told: str
 
 @pytest.mark.proof
 @pytest.mark.skipif("sys.version_info < (3, 11)", reason="the command needs Python 3.11, as TRL does")
-def test_losses_are_those_of_each_example_alone_and_make_a_curriculum(tmp_path: Path) -> None:
+def test_losses_do_not_depend_on_the_batch_and_make_a_curriculum(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 

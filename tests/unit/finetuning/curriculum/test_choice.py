@@ -44,7 +44,7 @@ def fallback(samples: list[Sample], steps: int = 50) -> str:
     return record.reason
 
 
-def test_labelled_data_gets_the_stages_and_the_record_says_so() -> None:
+def test_labelled_data_is_trained_in_stages_and_the_record_says_so() -> None:
     record = choose(labelled(1500, 1200, 1000), steps=200).record
     assert (record.asked, record.used, record.reason) == ("auto", "staged", None)
     assert [stage.steps for stage in record.stages] == [60, 80, 60]
@@ -55,15 +55,15 @@ def test_labelled_data_gets_the_stages_and_the_record_says_so() -> None:
     json.dumps(dataclasses.asdict(record))
 
 
-def test_without_the_field_training_is_standard() -> None:
+def test_data_without_the_field_is_trained_in_random_order() -> None:
     assert "'difficulty' field not found" in fallback(samples_of([None] * 100))
 
 
-def test_one_level_alone_trains_in_random_order() -> None:
+def test_data_of_a_single_level_is_trained_in_random_order() -> None:
     assert fallback(labelled(100, 0, 0)) == "all samples are of one difficulty"
 
 
-def test_a_run_too_short_for_its_stages_trains_in_random_order() -> None:
+def test_a_run_too_short_for_its_stages_is_trained_in_random_order() -> None:
     assert fallback(labelled(50, 50, 50), steps=9) == "9 steps are fewer than 10"
     record = choose_order(
         CurriculumConfig(stages=[{"end": 0.1, "mixture": (1, 0, 0)}, {"end": 1, "mixture": (0, 0.5, 0.5)}]),
@@ -74,12 +74,12 @@ def test_a_run_too_short_for_its_stages_trains_in_random_order() -> None:
     assert record.reason == "a stage of 2 of the 20 steps is shorter than 3"
 
 
-def test_off_is_random_without_a_warning() -> None:
+def test_a_curriculum_that_is_off_is_random_without_a_warning() -> None:
     chosen = choose(labelled(50, 50, 50), use="off")
     assert (chosen.record.used, chosen.record.reason, chosen.warnings) == ("random", "curriculum.use=off", ())
 
 
-def test_rows_without_a_level_are_an_error_that_names_them() -> None:
+def test_rows_without_a_level_are_named_and_refused() -> None:
     labels = ["explain"] * 10 + ["reasonning"] * 3 + [None] * 2 + ["topology"] * 5
     with pytest.raises(ConfigError) as error:
         choose(samples_of(labels))
@@ -88,7 +88,7 @@ def test_rows_without_a_level_are_an_error_that_names_them() -> None:
     assert "2 have no 'difficulty', 3 have 'reasonning' (did you mean 'reasoning'?)" in message
 
 
-def test_rows_without_a_level_are_dropped_or_easiest_where_the_user_says_so() -> None:
+def test_rows_without_a_level_are_dropped_or_easiest_on_request() -> None:
     labels = ["explain"] * 10 + [None] * 10 + ["topology"] * 10
     dropped = choose(samples_of(labels), unlabelled="drop")
     assert not set(range(10, 20)) & set(dropped.order.tolist())
@@ -100,7 +100,7 @@ def test_rows_without_a_level_are_dropped_or_easiest_where_the_user_says_so() ->
     assert easiest.record.levels[0].samples == 20
 
 
-def test_an_empty_level_gives_its_share_to_the_others() -> None:
+def test_the_share_of_an_empty_level_goes_to_the_others() -> None:
     chosen = choose(labelled(500, 500, 0))
     used = [stage.used for stage in chosen.record.stages]
     assert used[0] == (0.8, 0.2, 0.0)
@@ -111,13 +111,13 @@ def test_an_empty_level_gives_its_share_to_the_others() -> None:
         choose(labelled(500, 500, 0), use="required")
 
 
-def test_a_stage_of_an_empty_level_takes_the_others_by_size() -> None:
+def test_a_stage_of_an_empty_level_draws_the_others_by_size() -> None:
     stages = [{"end": 0.5, "mixture": (0.5, 0.5, 0)}, {"end": 1, "mixture": (0, 0, 1)}]
     record = choose(labelled(300, 100, 0), stages=stages).record
     assert record.stages[1].used == (0.75, 0.25, 0)
 
 
-def test_a_small_level_repeats_and_is_warned_of() -> None:
+def test_a_small_level_repeats_with_a_warning() -> None:
     chosen = choose(labelled(2000, 2000, 20), use="required", steps=200)
     assert chosen.record.levels[2].passes > 10
     assert chosen.record.levels[2].coverage == 1
@@ -136,7 +136,7 @@ def test_every_branch_has_the_same_number_of_steps() -> None:
     ]
 
 
-def test_numbers_as_labels_become_levels_of_equal_size() -> None:
+def test_numeric_labels_become_levels_of_equal_size() -> None:
     chosen = choose(samples_of([float(number) for number in range(300)]))
     assert [level.samples for level in chosen.record.levels] == [100, 100, 100]
     assert chosen.levels[0] == 0
@@ -145,7 +145,7 @@ def test_numbers_as_labels_become_levels_of_equal_size() -> None:
 
 
 @pytest.mark.parametrize("score", ["length", "steps", "loss"])
-def test_scores_rank_samples_that_have_no_label(score: str) -> None:
+def test_samples_without_a_label_are_ranked_by_scores(score: str) -> None:
     numbers = [float(number) for number in range(90)]
     config = CurriculumConfig(score=score, pace="sorted")
     chosen = choose_order(config, samples_of([None] * 90), 10, 9, numbers=numbers)
@@ -153,13 +153,13 @@ def test_scores_rank_samples_that_have_no_label(score: str) -> None:
     assert (chosen.record.used, chosen.record.score) == ("sorted", score)
 
 
-def test_a_score_that_is_no_number_is_an_error_with_its_place() -> None:
+def test_a_score_that_is_no_number_is_refused_with_its_row() -> None:
     numbers = [1.0, 2.0, float("nan"), 4.0]
     with pytest.raises(ConfigError, match=r"train.jsonl:3: the difficulty by loss is nan"):
         choose_order(CurriculumConfig(score="loss"), samples_of([None] * 4), 10, 4, numbers=numbers)
 
 
-def test_steps_of_reasoning_are_calculations_or_lines() -> None:
+def test_reasoning_steps_are_counted_by_calculations_or_lines() -> None:
     assert reasoning_steps("He has 48/2=<<48/2=24>>24.\nIn all 48+24=<<48+24=72>>72.\n#### 72") == 2
     assert reasoning_steps("First this.\n\nThen that.\n") == 2
 
@@ -175,13 +175,13 @@ def test_steps_of_reasoning_are_calculations_or_lines() -> None:
         ({"stages": [{"end": 1, "mixture": (1, 0, 0)}, {"end": 0.5, "mixture": (1, 0, 0)}]}, "do not ascend"),
     ],
 )
-def test_a_curriculum_that_cannot_be_is_refused(keys: dict, message: str) -> None:
+def test_an_invalid_curriculum_is_refused(keys: dict, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         CurriculumConfig(**keys)
 
 
-def test_a_baseline_keeps_true_levels_in_its_record() -> None:
-    """Random levels choose the order; what was drawn is counted by the levels that the data has."""
+def test_the_record_of_a_baseline_has_the_true_levels() -> None:
+    """Random levels choose the order; drawn samples are counted by the true levels of the data."""
     data = labelled(400, 400, 400)
     record = choose(data, order="random_levels", steps=60).record
     drawn = np.array([level.drawn for level in record.levels])

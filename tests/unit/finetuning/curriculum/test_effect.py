@@ -47,8 +47,8 @@ def compare(levels: np.ndarray, noise: np.ndarray, orders: tuple[str, ...], seed
     return effects(curves)
 
 
-def test_an_order_that_matters_is_found_and_its_reverse_is_worse() -> None:
-    """Noisy samples first, clean ones last: the same samples shuffled keep the noise to the end."""
+def test_the_effect_of_an_order_is_detected_and_its_reverse_is_worse() -> None:
+    """Noisy samples come first and clean ones last; the same samples shuffled have noise to the end."""
     levels = np.arange(SAMPLES) % 3
     noise = np.array(NOISE)[levels]
     found = compare(levels, noise, ("paced", "shuffled", "random_levels", "reversed"), range(16))
@@ -60,7 +60,7 @@ def test_an_order_that_matters_is_found_and_its_reverse_is_worse() -> None:
 
 # Binomial at 5 %: 3 of 8 have a chance of 0.6 %, 8 of 60 one of 1.3 %.
 @pytest.mark.parametrize(("trials", "most"), [(8, 2), pytest.param(60, 7, marks=pytest.mark.proof)])
-def test_meaningless_labels_do_not_win(trials: int, most: int) -> None:
+def test_random_labels_are_rarely_claimed_to_help(trials: int, most: int) -> None:
     """Where labels are dealt at random, claims are as rare as their p value says."""
     verdicts = []
     for trial in range(trials):
@@ -81,7 +81,7 @@ def test_losses_are_compared_at_equal_loss_tokens() -> None:
     assert found.verdict == "no difference measurable"
 
 
-def test_pairs_by_seed_remove_what_the_seed_does() -> None:
+def test_pairing_by_seed_removes_the_effect_of_the_seed() -> None:
     """Seeds differ by 1 nat and orders by 0.01: unpaired, nothing would be seen."""
     change = (0.010, 0.011, 0.009, 0.010, 0.012)
     first = [LossCurve(seed, ((10, seed + change[seed]),)) for seed in range(5)]
@@ -104,7 +104,7 @@ def test_few_or_unpaired_seeds_give_no_verdict() -> None:
         effect(curve[:1], curve[:1])
 
 
-def test_a_loss_before_the_first_validation_is_not_made_up() -> None:
+def test_a_loss_before_the_first_validation_is_refused() -> None:
     curve = LossCurve(3, ((100, 4.0), (200, 3.0)))
     assert (curve.at(100), curve.at(150)) == (4.0, 3.5)
     with pytest.raises(ConfigError, match="seed 3 has its first held-out loss after 100 loss tokens"):

@@ -64,24 +64,24 @@ def test_orders_are_compared_in_pairs_and_by_level(tmp_path: Path) -> None:
     assert [line.split()[0] for line in text.splitlines() if "-0.0475" in line][1:] == ["easy", "hard"]
 
 
-def test_a_run_that_fell_back_is_left_out_with_its_reason(tmp_path: Path) -> None:
+def test_a_run_that_fell_back_is_excluded_with_its_reason(tmp_path: Path) -> None:
     for seed in range(2):
         write_run(tmp_path, "paced", seed, 2.9 + seed)
         write_run(tmp_path, "shuffled", seed, 3.0 + seed)
     write_run(tmp_path, "reversed", 0, 3.0, reason="9 steps are fewer than 10")
     text = printed(tmp_path)
-    assert "lora_tiny, seed 0, is left out: 9 steps are fewer than 10" in text
+    assert "lora_tiny, seed 0, is skipped: 9 steps are fewer than 10" in text
     assert "no verdict: 2 seeds, 5 are needed" in text
 
 
-def test_runs_of_other_settings_are_not_compared(tmp_path: Path) -> None:
+def test_runs_of_different_settings_are_not_compared(tmp_path: Path) -> None:
     write_run(tmp_path, "paced", 0, 3.0)
     write_run(tmp_path, "shuffled", 0, 3.0, steps=40)
     with pytest.raises(ConfigError, match="differ in more than"):
         printed(tmp_path)
 
 
-def test_a_folder_without_two_orders_says_which_it_needs(tmp_path: Path) -> None:
+def test_a_folder_without_two_orders_is_refused_with_the_orders_needed(tmp_path: Path) -> None:
     write_run(tmp_path, "paced", 0, 3.0)
     with pytest.raises(ConfigError, match="no two orders to compare.*paced and shuffled"):
         printed(tmp_path)

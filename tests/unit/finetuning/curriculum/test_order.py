@@ -35,19 +35,17 @@ def staged(steps: int, batch: int, seed: int = 42, levels: list[int] = LEVELS) -
 @pytest.mark.parametrize(
     ("epochs", "batch", "steps", "stages"), [(3, 128, 176, [53, 71, 52]), (1, 64, 117, [36, 46, 35])]
 )
-def test_a_run_has_the_stages_that_shares_of_its_steps_give(
-    epochs: int, batch: int, steps: int, stages: list[int]
-) -> None:
+def test_stages_follow_from_shares_of_the_steps(epochs: int, batch: int, steps: int, stages: list[int]) -> None:
     assert run_steps(GSM8K, epochs, batch) == steps
     assert stage_steps(steps, DEFAULT_STAGES) == stages
 
 
-def test_a_stage_ends_at_the_step_that_its_decimal_names() -> None:
+def test_a_stage_ends_at_the_exact_step_of_its_decimal_share() -> None:
     for steps in range(10, 400, 10):
         assert stage_steps(steps, DEFAULT_STAGES) == [steps * 3 // 10, steps * 4 // 10, steps * 3 // 10]
 
 
-def test_each_stage_has_its_mixture_to_a_sample() -> None:
+def test_the_mixture_of_each_stage_is_exact_to_a_sample() -> None:
     """The figures of 7,473 samples, 3 epochs and batches of 128, in which every sample is seen."""
     order = staged(176, 128)
     levels = np.array(LEVELS)[order]
@@ -59,14 +57,14 @@ def test_each_stage_has_its_mixture_to_a_sample() -> None:
     assert len(set(order.tolist())) == GSM8K
 
 
-def test_each_step_has_its_mixture_to_a_sample() -> None:
+def test_the_mixture_of_each_step_is_exact_to_a_sample() -> None:
     levels = np.array(LEVELS)[staged(176, 128)].reshape(176, 128)
     for step, (own, stage) in enumerate(zip(levels, [0] * 53 + [1] * 71 + [2] * 52, strict=True)):
         for level, share in enumerate(DEFAULT_STAGES[stage].mixture):
             assert abs(np.sum(own == level) - share * 128) < 2, (step, level)
 
 
-def test_a_level_starts_again_only_when_all_its_samples_were_drawn() -> None:
+def test_a_level_repeats_only_after_all_its_samples_were_drawn() -> None:
     levels = [0] * 50 + [1] * 7 + [2] * 3
     order = staged(20, 8, levels=levels)
     for level, members in enumerate((range(50), range(50, 57), range(57, 60))):
@@ -75,8 +73,8 @@ def test_a_level_starts_again_only_when_all_its_samples_were_drawn() -> None:
         assert max(drawn) - min(drawn) <= 1, (level, drawn)
 
 
-def test_an_order_depends_on_its_arguments_alone() -> None:
-    """Neither the machine nor Python's version may change it: a resumed run goes on in it."""
+def test_an_order_depends_only_on_its_arguments() -> None:
+    """Neither the machine nor Python's version may change the order: a resumed run continues in it."""
     assert order_hash(staged(176, 128)) == HASH
     assert order_hash(staged(176, 128, seed=43)) != HASH
 
@@ -89,7 +87,7 @@ def test_positions_of_a_batch_do_not_choose_the_level() -> None:
     assert 0.3 < shares.min() <= shares.max() < 0.7
 
 
-def test_competence_draws_from_the_share_of_platanios() -> None:
+def test_competence_draws_from_the_share_of_platanios_formula() -> None:
     scores = np.random.default_rng(0).permutation(1000).astype(float)
     steps, batch = 50, 64
     order = competence_order(scores, steps, batch, 42)
@@ -99,7 +97,7 @@ def test_competence_draws_from_the_share_of_platanios() -> None:
         assert own.mean() == pytest.approx(share * 500, abs=share * 1000 * 5 / math.sqrt(12 * batch))
 
 
-def test_sorted_goes_through_each_pass_from_easy_to_hard() -> None:
+def test_the_sorted_order_runs_each_pass_from_easy_to_hard() -> None:
     scores = [float(number * 7 % 10) for number in range(100)]
     order = sorted_order(scores, 25, 10, 42)
     for begin, end in ((0, 100), (100, 200), (200, 250)):
@@ -110,7 +108,7 @@ def test_sorted_goes_through_each_pass_from_easy_to_hard() -> None:
     assert max(scores[number] for number in order[200:]) == 9
 
 
-def test_shuffled_and_reversed_hold_the_same_samples_as_often() -> None:
+def test_shuffled_and_reversed_orders_draw_the_same_samples_as_often() -> None:
     order = staged(176, 128)
     mixed, backwards = shuffled(order, 42), reversed_steps(order, 128)
     assert Counter(mixed.tolist()) == Counter(backwards.tolist()) == Counter(order.tolist())
@@ -120,14 +118,14 @@ def test_shuffled_and_reversed_hold_the_same_samples_as_often() -> None:
     assert abs(share[:53].mean() - share[-52:].mean()) < 0.05, "the stages are gone"
 
 
-def test_random_passes_over_all_samples() -> None:
+def test_the_random_order_passes_over_all_samples() -> None:
     order = random_order(range(100), 25, 10, 42)
     assert Counter(order[:100].tolist()) == Counter(range(100))
     assert order[:100].tolist() != order[100:200].tolist()
     assert order.size == 250
 
 
-def test_permuted_difficulties_are_the_same_dealt_to_others() -> None:
+def test_permuted_difficulties_are_the_same_values_for_other_samples() -> None:
     dealt = permuted(LEVELS, 42)
     assert Counter(dealt) == Counter(LEVELS)
     assert np.mean(np.array(dealt) == np.array(LEVELS)) == pytest.approx(1 / 3, abs=0.05)

@@ -24,7 +24,7 @@ def tokenizer() -> Any:
     return _train_tokenizer(read_rows(None, "difficulty", ("one",))[:200])
 
 
-def test_every_answer_is_learned_with_its_end_and_nothing_else(tokenizer: Any) -> None:
+def test_only_answers_and_their_end_tokens_are_learned(tokenizer: Any) -> None:
     talk = row(("system", "Be short."), ("user", "One?"), ("assistant", "1"), ("user", "Two?"), ("assistant", "2"))
     examples, kept, too_long = tokenized([talk], tokenizer, ExamplesConfig())
     ids, learned = examples[0]
@@ -37,7 +37,7 @@ def test_every_answer_is_learned_with_its_end_and_nothing_else(tokenizer: Any) -
 
 
 @pytest.mark.parametrize("too_long", ["drop", "truncate"])
-def test_long_examples_are_counted_and_cut_only_in_their_answers(tokenizer: Any, too_long: str) -> None:
+def test_long_examples_are_counted_and_truncated_only_in_their_answers(tokenizer: Any, too_long: str) -> None:
     short = row(("user", "One?"), ("assistant", "1"))
     answer = row(("user", "One?"), ("assistant", "one two three " * 30))
     prompt = row(("user", "one two three " * 30), ("assistant", "1"))
@@ -50,7 +50,7 @@ def test_long_examples_are_counted_and_cut_only_in_their_answers(tokenizer: Any,
     assert examples.supervised.tolist() == [int(examples[number][1].sum()) for number in range(len(examples))]
 
 
-def test_a_long_example_is_an_error_where_asked_for(tokenizer: Any) -> None:
+def test_a_long_example_is_refused_on_request(tokenizer: Any) -> None:
     long = row(("user", "One?"), ("assistant", "one two three " * 30))
     with pytest.raises(DataError, match=r"rows\.jsonl:1: .* tokens are more than data\.max_length=40"):
         tokenized([long], tokenizer, ExamplesConfig(max_length=40, too_long="error"))
@@ -58,7 +58,7 @@ def test_a_long_example_is_an_error_where_asked_for(tokenizer: Any) -> None:
         tokenized([long], tokenizer, ExamplesConfig(max_length=40, too_long="drop"))
 
 
-def test_the_ranks_read_what_was_written(tokenizer: Any, tmp_path: Path) -> None:
+def test_ranks_read_the_written_examples(tokenizer: Any, tmp_path: Path) -> None:
     rows = read_rows(None, "difficulty", ("one",))[:20]
     train, _, _ = tokenized(rows[:15], tokenizer, ExamplesConfig())
     held_out, _, _ = tokenized(rows[15:], tokenizer, ExamplesConfig())

@@ -35,7 +35,7 @@ def write(path: Path, rows: list[Any]) -> str:
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
 @pytest.mark.parametrize("row", [ALPACA, PAIR, CHAT], ids=["instruction", "prompt", "messages"])
-def test_all_forms_of_an_example_are_the_same(tmp_path: Path, row: dict[str, Any], suffix: str) -> None:
+def test_all_forms_of_an_example_give_the_same_row(tmp_path: Path, row: dict[str, Any], suffix: str) -> None:
     (read,) = read_rows(write(tmp_path / f"rows{suffix}", [row]), "difficulty", LEVELS)
     assert read.messages == tuple(CHAT["messages"])
     assert read.difficulty == "explain"
@@ -60,7 +60,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, suffix: s
         (["a"], "a row is one JSON object, this one is ['a']; an example is {instruction, input, output}"),
     ],
 )
-def test_a_bad_row_is_told_with_file_line_and_key(tmp_path: Path, row: Any, told: str) -> None:
+def test_a_bad_row_is_reported_with_file_line_and_key(tmp_path: Path, row: Any, told: str) -> None:
     path = write(tmp_path / "rows.jsonl", [ALPACA, row])
     with pytest.raises(DataError) as caught:
         read_rows(path, "difficulty", LEVELS)
@@ -68,14 +68,14 @@ def test_a_bad_row_is_told_with_file_line_and_key(tmp_path: Path, row: Any, told
     assert told in str(caught.value)
 
 
-def test_what_is_no_json_is_told_with_its_line(tmp_path: Path) -> None:
+def test_invalid_json_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(ALPACA) + "\n{broken\n")
     with pytest.raises(DataError, match=r"rows\.jsonl:2: not JSON at character 2 .*; an example is \{instruction"):
         read_rows(str(path), "difficulty", LEVELS)
 
 
-def test_a_hole_of_gigabytes_is_refused_as_a_line_that_is_too_long(tmp_path: Path) -> None:
+def test_a_sparse_hole_of_gigabytes_is_refused_as_too_long_a_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(f"\n{json.dumps(ALPACA)}\n")
     os.truncate(path, 1 << 33)
@@ -84,7 +84,7 @@ def test_a_hole_of_gigabytes_is_refused_as_a_line_that_is_too_long(tmp_path: Pat
 
 
 @pytest.mark.parametrize("begin", ["", "\n \n"])
-def test_a_list_of_many_lines_is_one_text(tmp_path: Path, begin: str) -> None:
+def test_a_list_over_many_lines_is_one_json_text(tmp_path: Path, begin: str) -> None:
     path = tmp_path / "rows.json"
     path.write_text(begin + json.dumps([ALPACA, CHAT], indent=1))
     read = read_rows(str(path), "difficulty", LEVELS)
@@ -92,17 +92,17 @@ def test_a_list_of_many_lines_is_one_text(tmp_path: Path, begin: str) -> None:
     assert all(row.messages == tuple(CHAT["messages"]) for row in read)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_of_examples_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is no file; a JSON, JSONL or parquet file serves"):
         read_rows(str(tmp_path / "none.json"), "difficulty", LEVELS)
 
 
-def test_of_a_dataset_on_modelscope_a_file_is_asked_for() -> None:
+def test_a_modelscope_dataset_needs_a_named_file() -> None:
     with pytest.raises(DataError, match="`efficientbench-data download modelscope:owner/some` brings its files"):
         read_rows("modelscope:owner/some", "difficulty", LEVELS)
 
 
-def test_the_manual_of_python_has_levels_by_the_length_of_answers() -> None:
+def test_examples_of_pythons_manual_have_levels_by_answer_length() -> None:
     rows = read_rows(None, "difficulty", LEVELS)
     assert len(rows) > 500
     lengths = {level: [len(row.messages[-1]["content"]) for row in rows if row.difficulty == level] for level in LEVELS}

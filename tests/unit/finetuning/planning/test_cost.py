@@ -61,14 +61,14 @@ def test_models_have_their_published_parameters(model: str, parameters: int) -> 
     assert shape_of(model).parameters == parameters
 
 
-def test_lora_of_rank_64_on_all_matrices_of_a_32b_model() -> None:
+def test_lora_of_rank_64_on_a_32b_model_has_its_known_parameters() -> None:
     assert LORA.parameters(QWEN25) == LORA.parameters(QWEN3) == 536_870_912
     assert DORA.parameters(QWEN25) - LORA.parameters(QWEN25) == 64 * (5120 * 3 + 1024 * 2 + 27_648 * 2)
     assert FREEZE.parameters(QWEN25) == 2 * QWEN25.layer_parameters
     assert FULL.parameters(QWEN25) == QWEN25.parameters
 
 
-def test_flops_of_lora_are_not_those_of_pretraining() -> None:
+def test_flops_of_lora_are_fewer_than_those_of_pretraining() -> None:
     lora = tuning_flops(QWEN25, LORA, 2048, recompute=True)
     full = tuning_flops(QWEN25, FULL, 2048, recompute=False)
     assert round(lora.training / 1e9, 1) == 135.2
@@ -80,8 +80,8 @@ def test_flops_of_lora_are_not_those_of_pretraining() -> None:
     assert full.recomputed < lora.recomputed, "adapters are computed again too"
 
 
-def test_logits_count_for_tokens_with_a_loss() -> None:
-    """And those that the device computes beside them are no work of the method."""
+def test_flops_of_logits_count_only_tokens_with_a_loss() -> None:
+    """Logits that the device computes for other tokens are no work of the method."""
     whole = tuning_flops(QWEN25, FULL, 2048, recompute=True)
     half = tuning_flops(QWEN25, FULL, 2048, recompute=True, scored=0.5, projected=0.5)
     wasted = tuning_flops(QWEN25, FULL, 2048, recompute=True, scored=0.5)
@@ -90,7 +90,7 @@ def test_logits_count_for_tokens_with_a_loss() -> None:
     assert (wasted.training, wasted.hardware) == pytest.approx((half.training, whole.hardware))
 
 
-def test_samples_of_many_lengths_cost_what_each_of_them_costs() -> None:
+def test_the_cost_of_samples_is_the_sum_over_their_lengths() -> None:
     lengths = [100, 400, 2048, 7]
     each = sum(length * tuning_flops(QWEN25, LORA, length, recompute=True).training for length in lengths)
     together = tuning_flops(QWEN25, LORA, attended_length(lengths), recompute=True).training
@@ -99,7 +99,7 @@ def test_samples_of_many_lengths_cost_what_each_of_them_costs() -> None:
     assert sum(lengths) * mean < each
 
 
-def test_a_rank_of_sixteen_has_a_sixteenth_of_the_states() -> None:
+def test_each_of_sixteen_ranks_has_a_sixteenth_of_the_states() -> None:
     parts = memory()
     assert round(parts["frozen weights"] / 1e9, 2) == 4.10
     states = parts["trained weights"] + parts["gradients"] + parts["optimizer"]
@@ -109,7 +109,7 @@ def test_a_rank_of_sixteen_has_a_sixteenth_of_the_states() -> None:
     assert round(memory(hpz=8)["second copy (hpZ)"] / 1e9, 2) == round((32.764 + 0.537) * 2 / 8, 2)
 
 
-def test_activations_and_logits_of_a_32b_model() -> None:
+def test_activations_and_logits_of_a_32b_model_match_hand_counts() -> None:
     parts = memory()
     assert round(parts["activations kept"] / 1e9, 2) == 1.34
     # A tile of 2,048 × 32,768 logits with 30 bytes each, and gradients of 2,048 hidden states in float32.
@@ -133,8 +133,8 @@ def test_offloaded_states_move_to_the_host() -> None:
     assert host_memory(QWEN25, LORA, TWO_NODES) == 0
 
 
-def test_gathers_of_a_step_and_what_makes_them_fewer() -> None:
-    """983 GB with micro-batches of one sample, 246 with four."""
+def test_larger_micro_batches_and_settings_reduce_the_gathers_of_a_step() -> None:
+    """Micro-batches of one sample take 983 GB, of four samples 246 GB."""
 
     def frozen(**changes: Any) -> float:
         traffic = step_traffic(QWEN25, LORA, replace(TWO_NODES, **changes))
@@ -145,7 +145,7 @@ def test_gathers_of_a_step_and_what_makes_them_fewer() -> None:
     assert frozen(stage=2) == 0
 
 
-def test_frozen_layers_are_not_gathered_where_no_gradient_goes() -> None:
+def test_frozen_layers_without_gradients_are_not_gathered_again() -> None:
     sent = {each.purpose: each.payload_bytes for each in step_traffic(QWEN25, FREEZE, TWO_NODES)}
     assert sent["frozen weights, backward"] == 8 * 2 * QWEN25.table
     assert sent["frozen weights, forward"] == 8 * 2 * FREEZE.frozen(QWEN25)
@@ -158,7 +158,7 @@ def test_with_hpz_the_frozen_weights_stay_in_the_node() -> None:
     assert between == {"trained weights, forward", "gradients"}
 
 
-def test_a_projected_step_adds_computing_and_communication() -> None:
+def test_a_projected_step_is_compute_plus_communication() -> None:
     rates = Rates("a device", 313e12, in_node_bytes_s=200e9, between_nodes_bytes_s=25e9)
     projected = project_step(QWEN25, LORA, TWO_NODES, rates, 2048)
     assert projected is not None
@@ -170,7 +170,7 @@ def test_a_projected_step_adds_computing_and_communication() -> None:
     assert project_step(QWEN25, LORA, TWO_NODES, replace(rates, between_nodes_bytes_s=None), 2048) is None
 
 
-def test_a_model_that_is_not_known_is_an_error_that_helps(tmp_path: Path) -> None:
+def test_an_unknown_model_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"did you mean Qwen/Qwen3-32B\?"):
         shape_of("Qwen/Qwen3-32b")
     with pytest.raises(ConfigError, match=r"has no config.json"):

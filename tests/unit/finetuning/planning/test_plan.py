@@ -48,7 +48,7 @@ def printed(given: PlanRequest) -> str:
     return console.export_text()
 
 
-def test_a_32b_model_fits_two_nodes_of_eight_only_where_weights_are_shared_out() -> None:
+def test_a_32b_model_fits_two_nodes_of_eight_only_with_sharded_weights() -> None:
     plans = fitting(request())
     assert asked(request()).fits
     assert {plan.layout.stage for plan in plans} == {3}
@@ -57,7 +57,7 @@ def test_a_32b_model_fits_two_nodes_of_eight_only_where_weights_are_shared_out()
 
 
 def test_the_best_layout_is_the_fastest_of_those_that_fit() -> None:
-    """Checked against every combination, one by one."""
+    """Compare with every combination, one by one."""
     given = request()
     times = {}
     for stage, hpz in ((2, 1), (3, 1), (3, 8)):
@@ -78,7 +78,7 @@ def test_the_best_layout_is_the_fastest_of_those_that_fit() -> None:
     assert fitting(given)[0].time(2048) == project_step(given.shape, given.trained, best, RATES, 2048)
 
 
-def test_only_what_has_to_be_is_offloaded() -> None:
+def test_states_are_offloaded_only_where_nothing_else_fits() -> None:
     """Every layout would fit with less memory; none offloads what would fit without."""
     plans = fitting(request("32B", method="full"))
     assert {"none", "optimizer"} <= {plan.layout.offload for plan in plans}
@@ -91,13 +91,13 @@ def test_only_what_has_to_be_is_offloaded() -> None:
             assert sum(parts.values()) > 0.9 * 64e9, plan.layout
 
 
-def test_a_model_that_fits_whole_needs_no_gathers() -> None:
+def test_a_model_that_fits_on_one_device_needs_no_gathers() -> None:
     best = fitting(request("7B"))[0]
     assert best.layout.stage == 2
     assert all("frozen" not in each.purpose for each in best.traffic)
 
 
-def test_without_rates_the_best_has_least_traffic_between_nodes() -> None:
+def test_the_best_layout_without_rates_has_the_least_traffic_between_nodes() -> None:
     plans = fitting(request(rates=None))
     sent = [plan.sent_bytes(between_nodes=True) for plan in plans]
     assert sent == sorted(sent)
@@ -107,7 +107,7 @@ def test_without_rates_the_best_has_least_traffic_between_nodes() -> None:
     assert "samples/s" not in text
 
 
-def test_the_plan_says_what_it_computed_and_from_what() -> None:
+def test_a_plan_prints_its_figures_and_their_assumptions() -> None:
     text = printed(request())
     for words in (
         "32,763,876,352 parameters, 536,870,912 trained (1.64%)",
@@ -123,26 +123,26 @@ def test_the_plan_says_what_it_computed_and_from_what() -> None:
     assert text.count("ZeRO-3") >= 5
 
 
-def test_computing_alone_is_projected_where_links_are_not_known() -> None:
+def test_only_compute_time_is_projected_where_links_are_unknown() -> None:
     text = printed(request(rates=Rates("an NPU", 313e12)))
     assert "step time: n/a; what links carry is not known; computing assumes 40% of 313 TFLOP/s" in text
     assert "computing s" in text
     assert "samples/s" not in text
 
 
-def test_a_layout_that_does_not_fit_says_so() -> None:
+def test_a_layout_that_does_not_fit_is_reported() -> None:
     assert "does NOT fit in 64 GB" in printed(request(stage=0))
     text = printed(request(memory_gb=8))
     assert "no layout of ZeRO 2 or 3 fits 8 GB" in text
 
 
-def test_one_device_sends_nothing() -> None:
+def test_a_single_device_communicates_nothing() -> None:
     plan = asked(request("0.5B", world=1, per_node=1, accumulation=128))
     assert plan.traffic == []
     assert "what a rank sends" not in printed(request("0.5B", world=1, per_node=1, accumulation=128))
 
 
-def test_a_plan_loads_neither_torch_nor_transformers() -> None:
+def test_a_plan_imports_neither_torch_nor_transformers() -> None:
     code = (
         "import sys, efficientbench.finetuning.planning.plan_table, efficientbench.finetuning.curriculum.choice\n"
         "print([name for name in ('torch', 'transformers', 'peft', 'deepspeed') if name in sys.modules])"

@@ -12,7 +12,7 @@ from efficientbench.finetuning.planning.plan import asked
 from efficientbench.finetuning.planning.request import plan_request
 
 
-def test_the_plan_of_32_billion_parameters_on_two_nodes() -> None:
+def test_the_command_plans_32_billion_parameters_on_two_nodes() -> None:
     plan = asked(plan_request(resolve_tuning("lora_32B"), 16, 8, None, None))
     shape, trained = plan.request.shape, plan.request.trained
     assert (shape.parameters, trained.parameters(shape)) == (32_763_876_352, 536_870_912)
@@ -29,14 +29,14 @@ def test_a_batch_that_cannot_be_divided_is_refused() -> None:
         plan_request(resolve_tuning("lora_32B"), 18, 9, None, None)
 
 
-def test_ranks_that_are_not_whole_nodes_are_refused() -> None:
+def test_ranks_that_do_not_fill_nodes_are_refused() -> None:
     assert plan_request(resolve_tuning("lora_32B"), 4, 8, None, None).layout.per_node == 4
     with pytest.raises(ConfigError, match="16 ranks are not whole nodes of 5: 15 or 20"):
         plan_request(resolve_tuning("lora_32B"), 16, 5, None, None)
 
 
 @pytest.mark.parametrize(("target", "told"), [("q_prj", "did you mean q_proj"), ("lm_head", "they are down_proj")])
-def test_a_layer_that_the_decoder_lacks_is_a_mistake_in_one_line(target: str, told: str) -> None:
+def test_a_layer_that_the_decoder_lacks_is_refused_in_one_line(target: str, told: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"adapter\.targets: no linear layer of the decoder is named '{target}'.*{told}"
     ):
@@ -45,17 +45,17 @@ def test_a_layer_that_the_decoder_lacks_is_a_mistake_in_one_line(target: str, to
 
 
 @pytest.mark.parametrize(("device", "tile_bytes"), [(None, 30), ("H100 SXM", 2), ("Ascend 910B1", 30)])
-def test_the_loss_takes_less_where_a_kernel_computes_it(device: str | None, tile_bytes: int) -> None:
+def test_a_fused_loss_takes_less_memory(device: str | None, tile_bytes: int) -> None:
     assert plan_request(resolve_tuning("lora_32B"), 16, 8, device, None).layout.tile_bytes == tile_bytes
 
 
-def test_a_second_copy_is_shared_out_among_no_more_ranks_than_there_are() -> None:
+def test_hpz_is_limited_to_the_ranks_of_a_node() -> None:
     config = resolve_tuning("lora_32B", overrides=["zero.hpz=8"])
     assert plan_request(config, 4, 4, "H100 SXM", None).layout.hpz == 4
     assert plan_request(config, 16, 8, "H100 SXM", None).layout.hpz == 8
 
 
-def test_more_layers_than_the_model_has_are_a_mistake() -> None:
+def test_more_trained_layers_than_the_model_has_are_refused() -> None:
     config = resolve_tuning("freeze_7B", overrides=["adapter.freeze_layers=1000"])
     with pytest.raises(ConfigError, match=r"^adapter\.freeze_layers: 1000 layers are to be trained, and the model has"):
         plan_request(config, 8, 8, None, None)

@@ -27,7 +27,7 @@ SAMPLING = (["--temperature", "0.8"], ["--top-k", "5"], ["--top-p", "0.9"], ["--
 CASES = [Case(4, 1, 3), Case(4, 2, 3), Case(8, 1, 3)]
 
 
-def test_lists_of_sizes() -> None:
+def test_lists_of_sizes_are_parsed_or_refused() -> None:
     assert numbers("--batch", "8, 1,8") == [8, 1]
     for text in ("", "1,", "0", "-1", "x"):
         with pytest.raises(typer.BadParameter, match="is no list of numbers above 0"):
@@ -36,7 +36,7 @@ def test_lists_of_sizes() -> None:
         numbers("--batch", "1,8", most=1)
 
 
-def test_the_largest_batch_is_the_one_beyond_which_the_formula_exceeds_the_memory() -> None:
+def test_the_largest_batch_is_the_last_whose_estimate_fits_the_memory() -> None:
     config = tiny("gqa_1.5B")
     free_bytes = generation_bytes(config.model, 4, 3, 5, "fp32")
     assert largest_batch(config.model, 4, 3, "fp32", free_bytes) == 5
@@ -68,7 +68,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "Setting", lambda *given: real(*given, least_s=0.0))
 
 
-def test_what_cannot_be_measured_is_a_row_with_its_reason(
+def test_a_combination_that_cannot_be_measured_is_a_row_with_a_reason(
     found: Target, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quick(monkeypatch)
@@ -91,7 +91,7 @@ def test_what_cannot_be_measured_is_a_row_with_its_reason(
         (GenerationError("prompt 2, new token 1: the largest logit is nan"), "prompt 2, new token 1"),
     ],
 )
-def test_a_row_that_fails_leaves_the_others(
+def test_a_failed_row_does_not_affect_other_rows(
     error: Exception, reason: str, found: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick(monkeypatch)
@@ -110,7 +110,7 @@ def test_a_row_that_fails_leaves_the_others(
 
 
 @pytest.mark.parametrize("kind", ["InternalTorchDynamoError", "FailOnRecompileLimitHit", "AssertionError"])
-def test_a_step_that_cannot_be_compiled_is_a_row_with_its_reason(
+def test_a_step_that_cannot_be_compiled_is_a_row_with_a_reason(
     kind: str, found: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch._dynamo import exc
@@ -130,7 +130,7 @@ def test_a_step_that_cannot_be_compiled_is_a_row_with_its_reason(
         measure_run(experts, CASES[:1], 1, compiled=True)
 
 
-def test_an_interruption_leaves_the_rows_so_far(found: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_keeps_the_measured_rows(found: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     quick(monkeypatch)
     real = measuring.measure
 
@@ -146,7 +146,7 @@ def test_an_interruption_leaves_the_rows_so_far(found: Target, monkeypatch: pyte
     assert len(record.rows) == 1
 
 
-def test_measuring_again_keeps_what_was_measured_before(found: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_again_sets_the_earlier_measurement_aside(found: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     quick(monkeypatch)
     assert measure_run(found, CASES[:1], 1) == 0
     first = found.folder.generation.read_text()
@@ -164,16 +164,16 @@ def test_measuring_again_keeps_what_was_measured_before(found: Target, monkeypat
     assert kept.read_text() == first
 
 
-def test_a_name_keeps_the_kernels_that_it_is_given() -> None:
+def test_a_named_run_keeps_its_kernel_overrides() -> None:
     config = in_one_process(tiny("gqa_1.5B", "kernels.attention=math", "kernels.fused=true", "device=cpu"))
     assert (config.kernels.attention, config.kernels.fused) == ("math", False)
 
 
-def test_names_and_folders_are_told_apart(tmp_path: Path) -> None:
+def test_names_and_folders_are_distinguished(tmp_path: Path) -> None:
     cases = [
         (str(tmp_path), [], True, None, "is a folder, whose model has its size"),
         (str(tmp_path / "none"), [], False, None, "no such folder"),
-        ("gqa_0.5B", [], True, 3, "gets random weights: give a run's folder"),
+        ("gqa_0.5B", [], True, 3, "with random weights: give the folder of a trained run"),
         ("gqa_0.6B", [], False, None, "gqa_0.5B"),
         ("gqa_0.5B", ["training.dtyp=fp32"], False, None, "training.dtype"),
         ("gqa_0.5B", ["parallel.tp=2"], False, None, "parallel.tp=2: generation is measured in one process"),
@@ -192,13 +192,13 @@ def test_names_and_folders_are_told_apart(tmp_path: Path) -> None:
         (["--measure", "--prompt", "a"], "prompts are random tokens"),
     ],
 )
-def test_options_that_would_do_nothing_are_refused(words: list[str], message: str) -> None:
+def test_options_without_an_effect_are_refused(words: list[str], message: str) -> None:
     done = CliRunner().invoke(app, ["generate", "gqa_0.5B", *words])
     assert done.exit_code == 2
     assert message in " ".join(done.output.replace("│", " ").split())
 
 
-def test_a_matrix_is_not_for_a_folder(tmp_path: Path) -> None:
+def test_a_matrix_option_is_refused_for_a_folder(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     with pytest.raises(ConfigError, match="--matrix: .* is a folder"), target(str(tmp_path), [], False, None, mine):
         pass

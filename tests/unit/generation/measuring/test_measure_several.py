@@ -15,7 +15,7 @@ from efficientbench.generation.measuring.measure_command import INTERRUPTED, mea
 from efficientbench.metrics.records.generation.generation import write_generation
 
 
-def test_all_names_are_looked_up_before_one_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_names_are_resolved_before_the_first_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(command: Sequence[str]) -> int:
         raise AssertionError(f"{command} was started")
 
@@ -29,7 +29,7 @@ def test_all_names_are_looked_up_before_one_is_measured(tmp_path: Path, monkeypa
             measure_several(["gqa_0.5B", run], arguments, ["--measure"], True, MATRIX)
 
 
-def test_after_an_interruption_no_further_model_is_measured(
+def test_no_further_model_is_measured_after_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
@@ -45,7 +45,7 @@ def test_after_an_interruption_no_further_model_is_measured(
     assert not any(f"{variant}_1.5B" in printed for variant in ("mla", "mqa", "nsa"))
 
 
-def test_the_exit_code_is_the_first_that_is_not_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_code_is_the_first_nonzero_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_generation(generation("gqa"), tmp_path / "generation.json")
     codes = iter((0, 1, 0))
     monkeypatch.setattr(several, "_exit_code", lambda command: next(codes))

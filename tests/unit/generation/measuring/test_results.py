@@ -9,7 +9,7 @@ from efficientbench.generation.measuring.results import print_results
 from efficientbench.metrics.formulas.device_use import Disturbance
 
 
-def test_doubts_and_other_users_stand_below_the_table() -> None:
+def test_doubts_and_other_processes_are_printed_below_the_table() -> None:
     decode = phase(0.05, 8, joules=3.0, energy_doubt="it counted 3 J [of 9]")
     prefill = phase(0.05, 1024, joules=0.1, disturbances=[Disturbance("GPU-0", 0.0, 1.0, "process 7")])
     console = Console(width=160)

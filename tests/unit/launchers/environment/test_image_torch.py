@@ -64,7 +64,7 @@ def look(folder: Path, tmp_path: Path) -> tuple[int, list[str], list[str]]:
     return done.returncode, done.stdout.splitlines(), pins
 
 
-def test_the_images_torch_and_numpy_are_held_and_what_torch_needs_is_left_to_pip(tmp_path: Path) -> None:
+def test_the_images_torch_and_numpy_are_pinned_but_not_torchs_dependencies(tmp_path: Path) -> None:
     status, lines, pins = look(image(tmp_path / "image", has_cuda=True), tmp_path)
     assert status == 0
     assert lines[:2] == ["torch 2.6.0+vendor (cuda)", str(tmp_path / "image" / "torch-2.6.0+vendor.dist-info")]
@@ -73,7 +73,7 @@ def test_the_images_torch_and_numpy_are_held_and_what_torch_needs_is_left_to_pip
     assert pins == [*ours, "torch==2.6.0+vendor", "numpy==1.26.4"]
 
 
-def test_torch_npu_is_held_too(tmp_path: Path) -> None:
+def test_torch_npu_is_pinned(tmp_path: Path) -> None:
     folder = image(tmp_path / "image", has_cuda=False)
     distribution(folder, "torch-npu", "2.6.0.post1", "torch==2.6.0")
     (folder / "torch_npu").mkdir()
@@ -85,12 +85,12 @@ def test_torch_npu_is_held_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_torch", [True, False])
-def test_without_an_accelerator_there_is_nothing_to_hold(tmp_path: Path, has_torch: bool) -> None:
+def test_an_image_without_accelerator_support_has_no_pins(tmp_path: Path, has_torch: bool) -> None:
     folder = image(tmp_path / "image", has_cuda=False) if has_torch else tmp_path / "empty"
     assert look(folder, tmp_path) == (3, [], [])
 
 
-def test_our_own_pins_can_be_read() -> None:
+def test_our_pins_can_be_read() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert all("==" in line for line in lines)
     assert "torch" in map(requirement_name, lines)

@@ -104,7 +104,7 @@ def documents(*command: str, name: str = "gqa_1.5B_smoke", devices: int = 8) -> 
     return service, job
 
 
-def test_pods_are_numbered_and_find_the_first_one() -> None:
+def test_pods_are_numbered_and_find_pod_0() -> None:
     service, job = documents()
     name = job["metadata"]["name"]
     assert (service["kind"], service["apiVersion"], job["kind"], job["apiVersion"]) == (
@@ -136,7 +136,7 @@ def test_pods_are_numbered_and_find_the_first_one() -> None:
     assert "resources" not in documents(devices=0)[1]["spec"]["template"]["spec"]["containers"][0]
 
 
-def test_a_run_that_was_stopped_goes_on_and_one_that_failed_does_not() -> None:
+def test_a_stopped_run_resumes_and_a_failed_one_does_not() -> None:
     spec = documents()[1]["spec"]
     # A failure policy is accepted with this restart policy alone.
     assert (spec["backoffLimit"], spec["template"]["spec"]["restartPolicy"]) == (0, "Never")
@@ -149,23 +149,23 @@ def test_a_run_that_was_stopped_goes_on_and_one_that_failed_does_not() -> None:
     "word",
     ["$(NNODES)", "$$(NNODES)", "$", "a$b$$", "$(touch pwned)", "a: [b, 'c']\n# d", "- x", "yes", "中 “q”", "", "{a}"],
 )
-def test_every_argument_reaches_the_run_as_it_is(word: str) -> None:
+def test_every_argument_reaches_the_run_unchanged(word: str) -> None:
     args = documents(word)[1]["spec"]["template"]["spec"]["containers"][0]["args"]
     assert [expanded(each, {"NNODES": "2"}) for each in args] == ["efficientbench", "run", word]
 
 
 @pytest.mark.parametrize("name", ["gqa_1.5B", "0.5B", "_", "x" * 200, "A--b..c_", "run" + "-" * 60 + "x"])
-def test_names_are_such_that_pods_have_host_names(name: str) -> None:
+def test_job_names_give_pods_valid_host_names(name: str) -> None:
     found = documents(name=name)[1]["metadata"]["name"]
     assert re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])?", found)
     assert len(f"{found}-99999") <= 63
 
 
-def test_what_a_manifest_cannot_hold_is_refused() -> None:
+def test_arguments_that_a_manifest_cannot_hold_are_refused() -> None:
     with pytest.raises(LaunchError, match="no text in UTF-8"):
         documents("\udcff")
     for claim in ("Data", "a_b", "-a", "a\nb", "a" * 254):
-        with pytest.raises(LaunchError, match="is no claim's name"):
+        with pytest.raises(LaunchError, match="is not a valid claim name"):
             Pods(1, 1, "nvidia.com/gpu", "image", claim)
 
 
@@ -195,7 +195,7 @@ def kept(given: Any, found: Any) -> bool:
 
 
 def test_kubectl_reads_every_field() -> None:
-    """Its own types are behind these commands: a field that they lack would be missing in what it prints."""
+    """The parser of kubectl has types of its own: a field that they lack would be missing in its output."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     service, job = documents("$(NNODES)", "中")

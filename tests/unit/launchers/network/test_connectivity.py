@@ -40,7 +40,7 @@ def started(
     return pool.submit(check)
 
 
-def test_nodes_that_reach_each_other_go_on(pool: ThreadPoolExecutor, port: int) -> None:
+def test_nodes_that_reach_each_other_pass_and_free_their_port(pool: ThreadPoolExecutor, port: int) -> None:
     nodes = [started(pool, node, 4, port) for node in (3, 1, 0, 2)]
     assert [node.result(timeout=90) for node in nodes] == ["127.0.0.1"] * 4
     with socket.socket() as free_again:
@@ -49,7 +49,7 @@ def test_nodes_that_reach_each_other_go_on(pool: ThreadPoolExecutor, port: int) 
         free_again.listen()
 
 
-def test_nodes_listen_where_their_backend_will(pool: ThreadPoolExecutor, port: int) -> None:
+def test_nodes_listen_at_the_backends_address(pool: ThreadPoolExecutor, port: int) -> None:
     base = free_port()
     # Addresses of their own on one machine, and one port, as HCCL takes it.
     nodes = [started(pool, node, 3, port, f"127.0.0.{11 + node}", base) for node in range(3)]
@@ -84,7 +84,7 @@ def node_elsewhere(cluster: Cluster, place: Place) -> Any:
         return link.wait_for("problems", others, 60)
 
 
-def test_a_pair_that_cannot_meet_is_named_on_every_node(pool: ThreadPoolExecutor, port: int) -> None:
+def test_an_unreachable_pair_is_named_on_every_node(pool: ThreadPoolExecutor, port: int) -> None:
     closed = free_port()
     nodes = [started(pool, node, 3, port) for node in (0, 1)]
     third = pool.submit(node_elsewhere, Cluster(3, 2, "127.0.0.1", port), Place(2, "127.0.0.15", closed))
@@ -96,7 +96,7 @@ def test_a_pair_that_cannot_meet_is_named_on_every_node(pool: ThreadPoolExecutor
     assert sorted(third.result(timeout=90)) == [0, 1]
 
 
-def test_another_node_at_the_address_is_told_from_the_right_one(pool: ThreadPoolExecutor, port: int) -> None:
+def test_a_wrong_node_at_the_address_is_recognised(pool: ThreadPoolExecutor, port: int) -> None:
     with socket.create_server(("127.0.0.16", 0)) as other:
         place = Place(1, "127.0.0.16", other.getsockname()[1])
 
@@ -113,7 +113,7 @@ def test_another_node_at_the_address_is_told_from_the_right_one(pool: ThreadPool
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_node_that_is_lost_meanwhile_is_named(pool: ThreadPoolExecutor, port: int, ends: bool) -> None:
+def test_a_node_lost_during_the_check_is_named(pool: ThreadPoolExecutor, port: int, ends: bool) -> None:
     nodes = [started(pool, node, 3, port, limit_s=1.0) for node in (0, 1)]
     with preflight(Cluster(3, 2, "127.0.0.1", port), 60) as link:
         if ends:
@@ -125,13 +125,13 @@ def test_a_node_that_is_lost_meanwhile_is_named(pool: ThreadPoolExecutor, port: 
 
 
 @pytest.mark.parametrize("names", ["lo", "=lo", "l", "eth9,lo", "=eth9,lo"])
-def test_an_interface_that_was_named_gives_hccls_address(names: str) -> None:
+def test_hccls_address_is_that_of_the_named_interface(names: str) -> None:
     if "lo" not in psutil.net_if_addrs():
         pytest.skip("this machine's loopback has another name")
     assert hccl_address({"HCCL_SOCKET_IFNAME": names}) == "127.0.0.1"
 
 
-def test_of_the_interfaces_allowed_the_loopback_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loopback_is_the_last_choice_among_allowed_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = {"lo": "127.0.0.1", "docker0": "172.17.0.1", "net1": "10.0.0.7"}
     found = {name: [SimpleNamespace(family=socket.AF_INET, address=each)] for name, each in addresses.items()}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
@@ -142,7 +142,7 @@ def test_of_the_interfaces_allowed_the_loopback_comes_last(monkeypatch: pytest.M
     assert hccl_address({}) is None
 
 
-def test_hccls_port() -> None:
+def test_hccls_port_comes_from_the_environment_or_is_refused() -> None:
     assert hccl_port({}) == 60000
     assert hccl_port({"HCCL_IF_BASE_PORT": "50000"}) == 50000
     assert hccl_port({"HCCL_IF_BASE_PORT": "50000", "HCCL_HOST_SOCKET_PORT_RANGE": "auto"}) is None

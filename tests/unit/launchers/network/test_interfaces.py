@@ -35,7 +35,7 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
         {"HCCL_SOCKET_IFNAME": "ib0"},
     ],
 )
-def test_what_serves_is_left_alone(environ: dict[str, str]) -> None:
+def test_working_interfaces_are_accepted(environ: dict[str, str]) -> None:
     for cluster in (None, HERE, ELSEWHERE):
         check_interfaces(environ, cluster)
 
@@ -53,7 +53,7 @@ def test_what_serves_is_left_alone(environ: dict[str, str]) -> None:
         ({"HCCL_SOCKET_IFNAME": "ens"}, "no interface ens"),
     ],
 )
-def test_what_is_not_there_is_named(environ: dict[str, str], message: str) -> None:
+def test_missing_interfaces_are_named(environ: dict[str, str], message: str) -> None:
     with pytest.raises(LaunchError) as error:
         check_interfaces(environ, ELSEWHERE)
     assert message in str(error.value)
@@ -62,14 +62,14 @@ def test_what_is_not_there_is_named(environ: dict[str, str], message: str) -> No
 
 
 @pytest.mark.parametrize("variable", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
-def test_the_loopback_serves_one_host_alone(variable: str) -> None:
+def test_the_loopback_is_refused_for_several_hosts(variable: str) -> None:
     check_interfaces({variable: "lo"}, None)
     check_interfaces({variable: "lo"}, HERE)
-    with pytest.raises(LaunchError, match=f"{variable} is 'lo', by which node 1 reaches itself alone"):
+    with pytest.raises(LaunchError, match=f"{variable} is 'lo', the loopback of node 1"):
         check_interfaces({variable: "lo"}, ELSEWHERE)
 
 
-def test_gloo_needs_a_name_where_that_of_the_host_leads_to_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_needs_an_interface_where_the_host_name_resolves_to_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """The namespaces of `tests/end_to_end/test_two_hosts.py` are such hosts."""
     names = {"192.0.2.1": "192.0.2.1", "127.0.0.1": "127.0.0.1", "own": "127.0.1.1"}
     monkeypatch.setattr(socket, "gethostname", lambda: "own")

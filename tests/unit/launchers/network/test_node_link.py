@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from efficientbench.basics.errors import LaunchError
+from efficientbench.config.schema import FaultsConfig
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.node_link import NodeLink
 from efficientbench.launchers.network.secret import Seal
@@ -30,7 +31,7 @@ def ends() -> Iterator[tuple[NodeLink, NodeLink]]:
         yield first, second
 
 
-def test_a_node_that_waits_for_a_word_loses_no_other(ends: tuple[NodeLink, NodeLink]) -> None:
+def test_messages_that_arrive_during_a_wait_are_not_lost(ends: tuple[NodeLink, NodeLink]) -> None:
     first, second = ends
     for kind in ("failure", "prepared", "stop"):
         first.send(kind)
@@ -39,7 +40,7 @@ def test_a_node_that_waits_for_a_word_loses_no_other(ends: tuple[NodeLink, NodeL
     assert second.receive() == []
 
 
-def test_a_node_does_not_wait_for_one_that_has_ended(ends: tuple[NodeLink, NodeLink]) -> None:
+def test_waiting_for_an_ended_node_fails_with_its_reason(ends: tuple[NodeLink, NodeLink]) -> None:
     first, second = ends
     first.send("trouble", reason="the disk is full")
     first.close()
@@ -72,8 +73,8 @@ HOSTILE = [
 ]
 
 
-def test_no_line_of_another_node_ends_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A line must be a whole message to do anything."""
+def test_malformed_lines_of_another_node_do_not_end_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Only a complete message has an effect."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as other:
         other.connect(listener.getsockname())
         here, _ = listener.accept()
@@ -82,7 +83,7 @@ def test_no_line_of_another_node_ends_the_run(tmp_path: Path, capfd: pytest.Capt
         link = NodeLink(0, 2, {1: (here, Seal(KEY, 0, 1))})
         command = [sys.executable, "-c", "import time; time.sleep(1)"]
         cluster = Cluster(2, 0, "127.0.0.1", 1)
-        assert launch(command, 1, cluster, tmp_path, link=link, hang_limit_s=60) == 0
+        assert launch(command, 1, cluster, tmp_path, FaultsConfig(hang_limit_s=60), link=link) == 0
         link.close()
     lines = capfd.readouterr().err.splitlines()
     assert all(line.startswith("ignored a line of node 1: ") for line in lines), lines
@@ -90,7 +91,7 @@ def test_no_line_of_another_node_ends_the_run(tmp_path: Path, capfd: pytest.Capt
     assert len(lines) >= len(HOSTILE) - 1
 
 
-def test_only_lines_that_the_other_end_has_sealed_are_read() -> None:
+def test_only_lines_sealed_by_the_other_node_are_accepted() -> None:
     stop = b'{"kind": "stop", "node": 1, "signal": 15}'
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as other:
         other.connect(listener.getsockname())

@@ -33,7 +33,7 @@ def listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_stranger_joins_neither_by_a_greeting_nor_by_what_others_said(port: int) -> None:
+def test_a_stranger_joins_neither_by_greeting_nor_by_replay(port: int) -> None:
     master = started(Cluster(2, 0, "127.0.0.1", port, secret=SECRET))
     until(lambda: listening(port), "node 0 listens")
 
@@ -59,7 +59,7 @@ def test_a_stranger_joins_neither_by_a_greeting_nor_by_what_others_said(port: in
         assert first.wait_for("prepared", [1], 10)[1]["node"] == 1
 
 
-def test_who_does_not_know_the_secret_is_no_node_0(port: int) -> None:
+def test_a_node_0_without_the_secret_is_refused(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)) as listener:
         node = started(Cluster(2, 1, "127.0.0.1", port, secret=SECRET))
         connection, _ = listener.accept()
@@ -72,16 +72,16 @@ def test_who_does_not_know_the_secret_is_no_node_0(port: int) -> None:
                 node.result(60)
 
 
-def test_nodes_with_different_secrets_say_so(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nodes_with_different_secrets_report_the_mismatch(port: int, capfd: pytest.CaptureFixture[str]) -> None:
     master = started(Cluster(2, 0, "127.0.0.1", port, secret=SECRET))
-    with pytest.raises(LaunchError, match="EFFICIENTBENCH_SECRET or the folder of output is another one on node 0"):
+    with pytest.raises(LaunchError, match="EFFICIENTBENCH_SECRET or the output folder differs between node 0 and node"):
         preflight(Cluster(2, 1, "127.0.0.1", port, secret=b"another"), 60)
     assert "refused a node at ::ffff:127.0.0.1: EFFICIENTBENCH_SECRET" in capfd.readouterr().err
     preflight(Cluster(2, 1, "127.0.0.1", port, secret=SECRET), 60)
     master.result(60)
 
 
-def test_the_environment_has_the_secret() -> None:
+def test_the_secret_is_read_from_the_environment() -> None:
     environ = {"MASTER_ADDR": "a", "WORLD_SIZE": "2", "RANK": "0", "EFFICIENTBENCH_SECRET": SECRET.decode()}
     cluster = Cluster.from_environment(environ)
     assert cluster.secret == SECRET
@@ -90,7 +90,7 @@ def test_the_environment_has_the_secret() -> None:
         Cluster.from_environment({**environ, "EFFICIENTBENCH_SECRET": "short"})
 
 
-def test_all_nodes_find_one_secret_in_their_folder(tmp_path: Path) -> None:
+def test_all_nodes_share_one_secret_in_the_runs_folder(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(shared_secret, [tmp_path / "suite"] * 8))
     assert len(found) == 1

@@ -28,8 +28,9 @@ time.sleep(300)
 LAUNCHER = """
 import sys
 from pathlib import Path
+from efficientbench.config.schema import FaultsConfig
 from efficientbench.launchers.processes.launch import launch
-sys.exit(launch([sys.executable, sys.argv[1]], 2, None, Path(sys.argv[2])))
+sys.exit(launch([sys.executable, sys.argv[1]], 2, None, Path(sys.argv[2]), FaultsConfig()))
 """
 # A rank that ends once another one has been asked to end as well, as ranks that save together do.
 ASKED_TOGETHER = """
@@ -96,7 +97,7 @@ def bystanders(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def test_what_a_killed_launcher_left_is_ended(tmp_path: Path, bystanders: list[subprocess.Popen[bytes]]) -> None:
+def test_processes_of_a_killed_launcher_are_ended(tmp_path: Path, bystanders: list[subprocess.Popen[bytes]]) -> None:
     launcher, family = start(tmp_path / "a run", "signal.SIG_IGN")
     launcher.kill()
     launcher.wait()
@@ -114,7 +115,7 @@ def test_what_a_killed_launcher_left_is_ended(tmp_path: Path, bystanders: list[s
     assert (again.returncode, again.stdout) == (0, f"no process of a run below {tmp_path} is left\n")
 
 
-def test_ranks_without_their_launcher_are_asked_together(tmp_path: Path) -> None:
+def test_ranks_without_a_launcher_are_signalled_together(tmp_path: Path) -> None:
     files = [str(tmp_path / "first"), str(tmp_path / "second")]
     marked = {**os.environ, LOG_VARIABLE: str(tmp_path / "run" / "log")}
     ranks = [
@@ -137,7 +138,7 @@ def test_ranks_without_their_launcher_are_asked_together(tmp_path: Path) -> None
     assert time.monotonic() - begin_s < STOP_GRACE_S
 
 
-def test_a_ranks_helper_lives_until_the_rank_has_saved(tmp_path: Path) -> None:
+def test_a_ranks_helper_process_lives_until_the_rank_has_saved(tmp_path: Path) -> None:
     marked = {**os.environ, LOG_VARIABLE: str(tmp_path / "run" / "log")}
     command = [sys.executable, "-c", WITH_A_HELPER, str(tmp_path)]
     rank = subprocess.Popen(command, env=marked, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -148,7 +149,7 @@ def test_a_ranks_helper_lives_until_the_rank_has_saved(tmp_path: Path) -> None:
     assert (tmp_path / "saved").exists()
 
 
-def test_a_run_that_goes_on_stops_with_its_ranks(tmp_path: Path) -> None:
+def test_cleanup_stops_a_running_launcher_and_its_ranks(tmp_path: Path) -> None:
     launcher, family = start(tmp_path / "run", "lambda *_: sys.exit(143)")
     done = cleanup(str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
@@ -156,6 +157,6 @@ def test_a_run_that_goes_on_stops_with_its_ranks(tmp_path: Path) -> None:
     assert not any(map(is_alive, family))
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_cleanup_refuses_a_missing_folder(tmp_path: Path) -> None:
     done = cleanup(str(tmp_path / "absent"))
     assert (done.returncode, done.stderr) == (2, f"error: {tmp_path / 'absent'} is no folder\n")

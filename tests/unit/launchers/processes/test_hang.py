@@ -34,7 +34,7 @@ def beat(step: int = 4, waits: bool = True, age_s: float = 0.2, process: str = "
         ({0: beat(world=9), 1: beat(world=9)}, None, "all wait for each other (rank 0: in step 4"),
     ],
 )
-def test_who_did_not_arrive(beats: Beats, rank: int | None, named: str) -> None:
+def test_the_rank_that_did_not_reach_the_collective_is_named(beats: Beats, rank: int | None, named: str) -> None:
     found, reason = describe_hang(beats, {}, 60)
     assert found == rank
     assert reason.startswith("hung: no rank made progress for 60 s")
@@ -42,7 +42,7 @@ def test_who_did_not_arrive(beats: Beats, rank: int | None, named: str) -> None:
 
 
 @pytest.mark.parametrize("alone", [beat(), beat(age_s=7.0, process="stopped")])
-def test_a_lone_rank_is_named(alone: Beat) -> None:
+def test_a_lone_hung_rank_is_named(alone: Beat) -> None:
     found, reason = describe_hang({0: alone}, {}, 60)
     assert found == 0
     assert reason.startswith("hung: made no progress for 60 s (in step 4, training at trainer line 7")
@@ -71,7 +71,7 @@ def test_a_new_phase_is_written_at_once(tmp_path: Path, monkeypatch: pytest.Monk
     until(lambda: phase() == "training", "the next", 30)
 
 
-def test_progress_of_any_rank_counts_and_loading_libraries_takes_its_time() -> None:
+def test_progress_of_any_rank_counts_and_loading_libraries_may_take_long() -> None:
     watch = ProgressWatch(limit_s=-1.0)
     # Whatever is seen for the first time is progress; with no patience left it is stuck at the second look.
     assert watch.left_s({0: beat(world=1)}) <= 0
@@ -89,7 +89,7 @@ def test_progress_of_any_rank_counts_and_loading_libraries_takes_its_time() -> N
         ({}, None),
     ],
 )
-def test_kills_are_counted_by_either_version_of_cgroups(
+def test_oom_kills_are_counted_with_either_cgroup_version(
     tmp_path: Path, files: dict[str, str], kills: int | None
 ) -> None:
     own = "4:memory:/x\n0::/\n" if any("memory/x" in name for name in files) else "0::/a/b\n"

@@ -18,6 +18,7 @@ from support.command_line import is_alive, until
 from support.repository import ROOT
 
 from efficientbench.basics.errors import LaunchError
+from efficientbench.config.schema import FaultsConfig
 from efficientbench.launchers.processes.launch import launch
 
 
@@ -50,7 +51,9 @@ class Launcher:
             # A shell's background jobs ignore Ctrl-C, and so would what they start.
             "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
             "from pathlib import Path; from efficientbench.launchers.processes.launch import launch; "
-            f"sys.exit(launch({worker(folder, body)!r}, {ranks}, None, Path({str(folder)!r}), {stop_grace_s}))"
+            "from efficientbench.config.schema import FaultsConfig; "
+            f"sys.exit(launch({worker(folder, body)!r}, {ranks}, None, Path({str(folder)!r}), "
+            f"FaultsConfig(stop_grace_s={stop_grace_s})))"
         )
         self.process = subprocess.Popen(
             [sys.executable, "-c", program],
@@ -96,17 +99,19 @@ time.sleep(600)
 """
 
 
-def test_every_rank_gets_its_place(tmp_path: Path) -> None:
+def test_every_rank_gets_its_rank_and_world_size(tmp_path: Path) -> None:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "MASTER_ADDR")
     body = f"import json\nnote(json.dumps([os.environ[name] for name in {names!r}]))"
-    assert launch(worker(tmp_path, body), 2, None, tmp_path / "log") == 0
+    assert launch(worker(tmp_path, body), 2, None, tmp_path / "log", FaultsConfig()) == 0
     places = [json.loads((tmp_path / f"notes_{rank}").read_text()) for rank in range(2)]
     assert places == [[str(rank), "2", str(rank), "2", "0", "1", "127.0.0.1"] for rank in range(2)]
 
 
-def test_rank_0_has_the_terminal_and_the_others_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_rank_0_writes_to_the_terminal_and_other_ranks_to_a_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     body = "print(f'out {rank}')\nprint(f'err {rank}', file=sys.stderr)"
-    assert launch(worker(tmp_path, body), 2, None, tmp_path / "log") == 0
+    assert launch(worker(tmp_path, body), 2, None, tmp_path / "log", FaultsConfig()) == 0
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("out 0\n", "err 0\n")
     assert sorted((tmp_path / "log" / "rank_1.out").read_text().split("\n")) == ["", "err 1", "out 1"]
@@ -121,7 +126,7 @@ def test_a_rank_that_dies_ends_all_and_is_named(tmp_path: Path, capfd: pytest.Ca
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     time.sleep(600)
     """
-    assert launch(worker(tmp_path, body), 3, None, tmp_path / "log") == 1
+    assert launch(worker(tmp_path, body), 3, None, tmp_path / "log", FaultsConfig()) == 1
     assert time.time() - float((tmp_path / "notes_1").read_text()) < 4
     message = capfd.readouterr().err
     assert message.count("error:") == 1
@@ -132,7 +137,7 @@ def test_a_rank_that_dies_ends_all_and_is_named(tmp_path: Path, capfd: pytest.Ca
 def test_ranks_that_hang_are_killed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("efficientbench.launchers.processes.launch.FAILURE_GRACE_S", 0.5)
+    monkeypatch.setattr("efficientbench.launchers.processes.supervision.FAILURE_GRACE_S", 0.5)
     body = """
     if rank == 0:
         while not (folder / 'ready_1').exists():
@@ -142,12 +147,14 @@ def test_ranks_that_hang_are_killed(
     ready()
     time.sleep(600)
     """
-    assert launch(worker(tmp_path, body), 2, None, tmp_path / "log") == 1
+    assert launch(worker(tmp_path, body), 2, None, tmp_path / "log", FaultsConfig()) == 1
     assert "error: rank 0: ended by SIGSEGV" in capfd.readouterr().err
     assert not is_alive(int((tmp_path / "ready_1").read_text()))
 
 
-def test_the_cause_is_named_before_those_who_lost_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_failed_rank_is_named_before_ranks_that_lost_connection(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     # Rank 1 reports first and is slow to end; rank 0 notices, reports and ends at once.
     body = """
     from efficientbench.launchers.processes.failure import Failure, report_failure
@@ -160,19 +167,19 @@ def test_the_cause_is_named_before_those_who_lost_it(tmp_path: Path, capfd: pyte
     report_failure(Failure('crash', 'connection closed by peer'))
     os._exit(1)
     """
-    assert launch([*worker(tmp_path, body)], 2, None, tmp_path / "log") == 1
+    assert launch([*worker(tmp_path, body)], 2, None, tmp_path / "log", FaultsConfig()) == 1
     message = capfd.readouterr().err
     assert "error: rank 1: the data file is cut off" in message
     assert "peer" not in message
 
 
-def test_a_users_mistake_is_told_once_with_exit_code_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_users_mistake_is_reported_once_with_exit_code_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     body = """
     from efficientbench.launchers.processes.failure import Failure, report_failure
     report_failure(Failure('mistake', 'data.idx is corrupt', 2))
     sys.exit(2)
     """
-    assert launch(worker(tmp_path, body), 2, None, tmp_path / "log") == 2
+    assert launch(worker(tmp_path, body), 2, None, tmp_path / "log", FaultsConfig()) == 2
     assert capfd.readouterr().err == "error: data.idx is corrupt\n"
 
 
@@ -187,7 +194,7 @@ def test_a_users_mistake_is_told_once_with_exit_code_2(tmp_path: Path, capfd: py
         ([Launcher.hang_up, Launcher.hang_up], 129),
     ],
 )
-def test_a_stop_is_passed_on_once_and_ranks_may_save(
+def test_a_stop_signal_is_forwarded_once_and_ranks_may_save(
     signals: list[Callable[[Launcher], None]], expected: int, tmp_path: Path
 ) -> None:
     launcher = Launcher(tmp_path, STOPPABLE, ranks=2, stop_grace_s=10)
@@ -200,7 +207,7 @@ def test_a_stop_is_passed_on_once_and_ranks_may_save(
     assert [(tmp_path / f"notes_{rank}").read_text() for rank in range(2)] == ["SIGTERM saved"] * 2
 
 
-def test_ranks_save_where_nobody_reads_any_more(tmp_path: Path) -> None:
+def test_ranks_save_after_the_reader_of_their_output_has_ended(tmp_path: Path) -> None:
     """The program behind a pipe, such as `tee`, ends with the terminal."""
     launcher = Launcher(tmp_path, STOPPABLE, ranks=1, stop_grace_s=10)
     launcher.worker_pids()
@@ -211,7 +218,7 @@ def test_ranks_save_where_nobody_reads_any_more(tmp_path: Path) -> None:
     assert (tmp_path / "notes_0").read_text() == "SIGTERM saved"
 
 
-def test_a_hangup_that_is_ignored_stays_so(tmp_path: Path) -> None:
+def test_an_ignored_hangup_stays_ignored(tmp_path: Path) -> None:
     body = "ready()\nwhile not (folder / 'go_on').exists():\n    time.sleep(0.02)"
     launcher = Launcher(tmp_path, body, ranks=1, stop_grace_s=10, hangup=signal.SIG_IGN)
     launcher.worker_pids()
@@ -238,7 +245,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Pa
     assert not any(map(is_alive, pids))
 
 
-def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_kills_all_ranks_at_once(tmp_path: Path) -> None:
     launcher = Launcher(tmp_path, IGNORES, ranks=1, stop_grace_s=60)
     (pid,) = launcher.worker_pids()
     launcher.interrupt_from_terminal()
@@ -257,27 +264,27 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
     until(lambda: not any(map(is_alive, pids)), "the end of all ranks")
 
 
-def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
+def test_child_processes_of_a_rank_end_with_it(tmp_path: Path) -> None:
     body = "import subprocess\nnote(str(subprocess.Popen(['sleep', '600']).pid))"
-    assert launch(worker(tmp_path, body), 1, None, tmp_path / "log") == 0
+    assert launch(worker(tmp_path, body), 1, None, tmp_path / "log", FaultsConfig()) == 0
     helper = int((tmp_path / "notes_0").read_text())
     until(lambda: not is_alive(helper), "the helper's end")
 
 
-def test_signal_handlers_are_given_back(tmp_path: Path) -> None:
+def test_signal_handlers_are_restored(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    launch(worker(tmp_path, "pass"), 1, None, tmp_path / "log")
+    launch(worker(tmp_path, "pass"), 1, None, tmp_path / "log", FaultsConfig())
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 def test_a_command_that_cannot_start_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="rank 0 cannot be started: .*no-such-program"):
-        launch([str(tmp_path / "no-such-program")], 1, None, tmp_path / "log")
+        launch([str(tmp_path / "no-such-program")], 1, None, tmp_path / "log", FaultsConfig())
     with pytest.raises(LaunchError, match="at least 1"):
-        launch([sys.executable], 0, None, tmp_path / "log")
+        launch([sys.executable], 0, None, tmp_path / "log", FaultsConfig())
 
 
-def test_many_launches_at_once_get_ports_of_their_own(tmp_path: Path) -> None:
+def test_concurrent_launches_get_distinct_ports(tmp_path: Path) -> None:
     folders = [tmp_path / str(number) for number in range(4)]
     body = """
     note(os.environ['MASTER_PORT'])
@@ -295,7 +302,7 @@ def test_many_launches_at_once_get_ports_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_ranks_of_one_machine_listen_on_its_loopback_alone(tmp_path: Path) -> None:
+def test_ranks_of_one_machine_listen_only_on_its_loopback(tmp_path: Path) -> None:
     body = """
     import psutil, torch
     from efficientbench.metrics.monitoring.exchange import gather
@@ -308,5 +315,5 @@ def test_ranks_of_one_machine_listen_on_its_loopback_alone(tmp_path: Path) -> No
         note(" ".join(sorted(listening)))
         torch.distributed.barrier()
     """
-    assert launch(worker(tmp_path, body), 2, None, tmp_path) == 0
+    assert launch(worker(tmp_path, body), 2, None, tmp_path, FaultsConfig()) == 0
     assert [(tmp_path / f"notes_{rank}").read_text() for rank in range(2)] == ["127.0.0.1", "127.0.0.1"]

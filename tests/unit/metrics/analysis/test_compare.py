@@ -55,7 +55,7 @@ def group_of(*records: RunRecord) -> Group:
     return group
 
 
-def test_repeats_differ_in_their_seed_alone() -> None:
+def test_repeats_differ_only_in_their_seed() -> None:
     records = [run_of(seed=2), run_of(seed=1), run_of("rope"), run_of(learning_rate=0.2), run_of(device_name="other")]
     groups = group_repeats(records)
     assert [[(r.run, r.seed) for r in group.records] for group in groups] == [
@@ -66,7 +66,7 @@ def test_repeats_differ_in_their_seed_alone() -> None:
     ]
 
 
-def test_the_spread_of_repeats_is_students() -> None:
+def test_the_interval_of_repeats_is_students() -> None:
     spread = group_of(*(run_of(seed=seed, al_s=al_s) for seed, al_s in enumerate((1.0, 2.0, 3.0)))).spread("al_s")
     assert (spread.mean, spread.std) == (2.0, 1.0)
     assert spread.high == pytest.approx(2 + 4.302653 / math.sqrt(3))
@@ -105,15 +105,15 @@ DATA = [DataSource(source="text", weight=1.0, documents=1, tokens=9, fingerprint
         ({"formula_id": "another"}, "formulas"),
     ],
 )
-def test_other_conditions_are_refused_by_name_unless_allowed(figures: dict[str, Any], condition: str) -> None:
+def test_different_conditions_are_named_and_refused_unless_allowed(figures: dict[str, Any], condition: str) -> None:
     first, second = group_of(run_of(data=DATA)), group_of(run_of(**{"data": DATA, **figures}))
     with pytest.raises(MetricsError, match=f"{condition}: .* against .*--despite {condition}$"):
         compare(first, second)
     assert [difference.condition for difference in compare(first, second, [condition]).despite] == [condition]
 
 
-def test_overlap_is_a_condition_where_replicas_send() -> None:
-    """A single device sends nothing, and records of before the key have sent without overlap."""
+def test_overlap_is_a_condition_where_replicas_communicate() -> None:
+    """A single device sends nothing, and records older than the key communicated without overlap."""
 
     def runs(**figures: Any) -> list[RunRecord]:
         sections: list[dict[str, Any]] = [
@@ -140,7 +140,7 @@ def test_an_unknown_condition_is_refused() -> None:
         compare(group_of(run_of()), group_of(run_of()), ["speed"])
 
 
-def test_a_models_own_kernels_are_no_difference_and_a_fallback_always_is() -> None:
+def test_attention_kernels_of_two_variants_are_no_difference_but_a_fallback_is() -> None:
     dense = run_of(kernels={"attention": "flash", "norm": "torch"})
     relative = run_of("mla", attention="mla", kernels={"attention": "flex", "norm": "torch"})
     sparse = run_of("nsa", attention="nsa", kernels={"nsa_selection": "fla", "norm": "torch"})
@@ -159,7 +159,7 @@ def test_a_models_own_kernels_are_no_difference_and_a_fallback_always_is() -> No
         assert [str(difference) for difference in differences(one, other)] == expected
 
 
-def test_a_comparison_names_what_differs_and_what_is_missing() -> None:
+def test_a_comparison_names_differences_and_missing_figures() -> None:
     comparison = compare(group_of(run_of(amu_gb=2.0)), group_of(run_of("mla", attention="mla", al_s=0.11, amu_gb=3.0)))
     by_name = {ratio.metric: ratio for ratio in comparison.ratios}
     assert (by_name["al_s"].first, by_name["al_s"].second, by_name["amu_gb"].ratio) == pytest.approx((0.1, 0.11, 1.5))
@@ -170,7 +170,7 @@ def test_a_comparison_names_what_differs_and_what_is_missing() -> None:
     assert compare(group_of(run_of()), group_of(run_of("rope", al_s=0.108))).identical
 
 
-def test_what_a_condition_covers_is_told_once() -> None:
+def test_a_setting_that_a_condition_covers_is_reported_once() -> None:
     first = run_of()
     training = {**first.config["training"], "optimizer": "muon", "epochs": 1, "global_batch_tokens": 32_768}
     second = run_of(config={**first.config, "training": training})
@@ -185,8 +185,8 @@ def test_a_batch_in_tokens_is_the_same_configuration() -> None:
     assert len(group_repeats([first, run_of(seed=2, config={**first.config, "training": training})])) == 1
 
 
-def test_records_of_before_a_key_repeat_those_with_it() -> None:
-    """What the key chooses by default is what was done; what is unset by default was not there."""
+def test_records_older_than_a_key_group_with_records_that_have_it() -> None:
+    """A key's default is what earlier versions did; a key that is unset by default did not exist in them."""
     old = run_of(seed=1)
     training = {"seed": 2, "learning_rate": 0.1, "optimizer": "adamw", "epochs": None}
     now = {**old.config, "training": training, "evaluation": {"core_every": 0, "core_data": None, "core_limit": 100}}
@@ -205,7 +205,7 @@ def curve(shift: float, watts: float = 50.0) -> list[QualityPoint]:
     ]  # fmt: skip
 
 
-def test_the_cost_to_a_loss_with_its_interval() -> None:
+def test_the_cost_to_a_loss_has_its_interval() -> None:
     energy = {"energy_j_per_token": 0.05}
     first = group_of(run_of(quality_curve=curve(0.0), **energy))
     second = group_of(run_of("mla", attention="mla", quality_curve=curve(0.5), **energy))
@@ -221,7 +221,7 @@ def test_the_cost_to_a_loss_with_its_interval() -> None:
     assert compare(first, second).target_loss == pytest.approx(4.5 + 3.1824 * 0.01, rel=1e-5)
 
 
-def test_repeats_give_the_costs_interval_and_the_seeds_noise() -> None:
+def test_repeats_give_the_interval_of_a_cost_and_the_noise_of_seeds() -> None:
     first = group_of(*(run_of(seed=s, quality_curve=curve(x), validation_loss=4 + x)
                        for s, x in enumerate((0.0, 0.1, -0.1))))  # fmt: skip
     second = group_of(*(run_of("mla", s, "mla", quality_curve=curve(x), validation_loss=4 + x)
@@ -234,7 +234,7 @@ def test_repeats_give_the_costs_interval_and_the_seeds_noise() -> None:
     assert compare(first, worse).speed_only is None
 
 
-def test_folders_of_runs_and_of_repeats_are_read(tmp_path: Path) -> None:
+def test_folders_of_runs_and_of_repeats_can_be_compared(tmp_path: Path) -> None:
     suite = tmp_path / "suite"
     for seed in (1, 2):
         write_record(run_of(seed=seed), suite / "gqa_1.5B" / f"seed_{seed}" / "record.json")
@@ -258,7 +258,7 @@ def test_folders_of_runs_and_of_repeats_are_read(tmp_path: Path) -> None:
             load_group(folder)
 
 
-def test_a_printed_comparison_names_everything() -> None:
+def test_a_printed_comparison_names_runs_differences_and_figures() -> None:
     twin = group_of(run_of("rope", al_s=0.108))
     first = group_of(run_of(quality_curve=curve(0.0)))
     second = group_of(run_of("mla", attention="mla", dtype="fp32", learning_rate=0.2, quality_curve=curve(0.5)))

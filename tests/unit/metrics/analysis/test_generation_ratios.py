@@ -37,7 +37,7 @@ def compared(first: GenerationRecord, second: GenerationRecord) -> Compared:
     return found
 
 
-def test_ratios_are_those_by_hand_and_single_measurements_have_no_verdict() -> None:
+def test_ratios_match_hand_counts_and_single_measurements_have_no_verdict() -> None:
     found = compared(measured("gqa", 0.05), measured("mqa", 0.025, joules=1.0))
     ratios = {ratio.metric: ratio for ratio in found.ratios}
     assert ratios["decode_time_s"].ratio == pytest.approx(0.5)
@@ -47,7 +47,7 @@ def test_ratios_are_those_by_hand_and_single_measurements_have_no_verdict() -> N
     assert found.cache_bytes == tuple(BYTES_PER_TOKEN[variant] * (128 + 64) for variant in ("gqa", "mqa"))
 
 
-def test_repeats_have_the_verdict_of_welchs_test_with_holms_correction() -> None:
+def test_repeats_are_judged_by_welchs_test_with_holms_correction() -> None:
     times_s = ((0.050, 0.051, 0.052), (0.0400, 0.0402, 0.0405))
     sides = [
         (trained(variant, 0, 1, 2), [measured(variant, each, seed) for seed, each in enumerate(of_variant)])
@@ -64,7 +64,7 @@ def test_repeats_have_the_verdict_of_welchs_test_with_holms_correction() -> None
     assert ratios["ttft_s_p50"].verdict == "no difference measurable"
 
 
-def test_energy_of_unlike_parts_or_in_doubt_is_not_compared() -> None:
+def test_energy_of_different_parts_or_in_doubt_is_not_compared() -> None:
     first = measured("gqa", 0.05)
     for given, reason in (
         ({"energy_scope": "node"}, "energy is of different parts of the machine: gpu against node"),
@@ -76,7 +76,7 @@ def test_energy_of_unlike_parts_or_in_doubt_is_not_compared() -> None:
     assert set(compared(first, without).missing.values()) == {"no sensor of energy"}
 
 
-def test_the_command_compares_generation_where_both_have_it(tmp_path: Path) -> None:
+def test_the_command_compares_generation_where_both_runs_measured_it(tmp_path: Path) -> None:
     folders = [tmp_path / variant for variant in ("gqa", "mqa")]
     words = ["compare", *map(str, folders)]
     for folder in folders:

@@ -49,7 +49,7 @@ ROWS = {
 }
 
 
-def test_costs_are_those_added_by_hand() -> None:
+def test_costs_match_sums_by_hand() -> None:
     found = lives(side("gqa", row("gqa", 128, 8, **ROWS)), side("mqa", row("mqa", 128, 8, **ROWS)))
     assert found.combination == (128, 8, 64)
     life, _ = found.costs["device hours"]
@@ -62,7 +62,7 @@ def test_costs_are_those_added_by_hand() -> None:
     assert joules.after(1e6).value == pytest.approx(7.2e6 + 1e6 * (0.5 * 128 + 3.0 * 63) / 64)
 
 
-def test_a_single_runs_interval_is_that_of_its_steps_and_requests() -> None:
+def test_the_interval_of_a_single_run_comes_from_its_steps_and_requests() -> None:
     found = lives(side("gqa", row("gqa", 128, 8, **ROWS)), side("mqa", row("mqa", 128, 8, **ROWS)))
     life, _ = found.costs["device hours"]
     assert life.training.interval == pytest.approx((0.9, 1.1), rel=1e-4)
@@ -76,7 +76,7 @@ def test_a_single_runs_interval_is_that_of_its_steps_and_requests() -> None:
     assert joules.after(1e6).interval is None
 
 
-def test_repeats_give_the_intervals_of_both() -> None:
+def test_repeats_give_the_intervals_of_training_and_serving() -> None:
     joules = (1.9, 2.0, 2.1)
     group = Group(tuple(trained(seed=seed, energy_j_per_token=each) for seed, each in enumerate(joules)))
     made = [
@@ -96,7 +96,7 @@ def life(training: float, token: float, noise: float = 0.0) -> Life:
     return Life(*(Amount(value, Estimate((value * noise) ** 2, 1e3)) for value in (training, token)))
 
 
-def test_one_overtakes_where_the_costs_meet() -> None:
+def test_a_model_overtakes_where_the_costs_meet() -> None:
     found = overtaking(life(100, 3), life(200, 1))
     assert (found.tokens, found.before) == (50, 0)
     assert (found.low, found.high) == pytest.approx((50, 50))
@@ -116,15 +116,15 @@ def test_one_overtakes_where_the_costs_meet() -> None:
         ((1, 1), (1, 1), None),
     ],
 )
-def test_a_model_that_is_cheaper_at_both_is_never_overtaken(
+def test_a_model_cheaper_in_training_and_serving_is_never_overtaken(
     first: tuple[float, float], second: tuple[float, float], cheaper: int | None
 ) -> None:
     found = overtaking(life(*first), life(*second))
     assert (found.tokens, found.before) == (None, cheaper)
 
 
-def test_the_interval_holds_the_true_number_as_often_as_it_says() -> None:
-    """Measurements drawn around true costs, whose meeting point is known."""
+def test_the_interval_of_the_meeting_point_covers_the_truth_in_95_percent() -> None:
+    """Draw measurements around true costs whose meeting point is known."""
     chance, held, noise = random.Random(3), 0, 0.05
     true = (100.0, 3.0), (200.0, 1.0)
     for _ in range(1000):
@@ -140,7 +140,7 @@ def test_the_interval_holds_the_true_number_as_often_as_it_says() -> None:
     assert 0.93 < held / 1000 < 0.97
 
 
-def test_without_a_sure_difference_in_serving_there_is_no_upper_end() -> None:
+def test_the_meeting_point_has_no_upper_end_where_serving_costs_may_be_equal() -> None:
     found = overtaking(life(100, 1.02, noise=0.05), life(200, 1.0, noise=0.05))
     assert found.low is not None
     assert found.low > 0
@@ -149,7 +149,7 @@ def test_without_a_sure_difference_in_serving_there_is_no_upper_end() -> None:
     assert (unknown.tokens, unknown.low, unknown.high) == (50, None, None)
 
 
-def test_what_cannot_be_added_says_why() -> None:
+def test_costs_that_cannot_be_added_have_a_reason() -> None:
     measured = side("gqa", row("gqa", 128, 8))
     found = lives(measured, side("mqa", row("mqa", 128, 8, joules=None)))
     assert "device hours" in found.costs
@@ -160,7 +160,7 @@ def test_what_cannot_be_added_says_why() -> None:
     assert "have different prices: A100-SXM4-80GB and NVIDIA H100 80GB HBM3" in found.missing["device hours"]
 
 
-def test_unlike_measurements_are_refused_unless_allowed() -> None:
+def test_measurements_under_different_conditions_are_refused_unless_allowed() -> None:
     measured = side("gqa", row("gqa", 128, 8))
     other = side("mqa", row("mqa", 128, 8))[0], [generation("mqa", rows=[row("mqa", 128, 8)], dtype="fp32")]
     with pytest.raises(MetricsError, match="different conditions: dtype: bf16 against fp32.* --despite dtype"):
@@ -175,7 +175,7 @@ def test_unlike_measurements_are_refused_unless_allowed() -> None:
         lives(measured, failed)
 
 
-def test_generation_of_another_model_than_was_trained_is_refused() -> None:
+def test_generation_of_another_model_than_the_trained_one_is_refused() -> None:
     measured = side("gqa", row("gqa", 128, 8))
     models = [{"model": {"layers": layers}} for layers in (28, 2)]
     group = Group((trained("mqa", config=models[0]),))
@@ -199,7 +199,7 @@ def test_hours_of_different_devices_are_not_compared() -> None:
     assert "currency" not in captured.get()
 
 
-def test_joules_in_doubt_are_not_added() -> None:
+def test_doubtful_joules_are_not_added() -> None:
     doubt = "the counter gives 3 J, and its polled power 9 J: one of them is wrong"
     measured = side("gqa", row("gqa", 128, 8, **ROWS))
     doubted = phase(0.05, 8, joules=3.0, energy_doubt=doubt)

@@ -51,7 +51,7 @@ def of_losses(folder: Path, sides: Sequence[Sequence[float]], tokens: int) -> Pa
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 0), (0, 6), (3, 9), (50, 50), (400, 480), (0, 2000)])
-def test_mcnemar_is_the_binomial_test(one: int, other: int) -> None:
+def test_mcnemars_test_matches_the_binomial_test(one: int, other: int) -> None:
     wanted = stats.binomtest(one, one + other).pvalue if one + other else 1.0
     assert mcnemar(one, other) == pytest.approx(wanted, rel=1e-9)
 
@@ -76,7 +76,7 @@ def test_accuracies_are_paired_by_prompt(tmp_path: Path) -> None:
     assert found.verdict == "checkpoints differ"
 
 
-def test_intervals_hold_what_they_promise() -> None:
+def test_intervals_of_paired_accuracies_cover_the_truth_in_95_percent() -> None:
     from efficientbench.metrics.analysis.paired import _accuracy
 
     generator = np.random.default_rng(2)
@@ -116,7 +116,7 @@ def test_losses_are_paired_by_document(tmp_path: Path) -> None:
     assert refused.notes[0] in printed(refused)
 
 
-def test_cores_tasks_are_judged_together(tmp_path: Path) -> None:
+def test_tasks_of_core_are_judged_together(tmp_path: Path) -> None:
     rights = {"copa": ([True] * 20, [False] * 8 + [True] * 12), "piqa": ([True, False] * 10, [False, True] * 10)}
     for place, folder in enumerate(("a", "b")):
         write(tmp_path / folder, "core", [row for name, both in rights.items() for row in answers(both[place], name)])
@@ -149,14 +149,14 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         f'{{"item": "0", "loss_sum": 2.5, "tokens": {10**400}}}',
     ],
 )
-def test_a_document_without_its_loss_is_told(item: str, tmp_path: Path) -> None:
+def test_a_document_without_a_loss_is_named(item: str, tmp_path: Path) -> None:
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation" / "loss.jsonl").write_text("{}\n" + f"{item}\n" * 2)
     with pytest.raises(MetricsError, match=r"loss\.jsonl, line 2: it is no result of an item"):
         pair_evaluations(tmp_path, tmp_path)
 
 
-def test_names_of_items_cannot_break_a_terminal(tmp_path: Path) -> None:
+def test_names_of_items_cannot_control_a_terminal(tmp_path: Path) -> None:
     for folder in "ab":
         write(tmp_path / folder, "core", answers([True, False], "\ud800\x1b[2J"))
     evaluations = pair_evaluations(tmp_path / "a", tmp_path / "b")
@@ -175,7 +175,7 @@ def test_a_few_documents_have_a_wide_interval(tmp_path: Path) -> None:
     assert (found.low, found.high) == pytest.approx(tuple(wanted.confidence_interval(0.95)))
 
 
-def test_intervals_of_four_documents_hold_what_they_promise() -> None:
+def test_intervals_of_four_documents_cover_the_truth_in_95_percent() -> None:
     from efficientbench.metrics.analysis.paired import _means
 
     generator = np.random.default_rng(5)
@@ -203,7 +203,7 @@ def test_several_samples_are_compared_by_their_means(tmp_path: Path) -> None:
     assert found.p == pytest.approx(stats.ttest_rel(means[1], means[0]).pvalue)
 
 
-def test_what_was_evaluated_otherwise_is_named(tmp_path: Path) -> None:
+def test_differing_evaluation_settings_are_named(tmp_path: Path) -> None:
     settings = {"max_new_tokens": 512, "samples": 1, "files_sha256": ["1"], "tasks": {"copa": 1}}
     others = {"max_new_tokens": 64, "samples": 1, "files_sha256": ["2"], "tasks": {"copa": 2}}
     write(tmp_path / "a", "gsm8k", answers([True, False]), step=600, settings=settings)
@@ -217,7 +217,7 @@ def test_what_was_evaluated_otherwise_is_named(tmp_path: Path) -> None:
     assert pair_evaluations(tmp_path / "a", tmp_path / "b").notes == ()
 
 
-def test_filters_of_lm_eval_are_figures_of_their_own(tmp_path: Path) -> None:
+def test_each_filter_of_lm_eval_is_a_figure(tmp_path: Path) -> None:
     for folder, strict in (("a", True), ("b", False)):
         rows = [
             {"item": f"{n}/{name}", "prompt_sha256": str(n), "right": name == "flexible" or strict}
@@ -233,7 +233,7 @@ def test_filters_of_lm_eval_are_figures_of_their_own(tmp_path: Path) -> None:
     assert (strict.difference, flexible.difference) == (-1, 0)
 
 
-def test_a_verdict_claims_no_more_than_two_checkpoints(tmp_path: Path) -> None:
+def test_a_verdict_claims_a_difference_of_two_checkpoints_only(tmp_path: Path) -> None:
     write(tmp_path / "a", "mmlu", answers([True] * 40))
     write(tmp_path / "b", "mmlu", answers([False] * 40))
     shown = printed(pair_evaluations(tmp_path / "a", tmp_path / "b"))

@@ -40,7 +40,7 @@ def run_of(*tokens: int, watts: float | None = 50.0, warmup: int = 1000, loss_se
 
 
 @pytest.mark.parametrize("energy", ["counter", "power"])
-def test_the_curve_holds_the_cost_of_training_alone(energy: str) -> None:
+def test_the_curve_holds_only_the_cost_of_training(energy: str) -> None:
     clock = HandClock(0)
 
     def joules(t: float) -> float:
@@ -72,7 +72,7 @@ def test_the_curve_holds_the_cost_of_training_alone(energy: str) -> None:
     assert curve[-1].energy_j == pytest.approx(run.energy_j)
 
 
-def test_without_a_meter_the_curve_has_no_energy_and_without_a_number_no_loss() -> None:
+def test_the_curve_lacks_energy_without_a_meter_and_loss_without_a_number() -> None:
     clock = HandClock(0)
     run = measure_steps(clock, TraceSensor(clock), times_s=[2])
     validation = Validation(1, 100, 100, float("nan"), float("nan"), 0)  # a run that diverged
@@ -82,7 +82,7 @@ def test_without_a_meter_the_curve_has_no_energy_and_without_a_number_no_loss() 
     assert point.energy_j is None
 
 
-def test_the_cost_to_a_loss_is_a_power_laws() -> None:
+def test_the_cost_to_a_loss_matches_a_power_law() -> None:
     record = run_of(*range(2000, 40_001, 2000))
     target = power_law(13_000)
     cost = cost_to_loss(record, target)
@@ -91,12 +91,12 @@ def test_the_cost_to_a_loss_is_a_power_laws() -> None:
     assert cost_to_loss(run_of(2000, 40_000, watts=None), target).energy_j is None
 
 
-def test_a_loss_that_a_validation_hits_costs_what_it_says() -> None:
+def test_a_loss_measured_at_a_validation_costs_the_tokens_of_that_validation() -> None:
     for tokens in (2000, 4000):
         assert cost_to_loss(run_of(2000, 4000, 8000), power_law(tokens)).tokens == tokens
 
 
-def test_the_losss_own_error_moves_the_cost() -> None:
+def test_the_standard_error_of_the_loss_widens_the_cost() -> None:
     record = run_of(*range(2000, 40_001, 2000), loss_se=0.05)
     cheap, dear = (cost_to_loss(record, power_law(13_000), end).tokens for end in (-1, 1))
     # Four batches: Student's 3.18 standard errors.
@@ -114,5 +114,5 @@ def test_a_loss_out_of_reach_is_refused() -> None:
         cost_to_loss(make_record(), 5.0)
 
 
-def test_the_lowest_loss_that_all_got_to() -> None:
+def test_the_lowest_common_loss_is_one_that_every_run_reached() -> None:
     assert lowest_common_loss([run_of(2000, 4000), run_of(2000, 9000)]) == power_law(4000)

@@ -34,7 +34,7 @@ def found(rivals: Rivals, metric: str, first: int, second: int) -> Ratio:
 
 
 @pytest.mark.parametrize(("metric", "best"), [("tokens_per_s", "mla"), ("energy_j_per_token", "gqa")])
-def test_rows_stand_as_the_tests_of_all_pairs_say(metric: str, best: str) -> None:
+def test_standings_match_scipys_tests_of_all_pairs(metric: str, best: str) -> None:
     rivals = of(rival_runs(metric, SPEEDS))
     names = list(SPEEDS)
     pairs = list(itertools.permutations(range(3), 2))
@@ -57,7 +57,7 @@ def test_rows_stand_as_the_tests_of_all_pairs_say(metric: str, best: str) -> Non
     assert len(standing.level) == (1 if best == "mla" else 0)
 
 
-def test_rows_of_few_runs_have_no_verdict_and_those_without_a_figure_no_place() -> None:
+def test_rows_of_few_runs_have_no_verdict_and_rows_without_a_figure_no_rank() -> None:
     records = [
         *rival_runs("tokens_per_s", {"gqa": [100.0], "mqa": [400.0, 401.0]}),
         make_record({"run": "bare_1.5B"}, "lost"),
@@ -69,7 +69,7 @@ def test_rows_of_few_runs_have_no_verdict_and_those_without_a_figure_no_place() 
     assert (nothing.best, len(nothing.unavailable)) == (None, 3)
 
 
-def test_three_names_of_one_model_tell_the_noise_of_single_runs() -> None:
+def test_three_identical_runs_set_the_noise_of_single_runs() -> None:
     alike = [100.0, 100.4, 99.7]
     same = [
         record.model_copy(update={"run": f"{name}_1.5B", "variant": name, "seed": 1})
@@ -86,7 +86,7 @@ def test_three_names_of_one_model_tell_the_noise_of_single_runs() -> None:
     assert found(Rivals(compared, IdenticalRuns(compared)), "tokens_per_s", 0, 1).p_value is None
 
 
-def test_runs_of_identical_models_are_those_that_a_pair_finds_by_itself() -> None:
+def test_identical_runs_of_a_set_match_those_searched_pair_by_pair() -> None:
     records = [gpu_run(variant, "1.5B", steps=20, seed=seed) for variant in ("gqa", "rope", "mqa") for seed in (1, 2)]
     records += [gpu_run("gqa", "1.5B", steps=20, seed=seed).model_copy(update={"dtype": "fp32"}) for seed in (1, 2, 3)]
     records += [gpu_run("mla", "1.5B", steps=20, seed=seed) for seed in (1, 2, 3)]
@@ -109,7 +109,7 @@ def _names(sets: list[list[RunRecord]]) -> list[list[tuple[str, int]]]:
     return sorted(sorted((record.run, record.seed) for record in each) for each in sets)
 
 
-def test_rows_that_ran_otherwise_are_not_compared() -> None:
+def test_rows_under_different_conditions_are_not_compared() -> None:
     figures = {"gqa": [100.0] * 3, "mqa": [150.0] * 3}
     records = rival_runs("tokens_per_s", figures)
     slow = [
@@ -122,7 +122,7 @@ def test_rows_that_ran_otherwise_are_not_compared() -> None:
     assert not standing.worse
 
 
-def test_a_loss_that_says_nothing_has_no_place() -> None:
+def test_a_loss_after_too_few_tokens_has_no_rank() -> None:
     few = {"tokens_per_parameter": 0.1}
     groups = group_repeats(rival_runs("validation_loss", {"gqa": [3.0]}, **few))
     assert mean_of(groups[0], "validation_loss") is None
@@ -130,7 +130,7 @@ def test_a_loss_that_says_nothing_has_no_place() -> None:
     assert "0.1 tokens per parameter" in why
 
 
-def test_models_that_are_alike_are_told_apart_in_at_most_5_percent_of_sets() -> None:
+def test_equal_models_are_claimed_to_differ_in_at_most_5_percent_of_sets() -> None:
     chance = random.Random(7)
     base = rival_runs("tokens_per_s", {name: [1.0] * 3 for name in ("a", "b", "c", "d", "e")})
     claims, sets = 0, 100

@@ -28,14 +28,14 @@ def test_integral_of_irregular_samples_is_exact_for_a_line() -> None:
     assert definitions.integrate(times, values, [(10, 20)]) == pytest.approx(330, rel=1e-12)
 
 
-def test_integral_of_a_curve_is_right_to_a_thousandth() -> None:
+def test_integral_of_a_curve_is_exact_to_a_thousandth() -> None:
     times = irregular(0, 20, 2000)
     values = [200 + 100 * math.sin(t) for t in times]
     exact = 200 * 10 + 100 * (math.cos(5) - math.cos(15))
     assert definitions.integrate(times, values, [(5, 15)]) == pytest.approx(exact, rel=1e-3)
 
 
-def test_samples_outside_the_windows_and_in_pauses_do_not_count() -> None:
+def test_samples_outside_windows_and_in_pauses_do_not_count() -> None:
     times = [0, 9.9, 10, 20, 20.1, 29.9, 30, 40, 40.1, 99]
     values = [1e6, 1e6, 5, 5, 1e6, 1e6, 7, 7, 1e6, 1e6]
     windows = [(10, 20), (30, 40)]
@@ -43,7 +43,7 @@ def test_samples_outside_the_windows_and_in_pauses_do_not_count() -> None:
     assert found == pytest.approx((120, 6))
 
 
-def test_a_plain_mean_of_irregular_samples_would_be_wrong() -> None:
+def test_the_time_average_of_irregular_samples_differs_from_their_plain_mean() -> None:
     # Nine samples crowd the first second of ten, in which power is 900 W; then it is 100 W.
     times = [*np.linspace(0, 1, 9), 1.000001, 10]
     values = [900.0] * 9 + [100.0, 100.0]
@@ -82,7 +82,7 @@ def test_cutting_a_window_in_two_changes_nothing(gaps: list[float], values: list
     assert whole == pytest.approx(float(((heights[1:] + heights[:-1]) / 2 * np.diff(times)).sum()), abs=1e-9)
 
 
-def test_the_five_metrics_in_their_units() -> None:
+def test_the_five_metrics_have_their_units() -> None:
     times, windows = [0, 10], [(2.0, 8.0)]
     assert definitions.average_memory_utilization(times, [40e9, 40e9], windows) == pytest.approx(40)
     assert definitions.peak_compute_utilization(times, [0.5, 0.5], windows) == pytest.approx(0.5)
@@ -101,7 +101,7 @@ def test_flops_utilization_of_a_device_at_half_its_peak() -> None:
         definitions.flops_utilization(1, 1, 1, 0)
 
 
-def test_quality() -> None:
+def test_perplexity_and_bits_per_byte_match_closed_forms() -> None:
     assert definitions.perplexity(math.log(17)) == pytest.approx(17)
     # A uniform guess among 256 byte tokens takes 8 bits a byte, whatever the number of bytes.
     assert definitions.bits_per_byte(math.log(256), tokens=1000, utf8_bytes=1000) == pytest.approx(8)
@@ -112,11 +112,11 @@ def test_quality() -> None:
 
 
 @given(st.lists(st.floats(0.001, 100), min_size=1, max_size=50), st.floats(0, 100))
-def test_percentiles_are_numpys(values: list[float], percent: float) -> None:
+def test_percentiles_match_numpy(values: list[float], percent: float) -> None:
     assert definitions.percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)))
 
 
-def test_all_percentiles_at_once_are_numpys() -> None:
+def test_all_percentiles_at_once_match_numpy() -> None:
     values = irregular(0, 50, 333)[::-1]
     assert definitions.percentiles(values) == pytest.approx(list(np.percentile(values, range(101))), rel=1e-12)
 

@@ -15,7 +15,7 @@ from efficientbench.metrics.records.summarize import summarize
 FACTS = RunFacts(1000, 1000, 2, 6e3, 7e3, 8e3, 1e6, "datasheet")
 
 
-def test_a_counter_that_has_grown_is_preferred_and_power_serves_without_one() -> None:
+def test_idle_power_comes_from_a_growing_counter_or_else_from_polled_power() -> None:
     counted = [{"A": PowerReading(0.0, 100.0, 999.0)}, {"A": PowerReading(2.0, 220.0, 999.0)}]
     polled = [{"A": PowerReading(0.0, None, 50.0)}, {"A": PowerReading(2.0, None, 70.0)}]
     still = [{"A": PowerReading(0.0, 5.0, 50.0)}, {"A": PowerReading(2.0, 5.0, 70.0)}]
@@ -44,7 +44,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, idle_s: float = 2.0, idle_w: float
     return merge([monitor.finish()])
 
 
-def test_net_energy_is_what_the_work_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_net_energy_is_energy_beyond_idle_power(monkeypatch: pytest.MonkeyPatch) -> None:
     summary = summarize(measured(monkeypatch), FACTS, Quality())
     values = summary.values
     assert values["power_idle_w"] == pytest.approx(100)
@@ -52,7 +52,7 @@ def test_net_energy_is_what_the_work_takes(monkeypatch: pytest.MonkeyPatch) -> N
     assert values["energy_net_j_per_token"] == pytest.approx(3000 / values["tokens"])
 
 
-def test_without_waiting_there_is_gross_energy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_does_not_wait_for_idle_has_only_gross_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     summary = summarize(measured(monkeypatch, idle_s=0.0), FACTS, Quality())
     assert summary.values["energy_j"] == pytest.approx(4000)
     for name in ("power_idle_w", "energy_net_j", "energy_net_j_per_token"):

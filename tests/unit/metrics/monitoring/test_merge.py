@@ -50,13 +50,13 @@ def rank(
     return RankMeasurement(number, ((0.0, 10.0),), steps, tuple(devices), (SensorState("nvml", scope, failure),))
 
 
-def test_steps_are_those_of_the_slowest_rank_and_tokens_add_up() -> None:
+def test_steps_take_the_slowest_ranks_time_and_tokens_add_up() -> None:
     run = merge([rank(0, [device(0)], (0.5, 0.9), 100), rank(1, [device(1)], (0.7, 0.6), 28)])
     assert (run.step_times_s, run.tokens) == ((0.7, 0.9), 256)
 
 
 @given(st.lists(st.sets(st.integers(0, 7), min_size=1), min_size=1, max_size=8))
-def test_a_device_counts_once_whichever_ranks_saw_it(seen: list[set[int]]) -> None:
+def test_a_device_that_several_ranks_read_counts_once(seen: list[set[int]]) -> None:
     run = merge([rank(i, [device(number) for number in sorted(numbers)]) for i, numbers in enumerate(seen)])
     physical = sorted(set().union(*seen))
     power_w, largest = sum(100 * (number + 1) for number in physical), physical[-1]
@@ -67,14 +67,14 @@ def test_a_device_counts_once_whichever_ranks_saw_it(seen: list[set[int]]) -> No
     assert peaks == pytest.approx(((10 + largest) / 100, (20 + largest) * GB))
 
 
-def test_the_reading_with_fewest_gaps_stands_for_a_device() -> None:
+def test_a_device_takes_the_reading_with_the_fewest_gaps() -> None:
     gaps = {"energy_j": "GPU is lost", "aec_w": "GPU is lost"}
     broken = device(0, energy_j=None, aec_w=None, samples=99, unavailable=gaps)
     for ranks in ([rank(0, [broken]), rank(1, [device(0)])], [rank(0, [device(0)]), rank(1, [broken])]):
         assert merge(ranks).energy_j == 1000
 
 
-def test_a_sum_over_devices_is_never_one_in_part() -> None:
+def test_a_sum_over_devices_is_absent_where_one_device_lacks_the_figure() -> None:
     broken = device(1, energy_j=None, aec_w=None, unavailable={"energy_j": "not supported", "aec_w": "not supported"})
     run = merge([rank(0, [device(0)]), rank(1, [broken])])
     assert (run.energy_j, run.aec_w, run.power_w_sum, run.amu_gb) == (None, None, None, pytest.approx(10.5))
@@ -83,12 +83,12 @@ def test_a_sum_over_devices_is_never_one_in_part() -> None:
     assert (found_nothing.energy_j, found_nothing.unavailable["energy_j"]) == (None, "rank 1: nvml: no driver")
 
 
-def test_a_rank_without_a_sensor_needs_none() -> None:
+def test_a_rank_without_a_sensor_does_not_void_the_sum() -> None:
     silent = replace(rank(1, []), sensors=())
     assert merge([rank(0, [device(0)]), silent]).energy_j == 1000
 
 
-def test_the_host_never_stands_in_for_an_accelerator() -> None:
+def test_figures_of_the_host_never_replace_those_of_an_accelerator() -> None:
     host = device(0, "host")
     both = rank(0, [host], failure="nvml: no driver")
     run = merge([replace(both, sensors=(*both.sensors, SensorState("host", "host", None)))])
@@ -96,12 +96,12 @@ def test_the_host_never_stands_in_for_an_accelerator() -> None:
     assert merge([rank(0, [host], scope="host")]).amu_gb == 10
 
 
-def test_hosts_figures_are_not_mixed_into_a_gpus() -> None:
+def test_figures_of_the_host_are_not_mixed_into_those_of_a_gpu() -> None:
     run = merge([rank(0, [device(3), device(0, "host")])])
     assert (run.amu_gb, run.power_w_sum, run.device_names) == (13, 400, ("Device 3",))
 
 
-def test_allocators_are_of_ranks_not_of_devices() -> None:
+def test_allocators_count_per_rank_not_per_device() -> None:
     peaks = [
         {"peak_memory_allocated_bytes": (5 + i) * GB, "peak_memory_reserved_bytes": (9 - i) * GB} for i in range(2)
     ]
@@ -112,7 +112,7 @@ def test_allocators_are_of_ranks_not_of_devices() -> None:
     assert (run.memory_allocated_mean_gb, run.energy_j) == pytest.approx((4.5, 1000))
 
 
-def test_each_rank_has_its_own_accelerator_whichever_rank_read_it() -> None:
+def test_each_rank_gets_its_own_accelerators_figures_even_if_another_rank_read_them() -> None:
     allocator = device(7, "allocator")
     reader = rank(0, [allocator, device(0), device(1)], (0.5, 0.75))
     silent = replace(rank(1, [], (0.75, 0.25)), sensors=())
@@ -124,7 +124,7 @@ def test_each_rank_has_its_own_accelerator_whichever_rank_read_it() -> None:
     )
 
 
-def test_a_shared_host_is_no_ranks_and_one_rank_is_the_whole() -> None:
+def test_ranks_of_a_shared_host_or_a_lone_rank_have_no_figures_per_rank() -> None:
     uses = merge([rank(number, [device(0, "host")], scope="host") for number in range(2)]).rank_uses
     assert [(each.rank, each.amu_gb, each.energy_j) for each in uses] == [(0, None, None), (1, None, None)]
     assert merge([rank(0, [device(0)])]).rank_uses == ()
@@ -147,12 +147,12 @@ def test_ranks_that_measured_different_steps_are_refused() -> None:
         merge([])
 
 
-def test_a_capacity_that_nobody_knows_leaves_the_fraction_out() -> None:
+def test_an_unknown_memory_capacity_leaves_the_fraction_absent() -> None:
     run = merge([rank(0, [device(0, info=DeviceInfo("GPU-0", "x", None, "driver"))])])
     assert (run.amu_gb, run.amu_fraction) == (10, None)
     assert "capacity" in run.unavailable["amu_fraction"]
 
 
-def test_a_measurement_crosses_processes() -> None:
+def test_a_measurement_can_be_pickled() -> None:
     one = rank(0, [device(0)])
     assert pickle.loads(pickle.dumps(one)) == one

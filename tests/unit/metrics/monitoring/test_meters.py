@@ -74,7 +74,7 @@ def test_a_loop_takes_a_meter_by_its_name_and_reports_it_with_its_source(tmp_pat
     assert not report.warnings
 
 
-def test_what_several_ranks_read_of_one_meter_counts_once() -> None:
+def test_one_meter_that_several_ranks_read_counts_once() -> None:
     one = loop(meters=[NAME]).finish()
     several: list[RankMeasurement] = [replace(one, rank=rank) for rank in range(3)]
     run = merge(several)
@@ -120,7 +120,7 @@ def test_a_meter_with_the_uuid_of_a_device_replaces_nothing() -> None:
     ],
     ids=["power", "uuid", "energy", "name"],
 )
-def test_a_meter_that_gives_nonsense_ends_itself_alone(meter: Impostor, why: str) -> None:
+def test_a_meter_with_nonsense_readings_ends_only_its_own_series(meter: Impostor, why: str) -> None:
     run = measured(meter)
     assert len(run.step_times_s) == 3
     (use,) = run.meters
@@ -139,14 +139,14 @@ class Hanging(Impostor):
         return {"GPU-0": Counters(energy_j=self.energy_j)}
 
 
-def test_a_meter_that_hangs_holds_up_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_meter_does_not_delay_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "PATIENCE_S", 0.3)
     run = measured(Hanging())
     assert len(run.step_times_s) == 3
     assert "has not answered for 0.3 s" in (run.meters[0].unavailable or "")
 
 
-def test_a_meter_is_read_before_the_ranks_meet_and_their_first_step_begins() -> None:
+def test_a_meter_is_read_before_the_barrier_of_the_first_step() -> None:
     calls: list[str] = []
 
     class Noting(Impostor):
@@ -159,7 +159,7 @@ def test_a_meter_is_read_before_the_ranks_meet_and_their_first_step_begins() -> 
     assert calls[-2:] == ["ranks", "counters"]
 
 
-def test_repeats_have_a_meters_mean_and_none_where_one_lacks_it() -> None:
+def test_repeats_average_a_meter_only_where_every_repeat_has_it() -> None:
     def combined(*meters: MeterUse) -> list[MeterUse]:
         named = {"measurement": {"meters": [NAME]}}
         repeats = [make_record({"seed": seed, "meters": [use], "config": named}) for seed, use in enumerate(meters)]
@@ -189,7 +189,7 @@ def failing():
 """
 
 
-def test_a_name_that_is_no_meter_is_told(package: Path) -> None:
+def test_a_name_that_is_no_meter_is_refused_with_the_reason(package: Path) -> None:
     (package / "my_mistakes.py").write_text(MISTAKES)
     assert find_meter("my_mistakes:function").source == NAME
     for name, told in {
@@ -204,7 +204,7 @@ def test_a_name_that_is_no_meter_is_told(package: Path) -> None:
             find_meter(name)
 
 
-def test_meters_are_refused_where_no_sensor_is_read() -> None:
+def test_meters_are_refused_in_a_run_without_sensors() -> None:
     with pytest.raises(ConfigError, match="enabled=false reads no sensor, and meters names some"):
         resolve("gqa_1.5B", overrides=[f"measurement.meters={NAME}", "measurement.enabled=false"])
 

@@ -12,7 +12,7 @@ from efficientbench.metrics.monitoring.sampling_threads import SamplingThread
 from efficientbench.metrics.sensors.base import Counters
 
 
-def test_warm_up_lies_outside_the_window() -> None:
+def test_the_window_begins_after_warm_up() -> None:
     clock = HandClock()
     with monitor_of(clock, warmup_steps=2) as monitor:
         run_steps(monitor, clock, 50, 40, 1, 2, 3)
@@ -44,7 +44,7 @@ def test_a_pause_in_the_warm_up_opens_no_window() -> None:
     assert len(monitor.finish().steps) == 1
 
 
-def test_power_and_memory_in_pauses_and_warm_up_do_not_count() -> None:
+def test_power_and_memory_during_pauses_and_warm_up_do_not_count() -> None:
     clock = HandClock(0)
 
     def in_window(t: float) -> bool:
@@ -68,7 +68,7 @@ def test_power_and_memory_in_pauses_and_warm_up_do_not_count() -> None:
     assert run.peak_memory_device_bytes == 30 * GB
 
 
-def test_an_energy_counter_is_read_at_the_edges_and_preferred() -> None:
+def test_an_energy_counter_is_read_at_the_windows_edges_and_preferred_to_power() -> None:
     clock = HandClock(0)
     # 300 W while training, 100 W otherwise; the polled power is wrong on purpose.
     joules = {0.0: 0.0, 5.0: 500.0, 15.0: 3500.0, 45.0: 6500.0, 55.0: 9500.0}
@@ -82,14 +82,14 @@ def test_an_energy_counter_is_read_at_the_edges_and_preferred() -> None:
     assert (run.energy_j, run.aec_w, run.energy_source) == (pytest.approx(6000), pytest.approx(300), "counter")
 
 
-def test_a_counter_that_ran_backwards_gives_way_to_power() -> None:
+def test_power_replaces_an_energy_counter_that_ran_backwards() -> None:
     clock = HandClock(0)
     sensor = TraceSensor(clock, power=lambda t: 20.0, energy=lambda t: 1000 - t)
     run = measure_steps(clock, sensor, times_s=[10], readings=32)
     assert (run.energy_j, run.energy_source) == (pytest.approx(200), "integrated power")
 
 
-def test_steps_wait_for_the_device_and_edges_for_the_ranks_too_before_counters_are_read() -> None:
+def test_steps_synchronize_the_device_and_window_edges_the_ranks_too() -> None:
     calls: list[str] = []
     clock = HandClock()
 
@@ -108,7 +108,7 @@ def test_steps_wait_for_the_device_and_edges_for_the_ranks_too_before_counters_a
     assert calls == [*edge, *step, *step, *edge]
 
 
-def test_a_sensor_that_dies_ends_its_own_series_and_training_goes_on() -> None:
+def test_a_sensor_that_fails_ends_only_its_own_series_and_training_continues() -> None:
     clock = HandClock(0)
     dying = TraceSensor(clock, memory=lambda t: GB, power=lambda t: 100, dies_at_s=10)
     living = TraceSensor(clock, ("HOST",), memory=lambda t: 2 * GB, scope="host", name="other")
@@ -126,7 +126,7 @@ def test_a_sensor_that_dies_ends_its_own_series_and_training_goes_on() -> None:
     assert dying.calls == ["open", "close"]
 
 
-def test_a_sensor_that_cannot_open_says_why_in_every_figure() -> None:
+def test_a_sensor_that_cannot_open_gives_every_figure_a_reason() -> None:
     class Missing(TraceSensor):
         def open(self) -> None:
             raise MetricsError("no driver answers")
@@ -185,7 +185,7 @@ def sampling_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "metrics-trace"]
 
 
-def test_a_finish_that_fails_stops_sampling() -> None:
+def test_sampling_stops_where_finish_fails() -> None:
     clock = HandClock()
     sensor = TraceSensor(clock, memory=lambda t: GB)
     broken: list[str] = []
@@ -206,7 +206,7 @@ def test_a_finish_that_fails_stops_sampling() -> None:
         monitor.finish()
 
 
-def test_a_start_that_fails_half_way_stops_what_had_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_half_way_closes_the_opened_sensors(monkeypatch: pytest.MonkeyPatch) -> None:
     start = SamplingThread.start
 
     def start_or_fail(self: SamplingThread) -> None:

@@ -39,7 +39,7 @@ def limit_patience(monkeypatch: pytest.MonkeyPatch, patience_s: float) -> None:
         monkeypatch.setattr(module, "PATIENCE_S", patience_s)
 
 
-def test_a_driver_that_hangs_does_not_hang_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_driver_does_not_hang_training(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_patience(monkeypatch, 0.05)
     clock = HandClock(0)
     sensor = Hanging(clock, memory=lambda t: GB)
@@ -56,8 +56,7 @@ def test_a_driver_that_hangs_does_not_hang_the_training(monkeypatch: pytest.Monk
     assert "has not answered" in measured.devices[0].unavailable["amu_gb"]
 
 
-def test_a_slow_sensor_has_a_thread_of_its_own() -> None:
-    """And the quick ones share one."""
+def test_a_slow_sensor_has_its_own_thread_and_quick_sensors_share_one() -> None:
     read: list[str] = []
     slow = Hanging(HandClock(), name="slow")
     a = TraceSensor(HandClock(), memory=lambda t: reads(read, "a"), name="a", is_slow=False)
@@ -76,7 +75,7 @@ def test_a_slow_sensor_has_a_thread_of_its_own() -> None:
     assert least >= 3
 
 
-def test_the_others_go_on_where_one_that_shares_their_thread_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sensors_are_sampled_on_after_a_sensor_in_their_shared_thread_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_patience(monkeypatch, 0.3)
     read: list[str] = []
     driver = Hanging(HandClock(), memory=lambda t: GB, name="driver", is_slow=False)
@@ -98,7 +97,7 @@ def test_the_others_go_on_where_one_that_shares_their_thread_hangs(monkeypatch: 
     assert [state.failure for state in measured.sensors] == ["driver: the driver has not answered for 0.3 s", None]
 
 
-def test_a_driver_that_hangs_at_its_opening_does_not_hang_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_on_opening_does_not_hang_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "OPENING_PATIENCE_S", 0.1)
     opens = threading.Event()
 
@@ -119,7 +118,7 @@ def test_a_driver_that_hangs_at_its_opening_does_not_hang_the_training(monkeypat
     assert sensor.calls == ["close"]
 
 
-def test_a_slow_reading_is_not_put_down_to_the_sensor_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reading_is_not_blamed_on_the_next_sensor(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_patience(monkeypatch, 1.0)
     driver = Hanging(HandClock(), memory=lambda t: GB, name="driver", is_slow=False)
     other = Hanging(HandClock(), memory=lambda t: GB, name="other", is_slow=False)
@@ -135,7 +134,7 @@ def test_a_slow_reading_is_not_put_down_to_the_sensor_after_it(monkeypatch: pyte
     assert [state.failure for state in monitor.finish().sensors] == [None, None]
 
 
-def test_a_closed_sensor_is_not_sampled_when_one_before_it_answers_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_sensor_is_not_sampled_after_a_hung_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_patience(monkeypatch, 0.05)
 
     class Called(TraceSensor):
@@ -160,7 +159,7 @@ def test_a_closed_sensor_is_not_sampled_when_one_before_it_answers_at_last(monke
     "garbage",
     [None, [("GPU-0", 1.0)], [Sample(2.0, "GPU-0", "much")], [Sample(2.0, "GPU-7", 1.0)]],  # type: ignore[arg-type]
 )
-def test_what_is_no_sample_ends_its_series_and_nothing_else(garbage: Any) -> None:
+def test_an_invalid_sample_ends_only_its_own_series(garbage: Any) -> None:
     class Garbled(TraceSensor):
         def sample(self, time_s: float) -> list[Sample]:
             return super().sample(time_s) if time_s < 2 else garbage  # type: ignore[no-any-return]

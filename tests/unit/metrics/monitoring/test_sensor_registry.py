@@ -8,7 +8,7 @@ from efficientbench.metrics.monitoring.sensor_registry import SENSORS, device_se
 from efficientbench.metrics.sensors.ascend.dcmi import DcmiSensor
 
 
-def test_each_device_type_that_a_run_may_name_has_its_sensors() -> None:
+def test_each_device_type_has_its_sensors() -> None:
     assert SENSORS.keys() == {device.type for device in all_devices()}
     found = [[type(sensor) for sensor in device_sensors(device.type)] for device in all_devices()]
     assert found == [[NvmlSensor], [DcmiSensor], [HostSensor, RaplSensor]]

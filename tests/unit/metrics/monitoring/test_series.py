@@ -12,7 +12,7 @@ INFO = DeviceInfo("GPU-0", "Trace 9000", 80 * GB, "driver")
 SCOPE: Scope = "gpu"
 
 
-def test_a_device_that_drops_out_has_no_mean_over_the_whole_window() -> None:
+def test_a_device_lost_during_the_window_has_no_mean() -> None:
     series = DeviceSeries(INFO, SCOPE)
     for second in range(7):
         series.add(Sample(float(second), "GPU-0", memory_used_bytes=10.0 * GB))
@@ -22,7 +22,7 @@ def test_a_device_that_drops_out_has_no_mean_over_the_whole_window() -> None:
     assert series.measure([(0.0, 6.1)], {}, None).amu_gb == pytest.approx(10)
 
 
-def test_a_short_window_cuts_the_gaps_between_rare_readings_and_makes_no_hole() -> None:
+def test_rare_readings_leave_no_gap_in_a_short_window() -> None:
     series = DeviceSeries(INFO, SCOPE)
     for reading in range(40):
         series.add(Sample(reading / 2, "GPU-0", memory_used_bytes=10.0 * GB))
@@ -39,7 +39,7 @@ def test_growth_between_late_readings_is_scaled_to_the_window() -> None:
     assert (device.energy_j, device.pcu) == pytest.approx((1000, 0.5))
 
 
-def test_peaks_that_the_device_keeps_beat_samples() -> None:
+def test_a_peak_from_the_devices_counter_beats_sampled_peaks() -> None:
     series = DeviceSeries(INFO, SCOPE)
     for time_s in (0.0, 5.0, 10.0):
         series.add(Sample(time_s, "GPU-0", memory_used_bytes=10.0 * GB))

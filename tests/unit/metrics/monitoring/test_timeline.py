@@ -50,7 +50,7 @@ class Visited(TraceSensor):
         return {"GPU-0": OtherUse("process 7 (other)", now_s / 100)} if 20 <= now_s < 40 else {}
 
 
-def test_course_windows_and_disturbances_count_from_the_opening_of_the_window() -> None:
+def test_times_of_traces_windows_and_disturbances_start_at_the_first_window() -> None:
     clock = HandClock(0)
     sensor = Visited(clock, memory=lambda t: GB * (1 + t), power=lambda t: t)
     with monitor_of(clock, sensor, warmup_steps=1) as monitor:
@@ -77,7 +77,7 @@ def test_a_sensor_says_what_it_measures_and_at_which_interval() -> None:
     assert state.sample_interval_s == 2  # at the start, at 0 and at 4: two intervals
 
 
-def test_of_many_disturbances_the_longest_are_kept_in_order() -> None:
+def test_only_the_longest_of_many_disturbances_are_recorded_in_order() -> None:
     many = [Disturbance("A", 10.0 * i, 10.0 * i + 1 + i % 4, "others") for i in range(1000)]
     kept = longest(many, 500)
     assert [each.begin_s for each in kept] == sorted(each.begin_s for each in kept)

@@ -19,7 +19,7 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def test_versions_and_absent_packages(tmp_path: Path) -> None:
+def test_versions_are_recorded_and_absent_packages_are_none(tmp_path: Path) -> None:
     environment = collect_environment(["pydantic", "no-such-package"], tmp_path)
     assert environment["packages"] == {"pydantic": version("pydantic"), "no-such-package": None}
     assert environment["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -28,7 +28,7 @@ def test_versions_and_absent_packages(tmp_path: Path) -> None:
     assert json.loads(json.dumps(environment)) == environment
 
 
-def test_the_commit_and_whether_the_tree_differs_from_it(tmp_path: Path) -> None:
+def test_the_commit_and_uncommitted_changes_are_recorded(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     (tmp_path / "file").write_text("one")
     git(tmp_path, "add", "file")

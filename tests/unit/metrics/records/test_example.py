@@ -81,8 +81,8 @@ def test_a_trainer_that_counts_no_tokens_is_refused() -> None:
         callback.summary()
 
 
-def test_a_trainer_that_begins_anew_samples_once() -> None:
-    """As with `auto_find_batch_size`, which breaks a training off and begins another."""
+def test_a_trainer_that_restarts_training_samples_once() -> None:
+    """`auto_find_batch_size` aborts a training and starts another."""
     callback = EfficiencyCallback(tokens_per_step=7, warmup_steps=0, sensors=[HostSensor()])
     for steps in (1, 3):
         callback.on_train_begin(*TRAINER)
@@ -98,7 +98,7 @@ def test_a_trainer_that_begins_anew_samples_once() -> None:
     assert callback.run.unavailable["memory_idle_gb"] == "the monitor starts after the model was built"
 
 
-def test_measuring_loads_neither_harness_nor_megatron_nor_torch() -> None:
+def test_measuring_imports_neither_harness_nor_megatron_nor_torch() -> None:
     program = (
         "import sys\nfrom efficientbench.metrics import EfficiencyMonitor\n"
         "with EfficiencyMonitor() as monitor:\n"

@@ -51,7 +51,7 @@ def record(*rows: GenerationRow) -> GenerationRecord:
     )  # fmt: skip
 
 
-def test_figures_by_hand() -> None:
+def test_figures_match_hand_computed_ones() -> None:
     found = row()
     assert (found.ttft_s, found.ttft_s_p50, found.ttft_s_p95) == pytest.approx((0.2, 0.2, 0.29))
     assert (found.cache_bytes, found.cache_bytes_per_token) == (4000, 200)
@@ -76,7 +76,7 @@ def test_an_unknown_bandwidth_has_its_reason() -> None:
     assert figures["bytes_needed"] == 3e6
 
 
-def test_one_repeat_has_no_interval() -> None:
+def test_a_single_repeat_has_no_interval() -> None:
     figures = figures_of(Phase, PhaseMeasured(RUN, TIMES_S[:1], 4))
     assert figures["time_s_ci_low"] is None
     assert figures["unavailable"]["time_s_ci_low"] == "an interval needs two repeats"
@@ -108,7 +108,7 @@ def test_a_wrong_key_or_version_is_named(tmp_path: Path) -> None:
         read_generation(path)
 
 
-def test_a_row_is_measured_or_failed() -> None:
+def test_a_row_has_either_figures_or_a_failure() -> None:
     sizes = {"prompt_tokens": 1, "batch": 1, "max_new_tokens": 2}
     with pytest.raises(ValidationError, match="either a failure, or a prefill and a decode"):
         GenerationRow(**sizes)
@@ -116,7 +116,7 @@ def test_a_row_is_measured_or_failed() -> None:
         GenerationRow(**sizes, prefill=phase(), decode=phase())
 
 
-def test_every_column_has_a_meaning_and_a_value() -> None:
+def test_every_column_has_a_description_and_a_value() -> None:
     found = row()
     for name, figure in GENERATION_FIGURES.items():
         assert figure.meaning

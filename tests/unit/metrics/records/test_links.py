@@ -13,7 +13,7 @@ from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.sinks.steplog import StepLog
 
 
-def test_no_file_is_written_through_a_link(tmp_path: Path) -> None:
+def test_files_are_never_written_through_a_link(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("all of it")
     (tmp_path / f".partial-{os.getpid()}-{threading.get_ident()}").symlink_to(precious)

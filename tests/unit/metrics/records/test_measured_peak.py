@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 FACTS = RunFacts(1000, 1000, 2, 6e3, 7e3, 8e3, None, "a CPU has no row", measured_peak_flops=3e5)
 
 
-def test_no_product_that_was_made_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measured_peak_is_the_fastest_of_all_products(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, float]] = []
     fastest = matmul_peak._fastest_s
 
@@ -35,7 +35,7 @@ def test_no_product_that_was_made_is_faster(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(time_s < 0.005 for _, time_s in made[:-1])
 
 
-def test_no_library_on_the_cpu_is_faster_in_float32() -> None:
+def test_no_cpu_library_exceeds_the_measured_peak_in_float32() -> None:
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this torch has no oneDNN")
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
@@ -44,7 +44,7 @@ def test_no_library_on_the_cpu_is_faster_in_float32() -> None:
     assert {"aten::mm", "mkldnn::_linear_pointwise"} <= names
 
 
-def test_the_programs_random_numbers_stay() -> None:
+def test_measuring_the_peak_leaves_the_random_state_unchanged() -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -52,7 +52,7 @@ def test_the_programs_random_numbers_stay() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_mfu_of_the_measured_peak_is_no_mfu() -> None:
+def test_a_measured_peak_gives_a_separate_mfu_and_leaves_mfu_absent() -> None:
     clock = HandClock(0)
     run = measure_steps(clock, TraceSensor(clock, ("A", "B"), power=lambda t: 200.0), times_s=(1, 2, 3, 4), readings=32)
     summary = summarize(run, FACTS, Quality())

@@ -59,13 +59,13 @@ def test_mfu_follows_from_flops_and_peak(tmp_path: Path) -> None:
     assert record.config["own_loop"]["flops_source"] == "flops_per_token"
 
 
-def test_a_model_counts_its_own(tmp_path: Path) -> None:
+def test_a_model_with_estimate_flops_counts_its_own_flops(tmp_path: Path) -> None:
     record = saved(tmp_path / "ours", model=Counting(8, 4), peak_flops=1e9, dtype=None)
     assert (record.flops_per_token, record.parameters, record.dtype) == (192, 36, "fp32")
     assert record.config["own_loop"]["flops_source"] == "model.estimate_flops()"
 
 
-def test_what_is_not_known_is_absent_with_its_reason(tmp_path: Path) -> None:
+def test_unknown_figures_are_absent_with_a_reason(tmp_path: Path) -> None:
     record = saved(tmp_path / "ours")
     assert (record.mfu, record.parameters, record.flops_per_token) == (None, None, None)
     assert record.unavailable["parameters"] == record.unavailable["tt_tokens_per_param_s"] == NOT_COUNTED
@@ -80,7 +80,7 @@ def test_what_is_not_known_is_absent_with_its_reason(tmp_path: Path) -> None:
         measured().save(tmp_path / "file", dtype="fp32", **SHAPE)
 
 
-def test_tokens_are_whole_numbers_of_any_library(tmp_path: Path) -> None:
+def test_token_counts_may_be_integers_of_any_library(tmp_path: Path) -> None:
     monitor = EfficiencyMonitor([HostSensor()])
     with monitor:
         for tokens in (np.int64(8), torch.tensor([True, True]).sum(), 3):
@@ -102,7 +102,7 @@ class Failing(HostSensor):
         raise MetricsError("no driver")
 
 
-def test_each_rank_has_a_device_where_no_sensor_names_it(tmp_path: Path) -> None:
+def test_each_rank_counts_one_device_where_no_sensor_names_any(tmp_path: Path) -> None:
     monitor = EfficiencyMonitor([Failing()])
     with monitor, monitor.step(tokens=64):
         pass
@@ -113,7 +113,7 @@ def test_each_rank_has_a_device_where_no_sensor_names_it(tmp_path: Path) -> None
     assert (record.devices, record.device_name) == (8, "unknown")
 
 
-def test_reports_and_compare_take_them(tmp_path: Path) -> None:
+def test_reports_and_compare_accept_records_of_own_loops(tmp_path: Path) -> None:
     for name in ("one", "two"):
         saved(tmp_path / name, flops_per_token=6e6, peak_flops=1e12)
     reported = CliRunner().invoke(app, ["report", str(tmp_path)])
@@ -125,7 +125,7 @@ def test_reports_and_compare_take_them(tmp_path: Path) -> None:
     assert "tokens/s" in compared.stdout
 
 
-def test_a_callback_goes_behind_what_decides_and_before_what_logs() -> None:
+def test_the_callback_runs_after_control_callbacks_and_before_loggers() -> None:
     from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
 
     callbacks = [DefaultFlowCallback(), PrinterCallback()]
@@ -134,7 +134,7 @@ def test_a_callback_goes_behind_what_decides_and_before_what_logs() -> None:
     assert callbacks[1] is callback
 
 
-def test_without_accelerate_an_example_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_without_accelerate_ends_with_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(SystemExit, match="^this example needs accelerate, .*: pip install accelerate$"):
         runpy.run_path(str(EXAMPLES / "accelerate_loop.py"))
@@ -154,7 +154,7 @@ def test_an_example_of_another_trainer_writes_a_record(package: str, tmp_path: P
     assert (record.tokens, record.global_batch_size, record.flops_per_token) == (10 * 8 * 64, 8, 6 * 128 * 256)
 
 
-def test_a_laptop_has_a_figure_too(tmp_path: Path) -> None:
+def test_a_device_without_a_known_peak_gets_mfu_of_the_measured_peak(tmp_path: Path) -> None:
     record = saved(tmp_path / "ours", model=Counting(8, 4))
     assert record.mfu is None
     assert record.measured_peak_flops is not None
@@ -173,7 +173,7 @@ def qwen2() -> Any:
 
 
 @pytest.mark.proof
-def test_a_trainers_tensorboard_gets_the_figures(tmp_path: Path) -> None:
+def test_the_figures_reach_the_tensorboard_of_a_trainer(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from transformers import Trainer, TrainingArguments
@@ -206,7 +206,7 @@ class Stream(torch.utils.data.IterableDataset[dict[str, Any]]):
 
 
 @pytest.mark.proof
-def test_a_stream_that_ends_within_a_step_is_trained_on(tmp_path: Path) -> None:
+def test_training_on_a_stream_that_ends_within_a_step_succeeds(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from transformers import Trainer, TrainingArguments
 

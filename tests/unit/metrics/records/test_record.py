@@ -23,7 +23,7 @@ from efficientbench.metrics.records.sinks.steplog import StepLog, read_steps
 MEASURED = {"al_s": 0.125, "tokens": 4096, "steps_measured": 10, "energy_scope": "gpu", "mfu": 0.4}
 
 
-def test_a_record_survives_the_file(tmp_path: Path) -> None:
+def test_a_record_is_read_back_as_written(tmp_path: Path) -> None:
     record, path = make_record(MEASURED), tmp_path / "run" / "record.json"
     write_record(record, path)
     assert read_record(path).model_copy(update={"sha256": None}) == record
@@ -32,12 +32,12 @@ def test_a_record_survives_the_file(tmp_path: Path) -> None:
     assert content["pcu"] is None  # absent is null and never zero
 
 
-def test_absent_without_a_reason_is_refused() -> None:
+def test_an_absent_figure_without_a_reason_is_refused() -> None:
     with pytest.raises(ValidationError, match="absent without a reason in 'unavailable': pcu"):
         make_record({"unavailable": {k: v for k, v in make_record().unavailable.items() if k != "pcu"}})
 
 
-def test_a_part_that_its_maker_did_not_check_is_refused() -> None:
+def test_a_record_checks_the_parts_that_it_is_built_from() -> None:
     with pytest.raises(ValidationError, match=r"disturbances.0.end_s\n  Input should be a finite number"):
         make_record({"disturbances": [Disturbance("GPU-0", 1.0, math.nan, "process 7")]})
 
@@ -54,7 +54,7 @@ def test_a_part_that_its_maker_did_not_check_is_refused() -> None:
         (lambda c: c.update(windows=[{"begin_s": 0, "end": 1}]), "windows.0.end: Unexpected keyword argument"),
     ],
 )
-def test_a_wrong_record_is_refused_by_key(change: object, message: str, tmp_path: Path) -> None:
+def test_a_wrong_record_is_refused_and_its_key_named(change: object, message: str, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     write_record(make_record(MEASURED), path)
     content = json.loads(path.read_text())
@@ -82,7 +82,7 @@ def test_a_record_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         write_record(make_record(), tmp_path / "file" / "record.json")
 
 
-def test_a_write_that_breaks_off_leaves_the_old_record(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_the_old_record(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     write_record(make_record(), path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -98,7 +98,7 @@ def test_a_write_that_breaks_off_leaves_the_old_record(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["record.json"]
 
 
-def test_every_line_is_in_the_file_at_once(tmp_path: Path) -> None:
+def test_each_line_is_flushed_to_the_file(tmp_path: Path) -> None:
     path = tmp_path / "log" / "steps.jsonl"
     with closing(StepLog(path)) as log:
         log.write("step", {"step": 1, "loss": 2.5, "tokens": 128})
@@ -107,7 +107,7 @@ def test_every_line_is_in_the_file_at_once(tmp_path: Path) -> None:
         assert [line["kind"] for line in read_steps(path)] == ["step", "evaluation"]
 
 
-def test_a_loss_that_is_no_number_stays_readable_json(tmp_path: Path) -> None:
+def test_a_nan_or_infinite_loss_is_written_as_valid_json(tmp_path: Path) -> None:
     with closing(StepLog(tmp_path / "steps.jsonl")) as log:
         log.write("step", {"step": 3, "loss": math.nan, "grad_norm": math.inf, "lr": 0.1})
     assert not re.search("NaN|Infinity", (tmp_path / "steps.jsonl").read_text())
@@ -124,7 +124,7 @@ def test_a_loss_that_is_no_number_stays_readable_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 30))
-def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_run(cut: int, tmp_path: Path) -> None:
+def test_a_torn_last_line_is_skipped_and_cut_by_the_next_run(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     with closing(StepLog(path)) as log:
         log.write("step", {"step": 1})
@@ -136,7 +136,7 @@ def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_run(cut: int, tmp_
     assert [line["step"] for line in read_steps(path)] == [1, 2]
 
 
-def test_a_long_torn_line_is_cut_whole(tmp_path: Path) -> None:
+def test_a_long_torn_line_is_cut_completely(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     for whole in (b'{"kind": "step", "step": 1}\n', b""):
         path.write_bytes(whole + b"x" * 200_000)

@@ -18,7 +18,7 @@ from efficientbench.metrics.records.sinks.steplog import StepLog, cut_steps, rea
 from efficientbench.metrics.records.sinks.tensorboard import TensorBoardLog, cut_scalars
 
 
-def test_steps_are_cut_behind_a_step(tmp_path: Path) -> None:
+def test_steps_after_the_resumed_step_are_cut(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     with closing(StepLog(path)) as log:
         for step in range(1, 8):
@@ -43,7 +43,7 @@ def test_steps_are_cut_behind_a_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [b"", b"{", b"7", b"\xff", b"[" * 100_000, b'{"step": 3}', b'{"kind": "step", "step": "3"}']
 )
-def test_what_lies_behind_a_damaged_line_is_lost_and_said(tmp_path: Path, damage: bytes) -> None:
+def test_lines_after_a_damaged_line_are_lost_and_reported(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "steps.jsonl"
     with closing(StepLog(path)) as log:
         for step in range(1, 8):
@@ -59,7 +59,7 @@ def test_what_lies_behind_a_damaged_line_is_lost_and_said(tmp_path: Path, damage
     assert cut_steps(path, 4) is None
 
 
-def test_a_damaged_line_behind_the_step_is_no_loss(tmp_path: Path) -> None:
+def test_a_damaged_line_after_the_resumed_step_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_text('{"kind": "step", "step": 1}\n{"kind": "step", "step": 2}\n{\n')
     assert cut_steps(path, 1) is None
@@ -108,7 +108,7 @@ def test_scalars_are_cut_on_both_axes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [0.0, 0.3, 0.6])
-def test_scalars_behind_damage_are_lost_and_said(tmp_path: Path, place: float) -> None:
+def test_scalars_after_a_damaged_event_are_lost_and_reported(tmp_path: Path, place: float) -> None:
     log_scalars(tmp_path, range(1, 8))
     before = scalars(tmp_path)
     (path,) = tmp_path.iterdir()
@@ -142,7 +142,7 @@ def killed_at(change: int, folder: Path) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-def test_a_cut_that_is_killed_doubles_nothing(tmp_path: Path) -> None:
+def test_a_killed_cut_duplicates_no_scalar(tmp_path: Path) -> None:
     earlier = tmp_path / "earlier"
     for steps in (range(1, 3), range(3, 8)):
         log_scalars(earlier, steps)

@@ -40,7 +40,7 @@ def measured(*times_s: float) -> RunMeasurement:
     return measure_steps(clock, sensor, times_s=times_s, readings=32)
 
 
-def test_every_figure_by_hand() -> None:
+def test_every_figure_matches_its_hand_computed_value() -> None:
     summary = summarize(measured(1, 2, 3, 4), FACTS, QUALITY)
     assert set(summary.values) - {"tokens", "steps_measured"} == set(Metrics.model_fields)
     expected = {
@@ -84,7 +84,7 @@ def test_every_figure_by_hand() -> None:
     assert record.unavailable["peak_memory_allocated_bytes"] == "no allocator sensor was in use"
 
 
-def test_throughput_and_utilization_have_one_time_base() -> None:
+def test_throughput_and_utilization_share_one_time_base() -> None:
     clock = HandClock(0)
     with monitor_of(clock) as monitor:
         for _ in range(4):
@@ -95,7 +95,7 @@ def test_throughput_and_utilization_have_one_time_base() -> None:
     assert values["mfu"] == pytest.approx(values["tokens_per_s"] * 6000 / (2 * 3e5))
 
 
-def test_what_a_run_read_of_its_text() -> None:
+def test_figures_of_the_text_read_match_hand_counts() -> None:
     reading = Reading(tokens=4000, sources=((0.75, 6000), (0.25, 100)), unigram_entropy=5.5)
     summary = summarize(measured(1, 2), FACTS, QUALITY, reading=reading)
     expected = {
@@ -109,7 +109,7 @@ def test_what_a_run_read_of_its_text() -> None:
     assert summarize(measured(1), FACTS, QUALITY).unavailable["epochs"] == "the training loop did not say what it read"
 
 
-def test_tokens_that_are_learned_beside_those_that_are_computed() -> None:
+def test_supervised_tokens_have_figures_beside_computed_tokens() -> None:
     summary = summarize(measured(1, 2, 3, 4), FACTS, dataclasses.replace(QUALITY, supervised_tokens=100))
     assert (summary.values["tokens"], summary.values["tokens_per_s"], summary.values["energy_j_per_token"]) == (
         400,
@@ -122,7 +122,7 @@ def test_tokens_that_are_learned_beside_those_that_are_computed() -> None:
     assert {unsaid[name] for name in expected} == {"the training loop did not say which tokens it learns"}
 
 
-def test_an_unknown_peak_leaves_no_mfu_but_a_reason() -> None:
+def test_an_unknown_peak_leaves_mfu_absent_with_a_reason() -> None:
     facts = dataclasses.replace(FACTS, peak_flops=None, peak_flops_source="a CPU has no row in the table")
     summary = summarize(measured(10), facts, QUALITY)
     for name in ("mfu", "mfu_full_square", "hfu", "peak_flops"):
@@ -131,14 +131,14 @@ def test_an_unknown_peak_leaves_no_mfu_but_a_reason() -> None:
     assert summary.values["tokens_per_s"] == pytest.approx(10)
 
 
-def test_one_step_has_a_time_and_no_spread() -> None:
+def test_a_single_step_has_a_time_and_no_spread() -> None:
     summary = summarize(measured(2), FACTS, QUALITY)
     assert (summary.values["al_s"], summary.values["al_s_ci_low"]) == (2, None)
     assert summary.unavailable["al_s_std"] == "a spread needs two measured steps"
     assert summary.unavailable["al_s_ci_low"] == "a 95 % interval needs 30 measured steps; this run has 1"
 
 
-def test_no_step_leaves_nothing_but_quality() -> None:
+def test_a_run_without_a_step_has_only_quality() -> None:
     summary = summarize(measured(), FACTS, QUALITY)
     present = {name: value for name, value in summary.values.items() if value is not None}
     assert (present.pop("tokens"), present.pop("steps_measured")) == (0, 0)
@@ -161,14 +161,14 @@ def test_no_step_leaves_nothing_but_quality() -> None:
         (Quality(reasons={"validation_loss": "stopped early"}), {"perplexity": "stopped early"}),
     ],
 )
-def test_a_quality_that_is_no_number_has_a_reason(quality: Quality, reasons: dict[str, str]) -> None:
+def test_a_nan_or_infinite_quality_is_absent_with_a_reason(quality: Quality, reasons: dict[str, str]) -> None:
     summary = summarize(measured(), FACTS, quality)
     for name, reason in reasons.items():
         assert summary.values[name] is None
         assert re.search(reason, summary.unavailable[name]), summary.unavailable[name]
 
 
-def test_experts_differ_from_a_model_without() -> None:
+def test_figures_of_experts_are_absent_for_a_model_without_experts() -> None:
     experts = Quality(auxiliary_loss=1.25, tokens_per_expert=((2, 2), (3, 1), (4, 0)))
     given = summarize(measured(), FACTS, experts).values
     assert (given["auxiliary_loss"], given["expert_load_imbalance"]) == (1.25, 1.5)
@@ -178,13 +178,13 @@ def test_experts_differ_from_a_model_without() -> None:
     assert summarize(measured(), FACTS, without).unavailable["auxiliary_loss"] == "its factor is 0"
 
 
-def test_a_run_that_failed_early_has_a_record_all_the_same() -> None:
+def test_a_run_that_failed_early_has_a_record() -> None:
     summary = nothing_measured("rank 1 ended: out of memory")
     record = make_record({**summary.values, "unavailable": summary.unavailable, "status": "failed"})
     assert set(record.unavailable.values()) == {"rank 1 ended: out of memory"}
 
 
-def test_slow_steps_are_named_with_what_is_known() -> None:
+def test_slow_steps_are_named_with_their_known_cause() -> None:
     times = list(np.random.default_rng(3).normal(0.2, 0.004, 200))
     times[10], times[150] = 0.5, 1.0
     found = find_outliers(range(6, 206), times, {16: "the first step after an evaluation", 17: "no matter"})
@@ -194,7 +194,7 @@ def test_slow_steps_are_named_with_what_is_known() -> None:
     ]
 
 
-def test_small_excesses_and_fast_steps_are_none() -> None:
+def test_slightly_slow_and_fast_steps_are_no_outliers() -> None:
     assert find_outliers(range(7), [1.0, 1.0, 1.0, 1.0, 1.09, 1.0, 0.2]) == []
     assert find_outliers(range(5), [1.0, 1.0, 1.0, 1.0, 1.2]) == [Outlier(4, 1.2, 1.2, None)]
     assert find_outliers([], []) == []
@@ -202,7 +202,7 @@ def test_small_excesses_and_fast_steps_are_none() -> None:
         find_outliers([1, 2], [1.0])
 
 
-def test_a_step_during_which_others_used_the_device_has_that_cause() -> None:
+def test_a_step_slowed_by_another_process_on_the_device_has_that_cause() -> None:
     disturbances = [Disturbance("GPU-0", 2.5, 3.0, "process 7 (blender)"), Disturbance("GPU-0", 2.9, 5.5, "process 9")]
     found = disturbed_steps([6, 7, 8, 9], [0.0, 2.0, 4.0, 6.0], [1.0, 1.0, 1.0, 1.0], disturbances)
     assert found == {

@@ -30,7 +30,7 @@ def record(*ranks: RankMeasurement) -> RunRecord:
     return make_record({**summary.values, "unavailable": summary.unavailable, "rank_waits": list(run.waits)})
 
 
-def test_only_waits_in_measured_steps_count() -> None:
+def test_only_waits_during_measured_steps_count() -> None:
     warm, outside = (8.0, 8.0), (50.0, 50.0)
     first = measured(0, outside, warm, outside, (0.25, 0.5), outside, (0.75, 0.5))
     second = measured(1, outside, warm, outside, (0.0, 1.0), outside, (0.0, 0.5))
@@ -48,7 +48,7 @@ def test_only_waits_in_measured_steps_count() -> None:
         ([measured(rank, *[(0.5, None)] * 6) for rank in (0, 1)], [None, "the pipeline has one stage"]),
     ],
 )
-def test_what_is_absent_has_its_reason(ranks: list[RankMeasurement], reasons: list[str | None]) -> None:
+def test_an_absent_wait_has_a_reason(ranks: list[RankMeasurement], reasons: list[str | None]) -> None:
     found = record(*ranks)
     names = ("exposed_communication_s", "pipeline_bubble_s")
     assert [found.unavailable.get(name) for name in names] == reasons

@@ -35,14 +35,14 @@ def only(records: list[RunRecord]) -> Suite:
     return suite
 
 
-def test_the_best_row_is_named_with_what_sets_it_apart() -> None:
+def test_the_best_row_is_named_with_its_distinguishing_settings() -> None:
     answer = answers(only(rival_runs("tokens_per_s", CLEAR)))[SPEED]
     more = statistics.geometric_mean(CLEAR["mqa"]) / statistics.geometric_mean(CLEAR["gqa"]) - 1
     assert (answer.kind, answer.text) == ("clear", "mqa: 110")
     assert answer.detail == f"{more:.1%} more than gqa, and than mla by more"
 
 
-def test_a_terminal_has_the_same_words() -> None:
+def test_the_terminal_prints_the_same_answers() -> None:
     suites = make_rows([*rival_runs("tokens_per_s", CLEAR), make_record({"size": "3B", "run": "gqa_3B"})]).suites
     lines = printed(print_answers, suites).splitlines()
     answer = answers(suites[0])[SPEED]
@@ -52,7 +52,7 @@ def test_a_terminal_has_the_same_words() -> None:
     assert "3B" not in "".join(lines)
 
 
-def test_a_difference_inside_the_noise_is_called_none() -> None:
+def test_a_difference_within_the_noise_is_reported_as_none() -> None:
     alike = {"gqa": [100.0, 103.0, 97.0], "mqa": [101.0, 98.0, 104.0], "nsa": [20.0, 20.4, 19.8]}
     answer = answers(only(rival_runs("tokens_per_s", alike)))[SPEED]
     assert (answer.kind, answer.text) == ("level", "mqa and gqa: no difference")
@@ -60,7 +60,7 @@ def test_a_difference_inside_the_noise_is_called_none() -> None:
     assert answer.detail.endswith("more than nsa")
 
 
-def test_single_runs_have_figures_and_no_verdict() -> None:
+def test_answers_on_single_runs_have_figures_and_no_verdict() -> None:
     suite = only(rival_runs("tokens_per_s", {"gqa": [100.0], "mqa": [900.0]}))
     answer = answers(suite)[SPEED]
     assert (answer.kind, answer.text) == ("open", "no verdict; highest figure: mqa, 900")
@@ -70,7 +70,7 @@ def test_single_runs_have_figures_and_no_verdict() -> None:
     assert any(line.startswith("not part of this test (J/token of mqa_1.5B; ") for line in untold)
 
 
-def test_one_run_has_nothing_to_be_compared_with() -> None:
+def test_a_lone_run_is_not_compared() -> None:
     suite = only([gpu_run("gqa", "1.5B", steps=40)])
     assert {answer.kind for answer in answers(suite)} == {"alone"}
     assert "No other row under the same conditions to compare with (Attention mechanisms, 1.5B)." in open_questions(
@@ -79,7 +79,7 @@ def test_one_run_has_nothing_to_be_compared_with() -> None:
     assert difference_figures([suite]) == []
 
 
-def test_rows_that_ran_otherwise_are_named_with_the_difference() -> None:
+def test_rows_under_different_conditions_are_named_with_the_difference() -> None:
     records = rival_runs("tokens_per_s", {"gqa": [100.0, 101.0, 99.0], "mqa": [150.0, 151.0, 149.0]})
     mixed = [each.model_copy(update={"micro_batch_size": 1}) if each.variant == "gqa" else each for each in records]
     suite = only(mixed)
@@ -92,7 +92,7 @@ def test_rows_that_ran_otherwise_are_named_with_the_difference() -> None:
     assert "not compared (layout: micro_batch_size 1 against micro_batch_size 2)" in difference_figures([suite])[0].plot
 
 
-def test_sets_hold_one_size_and_one_set_of_conditions() -> None:
+def test_each_set_has_one_model_size_and_one_set_of_conditions() -> None:
     rows = make_rows(matrix_runs())
     assert [suite.title for suite in rows.suites] == [
         *(f"Attention mechanisms, {size}" for size in ("0.5B", "1.5B", "3B")),
@@ -110,7 +110,7 @@ def test_sets_hold_one_size_and_one_set_of_conditions() -> None:
 
 
 @pytest.mark.parametrize("earlier_first", [True, False])
-def test_sets_of_which_one_has_a_condition_that_earlier_versions_did_not_record(earlier_first: bool) -> None:
+def test_sets_with_and_without_a_recorded_condition_are_apart(earlier_first: bool) -> None:
     run = gpu_run("gqa", "1.5B", steps=40)
     earlier = run.model_copy(update={"environment": {}, "config": run.config | {"label": "earlier"}})
     suites = make_rows([earlier, run] if earlier_first else [run, earlier]).suites
@@ -118,12 +118,12 @@ def test_sets_of_which_one_has_a_condition_that_earlier_versions_did_not_record(
     assert any(f"software {NOT_RECORDED}" in suite.conditions for suite in suites)
 
 
-def test_variants_of_ones_own_make_a_set_too() -> None:
+def test_a_users_own_variants_make_a_set() -> None:
     suite = only([make_record({"variant": "mine", "run": "mine_1.5B", "tokens_per_s": 5.0})])
     assert suite.title == "Other runs, 1.5B"
 
 
-def test_the_picture_has_the_intervals_and_calls_noise_none() -> None:
+def test_the_chart_has_intervals_and_reports_no_difference_within_noise() -> None:
     figures = {"gqa": [100.0, 101.0, 99.5], "mqa": [110.0, 111.0, 109.3], "mla": [100.5, 99.0, 101.2]}
     [figure] = difference_figures([only(rival_runs("tokens_per_s", figures))])
     for variant in ("mqa", "mla"):
@@ -136,7 +136,7 @@ def test_the_picture_has_the_intervals_and_calls_noise_none() -> None:
     assert "gqa, the baseline: J/token n/a; tokens/s 100" in figure.plot
 
 
-def test_both_reports_begin_with_the_answers(tmp_path: Path) -> None:
+def test_html_and_markdown_reports_begin_with_the_answers(tmp_path: Path) -> None:
     for number, record in enumerate(rival_runs("tokens_per_s", CLEAR)):
         write_record(record, tmp_path / str(number) / "record.json")
     build_report(tmp_path)
@@ -149,7 +149,7 @@ def test_both_reports_begin_with_the_answers(tmp_path: Path) -> None:
     assert len(rows) == 1
 
 
-def test_a_kind_of_caution_is_one_line_with_the_runs_that_it_concerns() -> None:
+def test_each_kind_of_caution_is_one_line_that_lists_its_runs() -> None:
     found = {each.title: each for each in cautions(matrix_runs())}
     assert found["Another process used the devices"].runs == ("mla_0.5B", "mla_1.5B", "mla_3B")
     assert found["Sparse in name alone"].runs == ("nsa_0.5B", "nsa_1.5B", "nsa_3B")
@@ -170,13 +170,13 @@ def test_a_run_that_learned_nothing_from_rewards_is_named() -> None:
 
 
 @pytest.mark.parametrize("count", [9, 30])
-def test_many_rows_are_counted_where_they_are_not_named(count: int) -> None:
+def test_many_rows_are_counted_instead_of_named(count: int) -> None:
     speeds = {f"v{number}": [100.0 + number / 100] * 1 for number in range(count)}
     answer = answers(only(rival_runs("tokens_per_s", speeds)))[SPEED]
     assert answer.detail.endswith(f"and {count - 1 - 6:,} more")
 
 
-def test_figures_that_no_device_has_keep_no_report_from_being_made() -> None:
+def test_implausible_figures_do_not_prevent_a_report() -> None:
     suite = only(
         rival_runs("tokens_per_s", {"gqa": [1e-150, 1e150, 1.0], "mqa": [1e150, 9e149, 1e-150], "mla": [-1.0]})
     )
@@ -186,7 +186,7 @@ def test_figures_that_no_device_has_keep_no_report_from_being_made() -> None:
     assert "nan" not in figure.plot
 
 
-def test_a_set_is_named_by_what_sets_it_apart_and_by_no_more() -> None:
+def test_a_set_is_named_only_by_its_distinguishing_conditions() -> None:
     records = [make_record({"run": f"gqa_{count}", "devices": count, "dp": count}) for count in (4, 8)]
     labels = [suite.conditions for suite in make_rows(records).suites]
     assert labels == ["layout dp 4, device 4 × Trace 9000", "layout dp 8, device 8 × Trace 9000"]

@@ -75,7 +75,7 @@ def test_slow_steps_are_named_with_their_causes() -> None:
     )
 
 
-def test_losses_that_noise_alone_sets_apart_are_noted() -> None:
+def test_losses_that_differ_only_by_noise_are_noted() -> None:
     runs = [
         make_record({"run": run, "validation_loss": loss, **REPEATED, **further})
         for run, loss, further in (
@@ -96,7 +96,7 @@ def test_losses_that_noise_alone_sets_apart_are_noted() -> None:
 REPEATED = {"repeats": 3, "repeat_std": {"validation_loss": 0.01}}
 
 
-def test_the_lowest_of_many_losses_is_chosen_by_noise() -> None:
+def test_the_lowest_of_many_noisy_losses_is_flagged_as_chosen_by_noise() -> None:
     def rows(count: int) -> list[RunRecord]:
         losses = [4.0, *[4.025] * (count - 1)]
         return [make_record({"run": f"r{place}", "validation_loss": x, **REPEATED}) for place, x in enumerate(losses)]
@@ -106,17 +106,17 @@ def test_the_lowest_of_many_losses_is_chosen_by_noise() -> None:
     assert [line.partition(" the ")[0] for line in speed_only(rows(3))] == ["Between r0, r1, r2"]
 
 
-def test_the_latest_of_a_seed_stands_for_it() -> None:
+def test_the_latest_run_of_a_seed_replaces_earlier_ones() -> None:
     early, late = repeat(1, 1.0, 4.0, started_at="2026-01-01"), repeat(1, 2.0, 4.0, started_at="2026-01-02")
     assert combined([late, early]) == [late]
 
 
 @pytest.mark.parametrize("change", [{"formula_id": "other/9"}, {"energy_scope": "node"}, {"steps_measured": 3}])
-def test_runs_that_were_measured_otherwise_are_no_repeats(change: dict[str, object]) -> None:
+def test_runs_under_different_conditions_are_no_repeats(change: dict[str, object]) -> None:
     assert len(combined([repeat(1, 1.0, 4.0), repeat(2, 1.0, 4.0, **change)])) == 2
 
 
-def test_drifts_do_not_cancel_and_every_disturbance_is_kept() -> None:
+def test_opposite_drifts_do_not_cancel_and_every_disturbance_is_recorded() -> None:
     other = Disturbance("HOST", 0.0, 1.0, "others", 0.5)
     up = repeat(1, 1.0, 4.0, al_s_drift_ratio=1.12)
     down = repeat(2, 1.0, 4.0, al_s_drift_ratio=0.88, disturbances=[other])
@@ -125,7 +125,7 @@ def test_drifts_do_not_cancel_and_every_disturbance_is_kept() -> None:
     assert (one.al_s_drift_ratio, one.disturbances) == (0.88, [other])
 
 
-def test_costs_of_resumed_repeats_are_left_out() -> None:
+def test_costs_of_resumed_repeats_are_omitted() -> None:
     whole, resumed = repeat(1, 1.0, 4.0), repeat(2, 9.0, 5.0, resumed_after_steps=[1])
     for records in ([whole, resumed], [resumed, whole]):
         (one,) = combined(records)

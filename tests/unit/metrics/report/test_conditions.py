@@ -32,14 +32,14 @@ from efficientbench.metrics.sensors.nvml import _REASONS, read_settings
 SETTINGS = DeviceSettings(400.0, 400.0, 1410.0, 1593.0, True, False, "generation 4, 16 lanes", "580.10", 8)
 
 
-def test_settings_come_in_our_units_and_what_is_not_told_is_none() -> None:
+def test_settings_are_converted_to_our_units_and_missing_ones_are_none() -> None:
     driver = Driver(Gpu("GPU-a", limit_mw=300_000), Gpu("GPU-b", lacks=("limits",)))
     limited, silent = opened(NvmlSensor(environment={}, nvml=driver)).settings().values()
     assert limited == replace(SETTINGS, power_limit_w=300.0)
     assert silent == replace(SETTINGS, power_limit_w=None, power_limit_default_w=None, ecc=None)
 
 
-def test_the_bits_are_nvmls() -> None:
+def test_throttle_bits_match_nvml() -> None:
     names = ("ApplicationsClocksSetting", "SwPowerCap", "HwSlowdown", "SyncBoost", "SwThermalSlowdown")
     names += ("HwThermalSlowdown", "HwPowerBrakeSlowdown")
     assert list(_REASONS) == [getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in names]
@@ -72,7 +72,7 @@ def of_two_nodes() -> list[RankMeasurement]:
     return sent.validate_json(sent.dump_json(measured))
 
 
-def test_how_devices_fared_in_the_window_by_rank() -> None:
+def test_device_conditions_in_the_window_are_recorded_by_rank() -> None:
     run = merge(of_two_nodes())
     assert [(each.rank, each.device) for each in run.device_conditions] == [
         *((0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c"), (3, "GPU-d"))
@@ -86,7 +86,7 @@ def test_how_devices_fared_in_the_window_by_rank() -> None:
     assert machine.ranks == [0, 2]
 
 
-def test_the_record_keeps_them_and_reports_tell_of_heat_and_limits(tmp_path: Path) -> None:
+def test_the_record_has_device_conditions_and_reports_show_heat_and_limits(tmp_path: Path) -> None:
     run = merge(of_two_nodes())
     parts = {name: measured_parts(run, [])[name] for name in ("device_conditions", "machine_conditions")}
     record = make_record(parts)
@@ -104,7 +104,7 @@ def test_the_record_keeps_them_and_reports_tell_of_heat_and_limits(tmp_path: Pat
     assert facts["PCIe"] == "generation 4, 16 lanes"
 
 
-def test_the_rank_that_others_wait_for_is_named() -> None:
+def test_the_rank_that_other_ranks_wait_for_is_named() -> None:
     waits = [RankWaits(0, 0.020, None), RankWaits(1, 0.002, None), RankWaits(2, 0.024, None)]
     slow = make_record({"al_s": 0.2, "rank_waits": waits})
     assert straggling([slow]) == [
@@ -148,12 +148,12 @@ def of_machine(**changes: object) -> RunRecord:
         ),
     ],
 )
-def test_what_changes_speed_or_energy_is_a_condition(one: RunRecord, other: RunRecord, condition: str) -> None:
+def test_settings_that_change_speed_or_energy_are_conditions(one: RunRecord, other: RunRecord, condition: str) -> None:
     assert {difference.condition for difference in differences(one, other)} >= {condition}
     assert differences(one, one) == []
 
 
-def test_how_it_fared_and_where_it_lay_is_none() -> None:
+def test_temperature_clock_rank_and_container_are_no_conditions() -> None:
     one = of_device(SETTINGS)
     (conditions,) = one.device_conditions
     other = {"rank": 3, "device": "GPU-z", "temperature_c_max": 80.0, "clock_mhz_mean": 1300.0}
@@ -161,7 +161,7 @@ def test_how_it_fared_and_where_it_lay_is_none() -> None:
     assert differences(of_machine(), of_machine(container="docker", network=["Ethernet 10 Gb/s"], ranks=[5])) == []
 
 
-def test_conditions_that_nobody_recorded_are_not_shown() -> None:
+def test_unrecorded_conditions_are_not_shown() -> None:
     assert {"limits", "software"}.isdisjoint(shared_conditions(make_record()))
     assert shared_conditions(of_machine())["limits"] == "2 cores, governor performance, boost on"
 
@@ -173,7 +173,7 @@ def put(root: Path, **files: str) -> None:
         path.write_text(text + "\n")
 
 
-def test_what_linux_tells_of_a_machine(tmp_path: Path) -> None:
+def test_machine_conditions_are_read_from_linux(tmp_path: Path) -> None:
     cpu, net, fabric = "sys/devices/system/cpu", "sys/class/net", "sys/class/infiniband/mlx5_0/ports/1"
     files = {
         **{f"{cpu}/cpu{number}/cpufreq/scaling_governor": "powersave" for number in range(2)},
@@ -212,7 +212,7 @@ def test_what_linux_tells_of_a_machine(tmp_path: Path) -> None:
         ((), {"APPTAINER_CONTAINER": "/home/me/a.sif", "APPTAINER_NAME": "a.sif"}, ("apptainer", "a.sif")),
     ],
 )
-def test_the_kind_of_container(
+def test_the_kind_of_container_is_recognised(
     tmp_path: Path, files: tuple[str, ...], environment: dict[str, str], expected: tuple[str | None, str | None]
 ) -> None:
     put(tmp_path, **dict.fromkeys(files, ""))
@@ -221,7 +221,7 @@ def test_the_kind_of_container(
     assert (found.governor, found.clock_max_mhz, found.boost, found.network) == (None, None, None, [])
 
 
-def test_a_slice_tells_of_no_limit() -> None:
+def test_a_mig_slice_has_no_power_limit() -> None:
     driver = Driver(Gpu("GPU-a"))
     found = read_settings(driver, Gpu("MIG-p", instance=(1, 0)))
     assert (found.power_limit_w, found.ecc, found.clock_max_mhz) == (None, None, 1410)

@@ -33,7 +33,7 @@ def figures(*times_s: float, warmup_steps: int = 0) -> dict[str, Any]:
     return summarize(measure_steps(HandClock(), times_s=times_s, warmup_steps=warmup_steps), FACTS, Quality()).values
 
 
-def test_all_devices_are_measured_not_device_0_alone() -> None:
+def test_all_devices_are_measured_not_only_device_0() -> None:
     clock = HandClock()
 
     class Uneven(TraceSensor):
@@ -48,7 +48,7 @@ def test_all_devices_are_measured_not_device_0_alone() -> None:
     assert found == pytest.approx((25, 40, 0.625, 250, 1000))
 
 
-def test_no_process_is_started_for_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
@@ -88,7 +88,7 @@ def test_throughput_does_not_grow_with_the_length_of_a_run() -> None:
         assert long[name] == pytest.approx(short[name], rel=1e-6), name
 
 
-def test_a_report_has_its_rows_even_of_runs_that_measured_nothing(tmp_path: Path) -> None:
+def test_a_report_has_rows_for_runs_that_measured_nothing(tmp_path: Path) -> None:
     records = [make_record({"run": f"run_{i}", "status": "failed"}) for i in range(3)]
     (tmp_path / "report.csv").write_text(runs_csv(records))
     assert [row["run"] for row in read_csv(tmp_path / "report.csv")] == ["run_0", "run_1", "run_2"]
@@ -105,7 +105,7 @@ def test_a_run_called_moe_trains_experts() -> None:
         assert found.total > found.active, name
 
 
-def test_every_run_of_the_matrix_has_steps_enough_to_measure() -> None:
+def test_every_run_of_the_matrix_has_enough_steps_to_measure() -> None:
     for run, smoke in itertools.product(load_matrix().runs, (False, True)):
         config = resolve(run.name, smoke)
         budget = plan_budget(config, 1)

@@ -34,7 +34,7 @@ def written(folder: Path, content: dict[str, Any]) -> Path:
     return path
 
 
-def test_every_report_takes_a_record_with_some_figures(tmp_path: Path) -> None:
+def test_every_report_accepts_a_record_with_a_part_of_the_figures(tmp_path: Path) -> None:
     written(tmp_path, example())
     written(tmp_path, {**example(), "run": "other", "seed": 7, "started_at": "2026-01-02T03:04:05Z"})
     report = build_report(tmp_path, paper=True)
@@ -100,13 +100,13 @@ def test_odd_values_do_not_break_a_report(odd: dict[str, Any], tmp_path: Path) -
         ({"experts": {"tokens_per_expert": [[]], "load_imbalance": []}}, "experts.tokens_per_expert.0: List should"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_wrong_fields_of_a_foreign_record_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = written(tmp_path, {**example(), **changes})
     with pytest.raises(MetricsError, match=f"^{re.escape(f'{path}: not a run')}.*{re.escape(message)}"):
         read_record(path)
 
 
-def test_the_schema_has_every_field_and_what_is_required(tmp_path: Path) -> None:
+def test_the_schema_has_every_field_and_marks_required_ones(tmp_path: Path) -> None:
     schema = json.loads((DOCS / "record.schema.json").read_text())
     assert schema["properties"].keys() == make_record().model_dump().keys()
     assert (schema["properties"]["al_s"]["unit"], schema["properties"]["al_s"]["better"]) == ("s", "lower")

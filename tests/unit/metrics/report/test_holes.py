@@ -87,7 +87,7 @@ def wraps(power_w: float, range_j: float) -> Signal:
     return lambda t: power_w * t % range_j
 
 
-def test_power_that_is_missing_for_most_of_the_window_is_no_energy(tmp_path: Path) -> None:
+def test_power_missing_for_most_of_the_window_gives_no_energy(tmp_path: Path) -> None:
     # Busy in the hole and idle outside of it, so that the readings around it are far off.
     trace = Trace(power=missing(lambda t: 60.0, 10.0, 90.0))
     summary = figures(tmp_path, trace)
@@ -97,7 +97,7 @@ def test_power_that_is_missing_for_most_of_the_window_is_no_energy(tmp_path: Pat
     assert (summary.values["amu_gb"], summary.values["pcu"]) == pytest.approx((10, 0.5))
 
 
-def test_a_hole_over_a_third_of_several_windows_is_seen_in_each_quantity(tmp_path: Path) -> None:
+def test_a_gap_over_a_third_of_the_windows_voids_each_quantity(tmp_path: Path) -> None:
     windows = ((5.0, 35.0), (55.0, 75.0))  # 50 s, of which 19 lie in the hole
     hole = (24.0, 63.0)
     names = {"memory": "amu_gb", "utilization": "pcu", "power": "energy_j"}
@@ -108,7 +108,7 @@ def test_a_hole_over_a_third_of_several_windows_is_seen_in_each_quantity(tmp_pat
         assert summary.unavailable[figure] == "readings cover 31 s of the 50 s measured, with a gap of 11 s"
 
 
-def test_many_holes_count_together_and_a_short_one_is_bridged(tmp_path: Path) -> None:
+def test_many_gaps_add_up_and_a_short_one_is_bridged(tmp_path: Path) -> None:
     summary = figures(tmp_path, Trace(power=lambda t: steady(t) if t % 5 < 4 else None))
     assert summary.values["energy_j"] is None
     assert "with a gap of 1.1 s" in summary.unavailable["energy_j"]
@@ -121,13 +121,13 @@ def every(interval_s: float, from_s: float = 0.0) -> Signal:
     return lambda t: POWER_W if t < from_s or t % interval_s == 0 else None
 
 
-def test_an_interval_that_stretches_is_no_hole() -> None:
+def test_a_stretched_sampling_interval_is_no_gap() -> None:
     clock = HandClock(0.0)
     run = sampled_sensor(TraceSensor(clock, power=every(0.5, from_s=50.0)), clock)  # type: ignore[arg-type]
     assert run.energy_j == pytest.approx(ENERGY_J)
 
 
-def test_a_handful_of_readings_is_no_mean_power_and_each_quantity_is_counted() -> None:
+def test_too_few_readings_of_a_quantity_give_no_mean() -> None:
     clock = HandClock(0.0)
     run = sampled_sensor(TraceSensor(clock, memory=lambda t: GB, power=every(5.0)), clock)  # type: ignore[arg-type]
     assert run.unavailable["energy_j"] == "power was read 19 times in the windows, and its mean needs 20"
@@ -135,7 +135,7 @@ def test_a_handful_of_readings_is_no_mean_power_and_each_quantity_is_counted() -
     assert run.sample_intervals_s == pytest.approx({"memory": 90 / 901, "power": 90 / 19})
 
 
-def test_a_counter_that_wraps_and_ends_above_its_beginning_is_not_believed(tmp_path: Path) -> None:
+def test_a_counter_that_wrapped_above_its_start_is_rejected(tmp_path: Path) -> None:
     # From 1,500 J to 4,500 J, over 27,000 J and three wraps.
     wrapping = wraps(POWER_W, 8000)
     alone = figures(tmp_path, Trace(energy=wrapping))
@@ -179,7 +179,7 @@ def test_a_counter_that_stands_still_is_a_hole_like_any_other() -> None:
     assert (coarse.energy_source, coarse.energy_j) == ("counter", pytest.approx(POWER_W * 63))
 
 
-def test_a_counter_and_a_power_that_contradict_each_other_are_told(tmp_path: Path) -> None:
+def test_a_contradiction_of_counter_and_power_is_reported(tmp_path: Path) -> None:
     alike, half = (
         sampled(tmp_path, Trace(power=steady, energy=lambda t: share * POWER_W * t))  # noqa: B023
         for share in (1.15, 0.5)

@@ -46,7 +46,7 @@ def runs(**changes: Any) -> list[RunRecord]:
     return [*muon, *(run_by("adamw", rate, loss, **changes) for rate, loss in ((1e-3, 4.9), (3e-3, 4.6), (9e-3, 5.0)))]
 
 
-def test_each_optimizer_stands_at_its_best_rate_and_against_adamw() -> None:
+def test_each_optimizer_is_compared_with_adamw_at_its_best_learning_rate() -> None:
     table = optimizers_table(runs())
     assert tuple(table.header) == ("run", "optimizer", "learning rate", "val loss", "J/token", "tokens/s", "AMU GB")
     assert [tuple(row) for row in table.rows] == [
@@ -59,18 +59,18 @@ def test_each_optimizer_stands_at_its_best_rate_and_against_adamw() -> None:
     assert "--despite optimizer,layout" in table.notes[0]
 
 
-def test_a_best_rate_at_an_end_is_called_so_and_a_single_one_is_no_choice() -> None:
+def test_a_best_learning_rate_at_the_grids_end_is_flagged_and_a_single_one_is_no_choice() -> None:
     records = [run_by("adamw", 3e-3, 4.6), run_by("muon", 0.01, 4.3), run_by("muon", 0.03, 4.4)]
     table = optimizers_table(records)
     assert [row[2] for row in table.rows] == ["0.003, the only one tried", "0.01, best of 2, the lowest tried"]
 
 
-def test_where_scalars_are_sent_is_no_difference() -> None:
+def test_the_destination_of_scalars_is_no_difference() -> None:
     adamw, muon = run_by("adamw", 3e-3, 4.6), run_by("muon", 0.01, 4.3)
     assert optimizers_table([adamw, muon.model_copy(update={"config": {**muon.config, "wandb": "project"}})])
 
 
-def test_without_a_loss_or_a_meter_nothing_is_made_up() -> None:
+def test_optimizers_without_loss_or_energy_show_none() -> None:
     absent = {"energy_j_per_token": None}
     adamw = run_by("adamw", 3e-3, 4.6, **absent)
     table = optimizers_table([adamw, *(run_by("muon", rate, None, **absent) for rate in (0.01, 0.03))])
@@ -94,11 +94,11 @@ def test_without_a_loss_or_a_meter_nothing_is_made_up() -> None:
         run_by("adamw", 1e-3, 4.9),
     ],
 )
-def test_runs_that_differ_in_more_or_in_no_optimizer_are_not_set_beside_each_other(other: RunRecord) -> None:
+def test_runs_that_differ_beyond_the_optimizer_or_not_at_all_make_no_table(other: RunRecord) -> None:
     assert not optimizers_table([run_by("adamw", 3e-3, 4.6), other])
 
 
-def test_both_reports_have_it_where_there_are_two(tmp_path: Path) -> None:
+def test_both_reports_have_the_table_where_two_optimizers_ran(tmp_path: Path) -> None:
     for number, record in enumerate(runs()):
         write_record(record, tmp_path / "both" / str(number) / "record.json")
     write_record(run_by("muon", 0.03, 4.4), tmp_path / "one" / "record.json")
@@ -109,8 +109,8 @@ def test_both_reports_have_it_where_there_are_two(tmp_path: Path) -> None:
     assert "0.600 (×1.2)" in (tmp_path / "both" / "report.md").read_text()
 
 
-def test_compare_has_memory_time_energy_and_loss_of_both() -> None:
-    """Three repeats of each, of which the second took a fifth more of everything and reached a lower loss."""
+def test_compare_shows_memory_time_energy_and_loss_of_two_optimizers() -> None:
+    """The second of two optimizers took a fifth more of everything and reached a lower loss, in three repeats."""
     sides = []
     for optimizer, factor, loss in (("adamw", 1.0, 4.6), ("muon", 1.2, 4.4)):
         records = []

@@ -22,7 +22,7 @@ def of_ranks(uses: list[RankUse], waits: list[RankWaits]) -> RunRecord:
     return make_record({"rank_uses": uses, "rank_waits": waits})
 
 
-def test_the_first_row_is_the_rank_that_works_longest() -> None:
+def test_the_rank_that_works_longest_is_the_first_row() -> None:
     table = rank_table([of_ranks(USES, WAITS), make_record({"run": "other"})])
     assert table.rows == [
         ("gqa_1.5B", "1", "0.2", "0.003", "0.197", "11.00", "n/a", "n/a", "n/a"),
@@ -31,19 +31,19 @@ def test_the_first_row_is_the_rank_that_works_longest() -> None:
     assert not rank_table([make_record()])
 
 
-def test_without_waits_nobody_is_the_slowest() -> None:
+def test_no_rank_is_the_slowest_without_recorded_waits() -> None:
     table = rank_table([of_ranks(USES, [])])
     assert [row[1:5] for row in table.rows] == [("0", "0.2", "n/a", "n/a"), ("1", "0.2", "n/a", "n/a")]
 
 
-def test_of_many_ranks_the_slowest_are_shown() -> None:
+def test_only_the_slowest_of_many_ranks_are_shown() -> None:
     uses = [RankUse(number, 1.0, None, None, None, None) for number in range(20)]
     waits = [RankWaits(number, 0.5 - 0.01 * number, None) for number in range(20)]
     table = rank_table([of_ranks(uses, waits)])
     assert [row[1] for row in table.rows] == [str(19 - place) for place in range(MOST_RANKS)]
 
 
-def test_the_record_keeps_them_and_both_reports_show_them(tmp_path: Path) -> None:
+def test_the_record_has_rank_figures_and_both_reports_show_them(tmp_path: Path) -> None:
     record = of_ranks(USES, WAITS)
     write_record(record, tmp_path / "record.json")
     assert read_record(tmp_path / "record.json").model_copy(update={"sha256": None}) == record

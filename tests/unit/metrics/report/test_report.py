@@ -36,7 +36,7 @@ exposed_communication_s, pipeline_bubble_s, supervised_tokens, supervised_tokens
 """
 
 
-def test_columns_keep_their_places(tmp_path: Path) -> None:
+def test_columns_stay_in_published_order(tmp_path: Path) -> None:
     (tmp_path / "report.csv").write_text(runs_csv([make_record()]))
     header = (tmp_path / "report.csv").read_text().splitlines()[0].split(",")
     settled = SETTLED_COLUMNS.replace(",", " ").split()
@@ -45,7 +45,7 @@ def test_columns_keep_their_places(tmp_path: Path) -> None:
     assert len(set(header)) == len(header)
 
 
-def test_one_row_a_run_with_full_precision_and_reasons(tmp_path: Path) -> None:
+def test_each_run_has_one_row_with_full_precision_and_reasons(tmp_path: Path) -> None:
     energy = 0.1 + 0.2
     first = make_record({"energy_j": energy, "smoke": True}, reason="no sensor, it says, was there")
     second = make_record({"run": "mqa_1.5B", "al_s": 0.5})
@@ -56,7 +56,7 @@ def test_one_row_a_run_with_full_precision_and_reasons(tmp_path: Path) -> None:
     assert (other["run"], other["al_s"]) == ("mqa_1.5B", "0.5")
 
 
-def test_the_table_has_na_and_each_reason_once() -> None:
+def test_the_table_prints_na_and_each_reason_once() -> None:
     measured = {"al_s": 0.25, "al_s_ci_low": 0.245, "al_s_ci_high": 0.255, "tokens_per_s": 8192.0}
     records = [
         make_record(measured, reason="no power sensor"),
@@ -72,7 +72,7 @@ def test_the_table_has_na_and_each_reason_once() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
-def test_every_column_is_there_whole_at_any_width(width: int) -> None:
+def test_every_column_is_printed_in_full_at_any_width(width: int) -> None:
     record = make_record({"al_s": 12.5, "validation_loss": 3.25, "perplexity": 25.8, "smoke": True})
     text = printed(print_results, [record], width=width)
     assert max(map(len, text.splitlines())) <= width
@@ -81,7 +81,7 @@ def test_every_column_is_there_whole_at_any_width(width: int) -> None:
     assert "…" not in text
 
 
-def test_smoke_and_unfinished_runs_are_named_as_such() -> None:
+def test_smoke_and_unfinished_runs_are_labelled() -> None:
     records = [make_record({"smoke": True}), make_record({"run": "[red]mqa[/red]", "status": "stopped"})]
     text = printed(print_results, records, width=120)
     for shown in ("gqa_1.5B (smoke)", "[red]mqa[/red] (stopped)", "do not stand for the named one's"):
@@ -89,7 +89,7 @@ def test_smoke_and_unfinished_runs_are_named_as_such() -> None:
     assert "do not stand" not in printed(print_results, [make_record()], width=120)
 
 
-def test_records_are_found_below_and_damaged_ones_named(tmp_path: Path) -> None:
+def test_records_in_subfolders_are_found_and_damaged_ones_named(tmp_path: Path) -> None:
     write_record(make_record({"run": "b"}), tmp_path / "suite" / "b" / "record.json")
     write_record(make_record({"run": "a"}), tmp_path / "suite" / "deep" / "er" / "a" / "record.json")
     broken = tmp_path / "suite" / "c" / "record.json"
@@ -107,7 +107,7 @@ def test_records_are_found_below_and_damaged_ones_named(tmp_path: Path) -> None:
             load_records(place)
 
 
-def test_a_record_that_a_later_one_replaced_or_of_a_traced_run_is_reported_only_when_asked_for(tmp_path: Path) -> None:
+def test_replaced_and_traced_records_are_reported_only_on_request(tmp_path: Path) -> None:
     write_record(make_record({"seed": 2}), tmp_path / "a" / "record.json")
     write_record(make_record({"seed": 1}), tmp_path / "a" / "previous" / "monday" / "record.json")
     write_record(make_record({"seed": 3}), tmp_path / "a" / "profile" / "record.json")
@@ -144,7 +144,7 @@ assert not damaged
     assert "gqa_1.5B" in done.stdout
 
 
-def test_figures_that_other_tables_have_follow_from_the_records(tmp_path: Path) -> None:
+def test_figures_of_other_benchmarks_tables_follow_from_the_records(tmp_path: Path) -> None:
     measured = {
         **{"al_s": 0.25, "tokens_per_s": 16384.0, "tokens_per_s_per_device": 4096.0, "hfu": 0.5, "peak_flops": 300e12},
         **{"dp": 4, "devices": 4, "micro_batch_size": 2, "global_batch_size": 16, "seq_len": 1024},
@@ -178,7 +178,7 @@ def test_a_sparse_attention_that_reads_more_than_dense_is_flagged() -> None:
     assert text.count("sparse in name") == 1
 
 
-def test_all_reports_are_written_and_made_again(tmp_path: Path) -> None:
+def test_all_reports_are_written_and_rewritten(tmp_path: Path) -> None:
     write_record(make_record({"al_s": 0.5}), tmp_path / "a" / "record.json")
     for _ in range(2):
         made = build_report(tmp_path, paper=True)
@@ -202,7 +202,7 @@ def test_a_folder_without_a_readable_record_is_refused(content: str | None, mess
     assert not (tmp_path / "report.html").exists()
 
 
-def test_markdown_keeps_a_records_text_in_its_cell() -> None:
+def test_markdown_escapes_text_of_a_record() -> None:
     text = markdown(Report(make_rows([make_record({"run": "a|b\n<script>"}, reason="it | broke\n# off")]), ["c`d"]))
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     assert len(tables) == 2
@@ -213,7 +213,7 @@ def test_markdown_keeps_a_records_text_in_its_cell() -> None:
         assert escaped in text
 
 
-def test_hparams_are_read_back_by_tensorboard(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_hparams(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata
 
@@ -232,14 +232,14 @@ def test_hparams_are_read_back_by_tensorboard(tmp_path: Path) -> None:
     assert "al_s" not in EventAccumulator(str(tmp_path / "hparams" / "a_b_2")).Reload().Tags()["scalars"]
 
 
-def test_runs_in_a_folder_of_the_reports_name_are_kept(tmp_path: Path) -> None:
+def test_runs_in_a_folder_named_like_the_report_are_not_overwritten(tmp_path: Path) -> None:
     write_record(make_record(), tmp_path / "hparams" / "gqa" / RECORD_NAME)
     with pytest.raises(MetricsError, match="holds files that no report wrote"):
         build_report(tmp_path)
     assert (tmp_path / "hparams" / "gqa" / RECORD_NAME).exists()
 
 
-def test_bits_that_differed_are_told_with_rank_and_device() -> None:
+def test_silent_bit_errors_are_reported_with_rank_and_device() -> None:
     rechecks = Rechecks(9, 2, [Mismatch(4, 3, "node7, cuda 3 (H100)", "the loss")])
     record = make_record({"rechecks": rechecks, "nondeterministic": {"attention": "it is from outside"}})
     text = printed(print_results, [record], width=400)

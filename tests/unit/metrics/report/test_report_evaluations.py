@@ -20,7 +20,7 @@ def write(folder: Path, task: str, figures: dict[str, float | None], unavailable
     (folder / "evaluation" / f"{task}.json").write_text(json.dumps(content))
 
 
-def test_figures_stand_in_every_report(tmp_path: Path) -> None:
+def test_evaluation_figures_are_in_every_report(tmp_path: Path) -> None:
     first = tmp_path / "gqa_0.5B"
     write_record(make_record(), first / RECORD_NAME)
     write(first, "loss", {"loss": 3.14159, "bits_per_byte": None}, {"bits_per_byte": "no bytes <b>"})

@@ -46,7 +46,7 @@ def written(folder: Path) -> tuple[list[RunRecord], list[GenerationRecord]]:
     return records, generations
 
 
-def test_a_row_stands_beside_the_training_of_the_same_run_and_model() -> None:
+def test_a_generation_row_joins_the_training_row_of_the_same_run_and_model() -> None:
     records = [gpu_run(variant, "1.5B", seed=seed) for variant in ("gqa", "mqa") for seed in (1, 1234)]
     other = generation("gqa", config={"model": {"layers": 1}})
     found = beside([of_run(records[2]), other, of_run(records[0])], records)
@@ -59,7 +59,7 @@ def test_a_row_stands_beside_the_training_of_the_same_run_and_model() -> None:
     assert table.header[-2:] == ("training tokens/s", "training J/token")
 
 
-def test_failures_are_rows_and_every_absence_has_its_reason() -> None:
+def test_failed_generations_are_rows_and_every_absent_figure_has_a_reason() -> None:
     failed = failed_row(16_384, 64, "out of memory: 40 would fit")
     record = generation("gqa", rows=[row("gqa", 128, 8, joules=None), failed])
     [found] = beside([record], [])
@@ -76,7 +76,7 @@ def test_failures_are_rows_and_every_absence_has_its_reason() -> None:
     assert f"n/a training (gqa_1.5B): {NO_TRAINING}" in notes
 
 
-def test_doubts_and_other_users_are_told() -> None:
+def test_doubtful_energy_and_other_processes_are_reported() -> None:
     decode = phase(0.05, 8, joules=3.0, energy_doubt="counted 3 J, and polled power gives 9 J")
     prefill = phase(0.05, 1024, joules=0.1, disturbances=[Disturbance("GPU-0", 0.0, 1.0, "process 7")])
     record = generation("gqa", rows=[row("gqa", 128, 8, decode=decode, prefill=prefill)])
@@ -113,7 +113,7 @@ def test_all_reports_hold_generation(tmp_path: Path) -> None:
         assert re.search(rf'<li><svg[^>]* aria-label="{variant}">.*?</svg>{variant}</li>', page)
 
 
-def test_tensorboard_has_the_figures_over_the_context_beside_the_training(tmp_path: Path) -> None:
+def test_tensorboard_shows_generation_over_context_beside_training(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     written(tmp_path)
@@ -136,7 +136,7 @@ def test_a_copied_folder_is_reported_beside_the_first(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("hparams/*/*.generation_*"))) == 2
 
 
-def test_generation_alone_is_reported_too(tmp_path: Path) -> None:
+def test_generation_without_training_is_reported(tmp_path: Path) -> None:
     for variant in VARIANTS:
         write_generation(generation(variant), tmp_path / variant / "generation.json")
     made = build_report(tmp_path)
@@ -150,7 +150,7 @@ def test_generation_alone_is_reported_too(tmp_path: Path) -> None:
     assert captured.get().count("nsa_1.5B") > 6
 
 
-def test_a_line_has_every_context_once_and_the_colour_of_its_run() -> None:
+def test_a_line_has_each_context_once_and_the_colour_of_its_run() -> None:
     records = [gpu_run(variant, "1.5B") for variant in ("gqa", "nsa")]
     runs = numbered(records)
     figures = generation_figures(beside([of_run(records[1]), generation("mla")], records), runs)
@@ -173,7 +173,7 @@ def test_a_single_point_is_drawn() -> None:
     assert figure.plot.count("<circle") == cache.plot.count("<circle") == 1
 
 
-def test_models_of_unlike_conditions_have_plots_of_their_own() -> None:
+def test_models_under_different_conditions_have_separate_plots() -> None:
     made = [generation("gqa"), generation("mqa"), generation("mla", dtype="fp16")]
     figures = generation_figures(beside(made, []), [])
     device, titles = (
@@ -187,7 +187,7 @@ def test_models_of_unlike_conditions_have_plots_of_their_own() -> None:
     assert [figure.title for figure in compiled[3:]] == [f"{title}, {device}, bf16, compiled steps" for title in titles]
 
 
-def test_the_page_says_where_it_leaves_models_out() -> None:
+def test_the_page_says_which_plots_omit_models() -> None:
     for count in (MOST_RUNS, MOST_RUNS + 1):
         made = [generation("gqa", run=f"gqa_{number}", rows=[row("gqa", 128, 1)]) for number in range(count)]
         told = f"The first {MOST_RUNS} of {count} runs; the table has all of them." in page(
@@ -196,7 +196,7 @@ def test_the_page_says_where_it_leaves_models_out() -> None:
         assert told == (count > MOST_RUNS)
 
 
-def test_what_stands_in_a_record_stays_text() -> None:
+def test_markup_in_a_generation_record_is_escaped() -> None:
     attack = "</script><script>alert(1)</script>"
     record = generation("gqa", run=attack, decode_path=attack, device_name=attack)
     assert attack not in page(Report(make_rows([]), generations=[record, generation("mqa")]))

@@ -66,7 +66,7 @@ def matrix_page() -> str:
     return page(Report(make_rows(matrix_runs()), ["/somewhere/record.json: damaged, it is no JSON"]))
 
 
-def test_the_whole_matrix_is_one_small_file_that_needs_nothing_beside_it(matrix_page: str) -> None:
+def test_the_page_of_the_whole_matrix_is_one_small_self_contained_file(matrix_page: str) -> None:
     assert len(matrix_page.encode()) < 2e6
     parsed = Parsed(matrix_page)
     loads = [
@@ -77,7 +77,7 @@ def test_the_whole_matrix_is_one_small_file_that_needs_nothing_beside_it(matrix_
     assert not re.search(r"@import|url\(", matrix_page)
 
 
-def test_every_section_is_there_and_every_link_leads_somewhere(matrix_page: str) -> None:
+def test_every_section_is_present_and_every_link_has_a_target(matrix_page: str) -> None:
     parsed = Parsed(matrix_page)
     assert len(parsed.text["h2"]) == 17  # all but failures, generation, evaluations, contexts, profiles and ranks
     anchors = {attributes["id"] for _, attributes in parsed.elements if attributes.get("id")}
@@ -105,7 +105,7 @@ def test_absent_figures_have_their_reason(matrix_page: str) -> None:
         assert text in matrix_page
 
 
-def test_the_answers_stand_before_all_else_and_cautions_are_folded(matrix_page: str) -> None:
+def test_the_answers_come_first_and_cautions_are_folded(matrix_page: str) -> None:
     places = [matrix_page.index(f'<section id="{anchor}">') for anchor in ("answers", "cautions", "results", "cost")]
     assert places == sorted(places)
     answers = matrix_page[places[0] : places[1]]
@@ -150,7 +150,7 @@ def attacked() -> RunRecord:
     return make_record(values, reason=ATTACK)
 
 
-def test_text_of_a_record_stays_text() -> None:
+def test_markup_in_a_record_is_escaped() -> None:
     content = page(Report(make_rows([attacked(), gpu_run("gqa", "0.5B", steps=20)]), [ATTACK]))
     parsed = Parsed(content)
     assert len(parsed.all("script")) == 1
@@ -170,13 +170,13 @@ def test_runs_without_spread_or_with_equal_figures_are_drawn() -> None:
         assert "nan" not in content.split("<main>")[1].split("<footer>")[0]
 
 
-def test_many_runs_are_all_in_the_table_and_the_plots_name_the_rest() -> None:
+def test_the_table_has_all_of_many_runs_and_plots_name_the_omitted_ones() -> None:
     content = page(Report(make_rows([make_record({"run": f"run {place}", "al_s": 0.5}) for place in range(60)])))
     assert "run 59" in content
     assert "The first 48 of 60 runs; the table has all of them." in content
 
 
-def test_a_line_names_some_of_many_runs_and_counts_the_rest() -> None:
+def test_a_line_names_a_few_of_many_runs_and_counts_the_rest() -> None:
     records = [make_record({"run": f"run {place:02}", "resumed_after_steps": [5]}) for place in range(60)]
     content = page(Report(make_rows(records)))
     found = re.search(
@@ -186,7 +186,7 @@ def test_a_line_names_some_of_many_runs_and_counts_the_rest() -> None:
     assert [len(names.split(", ")) for names in found.groups()] == [60, 24]
 
 
-def test_looks_of_eleven_variants_differ() -> None:
+def test_marks_of_eleven_variants_differ() -> None:
     looks = [Look.of(order) for order in range(11)]
     assert len(set(looks)) == 11
     assert {look.colour for look in looks} == set(range(COLOURS))
@@ -197,7 +197,7 @@ def test_looks_of_eleven_variants_differ() -> None:
     higher=st.booleans(),
 )
 @settings(max_examples=100)
-def test_the_front_holds_what_no_other_beats(costs: list[tuple[int, int]], higher: bool) -> None:
+def test_the_pareto_front_holds_exactly_the_undominated_points(costs: list[tuple[int, int]], higher: bool) -> None:
     points = [Point(RUN, cost, loss, "") for cost, loss in costs]
     found = {(point.cost, point.loss) for point in front(points, "higher" if higher else "lower")}
     sign = -1 if higher else 1
@@ -213,7 +213,7 @@ def test_the_front_holds_what_no_other_beats(costs: list[tuple[int, int]], highe
     log=st.booleans(),
 )
 @settings(max_examples=100)
-def test_an_axis_holds_its_values_and_has_round_ticks(values: list[float], log: bool) -> None:
+def test_an_axis_spans_its_values_and_has_round_ticks(values: list[float], log: bool) -> None:
     scale = Scale.over(values, 10, 300, log=log)
     assert all(10 <= scale(value) <= 300 for value in values)
     ticks = scale.ticks()
@@ -231,6 +231,6 @@ def test_the_page_and_report_md_have_their_sections_in_the_order_of_the_list() -
         assert found == sorted(found)
 
 
-def test_every_look_of_the_page_is_that_of_a_section() -> None:
+def test_every_macro_of_the_page_belongs_to_a_section() -> None:
     looks = re.findall(r"macro (\w+)\(shown\)", Path(page_module.__file__).with_name("sections.html").read_text())
     assert set(looks) - {"tabled"} <= {section.anchor for section in SECTIONS}

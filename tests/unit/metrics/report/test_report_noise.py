@@ -38,7 +38,7 @@ def test_models_on_other_devices_or_without_a_figure_set_no_noise_floor() -> Non
     assert noise_floors([make_record({"run": "a"}), make_record({"run": "b"})]) == []
 
 
-def test_a_sweep_of_one_models_settings_is_searched_once_and_not_by_pairs() -> None:
+def test_identical_runs_of_a_sweep_are_searched_once_not_pair_by_pair() -> None:
     run = make_record({"tokens_per_s": 5e4})
     runs = [
         run.model_copy(update={"run": f"{name}_{rate}", "config": {"training": {"seed": 1234, "learning_rate": rate}}})
@@ -52,7 +52,7 @@ def test_a_sweep_of_one_models_settings_is_searched_once_and_not_by_pairs() -> N
     assert [floor.names for floor in floors] == [(f"a_{rate}", f"b_{rate}") for rate in range(300)]
 
 
-def test_repeats_have_names_of_their_own_and_a_spread() -> None:
+def test_repeats_have_distinct_names_and_a_spread() -> None:
     runs = [gpu_run("gqa", "0.5B", steps=20, seed=seed) for seed in (1, 2, 3)]
     assert unique_names(runs) == ["gqa_0.5B seed 1", "gqa_0.5B seed 2", "gqa_0.5B seed 3"]
     assert unique_names([runs[0], runs[0], make_record()]) == ["gqa_0.5B seed 1", "gqa_0.5B seed 1 #2", "gqa_1.5B"]
@@ -64,7 +64,7 @@ def test_repeats_have_names_of_their_own_and_a_spread() -> None:
     assert f"{sum(losses) / 3:.3f} (95 % interval {low:.3f} to {high:.3f})" in content
 
 
-def test_the_interval_of_few_steps_is_told_as_the_least_and_that_of_too_few_as_missing() -> None:
+def test_the_interval_of_few_steps_is_a_lower_bound_and_of_too_few_absent() -> None:
     measured = {"al_s": 1.0, "al_s_ci_low": 0.95, "al_s_ci_high": 1.05}
     few, many = (make_record({**measured, "steps_measured": steps, "run": f"of_{steps}"}) for steps in (399, 400))
     none = make_record({"al_s": 1.0, "steps_measured": 12, "run": "of_12"}, "a 95 % interval needs 30 measured steps")
@@ -87,7 +87,7 @@ def number(text: str) -> float:
     return float(value) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}[unit]
 
 
-def test_the_cost_of_a_loss_is_that_of_each_run_with_its_interval() -> None:
+def test_each_run_has_its_cost_to_the_loss_with_an_interval() -> None:
     runs = [gpu_run(variant, "1.5B", steps=80) for variant in ("gqa", "nsa")]
     [table] = cost_tables(runs)
     target = float(re.search(r"loss of ([\d.]+)", table.title).group(1))  # type: ignore[union-attr]
@@ -100,7 +100,7 @@ def test_the_cost_of_a_loss_is_that_of_each_run_with_its_interval() -> None:
             assert number(low) <= number(middle) <= number(high)
 
 
-def test_a_run_without_a_cost_has_the_reason() -> None:
+def test_a_run_without_a_cost_has_a_reason() -> None:
     def without_energy(record: RunRecord) -> RunRecord:
         curve = [replace(point, energy_j=None) for point in record.quality_curve]
         return record.model_copy(update={"quality_curve": curve, "unavailable": {"energy_j": "no power sensor"}})
@@ -113,6 +113,6 @@ def test_a_run_without_a_cost_has_the_reason() -> None:
     assert any("was below a validation loss" in reason for reason in table.notes)
 
 
-def test_runs_of_other_conditions_are_not_costed_together() -> None:
+def test_runs_under_different_conditions_share_no_cost_table() -> None:
     longer = gpu_run("mla", "1.5B", steps=80).model_copy(update={"seq_len": 4096})
     assert cost_tables([gpu_run("gqa", "1.5B", steps=80), longer]) == []

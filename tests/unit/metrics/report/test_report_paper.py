@@ -41,7 +41,7 @@ def cell(variant: str, power_w: float, step_s: float, interval: float = 0.01, **
     )
 
 
-def test_the_papers_own_cells_show_what_mean_power_hides() -> None:
+def test_energy_reverses_the_papers_ranking_by_mean_power() -> None:
     # Table 3 at 1.5B: NSA 598 W and 0.5962 s a step, GQA 652.7 W and 0.1283 s.
     nsa, gqa = cell("nsa", 598.0, 0.5962), cell("gqa", 652.7, 0.1283)
     ranked = {item.record.variant: (item.by_token, item.by_power) for item in rank([nsa, gqa])}
@@ -52,7 +52,7 @@ def test_the_papers_own_cells_show_what_mean_power_hides() -> None:
     assert f"a token costs it {ratio:.2f} times as much energy" in sentence
 
 
-def test_differences_within_the_noise_of_the_steps_are_no_disagreement_and_share_a_place() -> None:
+def test_runs_within_step_noise_share_a_rank_and_do_not_disagree() -> None:
     runs = [cell("gqa", 600.0, 0.100, interval=0.02), cell("mqa", 598.0, 0.101, interval=0.02)]
     assert disagreements(runs) == []
     assert [run.tied_by_token for run in rank(runs)] == [False, True]
@@ -61,7 +61,7 @@ def test_differences_within_the_noise_of_the_steps_are_no_disagreement_and_share
     assert [row[-2:] for row in table.rows] == [("≈ 2", "1"), ("1", "≈ 2")]
 
 
-def test_the_columns_are_the_papers_with_pcu_and_energy_beside() -> None:
+def test_the_table_has_the_papers_columns_plus_pcu_and_energy() -> None:
     tables = {table.title: table for table in paper_tables(matrix_runs())}
     attention = tables["Attention mechanisms"]
     assert attention.header[:10] == (
@@ -78,19 +78,19 @@ def test_the_columns_are_the_papers_with_pcu_and_energy_beside() -> None:
 
 
 @pytest.mark.parametrize("variant", ["gqa", "my_own"])
-def test_runs_without_energy_are_laid_out_and_not_ranked(variant: str) -> None:
+def test_runs_without_energy_are_listed_but_not_ranked(variant: str) -> None:
     [table] = paper_tables([make_record({"variant": variant, "perplexity": 8.09})])
     assert (table.rows[0][3], table.rows[0][-3:], table.notes) == ("8.09", ("n/a",) * 3, (NO_ENERGY,))
 
 
-def test_it_is_printed_whole_and_written_as_markdown() -> None:
+def test_the_papers_table_is_printed_in_full_and_written_as_markdown() -> None:
     text = printed(print_paper, matrix_runs(), width=90)
     assert "AEC ranks nsa_1.5B" in " ".join(text.split())
     assert "…" not in text
     assert r"gqa\|&lt;b&gt;" in paper_markdown([cell("gqa|<b>", 600.0, 0.1)])
 
 
-def test_only_runs_that_can_be_compared_are_ranked_together() -> None:
+def test_only_comparable_runs_are_ranked_together() -> None:
     longer = cell("nsa", 598.0, 0.5962, seq_len=8192)
     failed = cell("mla", 100.0, 0.5, status="failed")
     [table] = paper_tables([cell("gqa", 652.7, 0.1283), longer, failed])
@@ -99,7 +99,7 @@ def test_only_runs_that_can_be_compared_are_ranked_together() -> None:
     assert table.notes == (AGREE,)
 
 
-def test_noise_that_is_not_known_sets_no_two_runs_apart() -> None:
+def test_runs_with_unknown_noise_are_not_ranked_apart() -> None:
     unknown = {"al_s_ci_low": None, "al_s_ci_high": None}
     runs = [cell("gqa", 652.7, 0.1, **unknown), cell("nsa", 598.0, 0.5, **unknown)]
     assert disagreements(runs) == []

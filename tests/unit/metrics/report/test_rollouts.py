@@ -45,7 +45,7 @@ def slower(seed: int, factor: float) -> Reinforcement:
     return replace(LEARNED, rollouts=PhaseCost(time_s, 5_000, energy_j))
 
 
-def test_how_long_the_answers_are_is_no_condition_and_the_questions_are() -> None:
+def test_questions_are_a_condition_but_answer_length_is_not() -> None:
     assert differences(run_of(1), run_of(7)) == []
     other = replace(LEARNED, files_sha256=["d" * 64])
     [found] = differences(run_of(1), run_of(2, other))
@@ -58,7 +58,7 @@ def test_how_long_the_answers_are_is_no_condition_and_the_questions_are() -> Non
     assert len(group_repeats([run_of(1), run_of(2, other)])) == 2
 
 
-def test_a_comparison_has_the_answers_apart() -> None:
+def test_a_comparison_reports_the_cost_of_answers_separately() -> None:
     sides = [
         Group(tuple(run_of(seed, slower(seed, factor), variant) for seed in (1, 2, 3)))
         for factor, variant in ((1.0, "gqa"), (2.0, "mla"))
@@ -76,7 +76,7 @@ def test_a_comparison_has_the_answers_apart() -> None:
     ]
 
 
-def test_what_was_not_measured_has_its_reason() -> None:
+def test_unmeasured_answer_figures_have_a_reason() -> None:
     unmetered = replace(LEARNED, rollouts=PhaseCost(100.0, 5_000, None))
     first, second = Group((run_of(1),)), Group((run_of(1, unmetered, "mla", energy_j=None),))
     comparison = compare(first, second)
@@ -92,7 +92,7 @@ def test_what_was_not_measured_has_its_reason() -> None:
     assert compare(text, text).rollouts == ()
 
 
-def test_repeats_count_together_and_cost_their_mean() -> None:
+def test_repeats_are_grouped_and_report_their_mean_cost() -> None:
     records = [run_of(seed, replace(slower(seed, 1.0), reward_last=seed / 10)) for seed in (1, 2, 3)]
     found = combine(Group(tuple(records))).reinforcement
     assert found is not None

@@ -39,11 +39,11 @@ def read(variant: str, **figures: Any) -> RunRecord:
         ({"tokens_per_parameter": None, "epochs": None, "unigram_entropy": None}, None),
     ],
 )
-def test_what_makes_a_run_one_of_speed_only(figures: dict[str, Any], reason: str | None) -> None:
+def test_too_few_tokens_or_repeated_text_make_a_run_speed_only(figures: dict[str, Any], reason: str | None) -> None:
     assert read("gqa", **figures).speed_only_reason == reason
 
 
-def test_a_run_that_began_with_weights_of_another_has_what_that_learned() -> None:
+def test_few_tokens_do_not_make_an_initialised_run_speed_only() -> None:
     few = {"tokens_per_parameter": 0.1}
     begun = {"config": {"init": {"run": "/runs/base_d8", "step": 100, "sha256": "0" * 64}}}
     assert read("gqa", **few, config={"init": {"run": None}}).speed_only_reason is not None
@@ -51,13 +51,13 @@ def test_a_run_that_began_with_weights_of_another_has_what_that_learned() -> Non
     assert read("gqa", **few, **begun, epochs=4.5).speed_only_reason == "4.5 epochs are more than 4"
 
 
-def test_epochs_are_those_of_the_source_repeated_most() -> None:
+def test_epochs_count_the_most_repeated_source() -> None:
     # 700 tokens of a source of 1000, and 300 of one of 100, which is read three times.
     assert text_read(1000, [(0.7, 1000), (0.3, 100)]) == (800, pytest.approx(3.0))
     assert speed_only_reason(20.0, 4.0001) is not None
 
 
-def test_every_report_names_the_rows_that_are_speed_only(tmp_path: Path) -> None:
+def test_every_report_names_speed_only_rows(tmp_path: Path) -> None:
     records = [read("gqa"), read("mqa"), read("mla", tokens_per_parameter=0.25)]
     for record in records:
         write_record(record, tmp_path / record.run / "record.json")
@@ -76,7 +76,7 @@ def test_every_report_names_the_rows_that_are_speed_only(tmp_path: Path) -> None
     assert rows["gqa_1.5B"]["unique_tokens"] == "10000000000"
 
 
-def test_losses_of_rows_that_are_speed_only_are_not_compared() -> None:
+def test_losses_of_speed_only_rows_are_not_compared() -> None:
     known, short = [read("gqa"), read("mqa")], read("mla", epochs=8.0)
     (table,) = cost_tables([*known, short])
     assert [row[0] for row in table.rows] == ["gqa_1.5B", "mqa_1.5B"]
@@ -93,7 +93,7 @@ def test_losses_of_rows_that_are_speed_only_are_not_compared() -> None:
     assert "validation_loss" in {ratio.metric for ratio in compare(Group((known[0],)), Group((known[1],))).ratios}
 
 
-def test_a_run_without_such_figures_is_not_flagged() -> None:
+def test_a_run_without_token_figures_is_not_flagged_speed_only() -> None:
     bare = make_record({"validation_loss": 3.0})
     assert (bare.speed_only_reason, bare.unavailable["epochs"]) == (None, "not part of this test")
     assert not math.isnan(bare.validation_loss or math.nan)

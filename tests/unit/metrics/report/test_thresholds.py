@@ -59,8 +59,8 @@ def test_a_threshold_fails_where_the_whole_interval_is_beyond_it(threshold: str,
     assert state(threshold, first, second) == expected
 
 
-def test_the_interval_is_welchs() -> None:
-    """The edge of what fails is where SciPy's one-sided test of a shifted null has p = 2.5 %."""
+def test_the_threshold_matches_welchs_interval() -> None:
+    """The limit that just fails is where SciPy's one-sided test of a shifted null has p = 2.5 %."""
     import numpy as np
 
     first, second = np.log(CALM), np.log(np.array((930.0, 950.0, 955.0)))
@@ -71,7 +71,7 @@ def test_the_interval_is_welchs() -> None:
     assert state(f"tokens_per_s<{edge - 0.01:.4f}%", *groups) == "undecided"
 
 
-def test_too_few_runs_and_absent_figures_are_not_told() -> None:
+def test_too_few_runs_and_absent_figures_are_inconclusive() -> None:
     first, second = runs("tokens_per_s", 1000.0), runs("tokens_per_s", 100.0)
     (few, absent) = judge([Threshold.of("tokens_per_s<-3%"), Threshold.of("mfu<-3%")], compare(first, second))
     assert (few.state, absent.state) == ("undecided", "undecided")
@@ -79,7 +79,7 @@ def test_too_few_runs_and_absent_figures_are_not_told() -> None:
     assert absent.why == "gqa_1.5B: not part of this test"
 
 
-def test_neighbours_of_one_model_tell_the_noise_of_single_runs() -> None:
+def test_identical_runs_nearby_set_the_noise_of_single_runs() -> None:
     first, second = runs("al_s_p99", 1.0), runs("al_s_p99", 1.5)
     of_another_model = [
         run_of(seed, al_s_p99=1 + seed / 1000, config={"model": {"layers": 3}, "training": {"seed": seed}})
@@ -102,7 +102,7 @@ def test_neighbours_of_one_model_tell_the_noise_of_single_runs() -> None:
         ("tokens_per_s<-100%", "no figure changes by -100%"),
     ],
 )
-def test_a_threshold_that_is_none_is_refused(text: str, message: str) -> None:
+def test_an_invalid_threshold_is_refused(text: str, message: str) -> None:
     with pytest.raises(MetricsError, match=message.replace("?", r"\?")):
         Threshold.of(text)
 
@@ -117,7 +117,7 @@ def outcomes_and_comparison() -> tuple[Any, Any]:
     return judge([Threshold.of(text) for text in texts], comparison), comparison
 
 
-def test_the_outcomes_in_words_and_for_ci(tmp_path: Path) -> None:
+def test_outcomes_are_printed_and_written_for_ci(tmp_path: Path) -> None:
     outcomes, comparison = outcomes_and_comparison()
     lines = printed(print_outcomes, outcomes).splitlines()
     assert lines[0].startswith("failed: tokens_per_s<-3%: -10.00%, 95 % interval -12.")
@@ -144,7 +144,7 @@ def test_the_outcomes_in_words_and_for_ci(tmp_path: Path) -> None:
         append_summary(outcomes, comparison, tmp_path)
 
 
-def test_the_command_exits_with_1_where_a_threshold_fails(tmp_path: Path) -> None:
+def test_the_command_exits_with_1_if_a_threshold_fails(tmp_path: Path) -> None:
     for name, factor in (("base", 1.0), ("run", 0.9)):
         for seed, value in enumerate(CALM):
             write_record(run_of(seed, tokens_per_s=value * factor), tmp_path / name / f"seed_{seed}" / "record.json")

@@ -49,13 +49,13 @@ def verdict(comparison: Comparison, metric: str) -> str:
 
 
 @given(st.floats(0, 200), st.floats(1, 1e6))
-def test_students_distribution_is_scipys(t: float, degrees: float) -> None:
+def test_students_distribution_matches_scipy(t: float, degrees: float) -> None:
     assert t_p_value(t, degrees) == pytest.approx(2 * stats.t.sf(t, degrees), rel=1e-8, abs=1e-300)
     assert t_quantile_95(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=1e-8)
 
 
 @pytest.mark.parametrize(("first", "second"), [(3, 3), (3, 5), (12, 4)])
-def test_repeats_are_compared_as_scipys_welch_does(first: int, second: int) -> None:
+def test_repeats_are_compared_as_by_scipys_welch_test(first: int, second: int) -> None:
     chance = np.random.default_rng(first * second)
     logs = chance.normal(0, 0.02, first), chance.normal(0.03, 0.05, second)
     ratio = make_ratio("al_s", *(Side.of(np.exp(each).tolist()) for each in logs))
@@ -67,7 +67,7 @@ def test_repeats_are_compared_as_scipys_welch_does(first: int, second: int) -> N
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
-def test_the_correction_is_holms(p_values: list[float]) -> None:
+def test_the_correction_matches_holms(p_values: list[float]) -> None:
     adjusted = holm({str(place): p_value for place, p_value in enumerate(p_values)}, {})
     # Holm's is the closure of Bonferroni's: a figure's p value is the largest of all sets with it (Marcus et al. 1976).
     for place in range(len(p_values)):
@@ -82,7 +82,7 @@ def test_the_correction_is_holms(p_values: list[float]) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.2), st.sampled_from("abc")), min_size=1, max_size=7), st.floats(0.001, 0.2))
-def test_forms_of_one_figure_count_once_until_all_are_claimed(figures: list[tuple[float, str]], level: float) -> None:
+def test_holm_counts_equivalent_figures_once(figures: list[tuple[float, str]], level: float) -> None:
     p_values = {str(place): p_value for place, (p_value, _) in enumerate(figures)}
     family = {str(place): name for place, (_, name) in enumerate(figures)}
     claimed: set[str] = set()
@@ -95,7 +95,7 @@ def test_forms_of_one_figure_count_once_until_all_are_claimed(figures: list[tupl
     assert {name for name, p_value in holm(p_values, family).items() if p_value < level} == claimed
 
 
-def test_figures_that_are_one_count_once_in_the_correction() -> None:
+def test_equivalent_figures_of_runs_count_once_in_the_correction() -> None:
     figures: dict[str, Any] = {"tokens_per_s": None, "amu_gb": None, "pcu": None, "aec_w": None, "al_s_p50": None}
     figures |= {"energy_j_per_token": None, "peak_memory_device_bytes": None, "validation_loss": None}
     slower = [0.100, 0.101, 0.102], [0.101, 0.102, 0.103]
@@ -120,7 +120,7 @@ def test_figures_that_are_one_count_once_in_the_correction() -> None:
     assert of_half["al_s"].p_value == alone.ratios[0].p_value
 
 
-def test_single_runs_have_both_figures_and_no_verdict() -> None:
+def test_single_runs_are_compared_without_a_verdict() -> None:
     comparison = compare(runs("al_s", [0.1]), runs("al_s", [0.2], "mla"))
     assert {ratio.verdict for ratio in comparison.ratios} == {"no verdict: 1 and 1 runs"}
     assert comparison.speed_only is None
@@ -157,7 +157,7 @@ def test_identical_runs_beside_single_ones_make_a_verdict() -> None:
         assert verdict(without, "al_s") == "no verdict: 1 and 1 runs"
 
 
-def test_a_run_that_is_found_twice_counts_once() -> None:
+def test_a_run_listed_twice_counts_once() -> None:
     first, second = runs("al_s", [0.1, 0.101], "mla"), runs("al_s", [0.2], "nsa")
     # Beside the second side's folder lies the first's, or a link to it, whose records are read again.
     assert verdict(compare(first, second, neighbours=[Group(first.records[:1])]), "al_s") == "no verdict: 2 and 1 runs"
@@ -165,13 +165,13 @@ def test_a_run_that_is_found_twice_counts_once() -> None:
     assert identical_runs(first, first, [first]) == []
 
 
-def test_the_repeats_of_one_side_are_no_floor_for_the_other() -> None:
+def test_repeats_of_one_side_set_no_noise_floor_for_the_other() -> None:
     comparison = compare(runs("al_s", [0.1, 0.101, 0.102, 0.103]), runs("al_s", [0.2], "mla"))
     assert verdict(comparison, "al_s") == "no verdict: 4 and 1 runs"
 
 
 @pytest.mark.parametrize("figure", ["parameters", "parameters_active", "flops_per_token", "kernels"])
-def test_models_are_identical_only_if_they_built_and_computed_the_same(figure: str) -> None:
+def test_models_are_identical_only_with_equal_size_flops_and_kernels(figure: str) -> None:
     first = runs("al_s", [0.1])
     other = {"kernels": {"attention": "other"}}.get(figure, 7.0 if figure == "flops_per_token" else 7)
     second = Group((first.first.model_copy(update={figure: other}),))
@@ -187,7 +187,7 @@ def losses_of(seed: int, attention: str, losses: Any) -> RunRecord:
     return run_of(seed, attention, validation_loss=float(np.mean(losses)), **sequences, **TEXT)
 
 
-def test_the_same_text_is_compared_by_pairs_as_scipy_does() -> None:
+def test_losses_on_one_text_are_compared_as_by_scipys_paired_test() -> None:
     chance = np.random.default_rng(3)
     text = chance.normal(4, 0.5, 40)
     one, other = text + chance.normal(0, 0.02, 40), text * 1.01 + chance.normal(0, 0.02, 40)
@@ -207,14 +207,14 @@ def test_the_same_text_is_compared_by_pairs_as_scipy_does() -> None:
     assert (ratio.verdict, ratio.basis) == ("no verdict: 1 and 1 runs", "the text alone, paired by sequence")
 
 
-def test_other_text_is_not_paired() -> None:
+def test_losses_on_different_texts_are_not_paired() -> None:
     one, other = losses_of(1, "gqa", [4.0, 5.0, 6.0]), losses_of(1, "mla", [4.1, 5.0, 6.2])
     assert text_noise([one], [other]) is not None
     for change in ({"validation_text": "bb"}, {"validation_text": None}, {"validation_sequence_losses": [5.0, 5.1]}):
         assert text_noise([one], [other.model_copy(update=change)]) is None
 
 
-def test_repeats_on_one_text_have_clarks_min_f() -> None:
+def test_repeats_on_one_text_are_judged_by_clarks_min_f() -> None:
     chance = np.random.default_rng(5)
     text = chance.normal(4, 0.3, 30)
     sides = [
@@ -245,7 +245,7 @@ def alike(chance: np.random.Generator, seed: int, attention: str) -> RunRecord:
     return run_of(seed, attention, **figures)
 
 
-def test_alike_models_are_claimed_to_differ_in_one_comparison_of_twenty() -> None:
+def test_equal_models_are_claimed_to_differ_in_5_percent_of_comparisons() -> None:
     chance = np.random.default_rng(11)
     claims = 0
     for _ in range(200):
@@ -254,7 +254,7 @@ def test_alike_models_are_claimed_to_differ_in_one_comparison_of_twenty() -> Non
     assert claims <= stats.binom.ppf(0.999, 200, 0.05)
 
 
-def test_single_runs_of_alike_models_are_never_claimed_to_differ() -> None:
+def test_single_runs_of_equal_models_are_never_claimed_to_differ() -> None:
     chance = np.random.default_rng(12)
     singles = [alike(chance, seed, "gqa") for seed in range(12)]
     pairs = [compare(Group((one,)), Group((other,))) for one, other in itertools.combinations(singles, 2)]
@@ -274,7 +274,7 @@ def test_the_interval_of_four_batches_is_students() -> None:
     assert half_interval_95(0.1, 1) is None
 
 
-def test_reports_tell_where_repeats_are_too_few() -> None:
+def test_reports_say_where_repeats_are_too_few() -> None:
     rows = [combine(runs("validation_loss", [4.0, 4.1, 4.2])), combine(runs("validation_loss", [4.1, 4.2, 4.3], "mla"))]
     far = combine(runs("validation_loss", [8.0, 8.01, 8.02], "nsa"))
     sentence = "Between gqa_1.5B, mla_1.5B the comparison is one of speed only: losses differ by no more than the noise"

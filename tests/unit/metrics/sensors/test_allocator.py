@@ -35,7 +35,7 @@ class Memory:
         self.reserved[device] = 2 * self.allocated[device]
 
 
-def test_peaks_are_exact_of_the_window_alone_and_of_the_right_device() -> None:
+def test_allocator_peaks_cover_the_window_and_the_ranks_device() -> None:
     memory = Memory()
     memory.allocate(0, 50 * GB)  # another process's business
     sensor = AllocatorSensor(memory, 1, "Trace 9000")
@@ -54,14 +54,14 @@ def test_peaks_are_exact_of_the_window_alone_and_of_the_right_device() -> None:
     assert run.memory_allocated_mean_gb == pytest.approx(4)
 
 
-def test_an_allocator_alone_stands_for_no_device() -> None:
+def test_a_lone_allocator_is_no_device() -> None:
     memory = Memory()
     run = measure_step(AllocatorSensor(memory, 0, "x"), work=lambda: memory.allocate(0, GB))
     assert (run.peak_memory_allocated_bytes, run.amu_gb, run.device_scope, run.device_names) == (GB, None, None, ())
     assert run.unavailable["amu_gb"] == "no sensor for it was in use"
 
 
-def test_an_allocator_beside_the_host_leaves_the_hosts_memory_alone() -> None:
+def test_an_allocator_does_not_change_the_hosts_memory_figures() -> None:
     memory = Memory()
     sensors = HostSensor(), AllocatorSensor(memory, 0, "x")
     run = measure_step(*sensors, work=lambda: memory.allocate(0, 500 * GB))

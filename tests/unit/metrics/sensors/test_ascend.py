@@ -45,7 +45,7 @@ def opened(library: str, visible: str | None = None, **arguments: Any) -> DcmiSe
     return metrics_parts.opened(DcmiSensor(environment=environment, library=library, **arguments))
 
 
-def test_dcmi_reads_every_chip_in_our_units(library: str) -> None:
+def test_dcmi_readings_of_every_chip_are_in_our_units(library: str) -> None:
     sensor = opened(library)
     first, second, third = (device.uuid for device in sensor.devices())
     assert first == "NPU-00000200-00000201-00000202-00000203-00000204"
@@ -72,13 +72,13 @@ def test_energy_is_integrated_power_with_the_interval_achieved(library: str) -> 
     ("visible", "ids"),
     [(None, [0, 1, 2]), ("1", [1]), ("0,2", [0, 2]), ("1, 2", [1]), ("0,9,1", [0]), ("2,-1,0", [2]), ("0x,1", [0])],
 )
-def test_visible_npus_are_those_before_the_first_that_is_none(visible: str | None, ids: list[int]) -> None:
+def test_visible_npus_end_at_the_first_invalid_index(visible: str | None, ids: list[int]) -> None:
     chips = [Chip(5, 1, 2), Chip(2, 0, 0), Chip(5, 0, 1)]
     environment = {} if visible is None else {"ASCEND_RT_VISIBLE_DEVICES": visible}
     assert [chip.logic_id for chip in choose_chips(chips, None, environment)] == ids
 
 
-def test_npus_that_are_not_visible_are_refused() -> None:
+def test_invisible_npus_are_refused() -> None:
     chips = [Chip(0, 0, 0), Chip(1, 0, 1)]
     assert choose_chips(chips, [1], {}) == [Chip(1, 0, 1)]
     for visible in ("", "-1", "7", ",0"):
@@ -88,7 +88,7 @@ def test_npus_that_are_not_visible_are_refused() -> None:
         choose_chips(chips, [1], {"ASCEND_RT_VISIBLE_DEVICES": "1"})
 
 
-def test_what_the_driver_refuses_has_a_reason_and_the_rest_is_read(
+def test_a_quantity_that_the_driver_refuses_has_a_reason_and_others_are_read(
     library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = "dcmi_get_device_power_info dcmi_get_device_die_v2 dcmi_get_device_chip_info_v2"
@@ -100,7 +100,9 @@ def test_what_the_driver_refuses_has_a_reason_and_the_rest_is_read(
     assert sample.device == f"NPU-{machine_uuid()}-2-0"  # a place in this machine where no die's number can be had
 
 
-def test_rubbish_is_no_reading_until_better_comes(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_implausible_readings_are_skipped_until_plausible_ones_follow(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DCMI_RUBBISH", "1")
     sensor = opened(library)
     sample = sensor.sample(0.0)[0]
@@ -123,7 +125,7 @@ def test_the_two_dies_of_an_a3_share_their_cards_power(library: str, monkeypatch
     assert "card 5 gives one power for its 2 NPUs, of which this measurement has 1" in alone.unavailable["power_w"]
 
 
-def test_a_die_that_a_container_was_not_given_is_no_npu(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_die_outside_the_container_is_no_npu(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DCMI_NAME", "Ascend910")
     monkeypatch.setenv("DCMI_ONE_DIE", "1")
     sensor = opened(library, indices=[1])
@@ -147,7 +149,7 @@ def test_a_310p_is_read_through_its_cards_controller(library: str, monkeypatch: 
     assert sensor.sample(1.0)[0].power_w is None
 
 
-def test_limits_and_heat_of_each_npu_are_read(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_and_temperature_of_each_npu_are_read(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sensor = opened(library)
     first, _, third = (device.uuid for device in sensor.devices())
     settings, states = sensor.settings(), sensor.states()
@@ -163,7 +165,7 @@ def test_limits_and_heat_of_each_npu_are_read(library: str, monkeypatch: pytest.
     assert sensor.settings() == {}
 
 
-def test_another_process_on_an_npu_is_seen(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_on_an_npu_is_a_disturbance(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DCMI_PIDS", "4194305,4194306")
     sensor = opened(library, pids=[4194305])
     assert {found.description for found in sensor.other_use().values()} == {"on the device too: process 4194306"}
@@ -171,7 +173,7 @@ def test_another_process_on_an_npu_is_seen(library: str, monkeypatch: pytest.Mon
     assert opened(library, pids=[7]).other_use() == {}
 
 
-def test_without_library_or_driver_the_reason_and_the_remedy_are_said(
+def test_a_missing_dcmi_library_or_driver_is_reported_with_a_remedy(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "libdcmi.so").write_text("no library")
@@ -185,7 +187,7 @@ def test_without_library_or_driver_the_reason_and_the_remedy_are_said(
         opened(library)
 
 
-def test_a_driver_of_an_unknown_generation_is_said(tmp_path: Path) -> None:
+def test_a_driver_of_an_unknown_generation_is_reported(tmp_path: Path) -> None:
     library = compiled("int dcmiv2_init(void) { return 0; }", tmp_path)
     with pytest.raises(MetricsError, match="has no dcmi_init: its NPUs are of an unknown generation"):
         opened(library)

@@ -59,7 +59,7 @@ ROWS = yaml.safe_load(TABLE.read_text())["devices"]
         ("NVIDIA GeForce RTX 5070 Ti", "bf16", 87.9),
     ],
 )
-def test_known_devices(name: str, dtype: str, tflops: float) -> None:
+def test_known_device_names_find_their_own_row(name: str, dtype: str, tflops: float) -> None:
     peak, source = peak_flops(name, dtype)
     assert peak == pytest.approx(tflops * 1e12)
     assert "NVIDIA" in source
@@ -79,7 +79,7 @@ def test_known_devices(name: str, dtype: str, tflops: float) -> None:
         *((name, "bf16", f"'{name}' is not in the hardware table") for name in UNKNOWN),
     ],
 )
-def test_what_a_name_does_not_settle_says_why(name: str, dtype: str, why: str) -> None:
+def test_an_ambiguous_or_unknown_device_name_has_a_reason(name: str, dtype: str, why: str) -> None:
     peak, reason = peak_flops(name, dtype)
     assert peak is None
     assert re.search(why, reason)
@@ -87,7 +87,7 @@ def test_what_a_name_does_not_settle_says_why(name: str, dtype: str, why: str) -
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
-def test_rows_are_complete_and_dense(row: dict) -> None:
+def test_rows_are_complete_and_rates_are_dense(row: dict) -> None:
     required = {"name", "match", "peak_tflops", "memory_bandwidth_gb_s", "memory_gb", "source"}
     assert set(row) - {"unofficial_tflops"} == required
     assert row["source"].startswith("NVIDIA") or "unofficial_tflops" in row
@@ -103,7 +103,7 @@ def test_rows_are_complete_and_dense(row: dict) -> None:
     assert low <= peaks["fp16"] <= high
 
 
-def test_what_no_datasheet_settles_plans_and_says_so() -> None:
+def test_a_device_without_an_official_peak_can_be_planned_with_its_source_named() -> None:
     rates = device_rates("910b3", "bf16")
     assert (rates.name, rates.backend, rates.memory_bytes) == ("Ascend 910B3", "hccl", 64e9)
     assert rates.sources[0].startswith("256 to 354 TFLOP/s are in use for Ascend 910B3, UNOFFICIAL: ")
@@ -120,7 +120,7 @@ OWN = {
 }
 
 
-def test_a_row_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "card.yaml"
     file.write_text(yaml.safe_dump(OWN))
     monkeypatch.setenv(OWN_ROWS, str(file))
@@ -148,7 +148,7 @@ def test_a_row_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (yaml.safe_dump({**OWN, "backend": "smoke signals"}), "backend: 'smoke signals' is none of "),
     ],
 )
-def test_a_wrong_file_of_rows_says_why(
+def test_a_wrong_file_of_rows_is_refused_with_the_reason(
     content: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "card.yaml"
@@ -161,7 +161,7 @@ def test_a_wrong_file_of_rows_says_why(
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
-def test_every_device_has_links_once(row: dict) -> None:
+def test_every_device_lists_its_links_once(row: dict) -> None:
     links = [each for each in yaml.safe_load(TABLE.read_text())["links"] if row["name"] in each["devices"]]
     assert len(links) == 1
     assert set(links[0]) == {"devices", "backend", "in_node_gb_s", "between_nodes_gb_s", "source"}
@@ -170,14 +170,14 @@ def test_every_device_has_links_once(row: dict) -> None:
     assert rates.in_node_bytes_s >= (rates.between_nodes_bytes_s or 0)
 
 
-def test_rates_by_the_drivers_name_and_a_given_peak() -> None:
+def test_rates_are_found_by_driver_name_and_a_users_peak_overrides() -> None:
     rates = device_rates("NVIDIA H200", "bf16", peak=1e15)
     assert (rates.name, rates.peak_flops, rates.sources[0]) == ("H200 SXM", 1e15, "peak given")
     assert (rates.in_node_bytes_s, rates.between_nodes_bytes_s) == (450e9, 50e9)
 
 
 @pytest.mark.parametrize("typed", ["h100 sxm", "H100_SXM", "sxm h100", "NVIDIA H100 SXM"])
-def test_rates_by_the_words_of_a_name(typed: str) -> None:
+def test_rates_are_found_by_words_of_a_device_name(typed: str) -> None:
     assert device_rates(typed, "bf16") == device_rates("H100 SXM", "bf16")
     assert device_rates("l40s", "bf16").name == "L40S"
     assert device_rates("tesla v100s", "fp16").name == "V100S PCIe"
@@ -196,7 +196,7 @@ def test_rates_by_the_words_of_a_name(typed: str) -> None:
         ("RTX 6000", "bf16", r"did you mean 'RTX 6000 Ada'\?$"),
     ],
 )
-def test_rates_that_are_not_known_say_why(name: str, dtype: str, why: str) -> None:
+def test_unknown_rates_have_a_reason(name: str, dtype: str, why: str) -> None:
     with pytest.raises(MetricsError, match=why):
         device_rates(name, dtype)
 
@@ -205,13 +205,13 @@ def test_rates_that_are_not_known_say_why(name: str, dtype: str, why: str) -> No
     "name",
     ["RTX 3080", "RTX 4090 Laptop", "RTX PRO 6000 Blackwell", "NVIDIA GeForce RTX 3090 Ti", "RTX A6000 Ada", "Ada"],
 )
-def test_another_card_is_neither_taken_nor_proposed(name: str) -> None:
+def test_a_different_card_is_neither_used_nor_suggested(name: str) -> None:
     with pytest.raises(MetricsError, match=f"'{name}' is not in the table of devices") as caught:
         device_rates(name, "bf16")
     assert "did you mean" not in str(caught.value)
 
 
-def test_bandwidth_of_memory_has_its_datasheet_or_a_reason() -> None:
+def test_memory_bandwidth_has_a_datasheet_or_a_reason() -> None:
     bandwidth, source = memory_bandwidth("NVIDIA A100-SXM4-80GB")
     assert bandwidth == 2039e9
     assert "datasheet" in source

@@ -48,7 +48,7 @@ def used(sensor: HostSensor) -> int:
     return int(opened(sensor).sample(0.0)[0].memory_used_bytes or 0)
 
 
-def test_memory_rises_by_what_is_allocated() -> None:
+def test_memory_rises_by_the_allocated_bytes() -> None:
     def rise() -> int:
         sensor = opened(HostSensor())
         before = sensor.sample(0.0)[0].memory_used_bytes
@@ -65,11 +65,11 @@ def peak_above_mean(work: Callable[[], object] = lambda: None) -> float:
     return run.peak_memory_device_bytes - run.amu_gb * 1e9
 
 
-def test_the_peak_is_seen_though_no_sample_fell_into_it() -> None:
+def test_a_peak_between_samples_is_seen() -> None:
     assert eventually(lambda: peak_above_mean(use_and_free), lambda found: found == pytest.approx(300 * MB, rel=0.05))
 
 
-def test_a_peak_before_the_window_is_not_of_the_window() -> None:
+def test_a_peak_before_the_window_does_not_count() -> None:
     def later_peak() -> float:
         use_and_free()
         return peak_above_mean()
@@ -77,7 +77,7 @@ def test_a_peak_before_the_window_is_not_of_the_window() -> None:
     assert eventually(later_peak, lambda found: found < 50 * MB) is not None
 
 
-def test_memory_and_time_of_every_process_of_the_run_count_once() -> None:
+def test_memory_and_cpu_time_of_every_process_of_the_run_count_once() -> None:
     # A fork shares nearly all of its pages with this process: RSS would count them twice, PSS counts them once.
     ballast = bytearray(b"x") * (200 * MB)
     context = multiprocessing.get_context("fork")
@@ -102,20 +102,20 @@ def test_memory_and_time_of_every_process_of_the_run_count_once() -> None:
     assert len(ballast) == 200 * MB
 
 
-def test_utilization_is_processor_time_over_the_cores() -> None:
+def test_utilization_is_cpu_time_over_the_cores() -> None:
     cores = usable_cores()
     run = measure_step(HostSensor(), work=lambda: burn_s(0.6))
     assert run.pcu == pytest.approx(0.6 / run.window_s / cores, rel=0.1)
 
 
-def test_a_busy_moment_is_no_more_than_all_of_the_cores() -> None:
+def test_utilization_never_exceeds_all_cores() -> None:
     # /proc counts processor time in ticks of 10 ms, which is the whole of this window.
     for _ in range(5):
         run = measure_step(HostSensor(), work=lambda: burn_s(0.004))
         assert 0 < run.pcu < 1.3 / usable_cores()
 
 
-def test_others_on_the_cores_are_seen_and_the_run_itself_is_not() -> None:
+def test_other_processes_on_the_cores_are_a_disturbance_but_the_run_itself_is_not() -> None:
     # One core for both, so that they take half of it each on an idle machine.
     core = min(os.sched_getaffinity(0))
     before = os.sched_getaffinity(0)
@@ -148,7 +148,7 @@ def busy_child() -> subprocess.Popen[bytes]:
     return child
 
 
-def test_what_a_process_did_before_it_was_found_is_no_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_time_before_a_process_was_first_seen_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("efficientbench.metrics.sensors.host.usable_cores", lambda pids: 1.0)
     with closing(opened(HostSensor())) as sensor, busy_child() as child:
         sensor.sample(time.monotonic())
@@ -158,7 +158,7 @@ def test_what_a_process_did_before_it_was_found_is_no_utilization(monkeypatch: p
     assert 0 <= (sample.utilization or 0) < 2
 
 
-def test_a_process_of_the_run_that_has_ended_is_no_other() -> None:
+def test_an_ended_process_of_the_run_is_no_disturbance() -> None:
     with busy_child() as child:
         sensor = opened(HostSensor([child.pid]))
         sensor.other_use()
@@ -172,13 +172,13 @@ def test_a_sleeping_process_is_idle() -> None:
     assert measure_step(HostSensor(), work=lambda: time.sleep(0.5)).pcu < 0.1
 
 
-def test_time_of_children_that_came_and_went_counts() -> None:
+def test_cpu_time_of_short_lived_children_counts() -> None:
     command = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"]
     run = measure_step(HostSensor(), work=lambda: subprocess.run(command, check=True))
     assert run.pcu == pytest.approx(0.5 / run.window_s / usable_cores(), rel=0.2)
 
 
-def test_what_the_host_cannot_say_has_a_reason() -> None:
+def test_quantities_that_the_host_lacks_have_a_reason() -> None:
     run = measure_step(HostSensor())
     assert (run.device_scope, run.energy_j, run.peak_memory_allocated_bytes) == ("host", None, None)
     assert run.memory_kind in ("pss", "rss")
@@ -186,14 +186,14 @@ def test_what_the_host_cannot_say_has_a_reason() -> None:
     assert "no device allocator" in run.unavailable["peak_memory_allocated_bytes"]
 
 
-def test_a_process_that_does_not_run_is_refused() -> None:
+def test_a_missing_process_is_refused() -> None:
     finished = subprocess.Popen([sys.executable, "-c", ""])
     finished.wait()
     with pytest.raises(MetricsError, match=f"no process {finished.pid} runs"):
         opened(HostSensor([os.getpid(), finished.pid]))
 
 
-def test_the_capacity_is_this_machines_or_less() -> None:
+def test_the_capacity_is_at_most_this_machines_memory() -> None:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < memory_limit_bytes() <= total
     assert 0 < usable_cores() <= (os.cpu_count() or 1)
@@ -262,23 +262,23 @@ def test_a_containers_memory_limit_is_the_capacity(
         },
     ],
 )
-def test_a_quota_of_half_a_core_is_half_a_core(files: dict[str, str], tmp_path: Path) -> None:
+def test_a_quota_of_half_a_core_counts_as_half_a_core(files: dict[str, str], tmp_path: Path) -> None:
     assert usable_cores(root=make(tmp_path, files)) == 0.5
 
 
 @pytest.mark.parametrize("text", ["max 100000\n", "", "-1\n"])
-def test_without_a_quota_the_affinity_counts(text: str, tmp_path: Path) -> None:
+def test_cores_follow_the_affinity_without_a_quota(text: str, tmp_path: Path) -> None:
     root = make(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": text})
     assert usable_cores(root=root) == len(os.sched_getaffinity(0))
 
 
-def test_processors_that_are_not_listed_end_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlisted_processors_do_not_end_the_series(monkeypatch: pytest.MonkeyPatch) -> None:
     sensor = opened(HostSensor())
     monkeypatch.setattr("psutil.cpu_times", lambda percpu: [])
     assert sensor.other_use() == {}
 
 
-def test_a_child_that_has_just_begun_is_no_other() -> None:
+def test_a_new_child_of_the_run_is_no_disturbance() -> None:
     sensor = opened(HostSensor())
     sensor.other_use()
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])

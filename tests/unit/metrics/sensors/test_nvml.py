@@ -31,7 +31,7 @@ def found(driver: Driver, visible: str | None, **environment: str) -> str:
     return "".join(uuid.split("-")[-1 if uuid.startswith("MIG") else 1][0] for uuid in uuids)
 
 
-def test_every_function_that_we_call_exists_in_pynvml() -> None:
+def test_every_called_function_exists_in_pynvml() -> None:
     for name in vars(Driver):
         if name.startswith("nvml"):
             assert callable(getattr(pynvml, name))
@@ -54,12 +54,12 @@ def test_every_function_that_we_call_exists_in_pynvml() -> None:
         ("GPU-a,GPU-x,GPU-b", "a"),
     ],
 )
-def test_visible_devices_by_index_and_uuid(visible: str | None, letters: str) -> None:
+def test_visible_devices_are_found_by_index_and_uuid(visible: str | None, letters: str) -> None:
     assert found(four(), visible) == letters
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "9", "GPU-", "1,0,1", "GPU-a,GPU-a", "GPU-a,GPU-aa", "none"])
-def test_no_visible_device_is_said(visible: str) -> None:
+def test_an_empty_list_of_visible_devices_is_reported(visible: str) -> None:
     # "GPU-" is the beginning of every UUID, hence of none in particular.
     with pytest.raises(MetricsError, match="no GPU is visible"):
         found(four(), visible)
@@ -89,7 +89,7 @@ def sliced() -> Driver:
         (None, "p"),
     ],
 )
-def test_mig_slices(visible: str | None, letters: str | None) -> None:
+def test_visible_mig_slices_are_found(visible: str | None, letters: str | None) -> None:
     if letters is None:
         with pytest.raises(MetricsError, match="no GPU is visible"):
             found(sliced(), visible)
@@ -97,7 +97,7 @@ def test_mig_slices(visible: str | None, letters: str | None) -> None:
         assert found(sliced(), visible) == letters
 
 
-def test_a_slice_has_memory_of_its_own_and_no_power() -> None:
+def test_a_mig_slice_has_its_own_memory_and_no_power() -> None:
     run = measure_step(NvmlSensor(environment={"CUDA_VISIBLE_DEVICES": "0"}, nvml=sliced()))
     assert (run.amu_gb, run.pcu, run.energy_j) == (pytest.approx(10), None, None)
     assert "MIG-00000001" in run.unavailable["energy_j"]
@@ -112,7 +112,7 @@ def test_indices_of_unlike_gpus_are_ambiguous_until_the_order_is_fixed() -> None
     assert found(mixed, "GPU-b") == "b"
 
 
-def test_devices_by_torchs_uuid_and_index() -> None:
+def test_devices_are_found_by_torchs_uuid_and_index() -> None:
     # torch gives UUIDs without the prefix.
     by_uuid = NvmlSensor(uuids=["cccccccc-0000-0000-0000-000000000000"], nvml=four())
     by_index = NvmlSensor(indices=[1], environment={"CUDA_VISIBLE_DEVICES": "3,2"}, nvml=four())
@@ -124,7 +124,7 @@ def test_devices_by_torchs_uuid_and_index() -> None:
         NvmlSensor(uuids=["nope"], nvml=four()).open()
 
 
-def test_readings_come_in_our_units() -> None:
+def test_nvml_readings_are_in_our_units() -> None:
     sensor = opened(NvmlSensor(environment={}, nvml=Driver(Gpu("GPU-a"))))
     assert sensor.sample(5.0) == [Sample(5.0, "GPU-a", 10 * GB, 0.5, 250.0)]
     assert sensor.counters()["GPU-a"].energy_j == 7000
@@ -132,7 +132,7 @@ def test_readings_come_in_our_units() -> None:
 
 
 @pytest.mark.parametrize(("lacks", "source"), [((), "counter"), (("energy",), "integrated power")])
-def test_the_counter_is_preferred_and_power_serves_without_one(lacks: tuple[str, ...], source: str) -> None:
+def test_energy_comes_from_the_counter_or_else_from_power(lacks: tuple[str, ...], source: str) -> None:
     driver = Driver(Gpu("GPU-a", lacks=lacks))
     sensor = NvmlSensor(environment={}, nvml=driver)
 
@@ -150,7 +150,7 @@ def test_the_counter_is_preferred_and_power_serves_without_one(lacks: tuple[str,
 
 
 @pytest.mark.parametrize("lacks", ["utilization", "power", "energy", "mig"])
-def test_what_one_gpu_lacks_is_none_with_its_reason(lacks: str) -> None:
+def test_quantities_that_one_gpu_lacks_are_none_with_a_reason(lacks: str) -> None:
     sensor = opened(NvmlSensor(environment={}, nvml=Driver(Gpu("GPU-a"), Gpu("GPU-b", lacks=(lacks,)))))
     quantity = {"utilization": "utilization", "power": "power_w", "energy": "energy_j"}.get(lacks)
     missing = set(sensor.unavailable) - {*ALLOCATOR_PEAKS, "busy_s", "peak_memory_device_bytes"}
@@ -158,7 +158,7 @@ def test_what_one_gpu_lacks_is_none_with_its_reason(lacks: str) -> None:
     assert all("GPU-b" in sensor.unavailable[name] for name in missing)
 
 
-def test_a_gpu_lost_in_the_run_ends_the_series_alone() -> None:
+def test_a_gpu_lost_during_the_run_ends_only_its_series() -> None:
     driver = four()
     with EfficiencyMonitor([NvmlSensor(environment={}, nvml=driver)]) as monitor:
         with monitor.step(tokens=1):
@@ -171,7 +171,7 @@ def test_a_gpu_lost_in_the_run_ends_the_series_alone() -> None:
     assert driver.initialized == 0
 
 
-def test_without_the_package_or_a_driver_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pynvml_or_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class NoDriver(Driver):
         def nvmlInit(self) -> None:  # noqa: N802 (the driver's name)
             raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
@@ -184,7 +184,7 @@ def test_without_the_package_or_a_driver_the_reason_is_said(monkeypatch: pytest.
         NvmlSensor().open()
 
 
-def test_another_process_on_a_gpu_is_seen_and_the_runs_own_is_none() -> None:
+def test_another_process_on_a_gpu_is_a_disturbance_but_the_runs_own_is_not() -> None:
     own = os.getpid()
     driver = Driver(Gpu("GPU-a", pids=(own,)), Gpu("GPU-b", pids=(own, os.getppid(), 2**22 + 1)))
     ((uuid, use),) = opened(NvmlSensor(environment={}, nvml=driver)).other_use().items()
@@ -196,7 +196,7 @@ def test_another_process_on_a_gpu_is_seen_and_the_runs_own_is_none() -> None:
 
 
 @pytest.mark.parametrize("gpu", [Gpu("GPU-a", pids=(2**22 + 1,)), Gpu("GPU-a", lacks=("processes",))])
-def test_where_nobody_can_tell_whose_a_process_is_none_is_accused(gpu: Gpu) -> None:
+def test_processes_of_unknown_owner_are_no_disturbance(gpu: Gpu) -> None:
     # The run's own process is not listed: its ids are of another namespace, or NVML lists none.
     sensor = opened(NvmlSensor(environment={}, nvml=Driver(gpu)))
     assert sensor.other_use() == {}

@@ -21,7 +21,7 @@ def sensors(tmp_path: Path) -> Iterator[list[Sensor]]:
     torch.set_num_threads(threads)
 
 
-def test_noise_alone_is_no_cost() -> None:
+def test_noise_alone_shows_no_overhead() -> None:
     """Blocks that take half or twice as long by chance: the mean of their ratios would be a quarter above 1."""
     found = cost("noise", {True: [1.0, 2.0] * 50, False: [2.0, 1.0] * 50})
     assert found.value == pytest.approx(0)
@@ -32,7 +32,7 @@ def test_noise_alone_is_no_cost() -> None:
 @pytest.mark.proof
 @pytest.mark.alone
 def test_the_monitor_takes_less_than_half_a_percent_of_a_step(sensors: list[Sensor]) -> None:
-    """All that runs on the monitor's account: the sampling threads, and the calls around each step."""
+    """The monitor's cost is that of its sampling threads and of its calls around each step."""
     # The least of three: what else the system does, such as fetching pages that it had evicted, only adds.
     share = min(own_share(sensors, steps=50) for _ in range(3))
     print(f"monitor: {share:.3%} of a step")
@@ -41,7 +41,7 @@ def test_the_monitor_takes_less_than_half_a_percent_of_a_step(sensors: list[Sens
 
 @pytest.mark.proof
 @pytest.mark.alone
-def test_on_and_off_alternating_show_no_larger_cost(sensors: list[Sensor]) -> None:
+def test_alternating_monitor_on_and_off_shows_no_larger_cost(sensors: list[Sensor]) -> None:
     """What other processes do to the caches is noise: the interval of the difference must not exclude the limit."""
     found = measure(sensors, pairs=240, steps=1)
     for percent in (found.processor, found.clock):

@@ -42,7 +42,7 @@ def spend(root: Path, folder: str, joules: float) -> None:
     file.write_text(str((int(file.read_text()) + round(joules * 1e6)) % RANGE_UJ))
 
 
-def test_packages_and_memory_count_once_and_nothing_that_holds_or_repeats_them(tmp_path: Path) -> None:
+def test_packages_and_dram_count_once_and_nested_zones_do_not(tmp_path: Path) -> None:
     root, clock = make(tmp_path, TWO_SOCKETS), HandClock(0)
     monitor = monitor_of(clock, TraceSensor(clock, ("HOST",), lambda t: GB, scope="host"), RaplSensor(root))
     with monitor, monitor.step(tokens=100):
@@ -66,7 +66,7 @@ def test_packages_and_memory_count_once_and_nothing_that_holds_or_repeats_them(t
     assert run.timelines[-1].device_name == "package-0 + package-1 + dram + dram"
 
 
-def test_many_wrap_arounds_in_one_window_are_counted_by_the_samples_between(tmp_path: Path) -> None:
+def test_many_wrap_arounds_in_one_window_are_counted_from_samples(tmp_path: Path) -> None:
     root, clock = make(tmp_path, {"intel-rapl:0": ("package-0", 7)}), HandClock(0)
     sensor = opened(RaplSensor(root))
     for _ in range(10):
@@ -86,7 +86,9 @@ def test_many_wrap_arounds_in_one_window_are_counted_by_the_samples_between(tmp_
         (("intel-rapl:0", "intel-rapl:1", "intel-rapl-mmio:0"), "node", 32),
     ],
 )
-def test_what_is_counted_is_named(without: tuple[str, ...], scope: str, joules: int, tmp_path: Path) -> None:
+def test_the_energy_scope_names_the_counted_zones(
+    without: tuple[str, ...], scope: str, joules: int, tmp_path: Path
+) -> None:
     root = make(tmp_path, {folder: zone for folder, zone in TWO_SOCKETS.items() if folder not in without})
     sensor = opened(RaplSensor(root))
     spent = {"intel-rapl:0": 4, "intel-rapl:1": 8, "intel-rapl:0:1": 2, "intel-rapl:1:0": 16, "intel-rapl:2": 32}
@@ -97,9 +99,7 @@ def test_what_is_counted_is_named(without: tuple[str, ...], scope: str, joules: 
     assert next(iter(sensor.counters().values())).energy_j == pytest.approx(joules)
 
 
-def test_without_zones_or_the_right_to_read_them_the_reason_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_or_unreadable_zones_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MetricsError, match="no RAPL zone in .*intel_rapl_msr"):
         RaplSensor(tmp_path).open()
     root = make(tmp_path, TWO_SOCKETS)
@@ -121,7 +121,7 @@ def host_and_meter(clock: HandClock, root: Path, host: str, rank: int) -> RankMe
     return monitor.finish()
 
 
-def test_hosts_whose_meters_differ_or_fail_have_no_sum(tmp_path: Path) -> None:
+def test_hosts_with_differing_or_failed_zones_have_no_sum(tmp_path: Path) -> None:
     clock = HandClock(0)
 
     def merged(second: Path) -> RunMeasurement:
@@ -137,7 +137,7 @@ def test_hosts_whose_meters_differ_or_fail_have_no_sum(tmp_path: Path) -> None:
     assert run.amu_gb == pytest.approx(1)
 
 
-def test_a_counter_that_stands_still_is_no_zero_joules(tmp_path: Path) -> None:
+def test_a_frozen_counter_is_not_zero_joules(tmp_path: Path) -> None:
     clock = HandClock(0)
     host = TraceSensor(clock, ("A",), lambda t: GB, scope="host")
     meter = RaplSensor(make(tmp_path, {"intel-rapl:0": ("package-0", 7)}))

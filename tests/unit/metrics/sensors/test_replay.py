@@ -126,7 +126,7 @@ def figures(path: Path) -> Summary:
 
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.booleans())
-def test_every_figure_is_right_to_a_thousandth(
+def test_every_figure_is_exact_to_a_thousandth(
     tmp_path_factory: pytest.TempPathFactory, seed: int, counter: bool
 ) -> None:
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
@@ -143,7 +143,7 @@ def test_every_figure_is_right_to_a_thousandth(
 
 
 @pytest.mark.parametrize("counter", [True, False])
-def test_a_device_that_drops_out_leaves_no_figure_of_both(tmp_path: Path, counter: bool) -> None:
+def test_a_lost_device_leaves_no_figure_over_both_devices(tmp_path: Path, counter: bool) -> None:
     summary = figures(write(tmp_path / "trace.jsonl", ("A", "B"), stamps(1), counter, dies_s=80.0))
     for name in ("amu_gb", "pcu", "aec_w", "energy_j", "energy_j_per_token"):
         assert summary.values[name] is None, name
@@ -155,7 +155,7 @@ def test_a_device_that_drops_out_leaves_no_figure_of_both(tmp_path: Path, counte
     assert until.energy_j == pytest.approx(exact_energy(*WINDOWS[0]), rel=1e-3)
 
 
-def test_what_was_recorded_is_measured_again(tmp_path: Path) -> None:
+def test_a_recorded_trace_replays_to_the_same_figures(tmp_path: Path) -> None:
     clock = HandClock(1000.0)
     source = TraceSensor(
         clock, ("A", "B"), lambda t: (t - 990) * GB, lambda t: 0.25, lambda t: t - 900, lambda t: 7 * t
@@ -178,7 +178,7 @@ def test_what_was_recorded_is_measured_again(tmp_path: Path) -> None:
     assert again.sensors[0].failure is None
 
 
-def test_a_trace_that_ends_ends_the_series_with_a_reason(tmp_path: Path) -> None:
+def test_a_trace_that_ends_early_ends_the_series_with_a_reason(tmp_path: Path) -> None:
     clock = HandClock(0)
     path = write(tmp_path / "trace.jsonl", ("A",), [0.0, 1.0, 2.0], counter=False)
     run = measure_steps(clock, ReplaySensor(path, clock), times_s=[10])
@@ -194,7 +194,7 @@ def test_a_trace_that_ends_ends_the_series_with_a_reason(tmp_path: Path) -> None
         ('{"device": {"uuid": "A"}, "scope": "gpu"}', "line 1: not a line"),
     ],
 )
-def test_a_damaged_trace_is_refused_by_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_damaged_trace_is_refused_and_its_line_named(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "trace.jsonl").write_text(text)
     with pytest.raises(MetricsError, match=said):
         ReplaySensor(tmp_path / "trace.jsonl").open()
@@ -202,7 +202,7 @@ def test_a_damaged_trace_is_refused_by_line(tmp_path: Path, text: str, said: str
         ReplaySensor(tmp_path / "none.jsonl").open()
 
 
-def test_time_that_runs_backwards_is_refused(tmp_path: Path) -> None:
+def test_a_trace_with_time_running_backwards_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", ("A",), [1.0, 2.0, 1.5], counter=False)
     with pytest.raises(MetricsError, match="line 4: .*comes after"):
         ReplaySensor(path).open()

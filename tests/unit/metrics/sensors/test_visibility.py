@@ -50,7 +50,7 @@ texts = st.sampled_from(
 
 @settings(max_examples=150)
 @given(st.lists(texts, min_size=1, max_size=5).map(",".join))
-def test_whole_gpus_are_those_that_torch_sees(listed: str) -> None:
+def test_visible_gpus_match_torchs_own(listed: str) -> None:
     if listed.startswith("MIG-"):
         return  # torch leaves these to CUDA
     assert seen(machine(), listed) == torchs_reading(listed)
@@ -81,7 +81,7 @@ def watched(driver: Driver, listed: str | None, index: int | None, by_uuid: bool
 
 @settings(max_examples=100)
 @given(ranks_and_machines())
-def test_ranks_together_count_each_device_once(
+def test_all_ranks_together_count_each_device_once(
     drawn: tuple[frozenset[int], list[tuple[str | None, int | None, bool]]],
 ) -> None:
     sliced, ranks = drawn

@@ -23,7 +23,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_files_beside_those_of_a_manifest_are_no_damage_of_a_model(model: Path) -> None:
+def test_files_beside_those_of_a_manifest_are_no_damage(model: Path) -> None:
     (model / "README.md").write_text("what others wrote")
     (model / ".cache" / "huggingface").mkdir(parents=True)
     (model / ".cache" / "huggingface" / ".gitignore").write_text("*")
@@ -34,13 +34,13 @@ def test_files_beside_those_of_a_manifest_are_no_damage_of_a_model(model: Path) 
 
 
 @pytest.mark.parametrize("content", [{}, [], {"files": ["a"]}, {"sha256": "0", "content": {}, "version": 1}])
-def test_a_manifest_of_another_program_is_left_alone(tmp_path: Path, content: object) -> None:
+def test_a_manifest_of_another_program_is_ignored(tmp_path: Path, content: object) -> None:
     (tmp_path / MANIFEST).write_text(json.dumps(content))
     verify_where_listed(tmp_path)
 
 
 @pytest.mark.parametrize("damaged", ["model.safetensors", MANIFEST])
-def test_damage_is_told_with_what_helps_where_it_is_none(model: Path, damaged: str) -> None:
+def test_damage_is_reported_with_a_hint_for_deliberate_changes(model: Path, damaged: str) -> None:
     path = model / damaged
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(CheckpointError, match=rf"{re.escape(damaged)}: damaged.*{HINT}$"):

@@ -41,7 +41,7 @@ PUBLIC = {"megatron.core.dist_checkpointing"}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_what_is_called_takes_what_it_is_passed(name: str) -> None:
+def test_megatrons_functions_accept_the_passed_arguments(name: str) -> None:
     from efficientbench.training.checkpoints import megatron_internals
 
     found: object = megatron_internals
@@ -51,7 +51,7 @@ def test_what_is_called_takes_what_it_is_passed(name: str) -> None:
     assert [each for each in PARAMETERS[name] if each not in taken] == []
 
 
-def test_the_attributes_that_are_read_are_there() -> None:
+def test_megatrons_classes_have_the_attributes_that_are_read() -> None:
     from efficientbench.training.checkpoints import megatron_internals
 
     queue = megatron_internals.AsyncCallsQueue()
@@ -73,7 +73,7 @@ def _inner_names(source: str) -> Iterator[str]:
                 yield node.attr
 
 
-def test_no_other_file_goes_past_this_one() -> None:
+def test_no_other_file_uses_inner_names_of_megatron() -> None:
     found = {
         file.name: names
         for file in sorted(CHECKPOINTS.glob("*.py"))

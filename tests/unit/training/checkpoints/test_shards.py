@@ -14,7 +14,7 @@ SHAPES = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 
 
 @given(SHAPES, st.data())
-def test_rectangles_hold_each_element_once_and_in_order(shape: list[int], data: st.DataObject) -> None:
+def test_rectangles_cover_each_element_once_and_in_order(shape: list[int], data: st.DataObject) -> None:
     size = math.prod(shape)
     begin = data.draw(st.integers(0, size))
     end = data.draw(st.integers(begin, size))

@@ -10,7 +10,7 @@ import torch
 pytestmark = pytest.mark.usefixtures("single_rank")
 
 
-def test_the_thread_that_reads_uses_the_device_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reading_thread_uses_the_device_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     from efficientbench.training.data.batches import Batches
 
     chosen: list[int] = []
@@ -21,7 +21,7 @@ def test_the_thread_that_reads_uses_the_device_of_its_rank(monkeypatch: pytest.M
     assert chosen == [3]
 
 
-def test_nothing_is_pinned_where_the_oldest_torch_has_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_is_pinned_without_an_accelerator_in_the_oldest_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     from efficientbench.training.data.batches import _pins
 
     def current_accelerator() -> torch.device:

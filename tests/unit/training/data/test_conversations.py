@@ -48,13 +48,13 @@ def plainly_packed(lengths: list[int], capacity: int) -> list[list[int]]:
 
 
 @given(st.lists(st.integers(1, 30), max_size=60), st.integers(30, 70))
-def test_sequences_are_those_of_plain_best_fit(lengths: list[int], capacity: int) -> None:
+def test_packed_sequences_match_plain_best_fit(lengths: list[int], capacity: int) -> None:
     rows = list(best_fit(((length, number) for number, length in enumerate(lengths)), capacity))
     assert rows == plainly_packed(lengths, capacity)
 
 
 @given(st.lists(st.integers(1, 30), max_size=60), st.integers(1, 7))
-def test_with_few_that_wait_each_still_occurs_once(lengths: list[int], waiting: int) -> None:
+def test_each_conversation_occurs_once_with_a_short_waiting_list(lengths: list[int], waiting: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "WAITING", waiting)
         rows = list(best_fit(((length, number) for number, length in enumerate(lengths)), 30))
@@ -62,7 +62,7 @@ def test_with_few_that_wait_each_still_occurs_once(lengths: list[int], waiting: 
     assert all(sum(lengths[number] for number in row) <= 30 for row in rows)
 
 
-def test_each_epoch_has_every_conversation_once_in_another_order(found: Conversations) -> None:
+def test_each_epoch_has_every_conversation_once_in_a_new_order(found: Conversations) -> None:
     numbers = found.fitting(np.arange(COUNT)).tolist()
     epochs = [packed_epoch(numbers, found.lengths, SEQ_LEN + 1, 5, epoch) for epoch in range(3)]
     assert [sorted(itertools.chain(*rows)) for rows in epochs] == [numbers] * 3
@@ -70,7 +70,7 @@ def test_each_epoch_has_every_conversation_once_in_another_order(found: Conversa
     assert packed_epoch(numbers, found.lengths, SEQ_LEN + 1, 6, 0) != epochs[0]
 
 
-def test_samples_hold_whole_conversations_and_the_masks_targets(found: Conversations) -> None:
+def test_samples_hold_complete_conversations_and_the_targets_of_the_mask(found: Conversations) -> None:
     samples, per_epoch = packed(found, 1), 0
     per_epoch = len(samples._rows)
     samples = packed(found, 2 * per_epoch)
@@ -103,7 +103,7 @@ def test_a_longer_training_begins_with_the_same_samples(found: Conversations) ->
     assert packed(found, 5, seed=6)._rows != short._rows
 
 
-def test_validation_scores_the_masks_targets_alone(found: Conversations) -> None:
+def test_validation_scores_only_the_targets_of_the_mask(found: Conversations) -> None:
     order = np.arange(COUNT)[::-1]
     ids, masks = choose_conversations(found, order, 100)
     text = ValidationText(ids, SEQ_LEN, masks)

@@ -63,7 +63,7 @@ def signed(path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_checksum", [False, True])
-def test_no_pickle_is_read(prefixes: list[Path], tmp_path: Path, with_checksum: bool) -> None:
+def test_no_pickle_in_the_cache_is_read(prefixes: list[Path], tmp_path: Path, with_checksum: bool) -> None:
     expected, executed = opened(prefixes, tmp_path), tmp_path / "executed"
     content = {path: path.read_bytes() for path in indices(tmp_path)}
     assert len(content) == FILES
@@ -119,7 +119,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_written_anew(
+def test_damaged_indices_are_rebuilt(
     prefixes: list[Path], tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = opened(prefixes, tmp_path)
@@ -139,7 +139,7 @@ def test_what_is_damaged_is_written_anew(
         assert told or damage == "gone"
 
 
-def test_what_a_link_points_to_stays(prefixes: list[Path], tmp_path: Path) -> None:
+def test_the_target_of_a_link_is_not_overwritten(prefixes: list[Path], tmp_path: Path) -> None:
     expected, precious = opened(prefixes, tmp_path), tmp_path / "precious"
     precious.write_text("all of it")
     for path in indices(tmp_path):
@@ -150,7 +150,9 @@ def test_what_a_link_points_to_stays(prefixes: list[Path], tmp_path: Path) -> No
     assert not any(path.is_symlink() for path in indices(tmp_path))
 
 
-def test_another_rank_never_builds(prefixes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_rank_builds_indices(
+    prefixes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from efficientbench.basics.errors import TrainingError
 
     opened(prefixes, tmp_path)

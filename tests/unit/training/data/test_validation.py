@@ -47,7 +47,7 @@ def test_sums_of_rows_become_sums_of_documents() -> None:
     assert text.by_document(counts)[:, 0].tolist() == [length - 1 for length in LENGTHS]
 
 
-def test_each_source_has_its_share_and_no_document_too_much(tmp_path: Path) -> None:
+def test_each_source_gets_its_share_without_an_extra_document(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     for source in range(2):
         write_tokens(tmp_path / str(source), [random.integers(1, 131, length) for length in [3000, *[40] * 60]])

@@ -64,7 +64,7 @@ def test_a_damaged_block_stops_the_run_that_reads_it(prefixes: list[Path], tmp_p
         read(prefixes, readers(), tmp_path / "cache")
 
 
-def test_a_block_is_read_once(prefixes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_is_verified_once(prefixes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from efficientbench.data_tools.tokens import intact
 
     checked: list[int] = []

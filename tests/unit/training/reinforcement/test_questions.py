@@ -34,7 +34,7 @@ def asked(config: RunConfig, tokenizer: TextTokenizer, steps: range) -> list[tup
     return [(turn, question.row) for step in steps for turn, question in questions.of_step(step)]
 
 
-def test_each_epoch_asks_all_in_another_order(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+def test_each_epoch_asks_all_questions_in_a_new_order(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     config = config_of(write_questions(tmp_path / "rows.jsonl", ROWS))
     # Ten questions in five steps: two epochs.
     found = asked(config, tokenizer, range(1, 6))
@@ -79,7 +79,9 @@ def test_a_question_without_room_for_an_answer_is_counted(tmp_path: Path, tokeni
         (["rl.test_every=2", "rl.test_questions=nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
-def test_what_cannot_be_rewarded_or_tested(tmp_path: Path, overrides: list[str], message: str) -> None:
+def test_tasks_that_cannot_be_rewarded_or_tested_are_refused(
+    tmp_path: Path, overrides: list[str], message: str
+) -> None:
     config = config_of(write_questions(tmp_path / "rows.jsonl", 1), *overrides)
     with pytest.raises(Exception, match=message) as found:
         check_rewards(config.rl)
@@ -97,7 +99,7 @@ TALK = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "c
         ("humaneval", PROGRAM, "^reward of humaneval, question 0, sample 0: its answers are programs, which a train"),
     ],
 )
-def test_a_task_that_rewards_nothing_needs_a_named_reward(
+def test_a_task_without_rewards_needs_a_named_reward(
     tmp_path: Path, task: str, row: dict[str, Any], message: str
 ) -> None:
     rows = tmp_path / "rows.jsonl"
@@ -111,7 +113,7 @@ def test_a_task_that_rewards_nothing_needs_a_named_reward(
         check_rewards(config_of(rows, *rewarded, "rl.test_every=2", f"rl.test_questions={rows}").rl)
 
 
-def test_a_task_from_outside_makes_and_rewards_its_questions(tokenizer: TextTokenizer) -> None:
+def test_an_external_task_makes_and_rewards_its_questions(tokenizer: TextTokenizer) -> None:
     words = ("training.objective=rl", "rl.samples=4", "rl.max_new_tokens=4", "training.seq_len=32")
     config = tiny("gqa_1.5B", *words, "rl.task=support.outside_task:Spelling")
     check_rewards(config.rl)
@@ -128,7 +130,7 @@ def test_a_file_without_rows_is_named(tmp_path: Path, tokenizer: TextTokenizer) 
         check_rewards(config_of(rows, "rl.test_every=2", f"rl.test_questions={empty}").rl)
 
 
-def test_questions_must_be_named(tokenizer: TextTokenizer) -> None:
+def test_rl_without_questions_is_refused(tokenizer: TextTokenizer) -> None:
     config = tiny("gqa_1.5B", "training.objective=rl", "rl.samples=4", "rl.max_new_tokens=4")
     with pytest.raises(ConfigError, match="rl.questions: missing"):
         Questions(config, tokenizer, "of bytes")

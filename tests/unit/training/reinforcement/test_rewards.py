@@ -47,12 +47,12 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def test_gsm8k_compares_the_number_after_the_mark() -> None:
+def test_the_reward_of_gsm8k_compares_the_number_after_the_mark() -> None:
     completions = ["So #### 1200", "#### 1,200 hundreds", "#### 120", "1200", ""]
     assert rewards_of("gsm8k", find_reward("gsm8k"), QUESTION, completions, 0) == [1, 1, 0, 0, 0]
 
 
-def test_a_task_says_what_its_answers_are_worth() -> None:
+def test_a_task_rewards_its_answers() -> None:
     task = Spelling()
     apple = task.example({"word": "apple"})
     # As a score the second would be 0.
@@ -61,7 +61,7 @@ def test_a_task_says_what_its_answers_are_worth() -> None:
     assert rewards_of("of gsm8k", reward_of_task(Gsm8k()), QUESTION, completions, 0) == [1, 0]
 
 
-def test_a_reward_of_ones_own() -> None:
+def test_a_users_own_reward_is_used() -> None:
     name = "my_rewards:length"
     assert rewards_of(name, find_reward(name), QUESTION, ["", "four"], 0) == [0, 2]
     numpys = rewards_of("my_rewards:single", find_reward("my_rewards:single"), QUESTION, ["", "abc"], 0)
@@ -69,7 +69,7 @@ def test_a_reward_of_ones_own() -> None:
     assert numpys == [0, 1.5]
 
 
-def test_an_entry_point_gives_a_reward_a_name(tmp_path: Path) -> None:
+def test_an_entry_point_names_a_reward(tmp_path: Path) -> None:
     outside.install(tmp_path, "efficientbench.rewards", "trial_length", "my_rewards:length")
     assert rewards_of("trial_length", find_reward("trial_length"), QUESTION, ["four"], 0) == [2]
     assert [file.name for file in reward_files("trial_length")] == ["my_rewards.py"]
@@ -88,7 +88,7 @@ def test_an_entry_point_gives_a_reward_a_name(tmp_path: Path) -> None:
         ("my_broken_rewards:f", "my_broken_rewards needs a_module_that_nobody_has, which is not installed"),
     ],
 )
-def test_no_such_reward(name: str, message: str) -> None:
+def test_an_unknown_or_invalid_reward_is_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         find_reward(name)
 
@@ -102,7 +102,7 @@ def test_no_such_reward(name: str, message: str) -> None:
         ("x", "failed at question 7, sample 1: ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_failure_names_question_and_sample(completion: str, message: str) -> None:
+def test_a_failing_reward_names_question_and_sample(completion: str, message: str) -> None:
     name = "my_rewards:faulty"
     reward = find_reward(name)
     assert not math.isnan(rewards_of(name, reward, QUESTION, ["fine"], 7)[0])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from oracles.optimizers import orthogonal
 from support.configs import ATTENTIONS, MODELS, chosen, has_matrices, tiny, tiny_model
+from support.releases import TORCH_MUON
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -49,14 +50,14 @@ def test_the_iteration_equals_its_polynomial_on_the_singular_values(shape: tuple
     torch.testing.assert_close(orthogonalized(scaled), orthogonalized(matrices), rtol=0, atol=1e-5)
 
 
-def test_a_gradient_of_zero_moves_nothing() -> None:
+def test_a_gradient_of_zero_gives_a_zero_direction() -> None:
     from efficientbench.training.update.muon import orthogonalized
 
     assert not orthogonalized(torch.zeros(1, 6, 4)).any()
 
 
-def test_each_part_of_a_fused_weight_is_orthogonalized_apart() -> None:
-    """Two groups of three query heads, a key and a value, each of five rows."""
+def test_each_part_of_a_fused_weight_is_orthogonalized_separately() -> None:
+    """The fused weight has two groups of three query heads, a key and a value, with five rows for each head."""
     from efficientbench.training.update.muon import direction
 
     fused = torch.randn(1, 2 * 5 * 5, 9, generator=torch.Generator().manual_seed(0))
@@ -67,7 +68,8 @@ def test_each_part_of_a_fused_weight_is_orthogonalized_apart() -> None:
         torch.testing.assert_close(found[:, part].reshape(-1, 9), expected.float(), rtol=0, atol=1e-5)
 
 
-def test_steps_equal_those_of_torchs_muon_in_bf16() -> None:
+@TORCH_MUON
+def test_steps_match_torchs_muon_in_bf16() -> None:
     from efficientbench.training.update.muon import Matrices, Muon, momentum
 
     ours, theirs = (torch.nn.Parameter(torch.randn(30, 20, generator=torch.Generator().manual_seed(1))) for _ in "ab")
@@ -84,7 +86,7 @@ def test_steps_equal_those_of_torchs_muon_in_bf16() -> None:
         ours.data.copy_(theirs.data)
 
 
-def test_the_momentum_rises_and_stays() -> None:
+def test_the_momentum_rises_to_its_final_value() -> None:
     from efficientbench.training.update.muon import momentum
 
     assert [momentum(step) for step in (1, 151, 301, 10_000)] == pytest.approx([0.85, 0.9, 0.95, 0.95])
@@ -92,8 +94,8 @@ def test_the_momentum_rises_and_stays() -> None:
 
 @pytest.mark.usefixtures("single_rank")
 @pytest.mark.parametrize("model", chosen(MODELS, has_matrices))
-def test_what_is_declared_is_what_the_layers_have(model: str) -> None:
-    """By name and shape; together with what AdamW updates it is everything."""
+def test_declared_matrices_match_those_of_the_layers(model: str) -> None:
+    """They match by name and shape, and together with AdamW's parameters they are all parameters."""
     from efficientbench.model.initial_weights import global_parameters
     from efficientbench.training.update.parameter_roles import role_names
 
@@ -119,7 +121,7 @@ def test_what_is_declared_is_what_the_layers_have(model: str) -> None:
 
 @pytest.mark.usefixtures("single_rank")
 @pytest.mark.parametrize("model", [*chosen(ATTENTIONS, has_matrices), "moe"])
-def test_its_flops_are_those_that_torch_counts(model: str) -> None:
+def test_the_flops_of_muon_match_torchs_counter(model: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     config = configured(model)
@@ -155,7 +157,7 @@ class Allocated(TorchDispatchMode):
 @pytest.mark.usefixtures("single_rank")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["gqa", "moe"])
-def test_its_temporary_tensors_are_those_of_the_plan(name: str, dtype: str) -> None:
+def test_the_temporary_tensors_of_muon_match_the_plan(name: str, dtype: str) -> None:
     # As wide as real layers are in proportion to their inner width.
     config = configured(name, f"training.dtype={dtype}", "model.ffn_hidden_size=280")
     _, optimizer = built(config)
@@ -173,7 +175,7 @@ def test_its_temporary_tensors_are_those_of_the_plan(name: str, dtype: str) -> N
 
 @pytest.mark.usefixtures("single_rank")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_step_that_is_not_finite_leaves_everything_and_clipping_divides(dtype: str) -> None:
+def test_a_non_finite_step_changes_nothing_and_clipping_scales_the_gradient(dtype: str) -> None:
     from efficientbench.training.update.muon import set_momentum
     from efficientbench.training.update.optimizer import QueuedUpdate, can_queue, set_rates
 
@@ -203,7 +205,7 @@ def test_a_step_that_is_not_finite_leaves_everything_and_clipping_divides(dtype:
 
 @pytest.mark.usefixtures("single_rank")
 @pytest.mark.parametrize("optimizer_name", ["adamw", "muon"])
-def test_each_role_has_its_rate(optimizer_name: str) -> None:
+def test_each_parameter_role_has_its_learning_rate(optimizer_name: str) -> None:
     from efficientbench.model.initial_weights import global_parameters
     from efficientbench.training.update.optimizer import set_rates
     from efficientbench.training.update.parameter_roles import parameter_roles
@@ -241,7 +243,7 @@ def test_each_role_has_its_rate(optimizer_name: str) -> None:
     assert groups[1].parameters == ["embedding.word_embeddings.weight"]
 
 
-def test_a_weight_that_nobody_declared_is_named() -> None:
+def test_an_undeclared_weight_is_named() -> None:
     from efficientbench.basics.errors import ConfigError
     from efficientbench.training.update.muon import Matrices
 
@@ -250,7 +252,7 @@ def test_a_weight_that_nobody_declared_is_named() -> None:
         Matrices.of("decoder.layers.0.self_attention.other.weight", weight, tiny("gqa_1.5B").model, torch.float32)
 
 
-def test_a_stack_counts_its_matrices() -> None:
+def test_a_stack_counts_its_repeated_matrices() -> None:
     stack = Stack(9, (15, 5, 5), repeats=2, copies=3)
     assert stack.shapes == ((30, 9), (10, 9), (10, 9))
     assert stack.parameters == 3 * 50 * 9

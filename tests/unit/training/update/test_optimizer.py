@@ -42,7 +42,7 @@ def optimizer() -> Callable[[str], Any]:
 
 
 @pytest.mark.parametrize(("dtype", "queued"), [("fp32", True), ("bf16", True), ("fp16", False)])
-def test_the_loss_scaler_alone_needs_the_host(dtype: str, queued: bool, optimizer: Callable[[str], Any]) -> None:
+def test_only_the_loss_scaler_needs_the_host(dtype: str, queued: bool, optimizer: Callable[[str], Any]) -> None:
     from efficientbench.training.update.optimizer import can_queue
 
     assert can_queue(optimizer(dtype), CPU) == queued
@@ -98,8 +98,8 @@ def test_an_optimizer_of_another_library_makes_the_host_wait(optimizer: Callable
         ("gqa_1.5B, every key", DECAYED | {"output_layer.weight"}),
     ],
 )
-def test_matrices_alone_decay(name: str, decayed: set[str], distributed: str) -> None:
-    """With gradients of zero AdamW leaves nothing but the decay."""
+def test_only_matrices_decay(name: str, decayed: set[str], distributed: str) -> None:
+    """With gradients of zero an AdamW step is the decay alone."""
     from efficientbench.model.gpt import build_stages
     from efficientbench.model.initial_weights import global_parameters
     from efficientbench.training.update.optimizer import build_optimizer, set_rates, wrap_data_parallel

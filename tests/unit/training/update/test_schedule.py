@@ -34,19 +34,21 @@ def rates(*overrides: str, steps: int = STEPS) -> list[float]:
         (("lr_warmup_fraction=1",), [(0, 0), (40, PEAK)]),
     ],
 )
-def test_lines(overrides: tuple[str, ...], corners: list[tuple[float, float]]) -> None:
+def test_linear_schedules_match_interpolated_corners(
+    overrides: tuple[str, ...], corners: list[tuple[float, float]]
+) -> None:
     expected = np.interp(np.arange(1, STEPS + 1), *zip(*corners, strict=True))
     assert rates(*overrides) == pytest.approx(expected.tolist(), rel=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.25])
-def test_a_cosine_is_scaled_whole(scale: float) -> None:
+def test_lr_scale_multiplies_the_complete_cosine(scale: float) -> None:
     rise = [scale * PEAK * step / 4 for step in range(1, 5)]
     fall = scale * (END + (PEAK - END) * (1 + np.cos(np.pi * np.arange(1, 37) / 36)) / 2)
     assert rates(f"lr_scale={scale}") == pytest.approx([*rise, *fall], rel=1e-12)
 
 
-def test_both_shares_may_round_up() -> None:
+def test_warm_up_and_decay_that_both_round_up_do_not_overlap() -> None:
     """Half of five steps is two or three: a rise and a fall of three would overlap."""
     found = rates("lr_schedule=trapezoid", "lr_warmup_fraction=0.7", "lr_decay_fraction=0.3", steps=5)
     assert found == pytest.approx([PEAK / 4, PEAK / 2, 3 * PEAK / 4, PEAK, END])

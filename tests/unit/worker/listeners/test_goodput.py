@@ -89,7 +89,7 @@ EXPECTED = TimeSpent(
 )
 
 
-def test_each_moment_counts_for_one_part() -> None:
+def test_each_second_of_wall_time_counts_for_one_part() -> None:
     loop = worked(Loop())
     spent = loop.goodput.spent()
     assert spent == EXPECTED
@@ -106,7 +106,7 @@ def test_a_recheck_reads_batches_that_no_step_waited_for() -> None:
     assert spent.data_wait_s == EXPECTED.data_wait_s
 
 
-def test_an_evaluation_between_steps_is_none_of_their_rest() -> None:
+def test_an_evaluation_between_steps_does_not_count_as_other_time() -> None:
     loop = worked(Loop())
     loop.goodput.evaluating(lambda event: loop.clock.pass_time(7))(StepStarted(4))
     spent = loop.goodput.spent()
@@ -114,7 +114,7 @@ def test_an_evaluation_between_steps_is_none_of_their_rest() -> None:
     assert (spent.evaluation_s, spent.rest_s) == (12, 3)
 
 
-def test_a_resumed_run_has_the_times_of_both_attempts_and_what_was_lost(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_times_of_both_attempts_and_the_lost_time(tmp_path: Path) -> None:
     first = worked(Loop())
     manifest: Any = SimpleNamespace(step=3, progress={**first.goodput.progress(), "elapsed_s": 50.0})
     steps = tmp_path / "steps.jsonl"
@@ -142,7 +142,7 @@ def test_a_resumed_run_has_the_times_of_both_attempts_and_what_was_lost(tmp_path
     )
 
 
-def test_a_checkpoint_of_before_leaves_them_unknown() -> None:
+def test_times_are_unknown_after_a_checkpoint_without_them() -> None:
     manifest: Any = SimpleNamespace(step=3, progress={"elapsed_s": 50.0})
     loop = worked(Loop(manifest=manifest))
     assert (loop.goodput.spent(), loop.goodput.progress()) == (None, {})
@@ -151,7 +151,7 @@ def test_a_checkpoint_of_before_leaves_them_unknown() -> None:
 FACTS = RunFacts(1000, 1000, 1, 6e3, 7e3, 8e3, 1e6, "datasheet")
 
 
-def test_the_record_has_the_parts_or_why_not() -> None:
+def test_the_record_has_the_parts_of_wall_time_or_a_reason() -> None:
     run = measure_steps(HandClock(), times_s=(1, 2))
     values = summarize(run, FACTS, Quality(), spent=EXPECTED).values
     assert (values["wall_s"], values["goodput"]) == (50, pytest.approx(0.12))

@@ -46,7 +46,7 @@ def test_routing_is_written_and_summed_over_the_measured_steps(tmp_path: Path) -
     assert (lines[1]["loss"], lines[1]["auxiliary_loss"]) == (2.0, 3.0)
 
 
-def test_a_run_without_the_auxiliary_loss_says_why(tmp_path: Path) -> None:
+def test_a_run_without_the_auxiliary_loss_gives_a_reason(tmp_path: Path) -> None:
     events = [step(1, Routing(None, ((1, 1),)))]
     quality = record("moe_0.5Bx8", tmp_path, events, "model.moe.auxiliary_loss=0").quality()
     assert quality.auxiliary_loss is None
@@ -60,13 +60,13 @@ def test_a_dense_run_writes_no_routing(tmp_path: Path) -> None:
     assert "auxiliary_loss" not in {*quality.reasons, *read_steps(tmp_path / "steps.jsonl")[0]}
 
 
-def test_a_standard_error_has_its_number_of_documents(tmp_path: Path) -> None:
+def test_a_standard_error_is_recorded_with_its_number_of_documents(tmp_path: Path) -> None:
     validation = ValidationEnded(1, 4.0, (3.9, 4.0, 4.1, 4.0), (16, 16, 16, 16), None, "0" * 64)
     recorder = record("gqa_0.5B", tmp_path, [step(1, None), validation])
     assert (recorder.validations[0].loss_se_values, recorder.quality().validation_loss_se_values) == (4, 4)
 
 
-def test_losses_lie_on_an_axis_of_tokens_too(tmp_path: Path) -> None:
+def test_losses_are_logged_over_tokens_and_steps(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = OutputFolder(tmp_path)

@@ -55,7 +55,7 @@ def done(program: str, folder: Path, **changes: str) -> str:
 
 
 @pytest.mark.proof
-def test_scalars_axes_and_figures_are_read_back(tmp_path: Path) -> None:
+def test_scalars_axes_and_figures_reach_wandb(tmp_path: Path) -> None:
     shown = done(BEGIN + SEND + END + "log.close()", tmp_path)
     [sent] = offline_runs(tmp_path)
     assert (sent.project, sent.name, sent.group) == ("trial", "gqa_1.5B", "gqa_1.5B")
@@ -78,7 +78,7 @@ def test_a_run_without_figures_counts_as_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_a_run_goes_on_when_the_process_that_sends_is_killed(tmp_path: Path) -> None:
+def test_a_run_continues_after_the_sending_process_is_killed(tmp_path: Path) -> None:
     shown = done(BEGIN + SEND + KILL + END + "log.close()\nprint('trained')", tmp_path)
     first, warning, last = shown.splitlines()
     assert first.startswith("Weights & Biases: ")
@@ -94,12 +94,12 @@ def test_a_user_who_is_not_logged_in_is_told_what_to_do(tmp_path: Path) -> None:
     assert shown.endswith("; WANDB_MODE=offline keeps it here for `wandb sync`\n")
 
 
-def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:
+def test_a_missing_wandb_package_is_reported_with_the_install_command(tmp_path: Path) -> None:
     shown = done(f"import sys\nsys.modules['wandb'] = None\n{REFUSED.strip()}", tmp_path)
     assert shown == "wandb: Weights & Biases is not installed: pip install 'efficientbench[wandb]'\n"
 
 
-def test_a_variable_that_is_wrong_is_named(tmp_path: Path) -> None:
+def test_a_wrong_environment_variable_is_named(tmp_path: Path) -> None:
     shown = done(REFUSED, tmp_path, WANDB_MODE="offlin")
     assert shown.startswith(
         "wandb: a setting is wrong, from an environment variable WANDB_… or wandb's own file: mode: "
@@ -107,7 +107,7 @@ def test_a_variable_that_is_wrong_is_named(tmp_path: Path) -> None:
     assert shown.count("\n") == 1
 
 
-def test_a_folder_of_earlier_runs_is_no_package(tmp_path: Path) -> None:
+def test_a_folder_named_wandb_is_no_package(tmp_path: Path) -> None:
     (tmp_path / "wandb").mkdir()
     program = (
         "import sys\n"

@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_mark_of_a_drawing_has_its_own_looks(suites: list[Suite]) -> None:
+def test_every_mark_carries_its_own_style_attributes(suites: list[Suite]) -> None:
     [figure] = difference_figures(suites)
     root = ElementTree.fromstring(svg_file(figure.plot))
     assert root.tag == f"{{{NAMESPACE}}}svg"
@@ -59,7 +59,7 @@ def test_every_mark_of_a_drawing_has_its_own_looks(suites: list[Suite]) -> None:
     assert len({attributes["fill"] for attributes in drawn}) == 2
 
 
-def test_a_pdfs_table_finds_its_objects_and_its_text_is_text(suites: list[Suite]) -> None:
+def test_the_xref_table_of_a_pdf_finds_its_objects_and_text_can_be_extracted(suites: list[Suite]) -> None:
     [figure] = difference_figures(suites)
     content = pdf_file(figure.plot)
     assert content.isascii()
@@ -78,13 +78,13 @@ def test_a_pdfs_table_finds_its_objects_and_its_text_is_text(suites: list[Suite]
     assert not re.search(r"\bnan\b|\binf\b", stream)
 
 
-def test_widths_are_helveticas() -> None:
+def test_character_widths_match_helvetica() -> None:
     # Adobe's metrics: H 722, e 556, l 222, v 500, t 278, i 222, c 500, a 556.
     assert text_width("Helvetica", 10) == pytest.approx((722 + 556 + 222 + 556 + 500 + 278 + 222 + 500 + 556) / 100)
     assert text_width("~", 1000) == 584
 
 
-def test_tables_print_bold_what_is_best_and_what_is_level_with_it(suites: list[Suite]) -> None:
+def test_tables_print_the_best_value_and_its_ties_bold(suites: list[Suite]) -> None:
     text = latex_tables(suites)
     rows = {line.partition(" & ")[0]: line for line in text.splitlines() if line.endswith(r"\\") and "&" in line}
     assert set(rows) == {"", "mqa", "gqa", "mla", "nsa"}
@@ -99,7 +99,7 @@ def test_single_runs_have_nothing_bold() -> None:
     assert r"\textbf" not in text
 
 
-def test_text_of_a_record_is_no_command_of_latex() -> None:
+def test_latex_commands_in_a_record_are_escaped() -> None:
     assert latex("a_b\\input{x} 5% $&#~^ ±\n") == (
         r"a\_b\textbackslash{}input\{x\} 5\% \$\&\#\textasciitilde{}\textasciicircum{} $\pm$"
     )
@@ -133,5 +133,5 @@ def test_a_folder_without_a_completed_run_is_refused(tmp_path: Path) -> None:
         write_plots(tmp_path, "svg")
 
 
-def test_a_title_becomes_a_name_that_latex_takes() -> None:
+def test_a_title_becomes_a_file_name_that_latex_accepts() -> None:
     assert file_name("Loss, 1.5B: ../a b\\c") == "loss_1_5b_a_b_c"

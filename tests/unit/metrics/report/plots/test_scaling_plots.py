@@ -21,7 +21,7 @@ def titles(*records: RunRecord) -> dict[str, str]:
     return {figure.title: figure.plot for figure in scaling_figures(numbered(records))}
 
 
-def test_sizes_of_one_variant_make_a_line_and_those_of_two_do_not() -> None:
+def test_sizes_of_one_variant_make_a_line_but_sizes_of_two_do_not() -> None:
     sizes = {"0.5B": 500_000_000, "3B": 3_000_000_000}
     small, large = (
         record(size=size, parameters_active=count, tokens=count * 20, energy_j_per_token=count / 1e11)
@@ -36,7 +36,7 @@ def test_sizes_of_one_variant_make_a_line_and_those_of_two_do_not() -> None:
     assert titles(small, large.model_copy(update={"status": "failed"})) == {}
 
 
-def test_sequence_lengths_with_as_many_tokens_a_step_make_a_line() -> None:
+def test_sequence_lengths_with_equal_tokens_per_step_make_a_line() -> None:
     lengths = {2048: 16, 8192: 4}
     runs = [
         record(seq_len=length, global_batch_size=batch, tokens_per_s=1e6 / length, amu_gb=length / 256, seed=length)
@@ -47,8 +47,8 @@ def test_sequence_lengths_with_as_many_tokens_a_step_make_a_line() -> None:
     assert "gqa_1.5B: 8 at 2048, 32 at 8192" in plots["Memory over sequence lengths"]
 
 
-def test_a_sweep_over_sequence_lengths_makes_a_line_though_a_step_has_more_tokens() -> None:
-    """As `sweep --set seq_len=1024,2048` does, which leaves the global batch as it is."""
+def test_a_sweep_over_sequence_lengths_makes_a_line_with_unequal_tokens_per_step() -> None:
+    """`sweep --set seq_len=1024,2048` leaves the global batch as it is."""
     runs = [record(seq_len=length, tokens_per_s=1e6 / length, amu_gb=length / 256) for length in (2048, 8192)]
     plots = titles(*runs)
     assert list(plots) == [
@@ -64,7 +64,7 @@ def test_a_sweep_over_sequence_lengths_makes_a_line_though_a_step_has_more_token
     [((16, 16), "Strong scaling: one global batch on more devices"),
      ((16, 64), "Weak scaling: a global batch that grows with the devices")],
 )  # fmt: skip
-def test_devices_are_compared_by_the_speed_of_each(batches: tuple[int, int], title: str) -> None:
+def test_devices_are_compared_by_speed_per_device(batches: tuple[int, int], title: str) -> None:
     one, four = (
         record(devices=devices, dp=devices, global_batch_size=batch, tokens_per_s_per_device=speed)
         for devices, batch, speed in ((1, batches[0], 1000.0), (4, batches[1], 900.0))
@@ -76,7 +76,7 @@ def test_devices_are_compared_by_the_speed_of_each(batches: tuple[int, int], tit
     assert "gqa_1.5B: 100 at 1, 90 at 4" in plots[title]
 
 
-def test_a_loss_that_says_nothing_is_not_on_a_line() -> None:
+def test_a_loss_after_too_few_tokens_is_not_drawn() -> None:
     sizes = {"0.5B": 500_000_000, "3B": 3_000_000_000}
     runs = [
         record(size=size, parameters_active=count, validation_loss=3.0, tokens_per_parameter=ratio)

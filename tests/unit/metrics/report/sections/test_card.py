@@ -91,7 +91,7 @@ def test_every_stage_has_a_row_and_every_pipeline_its_sums(folder: Path) -> None
     assert "No cost: it needs the price of a device and hour (--price-per-hour X)." in without.notes
 
 
-def test_a_base_that_was_trained_again_is_no_stage_any_more(folder: Path) -> None:
+def test_a_base_that_was_retrained_is_no_stage_of_its_successors(folder: Path) -> None:
     (folder / "gqa" / "base" / "checkpoint" / "step_00000006" / "manifest.json").write_text("another")
     pipelines = load_pipelines(folder)
     assert [[stage.run for stage in pipeline] for pipeline in pipelines] == [
@@ -108,7 +108,7 @@ def learned_by_reward(rollouts_j: float | None) -> Reinforcement:
     return Reinforcement(160, 12, 0, 0.104, 0.3, *costs, files_sha256=[])
 
 
-def test_a_stage_of_rl_costs_its_answers_too_and_learned_from_them(folder: Path) -> None:
+def test_an_rl_stage_includes_the_energy_of_its_answers_and_reports_its_rewards(folder: Path) -> None:
     text = [DataSource("talks it validates on", 1.0, 10, 2_000_000, "a", "b")]
     facts: dict[str, Any] = {"energy_j": 1e5, "data": text}
     sft = folder / "mla" / "sft"
@@ -127,7 +127,7 @@ def test_a_stage_of_rl_costs_its_answers_too_and_learned_from_them(folder: Path)
     assert told in table.notes
 
 
-def test_a_score_that_is_absent_has_its_reason(folder: Path) -> None:
+def test_an_absent_score_has_a_reason(folder: Path) -> None:
     content = {"step": 6, "items": 20, "figures": {"core": None}, "unavailable": {"core": "19 of 22 tasks are missing"}}
     for run in ("gqa/base", "alone"):
         (folder / run / "evaluation").mkdir(exist_ok=True)
@@ -138,7 +138,7 @@ def test_a_score_that_is_absent_has_its_reason(folder: Path) -> None:
     assert "n/a core, arc_easy of gqa/mid: not evaluated." in table.notes
 
 
-def test_hours_of_a_last_attempt_are_called_so(tmp_path: Path) -> None:
+def test_hours_of_the_last_attempt_alone_are_labelled(tmp_path: Path) -> None:
     base = write_stage(tmp_path / "base", "pretrain", None, resumed_after_steps=[2, 5])
     write_stage(tmp_path / "sft", "sft", base)
     notes = card_table(load_pipelines(tmp_path), evaluations_table(load_evaluations(tmp_path)[0]), None).notes
@@ -146,7 +146,7 @@ def test_hours_of_a_last_attempt_are_called_so(tmp_path: Path) -> None:
     assert not any(note.startswith("sft was resumed") for note in notes)
 
 
-def test_hours_are_those_of_all_attempts_where_they_are_known(tmp_path: Path) -> None:
+def test_hours_cover_all_attempts_where_they_are_known(tmp_path: Path) -> None:
     times = {"resumed_after_steps": [2], "duration_s": 1800.0, "wall_s": 36_000.0}
     write_stage(tmp_path / "sft", "sft", write_stage(tmp_path / "base", "pretrain", None, **times))
     table = card_table(load_pipelines(tmp_path), evaluations_table(load_evaluations(tmp_path)[0]), None)
@@ -155,7 +155,7 @@ def test_hours_are_those_of_all_attempts_where_they_are_known(tmp_path: Path) ->
     assert "base was resumed after step 2: its kJ are those of its last attempt." in table.notes
 
 
-def test_the_report_has_the_card_where_there_are_stages(folder: Path) -> None:
+def test_a_report_of_staged_runs_has_the_card(folder: Path) -> None:
     report = build_report(folder, price_per_hour=2.5)
     assert folder / CARD_NAME in report.written
     text = (folder / CARD_NAME).read_text()
@@ -169,7 +169,7 @@ def test_the_report_has_the_card_where_there_are_stages(folder: Path) -> None:
     assert 'id="card"' not in (folder / "alone" / "report.html").read_text()
 
 
-def test_what_answers_cost_stands_beside_it_at_a_combination_that_all_have(folder: Path) -> None:
+def test_the_card_shows_the_cost_of_answers_at_a_common_combination(folder: Path) -> None:
     without = card_table(load_pipelines(folder), evaluations_table(load_evaluations(folder)[0]), None)
     assert without.notes[-1] == "No generation was measured: efficientbench generate RUN --measure does so."
     of_mla = [row("mla", 128, 8), row("mla", 16_384, 1, joules=None), failed_row(2048, 1, "out of memory")]
@@ -188,7 +188,7 @@ def test_what_answers_cost_stands_beside_it_at_a_combination_that_all_have(folde
     assert f"n/a {titles} of gqa/base, gqa/mid, mla/base: not measured." in table.notes
 
 
-def test_models_that_were_measured_under_different_conditions_are_not_compared(folder: Path) -> None:
+def test_models_measured_under_different_conditions_are_not_compared(folder: Path) -> None:
     write_generation(generation("gqa", rows=[row("gqa", 128, 1)]), folder / "gqa" / "sft" / GENERATION_NAME)
     compiled = generation("mla", rows=[row("mla", 128, 1)], steps="compiled")
     write_generation(compiled, folder / "mla" / "sft" / GENERATION_NAME)

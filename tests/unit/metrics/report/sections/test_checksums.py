@@ -50,7 +50,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_changed_bit_is_found_or_changes_nothing(kind: str, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_detected_or_harmless(kind: str, tmp_path: Path) -> None:
     write, read = KINDS[kind]
     path = tmp_path / f"{kind}.json"
     write(path)
@@ -66,7 +66,7 @@ def test_a_changed_bit_is_found_or_changes_nothing(kind: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_of_the_content_and_not_of_its_spaces(kind: str, tmp_path: Path) -> None:
+def test_the_checksum_covers_content_and_ignores_white_space(kind: str, tmp_path: Path) -> None:
     write, read = KINDS[kind]
     path = tmp_path / f"{kind}.json"
     write(path)
@@ -80,7 +80,7 @@ def test_it_is_of_the_content_and_not_of_its_spaces(kind: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["record", "generation"])
-def test_one_of_an_earlier_version_is_read_and_gets_one_when_it_is_written_again(kind: str, tmp_path: Path) -> None:
+def test_a_file_without_a_checksum_is_read_and_gets_one_when_rewritten(kind: str, tmp_path: Path) -> None:
     write, read = KINDS[kind]
     path = tmp_path / f"{kind}.json"
     write(path)
@@ -93,7 +93,7 @@ def test_one_of_an_earlier_version_is_read_and_gets_one_when_it_is_written_again
     assert json.loads(path.read_text()) == with_checksum(content)
 
 
-def test_every_report_names_what_it_cannot_read_and_what_has_no_checksum(tmp_path: Path) -> None:
+def test_every_report_names_unreadable_files_and_files_without_a_checksum(tmp_path: Path) -> None:
     write_record(make_record({"run": "new"}), tmp_path / "new" / "record.json")
     old = make_record({"run": "old"}).model_dump_json(exclude={KEY})
     (tmp_path / "old").mkdir()
@@ -132,7 +132,7 @@ def test_every_report_names_what_it_cannot_read_and_what_has_no_checksum(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["run", "variant", "size"])
-def test_a_name_that_no_file_can_have_leaves_one_record_out(name: str, tmp_path: Path) -> None:
+def test_a_record_with_a_name_too_long_for_a_file_is_skipped(name: str, tmp_path: Path) -> None:
     write_record(make_record({"run": "漢" * 85}), tmp_path / "long" / "record.json")
     content = make_record().model_dump(mode="json") | {name: "x" * 5000}
     (tmp_path / "other").mkdir()

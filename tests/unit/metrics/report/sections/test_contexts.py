@@ -31,7 +31,7 @@ def titles(page: str) -> list[str]:
     return [unescape(title) for title in re.findall(r"<title>(.*?)</title>", page)]
 
 
-def test_the_report_shows_each_cell_and_each_loss(tmp_path: Path) -> None:
+def test_the_report_shows_every_cell_and_loss_of_the_evaluation(tmp_path: Path) -> None:
     run = tmp_path / "gqa <b>"
     run.mkdir()
     (run / "record.json").write_text(make_record().model_dump_json())
@@ -57,7 +57,7 @@ def test_the_report_shows_each_cell_and_each_loss(tmp_path: Path) -> None:
     assert ">128</text>" in page
 
 
-def test_damaged_results_are_named_and_the_others_read(tmp_path: Path) -> None:
+def test_damaged_results_are_named_and_intact_ones_read(tmp_path: Path) -> None:
     write(tmp_path / "a", "passkey", grid=GRID)
     write(tmp_path / "b", "passkey", grid=[{**GRID[0], "depth": 2}])
     write(tmp_path / "previous" / "c", "passkey", grid=GRID)
@@ -79,7 +79,7 @@ def test_damaged_results_are_named_and_the_others_read(tmp_path: Path) -> None:
         ("needle", {"grid": [{**GRID[0], "right": 10**400}]}),
     ],
 )
-def test_numbers_that_nothing_can_draw_are_named(task: str, parts: dict[str, Any], tmp_path: Path) -> None:
+def test_numbers_that_cannot_be_drawn_are_named(task: str, parts: dict[str, Any], tmp_path: Path) -> None:
     run = tmp_path / "gqa"
     write(run, task, **parts)
     (run / "record.json").write_text(make_record().model_dump_json())

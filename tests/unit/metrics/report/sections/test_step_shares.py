@@ -22,7 +22,7 @@ SECONDS = {"matmuls": 0.06, "attention": 0.03, "idle": 0.01}
 SHARES = StepShares(steps=3, step_time_s=0.1, seconds=SECONDS, on_device=True)
 
 
-def test_the_report_shows_what_a_profile_left(tmp_path: Path) -> None:
+def test_the_report_shows_the_shares_of_a_profile(tmp_path: Path) -> None:
     write_record(make_record(), tmp_path / "gqa_1.5B" / "record.json")
     write_step_shares(SHARES, tmp_path / "gqa_1.5B" / "profile")
     write_step_shares(SHARES, tmp_path / "gqa_1.5B" / "profile" / "previous" / "1" / "profile")
@@ -37,14 +37,14 @@ def test_the_report_shows_what_a_profile_left(tmp_path: Path) -> None:
     assert 'id="shares"' not in (tmp_path / "report.html").read_text()
 
 
-def test_pieces_are_as_wide_as_their_shares() -> None:
+def test_bar_segments_are_as_wide_as_their_shares() -> None:
     [figure] = share_figures([Profiled("a", SHARES)])
     bar = figure.plot[figure.plot.index("<g>") :]
     widths = [float(width) + 1 for width in re.findall(r'<rect [^>]*width="([\d.]+)"', bar)]
     assert [round(width / sum(widths), 2) for width in widths] == [0.6, 0.3, 0.1]
 
 
-def test_times_of_devices_and_of_threads_stand_apart() -> None:
+def test_device_time_and_thread_time_are_separate() -> None:
     host = SHARES.model_copy(update={"on_device": False})
     figures = share_figures([Profiled("a", SHARES), Profiled("b", host)])
     assert ["device" in figure.note for figure in figures] == [True, False]

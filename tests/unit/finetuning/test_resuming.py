@@ -1,0 +1,73 @@
+"""Which checkpoint a fine-tuning resumes from, and what a node writes: without a rank."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from efficientbench.devices.cpu import CPU
+from efficientbench.finetuning.curriculum.choice import choose_order
+from efficientbench.finetuning.curriculum.difficulty import Sample
+from efficientbench.finetuning.examples.examples import joined, read_examples
+from efficientbench.finetuning.job import TuningJob
+from efficientbench.finetuning.load import resolve_tuning
+from efficientbench.finetuning.prepare import Prepared
+from efficientbench.finetuning.run import FineTuning, PlannedTuning, PreparedTuning
+from efficientbench.launchers.network.node_link import NodeLink
+from efficientbench.launchers.network.secret import Seal
+from efficientbench.metrics.records.record_parts import DataSource
+from efficientbench.running.kind import Site
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.parent import _write_job
+from efficientbench.running.resume import prepare_folder
+from efficientbench.training.checkpoints.manifest import seal
+
+EXAMPLES = joined([([1, 2], [False, True])] * 4)
+
+
+def prepared(folder: OutputFolder) -> PreparedTuning:
+    """A fine-tuning of four steps on one rank."""
+    config = resolve_tuning("lora_tiny", overrides=["device=cpu", f"output={folder.path.parent}"])
+    order = choose_order(config.curriculum, [Sample(None, "here")] * 4, 4, 1, None)
+    data = DataSource("rows.jsonl", 1.0, 4, 8, EXAMPLES.fingerprint, "")
+    found = Prepared(None, EXAMPLES, EXAMPLES, np.full(4, -1), order, 4, 0, data, 0)
+    return PreparedTuning(PlannedTuning(config, Site(CPU(), None, folder), "tiny", world=1), found)
+
+
+def save(job: TuningJob, step: int, formula: str) -> Path:
+    """A checkpoint as far as the parent process looks at it."""
+    folder = job.output / "checkpoint" / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    (folder / "optimizer.pt").write_bytes(b"of step %d" % step)
+    seal(folder, replace(job.manifest(step, "everything"), formula=formula))
+    return folder
+
+
+def test_an_update_of_the_formulas_does_not_make_it_start_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = OutputFolder(tmp_path / "lora_tiny")
+    folder.path.mkdir()
+    tuning, kind = prepared(folder), FineTuning()
+    newest = save(kind.job(tuning, folder, 0, None), 2, "efficientllm-2505.13840/1")
+    assert prepare_folder(folder, partial(kind.usable, tuning, folder), fresh=False) == newest
+    assert capsys.readouterr().out == f"resumes after step 2, from {newest}\n"
+    assert not (folder.path / "previous").exists()
+
+
+def test_a_node_makes_the_folder_that_it_does_not_see(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "of_this_node" / "lora_tiny")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = socket.create_connection(listener.getsockname())
+        here, _ = listener.accept()
+    own = {0: (there, Seal(b"key", 1, 0))}
+    with NodeLink(0, 2, {1: (here, Seal(b"key", 0, 1))}) as first, NodeLink(1, 2, own) as link:
+        first.send("prepared")
+        job, file = _write_job(FineTuning(), prepared(folder), folder, link, fresh=False)
+    assert (file, job.examples.name) == (folder.path / "config_node1.json", "examples_node1.npz")
+    assert read_examples(job.examples)[0].fingerprint == EXAMPLES.fingerprint
