@@ -15,7 +15,8 @@ from efficientbench.metrics.formulas.definitions import standard_deviation, stan
 from efficientbench.metrics.formulas.device_use import MeterUse
 from efficientbench.metrics.formulas.student import mean_confidence_interval
 from efficientbench.metrics.records.figures import Metrics
-from efficientbench.metrics.records.record import FIGURES, RECORD_NAME, RunRecord, load_records, read_record
+from efficientbench.metrics.records.plausible import load_records
+from efficientbench.metrics.records.record import FIGURES, RECORD_NAME, RunRecord, read_record
 from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, QualityPoint, Rechecks, Reinforcement
 from efficientbench.metrics.records.stored import SKIPPED_FOLDERS
 

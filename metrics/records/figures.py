@@ -111,14 +111,14 @@ class Metrics(BaseModel):
     energy_scope: str | None = figure("", "what the energy is of: gpu, npu, cpu-package, node")
     mfu: float | None = figure("",
         "model FLOPs over what the devices could do in the steps' time, causal attention halved",
-        lambda m: m.utilization(m.of_model("flops_per_token")), known_as="llm-foundry MFU", better="higher",
+        lambda m: m.share_of_peak(m.of_model("flops_per_token")), known_as="llm-foundry MFU", better="higher",
         compared="MFU", headline=Headline(9, "MFU", percent, "MFU"))
     mfu_full_square: float | None = figure("",
         "MFU with the full square of attention scores counted (PaLM's convention)",
         lambda m: m.utilization(m.of_model("flops_per_token_full_square")), better="higher")
     hfu: float | None = figure("",
         "MFU with recomputation, scores computed again in the backward pass and padding added",
-        lambda m: m.utilization(m.of_model("flops_per_token_hardware")), known_as="llm-foundry HFU", better="higher")
+        lambda m: m.share_of_peak(m.of_model("flops_per_token_hardware")), known_as="llm-foundry HFU", better="higher")
     peak_memory_allocated_bytes: int | None = figure("bytes", "the allocator's peak of tensors", better="lower",
         known_as="nanotron peak_allocated_MiB", compared="peak, torch, GB")
     peak_memory_reserved_bytes: int | None = figure("bytes", "the allocator's peak with its cache", better="lower",

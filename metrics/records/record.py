@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, model_validator
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.files import sha256
 from efficientbench.metrics.formulas.definitions import speed_only_reason
 from efficientbench.metrics.formulas.device_use import (
     DeviceConditions,
@@ -31,7 +32,7 @@ from efficientbench.metrics.records.record_parts import (
     TrainingScore,
     Window,
 )
-from efficientbench.metrics.records.stored import iso_time
+from efficientbench.metrics.records.stored import Stored, iso_time
 
 SCHEMA_VERSION: Literal[3] = 3
 """Rises when a field changes its meaning or is removed; a new figure does not raise it."""
@@ -150,9 +151,27 @@ class RunRecord(Metrics, Identity):
     """The facts that `collect_environment` returned, and the sensors."""
     paths: dict[str, str] = {}
     """Kind of output → its path, relative to the record's folder."""
+    steps_sha256: str | None = None
+    """SHA-256 (hex) of the steps' file beside the record, `paths["steps"]`; writing the record for the first time sets
+    it. None where there was no such file, and in records of earlier versions and of other tools."""
     sha256: str | None = None
     """SHA-256 (hex) of all else in the file, as JSON with sorted keys and no spaces, in ASCII; writing it sets it. None
     in records of earlier versions and of other tools, in which damage is not found."""
+
+    def write(self, path: Path) -> None:
+        """Write the record as `Stored.write` does, with the checksum of its steps' file where that lies beside it."""
+        steps = self.steps_file(path)
+        try:
+            found = None if steps is None or self.steps_sha256 is not None else sha256(steps)
+        except OSError as error:
+            raise MetricsError(f"{steps}: cannot be read ({error.strerror})") from None
+        Stored.write(self if found is None else self.model_copy(update={"steps_sha256": found}), path)
+
+    def steps_file(self, path: Path) -> Path | None:
+        """Return the steps' file beside the record at `path`; None where none lies there."""
+        name = self.paths.get("steps", "")
+        steps = path.parent / name
+        return steps if name == Path(name).name and steps.is_file() else None
 
     @property
     def micro_batch_size_asked(self) -> int:
@@ -192,19 +211,3 @@ FIGURES = rows_of(RunRecord)
 
 
 read_record, write_record = RunRecord.read, RunRecord.write
-
-
-def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
-    """Read all runs' records below a folder, as `Stored.load` does, unless `folder` is itself one that it skips.
-
-    Raises:
-        MetricsError: there is no such folder, or it cannot be read.
-    """
-    try:
-        if folder.is_file():
-            raise MetricsError(f"{folder}: is a file; give the folder that runs were written to")
-        if not folder.is_dir():
-            raise MetricsError(f"{folder}: there is no such folder to report on")
-    except OSError as error:
-        raise MetricsError(f"{folder}: cannot be read ({error.strerror})") from None
-    return RunRecord.load(folder)

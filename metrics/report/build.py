@@ -12,7 +12,8 @@ from rich.console import Console
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.generation.generation import load_generations
-from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, load_records
+from efficientbench.metrics.records.plausible import load_records
+from efficientbench.metrics.records.record import RECORD_NAME, RunRecord
 from efficientbench.metrics.report.columns import runs_csv
 from efficientbench.metrics.report.hparams import HPARAMS_FOLDER, write_hparams
 from efficientbench.metrics.report.html.page import page

@@ -52,9 +52,9 @@ def saved(folder: Path, **options: object) -> RunRecord:
 
 
 def test_mfu_follows_from_flops_and_peak(tmp_path: Path) -> None:
-    record = saved(tmp_path / "ours", flops_per_token=6e6, peak_flops=1e12)
+    record = saved(tmp_path / "ours", flops_per_token=6e3, peak_flops=1e12)
     assert record.tokens_per_s is not None
-    assert record.mfu == pytest.approx(6e6 * record.tokens_per_s / 1e12)
+    assert record.mfu == pytest.approx(6e3 * record.tokens_per_s / 1e12)
     assert (record.tokens, record.steps_measured, record.global_batch_size, record.devices) == (192, 3, 4, 1)
     assert record.config["own_loop"]["flops_source"] == "flops_per_token"
 
