@@ -154,7 +154,8 @@ def why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
 def ratio_of(metric: str, first: Group, second: Group, floor: Estimate | None = None) -> Ratio:
     """Return the uncorrected ratio of one figure, second over first; `floor` is that of `make_ratio`."""
     text = text_noise(first.records, second.records) if SAME.get(metric, metric) == "validation_loss" else None
-    return make_ratio(metric, Side.of(first.values(metric)), Side.of(second.values(metric)), floor, text)
+    sides = [Side.of(group.values(metric), group.is_counted(metric)) for group in (first, second)]
+    return make_ratio(metric, sides[0], sides[1], floor, text)
 
 
 def _short_of_text(records: Sequence[RunRecord]) -> str | None:

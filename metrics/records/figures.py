@@ -35,7 +35,7 @@ class Subject(Stored):
     variant: Name = fact("", "the architectural choice that the run stands for")
     size: Name = fact("", "the backbone's size")
     smoke: bool = fact("", "true: a scaled-down model, whose figures do not stand for the named one's", default=False)
-    seed: int = fact("", "of the weights and the data order")
+    seed: int = fact("", "of the weights, and of the data order where no `data_seed` says otherwise")
     parameters: Positive | None = fact("", "P, all of the model's", "llm-foundry NumParams", default=None,
         headline=Headline(0, "params", count))
     parameters_active: Positive | None = fact("", "those that one token uses; fewer than P in a mixture of experts",
@@ -49,7 +49,7 @@ class Identity(Subject):
         "forward and backward, matmuls only, causal attention halved, no recomputation", default=None)
     devices: Positive = fact("", "D: accelerators, or hosts where the host is the device", "llm-foundry # GPUs")
     device_name: str = fact("", "as the driver gives it", "llm-foundry GPU")
-    dtype: str = fact("", "of the matrix products", "llm-foundry Precision")
+    dtype: str | None = fact("", "of the matrix products", "llm-foundry Precision", default=None)
     seq_len: Positive = fact("tokens", "of a training sequence", "llm-foundry SeqLen (T)")
     micro_batch_size: Positive = fact("sequences", "of one forward and backward on one replica",
         "nanotron micro_batch_size")

@@ -44,6 +44,8 @@ NOT_RECORDED = "the record does not hold it"
 
 OF_FORMULAS = ("parameters", "parameters_active", "flops_per_token")
 """Facts that are None where the model's formulas are not known."""
+MAY_LACK = (*OF_FORMULAS, "dtype")
+"""Facts that a record may lack, with the reason."""
 _Finite = Annotated[float, Field(le=LARGEST)]
 
 
@@ -64,6 +66,7 @@ class RunRecord(Metrics, Identity):
     formula_id: str = fact("", "the edition of the formulas; rows of different ids are not compared")
     repeats: Annotated[Few, Field(ge=1)] = fact("runs",
         "with consecutive seeds, of which the row holds the mean; intervals are then over runs", default=1)
+    data_seed: int | None = fact("", "of the data order (`data.seed`)", default=None)
     # fmt: on
 
     schema_version: Literal[3] = SCHEMA_VERSION
@@ -194,7 +197,7 @@ class RunRecord(Metrics, Identity):
     @model_validator(mode="after")
     def _figures_can_be_reported(self) -> RunRecord:
         """Refuse a figure that would overflow, or is null without a reason; a missing figure was not recorded."""
-        figures = {name: getattr(self, name) for name in (*Metrics.model_fields, *OF_FORMULAS)}
+        figures = {name: getattr(self, name) for name in (*Metrics.model_fields, *MAY_LACK)}
         large = [name for name, value in figures.items() if isinstance(value, int | float) and abs(value) > LARGEST]
         if large:
             raise ValueError(f"larger than {LARGEST:g}: {', '.join(large)}")

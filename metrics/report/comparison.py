@@ -66,7 +66,7 @@ def title(group: Group) -> str:
 
 
 def _introduction(comparison: Comparison) -> list[str]:
-    where = f"{comparison.first.first.device_name}, {comparison.first.first.dtype}"
+    where = f"{comparison.first.first.device_name}, {comparison.first.first.dtype or 'dtype n/a'}"
     lines = [f"A: {title(comparison.first)}, B: {title(comparison.second)}, on {where}"]
     if comparison.identical:
         lines.append("Identical models (A/A test): what they differ by is noise between runs and seeds.")
@@ -75,6 +75,7 @@ def _introduction(comparison: Comparison) -> list[str]:
     if comparison.other_changes:
         lines.append(f"also different: {_changes(comparison.other_changes)}")
     lines += [f"despite a different {difference}" for difference in comparison.despite]
+    lines += [f"left out: {line}" for group in (comparison.first, comparison.second) for line in group.left_out]
     return lines
 
 
