@@ -112,7 +112,7 @@ class TrainingConfig(Part):
     seed: NonNegativeInt = Field(
         default=1234,
         le=2**32 - 1,
-        description="seed of weights, dropout and sampling, and of the data order unless data.seed is set",
+        description="seed of weights and samples, and of the data order unless data.seed is set",
     )
     draw_weights_on: Literal["device", "cpu"] = Field(
         default="device",

@@ -226,7 +226,8 @@ def combine(group: Group) -> RunRecord:
     if len(records) == 1:
         return group.first
     values: dict[str, Any] = {}
-    unavailable: dict[str, str] = {}
+    # Facts that repeats share are absent for one reason.
+    unavailable = {name: why for name, why in group.first.unavailable.items() if name not in Metrics.model_fields}
     deviations: dict[str, float] = {}
     for name in Metrics.model_fields:
         over_repeats = FIGURES[name].over_repeats

@@ -57,8 +57,8 @@ def test_repeats_have_the_verdict_of_welchs_test_with_holms_correction() -> None
     ratios = {ratio.metric: ratio for ratio in found.ratios}
     logs = [[math.log(each) for each in of_variant] for of_variant in times_s]
     welch = stats.ttest_ind(*logs, equal_var=False).pvalue
-    # The other four figures are the same on both sides.
-    assert ratios["decode_time_s"].p_value == pytest.approx(5 * welch)
+    # The other four figures are equal in all runs, which is no noise: they have no verdict, and count for none.
+    assert ratios["decode_time_s"].p_value == pytest.approx(welch)
     assert ratios["decode_time_s"].verdict.endswith("% less")
     assert ratios["ttft_s_p50"].p_value == 1.0
     assert ratios["ttft_s_p50"].verdict == "no difference measurable"
