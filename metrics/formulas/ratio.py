@@ -22,6 +22,7 @@ SIGNIFICANCE = 0.05
 
 NO_DIFFERENCE = "no difference measurable"
 NO_INTERVAL = "one run: use --repeat"
+EQUAL = "runs that are equal to the last bit show no noise"
 TEXT_ALONE = "the text alone, paired by sequence"
 
 _ROUNDING = 1e-9
@@ -149,7 +150,7 @@ def make_ratio(
     if text is not None:
         known = [(f"{basis}, paired by sequence", noise + text) for basis, noise in known] or [(TEXT_ALONE, text)]
     low = high = p_value = None
-    basis = NO_INTERVAL
+    basis = NO_INTERVAL if min(runs) == 1 else EQUAL
     if known:
         basis, estimate = max(known, key=lambda each: each[1].p_value(difference))
         low, high = _exp(difference - estimate.margin), _exp(difference + estimate.margin)

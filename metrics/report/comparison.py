@@ -82,7 +82,8 @@ def _introduction(comparison: Comparison) -> list[str]:
 def _bases(comparison: Comparison) -> list[str]:
     """Return the sentences on the sources of intervals and verdicts, or why there are none."""
     ratios = (*comparison.ratios, *comparison.costs, *comparison.rollouts)
-    bases = dict.fromkeys(ratio.basis for ratio in ratios if ratio.low is not None)
+    with_intervals = [ratio for ratio in ratios if ratio.low is not None]
+    bases = dict.fromkeys(ratio.basis for ratio in with_intervals or ratios)
     lines = [f"Intervals, 95 %, each figure's own: {'; '.join(bases) or NO_INTERVAL}."]
     if any(ratio.measurable is None for ratio in ratios):
         lines.append(NO_VERDICT)
