@@ -63,7 +63,7 @@ def epoch_steps(config: RunConfig, corpora: Sequence[Corpus]) -> int:
     elif training.objective == "sft":
         capacity = training.seq_len + 1
         fitting = numbers[lengths[numbers] <= capacity].tolist()
-        packed = (packed_epoch(fitting, lengths, capacity, training.seed, epoch) for epoch in range(epochs))
+        packed = (packed_epoch(fitting, lengths, capacity, config.order_seed, epoch) for epoch in range(epochs))
         sequences = sum(map(len, packed))
     else:
         # The last token of the text is only a target.

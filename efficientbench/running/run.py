@@ -46,6 +46,12 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
 
     worker = "efficientbench.worker.rank"
 
+    def varied(self, config: RunConfig) -> str:
+        """Return in words what differs between repeats of a configuration."""
+        own = "training.seed: the weights"
+        seed = config.data.seed
+        return f"{own}, and the data order" if seed is None else f"{own}; data.seed={seed} keeps the data order"
+
     def plan(self, asked: Asked[RunConfig]) -> Plan:
         """Return the run's plan on its devices, whose `config` is the run's on every node and in every rank."""
         config, site = asked.config, asked.site

@@ -96,7 +96,10 @@ class Judge:
     def ratio(self, metric: str, read: Callable[[RunRecord], float | None] | None = None) -> Ratio:
         """Return the ratio of a figure that all runs have; `read` reads it, None: the record's field of that name."""
         read = read or attrgetter(metric)
-        first, second = (Side.of([read(run) or 0.0 for run in row.records]) for row in (self.first, self.second))
+        counted = isinstance(read(self.first.first), int)
+        first, second = (
+            Side.of([read(run) or 0.0 for run in row.records], counted) for row in (self.first, self.second)
+        )
         text = text_noise(self.first.records, self.second.records) if metric in _LOSSES else None
         ratio = make_ratio(metric, first, second, aa_floor(self.alike, read), text)
         objection = self._objection(metric)

@@ -75,7 +75,7 @@ def title(group: Group) -> str:
 
 
 def _introduction(comparison: Comparison) -> list[str]:
-    where = f"{comparison.first.first.device_name}, {comparison.first.first.dtype}"
+    where = f"{comparison.first.first.device_name}, {comparison.first.first.dtype or 'dtype n/a'}"
     lines = [f"A: {title(comparison.first)}, B: {title(comparison.second)}, on {where}"]
     if comparison.identical:
         lines.append("Identical models (A/A test): what they differ by is noise between runs and seeds.")
@@ -87,13 +87,15 @@ def _introduction(comparison: Comparison) -> list[str]:
     lines += [f"{side}: {grid}" for side, grid in zip("AB", comparison.grids, strict=False)]
     lines += [BEST_OF] if comparison.grids else []
     lines += [f"despite {waived}" for waived in comparison.judge.waived]
+    lines += [f"left out: {line}" for group in (comparison.first, comparison.second) for line in group.left_out]
     return lines
 
 
 def _bases(comparison: Comparison) -> list[str]:
     """Return the sentences on the sources of intervals and verdicts, or why there are none."""
     ratios = (*comparison.ratios, *comparison.costs, *comparison.rollouts)
-    bases = dict.fromkeys(ratio.basis for ratio in ratios if ratio.low is not None)
+    with_intervals = [ratio for ratio in ratios if ratio.low is not None]
+    bases = dict.fromkeys(ratio.basis for ratio in with_intervals or ratios)
     lines = [f"Intervals, 95 %, each figure's own: {'; '.join(bases) or NO_INTERVAL}."]
     lines += _objections(ratios)
     if any(ratio.measurable is None and ratio.objection is None for ratio in ratios):

@@ -33,7 +33,8 @@ from efficientbench.metrics.analysis.compare import METRICS, SAME
 from efficientbench.metrics.analysis.judging import TURNS, Judge
 from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, Ratio, corrected
-from efficientbench.metrics.records.record import RunRecord, load_records
+from efficientbench.metrics.records.plausible import load_records
+from efficientbench.metrics.records.record import RunRecord
 
 LENGTH = ("training.steps=120", "training.validation_tokens=8192", "measurement.warmup_steps=20")
 MODEL = (
