@@ -114,7 +114,7 @@ def compare(
             unavailable[metric] = why
     target, costs = _costs(judge, target_loss, unavailable)
     rollouts = rollout_ratios(judge, unavailable)
-    judged = iter(corrected([*ratios, *costs, *rollouts], SAME))
+    judged = iter(corrected([*ratios, *costs, *rollouts], SAME, judge.order))
     ratios, costs, rollouts = ([next(judged) for _ in part] for part in (ratios, costs, rollouts))
     changed = changed_keys(first.first, second.first)
     model = {key: values for key, values in changed.items() if key.startswith("model.")}

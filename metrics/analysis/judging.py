@@ -16,13 +16,16 @@ from operator import attrgetter
 from typing import Any
 
 from efficientbench.metrics.analysis.cautions import KINDS
+from efficientbench.metrics.analysis.conditions import KERNELS, differences
 from efficientbench.metrics.analysis.noise import aa_floor, text_noise
-from efficientbench.metrics.analysis.repeats import Group, dotted
+from efficientbench.metrics.analysis.repeats import Group, dotted, model_identity
 from efficientbench.metrics.formulas.ratio import Objection, Ratio, Side, make_ratio
 from efficientbench.metrics.records.record import RunRecord
 
 TRAINING, TURNS = "training", "turns"
 """Names by which `compare --despite` lifts an objection."""
+ORDER = ("al_s", "energy_j_per_token", "amu_gb", "validation_loss")
+"""The figures that a comparison asks for, in this order: the first that can be judged has nearly the whole level."""
 MOST_OFF = 1.5
 """Standard deviations by which the order of two sides may be off that of perfect turns."""
 
@@ -92,6 +95,8 @@ class Judge:
     """Keys of training of which each row has the best of a grid: they are no other training."""
     choices: int = 1
     """Pairs of rows from which this one was chosen by losses."""
+    line: Sequence[Group] = ()
+    """All rows of a report's line, whose spreads are pooled where there are more than two."""
 
     def ratio(self, metric: str, read: Callable[[RunRecord], float | None] | None = None) -> Ratio:
         """Return the ratio of a figure that all runs have; `read` reads it, None: the record's field of that name."""
@@ -101,7 +106,8 @@ class Judge:
             Side.of([read(run) or 0.0 for run in row.records], counted) for row in (self.first, self.second)
         )
         text = text_noise(self.first.records, self.second.records) if metric in _LOSSES else None
-        ratio = make_ratio(metric, first, second, aa_floor(self.alike, read), text)
+        pooled = aa_floor([row.records for row in self.line], read) if len(self.line) > 2 else None
+        ratio = make_ratio(metric, first, second, aa_floor(self.alike, read), text, pooled)
         objection = self._objection(metric)
         drifts = not (metric.startswith(_UNTIMED) or self.took_turns or TURNS in self.despite)
         if drifts and ratio.p_value is not None and objection is None:
@@ -112,10 +118,20 @@ class Judge:
             ratio = replace(make_ratio(metric, first, second, floor), runs=ratio.runs)
             objection = None if floor else Objection("not in turns", NOT_IN_TURNS)
         if self.choices > 1 and metric in _LEARNED and ratio.p_value is not None:
-            ratio = replace(ratio, low=None, high=None, p_value=min(1.0, ratio.p_value * self.choices))
+            alone = min(1.0, (ratio.p_alone or 0.0) * self.choices)
+            p_value = min(1.0, ratio.p_value * self.choices)
+            ratio = replace(ratio, low=None, high=None, p_value=p_value, p_alone=alone)
         if objection is not None:
             ratio = replace(ratio, low=None, high=None, p_value=None, objection=objection)
         return replace(ratio, carried=self._carried(metric))
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The figures in the order in which they are asked: of one model in one layout, losses first."""
+        one, other = self.first.first, self.second.first
+        alike = model_identity(one) == model_identity(other)
+        apart = {difference.condition for difference in differences(one, other)}
+        return ORDER if not alike or apart & {"layout", KERNELS} else (ORDER[-1], *ORDER[:-1])
 
     def _objection(self, metric: str) -> Objection | None:
         """Return why a figure is not judged, whatever its noise is."""

@@ -6,6 +6,7 @@ has the statistics.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from efficientbench.metrics.analysis.conditions import Difference
 from efficientbench.metrics.analysis.rivals import QUESTIONS, Standing
-from efficientbench.metrics.formulas.ratio import MIN_REPEATS, SIGNIFICANCE
+from efficientbench.metrics.formulas.ratio import MIN_REPEATS, MOST_REPEATS, SIGNIFICANCE, repeats_to_tell
 from efficientbench.metrics.records.record import FIGURES
 from efficientbench.metrics.report.headline import HEADLINE, unique_names
 from efficientbench.metrics.report.suites import Rows, Suite
@@ -29,8 +30,9 @@ TITLES = {
 }
 """Figure → the title of its answer."""
 RULE = (
-    f"Verdicts: at {SIGNIFICANCE:.0%} for all pairs of rows and all four figures of a line together (Bonferroni). "
-    "No difference: none beyond the noise between runs."
+    f"Verdicts: at {SIGNIFICANCE:.0%} for all pairs of rows of a line together (Bonferroni), nearly all of it for the "
+    "speed, and for the other figures once a pair's speed differs; between equal models the loss comes first. Spreads "
+    "of three rows or more are pooled. No difference: none beyond the noise between runs."
 )
 _MOST_NAMED = 6
 """Most rows that a sentence names."""
@@ -71,6 +73,7 @@ def _answer(suite: Suite, standing: Standing) -> Answer:
     if standing.unavailable:
         parts.append(_unavailable(suite, standing))
     if standing.level:
+        parts += _more_repeats(suite, standing, best)
         tied = [best, *standing.level]
         ends = list(dict.fromkeys((value, _furthest(suite, standing.metric, standing.level))))
         alike = f"{_names(suite, tied)}: no difference"
@@ -89,6 +92,15 @@ def _beaten(suite: Suite, standing: Standing, best: int) -> str:
     known = "; ".join(dict.fromkeys(ratio.carried for ratio in standing.worse.values() if ratio.carried))
     carried = f" ({known})" if known else ""
     return f"{own}{standing.worse[nearest].change} than {suite.rows[nearest].name}{further}{carried}"
+
+
+def _more_repeats(suite: Suite, standing: Standing, best: int) -> list[str]:
+    """Return how many repeats would tell the best row from the furthest of those that do not differ from it."""
+    ratios = [suite.rivals.ratio(standing.metric, place, best) for place in standing.level]
+    furthest = max((each for each in ratios if each is not None), key=lambda each: abs(math.log(each.ratio)))
+    runs = None if furthest.spread is None else repeats_to_tell(furthest.ratio, furthest.spread, suite.rivals.pairs)
+    apart = f"{abs(furthest.ratio - 1):.1%} apart at this spread takes"
+    return [f"{apart} {f'above {MOST_REPEATS}' if runs is None else runs} repeats"] if furthest.spread else []
 
 
 def _furthest(suite: Suite, metric: str, places: Iterable[int]) -> str:

@@ -9,11 +9,22 @@ from rich.console import Console
 from rich.text import Text
 
 from efficientbench.metrics.analysis.cautions import KINDS, short_of_text
-from efficientbench.metrics.analysis.compare import METRICS, Comparison
+from efficientbench.metrics.analysis.compare import METRICS, SAME, Comparison
 from efficientbench.metrics.analysis.conditions import differences
+from efficientbench.metrics.analysis.judging import ORDER
 from efficientbench.metrics.analysis.repeats import Group, group_repeats, model_identity
 from efficientbench.metrics.formulas.definitions import BYTES_PER_GB
-from efficientbench.metrics.formulas.ratio import MIN_REPEATS, NO_INTERVAL, SIGNIFICANCE, Ratio
+from efficientbench.metrics.formulas.ratio import (
+    FIRST_SHARE,
+    MIN_REPEATS,
+    MOST_REPEATS,
+    NO_INTERVAL,
+    POWER,
+    SIGNIFICANCE,
+    Ratio,
+    first_figure,
+    repeats_to_tell,
+)
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.table import ABSENT, Table, each_reason, print_table, shortened
 
@@ -101,13 +112,28 @@ def _bases(comparison: Comparison) -> list[str]:
     if any(ratio.measurable is None and ratio.objection is None for ratio in ratios):
         lines.append(NO_VERDICT)
     if any(ratio.measurable is not None for ratio in ratios):
-        lines.append(f"Verdicts: at {SIGNIFICANCE:.0%} for all figures together, by Holm's correction.")
+        first = first_figure(ratios, SAME, comparison.judge.order)
+        shares = ""
+        if first is not None:
+            shares = f": {FIRST_SHARE * SIGNIFICANCE:.1%} for {UNITS[first]}, all for the others once that differs"
+        lines.append(f"Verdicts: at {SIGNIFICANCE:.0%} for all figures together{shares} (Holm).")
+        lines += _more_repeats(comparison)
     floors = [
         f"{UNITS[ratio.metric]} ±{ratio.noise_floor - 1:.1%}" for ratio in ratios if ratio.noise_floor is not None
     ]
     if floors:
         lines.append(f"A/A floor, within which 95 % of comparisons of identical models stay: {'; '.join(floors)}.")
     return lines
+
+
+def _more_repeats(comparison: Comparison) -> list[str]:
+    """Return the sentence that says how many repeats would tell the differences of which no verdict speaks."""
+    needed = []
+    for ratio in comparison.ratios:
+        if ratio.metric in ORDER and ratio.measurable is False and ratio.spread is not None:
+            runs = repeats_to_tell(ratio.ratio, ratio.spread)
+            needed.append(f"{UNITS[ratio.metric]} {ratio.change} takes {runs or f'above {MOST_REPEATS}'}")
+    return [f"Repeats that tell such differences in {POWER:.0%} of cases: {'; '.join(needed)}."] if needed else []
 
 
 NO_VERDICT = (

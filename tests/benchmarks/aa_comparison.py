@@ -77,7 +77,7 @@ def page(first: Sequence[RunRecord], second: Sequence[RunRecord]) -> dict[str, R
     """Return what a comparison shows of all figures that the runs have, corrected for their number."""
     figures = [name for name in METRICS if all(getattr(record, name) for record in (*first, *second))]
     judge = Judge(Group(tuple(first)), Group(tuple(second)), despite=(TURNS,))  # splits are random
-    return {ratio.metric: ratio for ratio in corrected([judge.ratio(name) for name in figures], SAME)}
+    return {ratio.metric: ratio for ratio in corrected([judge.ratio(name) for name in figures], SAME, judge.order)}
 
 
 def claims(records: Sequence[RunRecord], splits: Sequence[Split]) -> dict[str, int]:

@@ -22,40 +22,19 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from support.measured import options, write_content
-from support.metrics_parts import make_record
+from support.simulated_rows import Order, in_any_order, in_turns, one_after_the_other, simulated_rows
 
 from efficientbench.devices.cpu import CPU
 from efficientbench.metrics.analysis.compare import compare
 from efficientbench.metrics.analysis.noise import IdenticalRuns
-from efficientbench.metrics.analysis.repeats import Group, group_repeats
+from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.analysis.rivals import QUESTIONS, Rivals
-from efficientbench.metrics.records.record import RunRecord
 
 SPREAD, DRIFT = 0.003, 0.05
 DRIFTING = {"tokens_per_s": -1, "energy_j_per_token": 1}
 """Figure that drifts → its direction."""
 MOST, SURE = 0.06, 2.3
 """The share of sets that may have a claim, and the standard deviations of chance above it."""
-
-Order = Callable[[int, int, np.random.Generator], list[int]]
-
-
-def one_after_the_other(rows: int, repeats: int, chance: np.random.Generator) -> list[int]:
-    """Return the row of each run in turn: all repeats of a row, then of the next."""
-    return [row for row in range(rows) for _ in range(repeats)]
-
-
-def in_turns(rows: int, repeats: int, chance: np.random.Generator) -> list[int]:
-    """Return the rows as a sweep takes them: each round in random order, every second round as the last, backwards."""
-    order: list[int] = []
-    for number in range(repeats):
-        order += order[: -rows - 1 : -1] if number % 2 else chance.permutation(rows).tolist()
-    return order
-
-
-def in_any_order(rows: int, repeats: int, chance: np.random.Generator) -> list[int]:
-    """Return the rows in random order."""
-    return chance.permutation(one_after_the_other(rows, repeats, chance)).tolist()
 
 
 def along_a_line(count: int, chance: np.random.Generator) -> np.ndarray:
@@ -74,19 +53,9 @@ DRIFTS = {"line": along_a_line, "jump": in_a_jump}
 
 def simulated(order: Sequence[int], drift: np.ndarray, chance: np.random.Generator, timed: bool) -> list[Group]:
     """Return the rows; with `timed`, each run begins an hour after the one before, else all at once."""
-    records: list[RunRecord] = []
-    for place, row in enumerate(order):
-        seed = order[:place].count(row)
-        noise = dict(zip(QUESTIONS, np.exp(chance.normal(0, SPREAD, len(QUESTIONS))).tolist(), strict=True))
-        figures = {
-            name: 100 * factor * math.exp(DRIFTING.get(name, 0) * DRIFT * drift[place])
-            for name, factor in noise.items()
-        }
-        begun = f"2026-01-{1 + place // 24:02}T{place % 24:02}:00:00+00:00" if timed else "2026-01-01T00:00:00+00:00"
-        names = {"variant": f"v{row}", "run": f"v{row}_1.5B", "seed": seed, "started_at": begun}
-        config = {"training": {"seed": seed}, "model": {"attention": {"kind": f"v{row}"}}}
-        records.append(make_record({**names, **figures, "config": config, "tokens": 1000, "energy_scope": "gpu"}))
-    return sorted(group_repeats(records), key=lambda group: group.name)
+    noise = chance.normal(0, SPREAD, (len(order), len(QUESTIONS))).T
+    logs = {name: each + DRIFTING.get(name, 0) * DRIFT * drift for name, each in zip(QUESTIONS, noise, strict=True)}
+    return simulated_rows(order, logs, timed)
 
 
 def report_claims(rows: Sequence[Group]) -> bool:

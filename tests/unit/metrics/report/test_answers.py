@@ -57,7 +57,7 @@ def test_a_difference_within_the_noise_is_reported_as_none() -> None:
     answer = answers(only(rival_runs("tokens_per_s", alike)))[SPEED]
     assert (answer.kind, answer.text) == ("level", "mqa and gqa: no difference")
     assert answer.detail.startswith("101 to 100; mqa ")
-    assert answer.detail.endswith("more than nsa")
+    assert answer.detail.endswith("more than nsa; 1.0% apart at this spread takes 193 repeats")
 
 
 def test_answers_on_single_runs_have_figures_and_no_verdict() -> None:
