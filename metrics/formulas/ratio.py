@@ -260,8 +260,6 @@ def first_figure(ratios: Sequence[Ratio], same: Mapping[str, str], order: Sequen
 def repeats_to_tell(ratio: float, spread: float, comparisons: int = 1) -> int | None:
     """Return how many repeats of each side find a difference, as the first figure, with a chance of POWER.
 
-    By Student's t whose centre is moved, the approximation of Guenther (1981): the quantiles of level and power add.
-
     Args:
         ratio: the difference to find, one side over the other.
         spread: standard deviation of the logarithm of one run's figure.
@@ -270,13 +268,19 @@ def repeats_to_tell(ratio: float, spread: float, comparisons: int = 1) -> int | 
     Returns:
         The number, at least MIN_REPEATS; None above MOST_REPEATS.
     """
-    level = SIGNIFICANCE * FIRST_SHARE / comparisons
-    for runs in range(MIN_REPEATS, MOST_REPEATS + 1):
-        degrees = 2 * (runs - 1)
-        needed = t_quantile(degrees, level) + t_quantile(degrees, 2 * (1 - POWER))
-        if abs(math.log(ratio)) >= needed * spread * math.sqrt(2 / runs):
-            return runs
-    return None
+    apart = math.exp(abs(math.log(ratio)))
+    counts = range(MIN_REPEATS, MOST_REPEATS + 1)
+    return next((runs for runs in counts if apart >= smallest_told(spread, runs, comparisons)), None)
+
+
+def smallest_told(spread: float, repeats: int, comparisons: int = 1) -> float:
+    """Return the smallest ratio above 1 that so many repeats of each side find, as `repeats_to_tell` has it.
+
+    Level and power of Student's t add their quantiles (Guenther, 1981).
+    """
+    degrees = 2 * (repeats - 1)
+    quantiles = t_quantile(degrees, SIGNIFICANCE * FIRST_SHARE / comparisons) + t_quantile(degrees, 2 * (1 - POWER))
+    return _exp(quantiles * spread * math.sqrt(2 / repeats))
 
 
 def holm(p_values: Mapping[str, float], same: Mapping[str, str]) -> dict[str, float]:
