@@ -179,7 +179,6 @@ def main() -> None:
             if before:
                 row[f"{kind}, before"] = f"{before[law.title][place]:.1f}%"
             row[kind] = f"{share:.1f}%"
-            row[f"{kind}, bound"] = f"≥ {low:g}%" if law.found else f"{low:g} to {high:g}%"
         table.append(row)
         print(row, flush=True)
     if arguments.write:
