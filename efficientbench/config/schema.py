@@ -210,7 +210,7 @@ class RunConfig(Part):
         default=None, description="run, or variant in the run's own size, whose figure match is to equal, like gqa"
     )
     match_left: float | None = Field(
-        default=None, description="what match leaves: the model's figure over match_to's, minus 1"
+        default=None, description="what match leaves, which sets it: the model's figure over match_to's, minus 1"
     )
     wandb: Label | None = Field(default=None, description="project of Weights & Biases that gets the run; unset: none")
     model: ModelConfig
