@@ -97,9 +97,11 @@ def matched(
         )
     model = key.changed(config.model, best)
     found = config.model_copy(update={"model": model, "match_left": lefts[best]})
-    if model == config.model:
+    before = key.of(config.model)
+    if best == before and abs(lefts[best]) <= NOTED:
         return found, None
-    return found, f"{config.name}: {key}={best} instead of {key.of(config.model)}, for the {told_match(found)}"
+    instead = f" instead of {before}" if best != before else ""
+    return found, f"{config.name}: {key}={best}{instead}, for the {told_match(found)}"
 
 
 def told_match(config: RunConfig) -> str:

@@ -128,6 +128,10 @@ def test_what_is_left_is_said_by_plan_and_noted_above_a_percent() -> None:
     assert re.search(r"matched +│ training FLOPs per token of gqa, 0.02% less", result.output)
     small = ["model.layers=1", "model.vocab_size=64", "model.ffn_hidden_size=64", "data.trained_vocab_size=64"]
     words = ["match=flops", "match_to=gqa", *small]
+    said = resolve_run("mqa_0.5B", True, [*words, "parallel.tp=2"])[1]
+    assert said is not None
+    assert ": model.ffn_hidden_size=64, for the training FLOPs" in said
+    assert said.endswith(" per token of gqa, 2.63% less (note: no other size comes nearer)")
     result = CliRunner().invoke(app, ["plan", "mqa_0.5B", "--smoke", *words], env={"COLUMNS": "200"})
     assert re.search(r"FLOPs per token of gqa, 1\.32% more \(note: no other size comes nearer\)", result.output)
 
