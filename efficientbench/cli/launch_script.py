@@ -20,7 +20,7 @@ from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.one_budget import with_one_budget
-from efficientbench.sweep.selection import Request, chosen_combinations
+from efficientbench.sweep.selection import Request, chosen_combinations, matched_combinations
 from efficientbench.sweep.tunings import chosen_tunings, names_tunings
 
 NVIDIA_RESOURCE = "nvidia.com/gpu"
@@ -93,7 +93,7 @@ def named_runs(request: Request, name: str | None = None) -> list[NamedRun]:
         tunings = chosen_tunings(request, name)
         _refuse_combinations(tunings)
         return [NamedTuning(each.name, each.labelled, request.smoke, request.repeat) for each in tunings]
-    found = with_one_budget(chosen_combinations(request, name))
+    found = with_one_budget(matched_combinations(chosen_combinations(request, name), request.matrix))
     _refuse_combinations(found)
     return [NamedRun(each.name, each.labelled, request.smoke, request.repeat, request.matrix) for each in found]
 

@@ -200,6 +200,18 @@ class RunConfig(Part):
     output: str = Field(
         default="output/efficientllm_benchmark", description="folder of the suite, in which the run has its own folder"
     )
+    match: Literal["flops", "parameters", "active", "cache"] | None = Field(
+        default=None,
+        description="figure in which the model is to equal match_to's: training FLOPs per token, parameters or active "
+        "parameters, by the width of its feed-forward layer or experts; or cache bytes per token, by its attention's "
+        "groups or latent; unset: no figure",
+    )
+    match_to: Name | None = Field(
+        default=None, description="run, or variant in the run's own size, whose figure match is to equal, like gqa"
+    )
+    match_left: float | None = Field(
+        default=None, description="what match leaves, which sets it: the model's figure over match_to's, minus 1"
+    )
     wandb: Label | None = Field(default=None, description="project of Weights & Biases that gets the run; unset: none")
     model: ModelConfig
     kernels: KernelsConfig = KernelsConfig()
@@ -217,6 +229,12 @@ class RunConfig(Part):
     def order_seed(self) -> int:
         """The seed of the order in which the training reads its text, conversations or questions."""
         return self.training.seed if self.data.seed is None else self.data.seed
+
+    @model_validator(mode="after")
+    def _matches_a_row(self) -> RunConfig:
+        if self.match is not None and self.match_to is None:
+            raise ValueError(f"match_to: name the run or the variant that match={self.match} is to equal, like gqa")
+        return self
 
     @model_validator(mode="after")
     def _generates_while_training(self) -> RunConfig:

@@ -14,10 +14,8 @@ from efficientbench.config.budget import wanted_tokens
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters
 from efficientbench.metrics.report.paper.paper import BASELINES, suite_of
+from efficientbench.planning.matching import CHOICES
 from efficientbench.sweep.combinations import Combination
-
-CHOICES = ("model.attention.", "model.position.", "model.moe.")
-"""Keys whose values are alternatives: runs that differ in them are compared with each other."""
 
 
 def with_one_budget(combinations: Sequence[Combination[RunConfig]]) -> list[Combination[RunConfig]]:

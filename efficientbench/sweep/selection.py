@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from efficientbench.architecture.registry import SECTIONS, load, load_named
@@ -16,6 +17,7 @@ from efficientbench.config.matrix import MATRIX, Matrix, RunName, load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES
 from efficientbench.finetuning.load import named_tunings
+from efficientbench.planning.matching import matched
 from efficientbench.sweep.combinations import Combination, Resolver, combined, parse_axes
 
 
@@ -57,6 +59,23 @@ def chosen_combinations(request: Request, name: str | None = None) -> list[Combi
         lambda name, given: resolve(name, request.smoke, given, request.matrix), settable_keys(), ALIASES
     )
     return combined(resolver, [run.name for run in runs], axes, request.overrides)
+
+
+def matched_combinations(combinations: Sequence[Combination[RunConfig]], matrix: Path) -> list[Combination[RunConfig]]:
+    """Return the combinations with the sizes that their `match` asks for, or refused; print each size that changed."""
+    found = list(combinations)
+    for place, each in enumerate(found):
+        if each.refused is not None:
+            continue
+        try:
+            config, said = matched(each.config, each.overrides, matrix)
+        except ConfigError as error:
+            found[place] = replace(each, refused=str(error))
+            continue
+        found[place] = replace(each, config=config)
+        if said:
+            print(said, file=sys.stderr)
+    return found
 
 
 def _load_variants(request: Request, matrix: Matrix) -> None:

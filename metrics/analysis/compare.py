@@ -155,7 +155,7 @@ def _differences(first: Group, second: Group, despite: Collection[str]) -> list[
 
 
 _COVERED = (
-    *("variant", "size", "output", "wandb", "model.", "parallel.", "data.", "training.seed", "training.dtype"),
+    *("variant", "size", "match", "output", "wandb", "model.", "parallel.", "data.", "training.seed", "training.dtype"),
     *("training.seq_len", "training.micro_batch_size", "training.global_batch_size", "training.global_batch_tokens"),
     *("training.tokens", "training.steps", "training.epochs", "training.recompute", "training.optimizer"),
 )

@@ -30,8 +30,10 @@ _SAME = (
     "training.global_batch_tokens",
     "measurement.meters",
     "own_loop.measured_peak_flops",
+    *("match", "match_to", "match_left"),
 )
-"""Keys of folders, of W&B, of the batch in another unit, of meters, and of a measurement: none changes the training."""
+"""Keys of folders, of W&B, of the batch in another unit, of meters, of a measurement, and of the run that the model's
+size was solved for: none changes the training."""
 _SEEDS = ("training.seed", "data.seed", "curriculum.seed", "own_loop.seed")
 _BEFORE = {"training.optimizer": "adamw", "evaluation.core_every": 0, "evaluation.core_limit": 100}
 """Key → what runs did before the key existed."""

@@ -19,6 +19,7 @@ from efficientbench.metrics.analysis.rivals import QUESTIONS, Standing
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, MOST_REPEATS, SIGNIFICANCE, repeats_to_tell
 from efficientbench.metrics.records.record import FIGURES
 from efficientbench.metrics.report.headline import HEADLINE, unique_names
+from efficientbench.metrics.report.model_sizes import unmatched
 from efficientbench.metrics.report.suites import Rows, Suite
 from efficientbench.metrics.report.table import Table, shortened
 
@@ -135,7 +136,10 @@ def _unavailable(suite: Suite, standing: Standing) -> str:
 def answers_table(suites: Sequence[Suite]) -> Table:
     """Return the answers as a table of text, one line for each set."""
     rows = [
-        (suite.title, *(": ".join(part for part in (each.text, each.detail) if part) for each in answers(suite)))
+        (
+            ". ".join(filter(None, (suite.title, unmatched(suite)))),
+            *(": ".join(part for part in (each.text, each.detail) if part) for each in answers(suite)),
+        )
         for suite in suites
     ]
     header = ("", *TITLES.values())
@@ -147,6 +151,8 @@ def print_answers(suites: Sequence[Suite], console: Console) -> None:
     for suite in suites:
         if len(suite.rows) > 1:
             console.print(Text(suite.title, style="bold"))
+            if unmatched(suite):
+                console.print(Text(f"  {unmatched(suite)}"))
             for title, each in zip(TITLES.values(), answers(suite), strict=True):
                 console.print(Text(f"  {title}: {'; '.join(part for part in (each.text, each.detail) if part)}"))
             for line in objections([suite]):
