@@ -49,9 +49,10 @@ def compare(
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
     from efficientbench.metrics.analysis.generation import OF_GENERATION, load_generated
-    from efficientbench.metrics.analysis.life_cost import compare_lives
+    from efficientbench.metrics.analysis.life_cost import Model, compare_lives, losses_of
     from efficientbench.metrics.analysis.paired import pair_evaluations
     from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
+    from efficientbench.metrics.analysis.stages import earlier_stages
     from efficientbench.metrics.analysis.thresholds import Threshold, judge
     from efficientbench.metrics.report.comparison import print_comparison
     from efficientbench.metrics.report.sections.evaluations import print_evaluations
@@ -74,7 +75,11 @@ def compare(
         print_generation_ratios(sides, allowed, Console())
     if served_tokens is not None:
         engine = " against ".join(dict.fromkeys(record.engine for records in made for record in records))
-        print_lives(compare_lives(sides, allowed), engine, served_tokens, price_per_hour, Console())
+        folders = zip((first, second), sides, strict=True)
+        one, other = (Model(*side, earlier_stages(side[0].first, folder)) for folder, side in folders)
+        losses = losses_of(comparison)
+        lives = compare_lives(comparison, (one, other), losses.target, allowed)
+        print_lives(lives, losses, engine, served_tokens, price_per_hour, Console())
     outcomes = judge(thresholds, comparison)
     print_outcomes(outcomes, Console())
     if junit is not None:

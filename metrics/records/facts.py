@@ -43,6 +43,8 @@ class RunFacts:
     """Why parameters or FLOPs are None."""
     measured_peak_flops: float | None = None
     """Rate of matrix products that one device reached before the run, FLOP/s; None where it was not measured."""
+    measured_peak_doubt: str | None = None
+    """Why the measured rate is not used; None: it is."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,8 @@ class Measured:
     @property
     def measured_peak(self) -> float:
         """Return the rate of matrix products that one device reached before the run, FLOP/s."""
+        if self.facts.measured_peak_doubt:
+            raise MetricsError(self.facts.measured_peak_doubt)
         unmeasured = "no matrix products were measured" if self.facts.peak_flops is None else "the peak itself is known"
         return known(self.facts.measured_peak_flops, unmeasured)
 

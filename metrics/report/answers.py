@@ -16,7 +16,7 @@ from rich.text import Text
 
 from efficientbench.metrics.analysis.conditions import Difference
 from efficientbench.metrics.analysis.rivals import QUESTIONS, Standing
-from efficientbench.metrics.formulas.ratio import MIN_REPEATS, MOST_REPEATS, SIGNIFICANCE, repeats_to_tell
+from efficientbench.metrics.formulas.ratio import MIN_REPEATS, MOST_REPEATS, SIGNIFICANCE, Ratio, repeats_to_tell
 from efficientbench.metrics.records.record import FIGURES
 from efficientbench.metrics.report.headline import HEADLINE, unique_names
 from efficientbench.metrics.report.model_sizes import unmatched
@@ -78,7 +78,9 @@ def _answer(suite: Suite, standing: Standing) -> Answer:
         tied = [best, *standing.level]
         ends = list(dict.fromkeys((value, _furthest(suite, standing.metric, standing.level))))
         alike = f"{_names(suite, tied)}: no difference"
-        return Answer("level", alike, "; ".join([" to ".join(ends), *parts]))
+        return Answer(
+            "level", alike, "; ".join(filter(None, [" to ".join(ends), _within(suite, standing, best), *parts]))
+        )
     if standing.open or standing.apart:
         return Answer("open", f"no verdict; {_extreme(standing.metric)}: {name}, {value}", "; ".join(parts))
     return Answer("clear", f"{name}: {value}", "; ".join(parts))
@@ -92,7 +94,27 @@ def _beaten(suite: Suite, standing: Standing, best: int) -> str:
     further = f", and than {_names(suite, others)} by more" if others else ""
     known = "; ".join(dict.fromkeys(ratio.carried for ratio in standing.worse.values() if ratio.carried))
     carried = f" ({known})" if known else ""
-    return f"{own}{standing.worse[nearest].change} than {suite.rows[nearest].name}{further}{carried}"
+    ratio = standing.worse[nearest]
+    return f"{own}{ratio.change} than {suite.rows[nearest].name}{_interval(ratio)}{further}{carried}"
+
+
+def _interval(ratio: Ratio) -> str:
+    """Return a ratio's own interval and the repeats of the best row and of the other one."""
+    repeats = f"{ratio.runs[1]} and {ratio.runs[0]} runs"
+    if ratio.low is None or ratio.high is None:
+        return f" ({repeats})"
+    low, high = sorted(abs(end - 1) for end in (ratio.low, ratio.high))
+    return f" (95 %: {low:.1%} to {high:.1%}; {repeats})"
+
+
+def _within(suite: Suite, standing: Standing, best: int) -> str:
+    """Return the widest interval of the best row over those that do not differ from it, and their repeats."""
+    found = [suite.rivals.ratio(standing.metric, place, best) for place in standing.level]
+    known = [(ratio.low, ratio.high, ratio.runs) for ratio in found if ratio is not None and ratio.low and ratio.high]
+    if not known:
+        return ""
+    low, high, runs = max(known, key=lambda each: each[1] / each[0])
+    return f"95 %: {low - 1:+.1%} to {high - 1:+.1%}; {runs[1]} and {runs[0]} runs"
 
 
 def _more_repeats(suite: Suite, standing: Standing, best: int) -> list[str]:
@@ -158,6 +180,29 @@ def print_answers(suites: Sequence[Suite], console: Console) -> None:
             for line in objections([suite]):
                 console.print(Text(f"  {line}"))
             console.print()
+    for line in separated(suites):
+        console.print(Text(line))
+
+
+def separated(suites: Sequence[Suite]) -> list[str]:
+    """Return a sentence for each suite and size whose rows ran under different conditions, so that sets are apart."""
+    sets: dict[str, list[Suite]] = {}
+    for suite in suites:
+        sets.setdefault(", ".join(filter(None, (suite.name, suite.size))), []).append(suite)
+    return [
+        f"{title}: not compared, for they ran otherwise: {_told_apart(each)}."
+        for title, each in sets.items()
+        if len(each) > 1
+    ]
+
+
+def _told_apart(suites: Sequence[Suite]) -> str:
+    parts = []
+    for suite in suites:
+        scale = "smoke" if suite.rows[0].record.smoke else ""
+        where = ", ".join(part for part in (suite.conditions, scale) if part) or "full size"
+        parts.append(f"{_names(suite, range(len(suite.rows)))} ({where})")
+    return " against ".join(parts)
 
 
 def open_questions(suites: Sequence[Suite]) -> tuple[str, ...]:
