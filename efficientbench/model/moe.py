@@ -122,9 +122,10 @@ def take_routing(model: GPTModel) -> torch.Tensor | None:
 
 
 def set_shares(model: GPTModel, shares: torch.Tensor) -> None:
-    """Give this stage's routers the shares of choices of a step: [layers of all stages, experts]."""
+    """Set the `shares` of this stage's routers that have them to those of a step: [layers of all stages, experts]."""
     for router in routers(model):
-        router.shares.copy_(shares[router.layer_number - 1])
+        if router.shares is not None:
+            router.shares.copy_(shares[router.layer_number - 1])
 
 
 class GroupedLinearFunction(torch.autograd.Function):
