@@ -25,6 +25,12 @@ class MoEConfig(Part):
         description="factor on each layer's load-balancing loss (arXiv 2101.03961, eq. 4); 0: no such loss; "
         "training.objective=rl has none",
     )
+    auxiliary_over: Literal["micro_batch", "sequence", "global"] = Field(
+        default="micro_batch",
+        description="over what the load-balancing loss asks experts to be balanced; micro_batch: each micro-batch of a "
+        "replica, whose size then changes the loss; sequence: each sequence (arXiv 2412.19437, eq. 17); global: the "
+        "global batch (arXiv 2501.11873), by the choices of the step before",
+    )
 
     def balancing(self, objective: str) -> float:
         """Return the factor on the load-balancing loss; 0 in RL, where rewards alone are to train the weights."""

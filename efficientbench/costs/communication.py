@@ -167,9 +167,10 @@ def _experts(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
     if split or layout.ep > 1:
         counts = layers * forwards * moe.experts * INT64_BYTES * (layout.tp if split else layout.ep)
         yield Transfer("experts: counts", "all-gather", "tp" if split else "ep", counts)
-    if moe.auxiliary_loss and layout.tp * layout.cp > 1:
+    if moe.auxiliary_loss and moe.auxiliary_over != "global" and layout.tp * layout.cp > 1:
         # Once even with recomputation: only the forward pass with a gradient computes the auxiliary loss.
-        yield Transfer("experts: counts", "all-reduce", "tp × cp", layers * moe.experts * INT64_BYTES)
+        rows = config.training.micro_batch_size if moe.auxiliary_over == "sequence" else 1
+        yield Transfer("experts: counts", "all-reduce", "tp × cp", rows * layers * moe.experts * INT64_BYTES)
 
 
 def _pipeline(config: RunConfig, layout: Layout, stage: int) -> Iterator[Transfer]:

@@ -27,12 +27,16 @@ class EngineConfig(TransformerConfig):
     """The kernel of causal attention without a bias."""
     loss_kernel: LossKernel = field(default_factory=LossKernel)
     """The kernel of the loss."""
+    last_shares: bool = False
+    """Whether the auxiliary loss takes each expert's share of the choices from the step before."""
 
 
 def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = causal_attention) -> EngineConfig:
     """Return the configuration of a run's model, its layout over ranks and its kernels."""
     model, parallel = config.model, config.parallel
     experts = model.moe
+    auxiliary_factor = experts.balancing(config.training.objective) if experts else 0.0
+    auxiliary_over = experts.auxiliary_over if experts else None
     dtype, recompute = TORCH_DTYPES[config.training.dtype], config.training.recompute
     return EngineConfig(
         num_layers=model.layers,
@@ -73,8 +77,8 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         num_moe_experts=experts.experts if experts else None,
         moe_ffn_hidden_size=model.ffn_hidden_size if experts else None,
         moe_router_topk=experts.top_k if experts else 2,
-        moe_aux_loss_coeff=experts.balancing(config.training.objective) if experts else 0.0,
-        moe_router_load_balancing_type="aux_loss",
+        moe_aux_loss_coeff=auxiliary_factor,
+        moe_router_load_balancing_type="seq_aux_loss" if auxiliary_over == "sequence" else "aux_loss",
         # In float32, because nearly equal logits decide where a token goes.
         moe_router_dtype="fp32",
         moe_token_dispatcher_type="alltoall",
@@ -88,6 +92,7 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         norm_weights=model.norm_weights,
         attention_kernel=attention_kernel,
         loss_kernel=LossKernel(config.kernels.loss_block, bool(config.kernels.fused)),
+        last_shares=auxiliary_over == "global" and auxiliary_factor > 0,
     )
 
 

@@ -176,6 +176,10 @@ class GPT(GPTModel):
         """Return the routers' counts since the last call: see `model.moe.take_routing`."""
         return moe.take_routing(self)
 
+    def set_shares(self, shares: torch.Tensor) -> None:
+        """Set the routers' shares of the step before: see `model.moe.set_shares`."""
+        moe.set_shares(self, shares)
+
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embed tokens [B, S] → [S, B, H]; with sequence parallelism this rank's part of the sequence."""
         embedded: torch.Tensor = self.embedding(tokens, position_ids=None)

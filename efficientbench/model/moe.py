@@ -4,6 +4,22 @@ The router is Megatron's, and so are dispatch and combine where ranks split the 
 Dropless: every chosen expert computes its token.
 N = token copies that this rank's experts received, E = experts on this rank, H = hidden size, F = feed-forward width
 of an expert (under expert tensor parallelism, this rank's share of it).
+
+The auxiliary loss of a layer of n experts is n · Σ_e f_e · P_e (arXiv 2101.03961, equation 4): f_e is the share of
+choices that fell on expert e, which has no gradient, and P_e the mean of its probabilities. `model.moe.auxiliary_over`
+says over which tokens:
+
+micro_batch  f and P over each micro-batch of a replica; the mean over micro-batches. Megatron's `aux_loss`.
+sequence     f and P over each sequence; the mean over sequences (arXiv 2412.19437, equations 17 to 20, but for the
+             factor). Megatron's `seq_aux_loss`.
+global       P over the step's global batch, and f over that of the last step that was not skipped:
+             n · Σ_e f_e(t − 1) · P_e(t).
+
+The loss over the global batch of arXiv 2501.11873 is n · Σ_e f_e(t) · P_e(t), but f(t) is known only after the last
+micro-batch. That paper, and Megatron's `global_aux_loss`, take the choices of the micro-batches so far, so that a loss
+depends on how many there are, and the first one's on itself alone. With f(t − 1) the loss is linear in P(t): its mean
+over micro-batches of any size and over ranks of any layout is that of the global batch, without a second forward pass.
+In step 1 no choice was made, and all f_e are 1 / n: the loss is 1 and its gradient 0, as with experts in balance.
 """
 
 from __future__ import annotations
@@ -33,6 +49,8 @@ class Router(TopKRouter):
         # The sum of this rank's auxiliary losses, then the number of tokens sent to each expert. float32, which every
         # device has, counts exactly to 16 million, more tokens than a rank sends to an expert in a step.
         self.counted = torch.zeros(1 + self.num_experts, dtype=torch.float32, device=torch.get_default_device())
+        self.shares = torch.full_like(self.counted[1:], 1 / self.num_experts) if config.last_shares else None
+        """[experts] float32, each expert's share of the choices of the step before; None: those of now count."""
 
     def forward(
         self, input: torch.Tensor, padding_mask: torch.Tensor | None = None
@@ -47,6 +65,30 @@ class Router(TopKRouter):
     def _apply_expert_bias(self, routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None) -> None:
         """Do nothing. Megatron's own method also does nothing without an expert bias, but needs a compiler for it."""
 
+    def _apply_aux_loss(
+        self,
+        probs: torch.Tensor,
+        scores_for_aux_loss: torch.Tensor,
+        routing_map: torch.Tensor,
+        with_padding_mask: bool = False,
+    ) -> torch.Tensor:
+        """Add the auxiliary loss's gradient to that of `probs`.
+
+        Args:
+            probs: [tokens, experts], weights of the chosen experts.
+            scores_for_aux_loss: [tokens, experts], probabilities over all experts.
+            routing_map: [tokens, experts], whether an expert was chosen.
+            with_padding_mask: whether tokens are masked, which no caller does.
+        """
+        if self.shares is None:
+            attached: torch.Tensor = super()._apply_aux_loss(probs, scores_for_aux_loss, routing_map, with_padding_mask)
+            return attached
+        factor = self.get_aux_loss_coeff("aux_loss")
+        # This rank's part of the mean over the tokens of the micro-batch, which tp and cp ranks share.
+        tokens = len(scores_for_aux_loss) * self.tp_cp_group.size()
+        loss = factor * self.num_experts * (scores_for_aux_loss.sum(dim=0) * self.shares).sum() / tokens
+        return self.attach_and_log_load_balancing_loss(probs, factor, loss)
+
     def attach_and_log_load_balancing_loss(
         self, activation: torch.Tensor, aux_loss_coeff: float, aux_loss: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor:
@@ -54,6 +96,11 @@ class Router(TopKRouter):
         self.counted[0] += aux_loss.detach() / aux_loss_coeff
         attached: torch.Tensor = MoEAuxLossAutoScaler.apply(activation, aux_loss)
         return attached
+
+
+def routers(model: GPTModel) -> list[Router]:
+    """Return this stage's routers; none for a model without experts."""
+    return [layer.mlp.router for layer in model.decoder.layers] if model.config.num_moe_experts else []
 
 
 def take_routing(model: GPTModel) -> torch.Tensor | None:
@@ -64,15 +111,21 @@ def take_routing(model: GPTModel) -> torch.Tensor | None:
         of each expert; zero for the layers of other stages. The sum over all ranks is that of the run. None for a
         model without experts.
     """
-    config = model.config
+    config, own = model.config, routers(model)
     if config.num_moe_experts is None:
         return None
-    routers = [layer.mlp.router for layer in model.decoder.layers]
-    taken = routers[0].counted.new_zeros(config.num_layers, 1 + config.num_moe_experts)
-    for router in routers:
+    taken = own[0].counted.new_zeros(config.num_layers, 1 + config.num_moe_experts)
+    for router in own:
         taken[router.layer_number - 1] = router.counted
         router.counted.zero_()
     return taken
+
+
+def set_shares(model: GPTModel, shares: torch.Tensor) -> None:
+    """Set the `shares` of this stage's routers that have them to those of a step: [layers of all stages, experts]."""
+    for router in routers(model):
+        if router.shares is not None:
+            router.shares.copy_(shares[router.layer_number - 1])
 
 
 class GroupedLinearFunction(torch.autograd.Function):

@@ -15,7 +15,7 @@ from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.trained import TrainedRun, trained_config
 from efficientbench.training.checkpoints.manifest import check_sizes, identity
 
-MAY_DIFFER = ("init_std", "moe.auxiliary_loss")
+MAY_DIFFER = ("init_std", "moe.auxiliary_loss", "moe.auxiliary_over")
 """Keys of the model that do not change what trained weights compute."""
 
 

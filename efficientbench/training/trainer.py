@@ -184,6 +184,8 @@ class Trainer:
         else:
             updated, norm_read, _ = self.optimizer.step()
             finite.check_norm(step, norm_read, rows.checks)
+        if updated:
+            self._keep_shares(Rows.of(gathered, sums.shape).routed)
         loss, targets, _ = rows.total().tolist()
         message = problem.message if problem is not None else None
         routing = self._routing(rows.routed.double().sum(dim=0).tolist())
@@ -294,6 +296,23 @@ class Trainer:
             auxiliary_loss=sum(each[0] for each in layers) / losses if moe.balancing(training.objective) else None,
             tokens_per_expert=tuple(tuple(map(int, layer[1:])) for layer in layers),
         )
+
+    def _keep_shares(self, routed: torch.Tensor) -> None:
+        """Give the routers the shares of this step's choices for the next, where their loss is over the global batch.
+
+        The host waits for nothing. The sums are exact, and so the same in every layout. A skipped step leaves the
+        shares as they are: where numbers are not finite, the choices mean nothing.
+
+        Args:
+            routed: the ranks' counts as in `Rows`, on the device.
+        """
+        moe = self.config.model.moe
+        if moe is None or not self.stages[0].config.last_shares:
+            return
+        counts = routed.long().sum(dim=0).view(-1, 1 + moe.experts)[:, 1:]
+        shares = counts.float() / (self.tokens_per_step * moe.top_k)
+        for stage in self.stages:
+            stage.module.set_shares(shares)
 
     def _emit(self, event: Event) -> None:
         for listener in self.listeners:

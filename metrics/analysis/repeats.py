@@ -37,6 +37,8 @@ size was solved for: none changes the training."""
 _SEEDS = ("training.seed", "data.seed", "curriculum.seed", "own_loop.seed")
 _BEFORE = {"training.optimizer": "adamw", "evaluation.core_every": 0, "evaluation.core_limit": 100}
 """Key → what runs did before the key existed."""
+_BEFORE_WITH_EXPERTS = {"model.moe.auxiliary_over": "micro_batch"}
+"""The same of a key that only a mixture of experts has."""
 _INTERVALS = ("al_s", "al_s_p50")
 
 
@@ -191,7 +193,8 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
 
 def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration's values by dotted key; a key that it is too old to have gets what runs did then."""
-    return _BEFORE | flat(config)
+    leaves = flat(config)
+    return _BEFORE | (_BEFORE_WITH_EXPERTS if "model.moe.experts" in leaves else {}) | leaves
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -163,7 +163,8 @@ class Metrics(BaseModel):
         lambda m: m.peak_flops)
     peak_flops_source: str | None = figure("", "datasheet or configuration that the peak is from",
         lambda m: m.peak_flops and m.facts.peak_flops_source)
-    auxiliary_loss: float | None = figure("", "load-balancing loss of a mixture of experts, without its factor",
+    auxiliary_loss: float | None = figure("",
+        "load-balancing loss of a mixture of experts, without its factor, over what model.moe.auxiliary_over says",
         lambda m: m.learned("auxiliary_loss", "the model has no experts", like="tokens_per_expert"))
     expert_load_imbalance: float | None = figure("",
         "tokens of the busiest expert over its layer's mean, mean over layers",

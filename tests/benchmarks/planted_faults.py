@@ -334,6 +334,24 @@ FAULTS = (
         "auxiliary loss of experts lost", [("moe_aux_loss_coeff=", "moe_aux_loss_coeff=0 and ")], "numerics/test_moe.py"
     ),
     Fault(
+        "experts' shares of choices not those of the step before",
+        [("self._keep_shares(Rows.of(gathered, sums.shape).routed)", "pass")],
+        "distributed/test_whole_steps.py",
+        "global",
+    ),
+    Fault(
+        "experts' shares of choices by one rank alone",
+        [("counts = routed.long().sum(dim=0)", "counts = routed.long()[0]")],
+        "distributed/test_layouts.py",
+        "global and parallel",
+    ),
+    Fault(
+        "experts' shares of choices lost by a checkpoint",
+        [("if each.shares is not None:", "if False:")],
+        "distributed/test_resume.py",
+        "global",
+    ),
+    Fault(
         "a split of the vocabulary without its neighbour's sums",
         [("all_reduce(largest, op=ReduceOp.MAX, group=group)\n    logits.sub_", "pass\n    logits.sub_")],
         "distributed/test_layouts.py",

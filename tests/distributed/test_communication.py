@@ -54,6 +54,8 @@ MORE_CELLS = {
     "CP 2, attention recomputed": ("gqa", ["parallel.cp=2", "training.recompute=selective"]),
     "experts, TP 2 with SP": ("moe", TP_SP),
     "experts, CP 2": ("moe", ["parallel.cp=2"]),
+    "experts over sequences, CP 2": ("moe", ["parallel.cp=2", "model.moe.auxiliary_over=sequence"]),
+    "experts over the global batch, TP 2 with SP": ("moe", [*TP_SP, "model.moe.auxiliary_over=global"]),
     "DP 2, no overlap": ("gqa", ["parallel.dp=2", "parallel.overlap=false"]),
     "EP 2, no overlap": ("moe", [*EXPERTS, "parallel.overlap=false"]),
     "EP 2 x TP 2 with SP": ("moe", [*EXPERTS, *TP_SP]),

@@ -31,6 +31,7 @@ PARTS: dict[str, Mapping[str, object]] = {
     "plain optimizer": {"parallel.distributed_optimizer": False},
     "no overlap": {"parallel.overlap": False},
     "fused": {"kernels.fused": True},
+    **{f"micro-batches of {size}": {"training.micro_batch_size": size} for size in (1, 2)},
 }
 """Part of a layout → its keys; `a x b` has those of both."""
 ALONE = [
@@ -63,8 +64,22 @@ OF_EVERY_KEY = [
     *("tensor parallel", "sequence parallel", "pipeline", "tensor parallel x pipeline"),
     *("context parallel x interleaved pipeline", "pipeline x data parallel", "full recomputation"),
 ]
+OF_MICRO_BATCHES = [
+    f"{layout} x micro-batches of {size}"
+    for layout in (
+        *("sequence parallel", "context parallel", "pipeline", "data parallel", "expert parallel"),
+        *("experts, context parallel", "full recomputation"),
+    )
+    for size in (1, 2)
+]
+OVER_SEQUENCES, OVER_THE_GLOBAL_BATCH = "moe over sequences", "moe over the global batch"
 ONE_GROUP = f"one group, {EVERY_KEY}"
-ALL: Models = {**MODELS, ONE_GROUP: (BASE, ("model.attention.query_groups=1", *BACKBONE))}
+ALL: Models = {
+    **MODELS,
+    ONE_GROUP: (BASE, ("model.attention.query_groups=1", *BACKBONE)),
+    OVER_SEQUENCES: ("moe_1.5Bx8", ("model.moe.auxiliary_over=sequence", "model.moe.auxiliary_loss=0.1")),
+    OVER_THE_GLOBAL_BATCH: ("moe_1.5Bx8", ("model.moe.auxiliary_over=global", "model.moe.auxiliary_loss=0.1")),
+}
 
 
 def configured(name: str, *overrides: str) -> RunConfig:
@@ -85,6 +100,9 @@ def supported(names: Iterable[str], layouts: Iterable[str]) -> list[tuple[str, s
 CELLS = [
     *supported(ATTENTIONS, [*ALONE, *TOGETHER, *RECOMPUTATION]),
     *supported(["moe"], [*ALONE, *TOGETHER, *RECOMPUTATION, *OF_EXPERTS]),
+    # A single rank has micro-batches of 4.
+    *supported([OVER_THE_GLOBAL_BATCH], OF_MICRO_BATCHES),
+    *supported([OVER_SEQUENCES], OF_MICRO_BATCHES[:4]),
     *supported(ENCODINGS, ALONE),
     *supported(chosen(ENCODINGS, has_table), OF_TABLES),
     *((EVERY_KEY, layout) for layout in OF_EVERY_KEY),
@@ -113,6 +131,7 @@ QUICK = {
     ("gqa", "data parallel x plain optimizer"),
     *((name, quick(name)) for name in [*ATTENTIONS, *ENCODINGS]),
     ("moe", "expert parallel"),
+    (OVER_THE_GLOBAL_BATCH, "sequence parallel x micro-batches of 2"),
     (EVERY_KEY, "tensor parallel"),
     (EVERY_KEY, "pipeline"),
 }
@@ -151,6 +170,15 @@ def test_layout_equals_single_rank(
     outcomes = ranks(Layout.of(config, 1, oversubscribe=True).world_size).call(train, config, corpus, STEPS)
     expected = single(name, *(each for each in overrides if each.startswith("model.")))
     assert_equals_single_rank(outcomes, expected, config.model.vocab_size, RELATIVE)
+
+
+@pytest.mark.proof
+def test_over_each_micro_batch_its_size_changes_what_is_learned(single: Callable[..., Outcome]) -> None:
+    strong = "model.moe.auxiliary_loss=0.1"
+    larger, smaller = single("moe", strong), single("moe", strong, "training.micro_batch_size=1")
+    assert larger.losses[0] == pytest.approx(smaller.losses[0], rel=RELATIVE)
+    assert larger.norms[0] != pytest.approx(smaller.norms[0], rel=10 * RELATIVE)
+    assert larger.auxiliary_losses[0] != pytest.approx(smaller.auxiliary_losses[0], rel=1e-2)
 
 
 @pytest.mark.parametrize("name", [*ATTENTIONS, *ENCODINGS, "moe", "nanochat"])

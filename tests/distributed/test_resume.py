@@ -25,6 +25,7 @@ RATES = ["training.embedding_learning_rate=1e-3", "training.head_learning_rate=3
 """Each stage lacks one of the tables."""
 ON_TP = chosen(ATTENTIONS, lambda config: not problems(config, LAYOUTS["tensor parallel"]))
 TABLES = chosen(ENCODINGS, has_table)
+OVER_GLOBAL = ["model.moe.auxiliary_over=global", "model.moe.auxiliary_loss=0.1"]
 BY_MUON = [name for name in ON_TP if name in chosen(ATTENTIONS, has_matrices)]
 EXACT = {
     **{f"{name}, TP 2, fp16": (2, name, ["parallel.tp=2", "training.dtype=fp16"]) for name in ON_TP},
@@ -40,6 +41,8 @@ EXACT = {
     "PP 2 interleaved": (2, "gqa", ["parallel.pp=2", "parallel.vpp=2", "model.layers=4"]),
     "experts, EP 2": (2, "moe", ["parallel.ep=2", "parallel.dp=2"]),
     "experts, TP 2 with SP": (2, "moe", ["parallel.tp=2", "parallel.sp=true"]),
+    "experts over the global batch, EP 2": (2, "moe", ["parallel.ep=2", "parallel.dp=2", *OVER_GLOBAL]),
+    "experts over the global batch, PP 2, bf16": (2, "moe", ["parallel.pp=2", "training.dtype=bf16", *OVER_GLOBAL]),
     "CP 2": (2, "gqa", ["parallel.cp=2"]),
     "two tables on two stages, bf16": (2, "nanochat", ["parallel.pp=2", "training.dtype=bf16"]),
     "TP 2 x DP 2": (4, "gqa", ["parallel.tp=2", "parallel.dp=2"]),
@@ -52,7 +55,7 @@ EXACT = {
     "Muon, two tables on two stages": (2, "nanochat", ["parallel.pp=2", "training.optimizer=muon", *RATES]),
     "two tables with rates of their own on two stages": (2, "nanochat", ["parallel.pp=2", *RATES]),
 }
-QUICK = ("DP 2, bf16", "PP 2 interleaved", "experts, EP 2")
+QUICK = ("DP 2, bf16", "PP 2 interleaved", "experts over the global batch, EP 2")
 
 KEYS = {
     "single": (1, []),

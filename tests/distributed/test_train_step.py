@@ -123,6 +123,16 @@ def test_a_skipped_step_changes_nothing_on_any_rank(
         assert outcome.losses[4] < 10
 
 
+@pytest.mark.proof
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_skipped_step_keeps_the_experts_shares_of_the_step_before(
+    trained: Callable[..., list[Poisoned]], waits: bool
+) -> None:
+    settings = ["parallel.dp=2", "model.moe.auxiliary_over=global", "faults.skip_non_finite_steps=1"]
+    for outcome in trained("loss", 1, (2,), *settings, name="moe_1.5Bx8", waits=waits):
+        assert outcome.skipped == outcome.unchanged == [False, True, False, False, False]
+
+
 def test_a_host_that_waits_for_the_device_skips_the_same_step(trained: Callable[..., list[Poisoned]]) -> None:
     for outcome in trained("gradients", 1, (2,), "parallel.dp=2", "faults.skip_non_finite_steps=1", waits=True):
         assert outcome.error is None

@@ -44,6 +44,8 @@ OVERRIDES = {
     # Smaller weights, for a norm of the same size.
     EVERY_KEY: [TURNS, "model.init_std=0.1"],
 }
+BALANCED = "model.moe.auxiliary_loss=0.1"
+"""So that the loss that balances experts shows."""
 LAYOUTS = {
     "single": (1, []),
     "plain optimizer": (1, ["parallel.distributed_optimizer=false"]),
@@ -52,6 +54,8 @@ LAYOUTS = {
     "TP 2 with SP": (2, ["parallel.tp=2", "parallel.sp=true"]),
     "PP 2": (2, ["parallel.pp=2"]),
     "EP 2": (2, ["parallel.ep=2", "parallel.dp=2"]),
+    "EP 2, micro-batches of 1": (2, ["parallel.ep=2", "parallel.dp=2", "training.micro_batch_size=1"]),
+    "TP 2 with SP, micro-batches of 2": (2, ["parallel.tp=2", "parallel.sp=true", "training.micro_batch_size=2"]),
 }
 RICHEST = {name.partition(",")[0]: name for name in ATTENTIONS}
 """Kind of attention → the last of its models."""
@@ -71,6 +75,8 @@ CASES = [
     ("gqa", "PP 2", "TP 2 with SP"),
     ("moe", "EP 2", "TP 2 with SP"),
     (EVERY_KEY, "TP 2 with SP", "PP 2"),
+    ("moe over sequence", "TP 2 with SP, micro-batches of 2", "EP 2, micro-batches of 1"),
+    ("moe over global", "EP 2, micro-batches of 1", "TP 2 with SP, micro-batches of 2"),
 ]
 QUICK = [("gqa", "DP 2", "DP 2"), ("gqa by Muon", "single", "TP 2 with SP")]
 
@@ -101,8 +107,10 @@ def other(ranks: Callable[[int], Ranks], corpus: Path) -> Callable[[str], Other]
 
 def configured(model: str, layout: str, corpus: Path, clip: str) -> RunConfig:
     name, muon, _ = model.partition(" by Muon")
+    name, _, over = name.partition(" over ")
     places = [f"data.cache={corpus.parent}", f"checkpoint.interval={SAVED}"]
     own = [*OVERRIDES.get(name, []), *(MUON if muon else [])]
+    own += [BALANCED, f"model.moe.auxiliary_over={over}"] if over else []
     return tiny_model(name, *OPTIMIZER, *own, clip, *LAYOUTS[layout][1], *places)
 
 

@@ -44,6 +44,31 @@ def test_logits_loss_and_gradients_equal_mixtral(
     assert_gradients_equal(to_mixtral(ours, config.model), mixtral)
 
 
+@pytest.mark.parametrize("over", ["sequence", "global"])
+def test_the_auxiliary_loss_over_more_or_less_than_a_micro_batch(over: str) -> None:
+    config = tiny("moe_1.5Bx8", *MIXTRAL_LIKE, "model.moe.auxiliary_loss=10", f"model.moe.auxiliary_over={over}")
+    model = build(config)
+    mixtral = same_weights(weights_of(model), config.model).double()
+    routed: list[torch.Tensor] = []
+    for layer in mixtral.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda gate, inputs, outputs: routed.append(outputs[0]))
+    sequences, shares = (2, None) if over == "sequence" else (1, torch.rand(2, 8).softmax(dim=-1))
+    if shares is not None:
+        assert all(layer.mlp.router.shares.tolist() == [1 / 8] * 8 for layer in model.decoder.layers)
+        model.set_shares(shares)
+
+    def losses() -> torch.Tensor:
+        return torch.stack(auxiliary_losses(routed, config.model, sequences, shares))
+
+    ours = gradients_beside(model, config, lambda tokens: mixtral(tokens).logits, lambda: 10 * losses().sum())
+    counted = model.take_routing()
+    assert counted is not None
+    assert relative_error(counted[:, 0], losses()) < 1e-5
+    of_the_micro_batch = torch.stack(auxiliary_losses(routed, config.model))
+    assert (relative_error(counted[:, 0], of_the_micro_batch)) > 1e-3
+    assert_gradients_equal(to_mixtral(ours, config.model), mixtral)
+
+
 def test_the_host_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import transformers
@@ -54,19 +56,33 @@ def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Mixtra
     return mixtral
 
 
-def auxiliary_losses(router_logits: list[torch.Tensor], model: ModelConfig) -> list[torch.Tensor]:
+def auxiliary_losses(
+    router_logits: list[torch.Tensor],
+    model: ModelConfig,
+    sequences: int = 1,
+    shares: Sequence[torch.Tensor] | None = None,
+) -> list[torch.Tensor]:
     """Each layer's load-balancing loss E · Σ_e f_e · P_e (arXiv 2101.03961, equation 4), from logits [tokens, E].
 
-    f_e is the share of choices that fell on expert e, P_e its mean probability over all experts.
+    f_e is the share of choices that fell on expert e, P_e its mean probability over all experts. The loss is the mean
+    over so many `sequences`, one after another. `shares`: each layer's f [E], where it is not that of these tokens.
     """
     assert model.moe is not None
     losses = []
-    for logits in router_logits:
-        probabilities = logits.softmax(dim=-1)
-        chosen = torch.zeros_like(logits)
-        for token, row in enumerate(logits):
-            for expert in sorted(range(model.moe.experts), key=lambda e, row=row: -row[e].item())[: model.moe.top_k]:
-                chosen[token, expert] = 1
-        share = chosen.mean(dim=0) / model.moe.top_k
-        losses.append(model.moe.experts * (share * probabilities.mean(dim=0)).sum())
+    for layer, logits in enumerate(router_logits):
+        parts = [
+            ((chosen_shares(part, model) if shares is None else shares[layer]) * part.softmax(dim=-1).mean(dim=0)).sum()
+            for part in logits.chunk(sequences)
+        ]
+        losses.append(model.moe.experts * torch.stack(parts).mean())
     return losses
+
+
+def chosen_shares(logits: torch.Tensor, model: ModelConfig) -> torch.Tensor:
+    """The share of choices [E] that fell on each expert, from logits [tokens, E]."""
+    assert model.moe is not None
+    chosen = torch.zeros_like(logits)
+    for token, row in enumerate(logits):
+        for expert in sorted(range(model.moe.experts), key=lambda e, row=row: -row[e].item())[: model.moe.top_k]:
+            chosen[token, expert] = 1
+    return chosen.mean(dim=0) / model.moe.top_k

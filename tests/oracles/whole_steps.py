@@ -65,7 +65,7 @@ def expected(config: RunConfig, prefix: Path, steps: int) -> Expected:
             )
             for step in range(steps)
         ]
-    model, logits = _other_model(weights, config.model)
+    model, logits = _other_model(weights, config)
     found, optimizer = Expected(), AdamW(model, config.training)
     if config.training.optimizer == "muon":
         optimizer = Muon(model, config.training, config.model)
@@ -122,8 +122,9 @@ def _joined(weights: Tensors, experts: int) -> Tensors:
 Logits = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | float]]
 
 
-def _other_model(weights: Tensors, model: ModelConfig) -> tuple[torch.nn.Module, Logits]:
+def _other_model(weights: Tensors, config: RunConfig) -> tuple[torch.nn.Module, Logits]:
     """Return a float64 model with our weights, and tokens [B, S] → logits [B, S, V] and what is added to the loss."""
+    model = config.model
     if _has_another_backbone(model):
         decoder = plain_decoder.PlainDecoder(weights, model)
         return decoder, lambda tokens: (decoder(tokens), 0.0)
@@ -131,22 +132,35 @@ def _other_model(weights: Tensors, model: ModelConfig) -> tuple[torch.nn.Module,
         oracle = positions.Oracle(weights, model).double()
         return oracle, lambda tokens: (oracle(tokens), 0.0)
     if model.moe:
-        return _experts(weights, model)
+        return _experts(weights, model, config.training.global_batch_size)
     other = attention_oracle(model.attention.kind).same_weights(weights, model).double()
     return other, lambda tokens: (other(tokens).logits, 0.0)
 
 
-def _experts(weights: Tensors, model: ModelConfig) -> tuple[torch.nn.Module, Logits]:
+def _experts(weights: Tensors, model: ModelConfig, global_batch_size: int) -> tuple[torch.nn.Module, Logits]:
     assert model.moe is not None
-    other, coefficient = mixtral.same_weights(weights, model).double(), model.moe.auxiliary_loss
+    other, coefficient, over = (
+        mixtral.same_weights(weights, model).double(),
+        model.moe.auxiliary_loss,
+        model.moe.auxiliary_over,
+    )
     routed: list[torch.Tensor] = []
+    # Of the step so far: the logits of each micro-batch, layer by layer; of the step before: each layer's shares.
+    of_step: list[list[torch.Tensor]] = []
+    before = [torch.full((model.moe.experts,), 1 / model.moe.experts, dtype=torch.float64)] * model.layers
     for layer in other.model.layers:
         layer.mlp.gate.register_forward_hook(lambda gate, inputs, outputs: routed.append(outputs[0]))
 
     def logits(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         routed.clear()
         found = other(tokens).logits
-        return found, coefficient * torch.stack(mixtral.auxiliary_losses(routed, model)).sum()
+        sequences, shares = len(tokens) if over == "sequence" else 1, list(before) if over == "global" else None
+        losses = mixtral.auxiliary_losses(routed, model, sequences, shares)
+        of_step.append([each.detach() for each in routed])
+        if sum(len(layers[0]) for layers in of_step) == global_batch_size * tokens.shape[1]:
+            before[:] = [mixtral.chosen_shares(torch.cat(layer), model) for layer in zip(*of_step, strict=True)]
+            of_step.clear()
+        return found, coefficient * torch.stack(losses).sum()
 
     return other, logits
 

@@ -100,11 +100,13 @@ def _poison(
 
 
 def _state(stages: list[Any], optimizer: Any) -> list[torch.Tensor]:
-    """Weights, float32 masters and all that AdamW keeps of them."""
+    """Weights, float32 masters and all that AdamW keeps of them, and the routers' shares of choices."""
+    from efficientbench.model.moe import routers
     from efficientbench.training.update.optimizer import gather_weights
 
     gather_weights(stages)
     kept = [parameter.detach() for stage in stages for parameter in stage.parameters()]
+    kept += [router.shares for stage in stages for router in routers(stage.module) if router.shares is not None]
     for part in optimizer.chained_optimizers:
         for group in part.optimizer.param_groups:
             kept += [parameter.detach() for parameter in group["params"]]

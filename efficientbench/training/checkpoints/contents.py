@@ -2,14 +2,15 @@
 
 Weights, the optimizer's states and random generators are stored as named rectangles (`shards`). Their names are
 `model.<global name>`, `optimizer.main.<…>` (float32 masters of bf16 and fp16 weights), `optimizer.exp_avg.<…>` and
-`optimizer.exp_avg_sq.<…>` (AdamW's moments), `optimizer.momentum.<…>` (Muon's), and `rng.<rank>.<generator>`. Weights
-and states have the same names in every layout and under each of Megatron's optimizers, so every layout reads what any
-other wrote. Plain numbers are in the manifest (`manifest.Manifest`).
+`optimizer.exp_avg_sq.<…>` (AdamW's moments), `optimizer.momentum.<…>` (Muon's), `shares.<router's weight>` (a
+router's `shares`), and `rng.<rank>.<generator>`. Weights and states have the same names in every layout and under each
+of Megatron's optimizers, so every layout reads what any other wrote. Plain numbers are in the manifest
+(`manifest.Manifest`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,7 @@ def tensors_to_write(
             yield from each.shards("model", each.parameter)
     if everything:
         yield from _optimizer_states(parameters, optimizer, to_write=True)
+        yield from _shares(each for each in parameters if each.writes_weight)
         yield from generators(device)
 
 
@@ -48,6 +50,14 @@ def tensors_to_read(
         yield from each.shards("model", each.parameter)
     if everything:
         yield from _optimizer_states(parameters, optimizer, to_write=False)
+        yield from _shares(parameters)
+
+
+def _shares(parameters: Iterable[ShardedParameter]) -> Iterator[Shard]:
+    """Yield the routers' shares of the step before."""
+    for each in parameters:
+        if each.shares is not None:
+            yield Shard(f"shares.{each.blocks[0].name}", tuple(each.shares.shape), (0,), each.shares)
 
 
 def _optimizer_states(

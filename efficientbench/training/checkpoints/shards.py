@@ -25,6 +25,7 @@ from efficientbench.model.initial_weights import (
     split_dim,
     tensor_parallel_rank,
 )
+from efficientbench.model.moe import routers
 
 if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
@@ -75,6 +76,8 @@ class ShardedParameter:
     """Whether this rank writes the weight: only one of equal copies on several ranks or stages is written."""
     writes_own_states: bool
     """Whether this rank writes its part of the optimizer states, if data-parallel ranks split them."""
+    shares: torch.Tensor | None = None
+    """Of a router's weight: the router's `shares`."""
 
     def shards(self, prefix: str, storage: torch.Tensor, begin: int = 0) -> Iterator[Shard]:
         """Yield the rectangles within a storage that has the elements of this part from `begin` on.
@@ -102,6 +105,7 @@ def sharded_parameters(stages: list[GPT], model: ModelConfig) -> list[ShardedPar
     """Return all parameters of this rank's stages."""
     found = []
     for stage in stages:
+        shares = {router.weight: router.shares for router in routers(stage)}
         for name, parameter in global_parameters(stage).items():
             tp_rank, _ = tensor_parallel_rank(name)
             dp_rank = (
@@ -111,7 +115,8 @@ def sharded_parameters(stages: list[GPT], model: ModelConfig) -> list[ShardedPar
             )
             is_copy = split_dim(parameter) is None and tp_rank > 0
             first = not is_copy and (name not in ON_SEVERAL_STAGES or stage.pre_process)
-            found.append(ShardedParameter(parameter, _blocks(name, parameter, model), first and dp_rank == 0, first))
+            blocks = _blocks(name, parameter, model)
+            found.append(ShardedParameter(parameter, blocks, first and dp_rank == 0, first, shares.get(parameter)))
     return found
 
 

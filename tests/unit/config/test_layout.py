@@ -109,6 +109,7 @@ def test_impossible_layouts_are_refused(overrides: list[str], devices: int, node
         ),
         ("moe_1.5Bx8", ["parallel.ep=16"], "16 does not divide the 8 experts"),
         ("moe_1.5Bx8", ["model.moe.top_k=9"], "top_k 9 is more than the 8 experts"),
+        ("moe_1.5Bx8", ["model.moe.auxiliary_over=batch"], "'micro_batch', 'sequence' or 'global'"),
         ("moe_1.5Bx8", [*SPLIT, "model.ffn_hidden_size=8961"], "2 does not divide the feed-forward width 8961"),
         ("gqa_1.5B", ["parallel.ep=2"], "2 ranks cannot share experts that the model does not have (model.moe)"),
         ("nsa_1.5B", ["parallel.tp=4"], "4 does not divide the 2 query groups (model.attention.query_groups): tensor"),

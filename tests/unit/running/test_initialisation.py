@@ -116,6 +116,16 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_differing_keys(base: 
     assert initialised_elsewhere(beginning_with(base, *other)).init.step == 4
 
 
+def test_experts_may_be_balanced_otherwise_than_they_were(tmp_path: Path) -> None:
+    save(tmp_path, 2, tiny("moe_1.5Bx8"))
+    layout = Layout.of(BASE, 1, oversubscribe=True)
+    job = Job(tiny("moe_1.5Bx8"), layout, plan_budget(BASE, 1000), (), tmp_path)
+    job.write(tmp_path / "config.json")
+    other = ("model.moe.auxiliary_loss=0.1", "model.moe.auxiliary_over=global")
+    config = tiny("moe_1.5Bx8", f"init.run={tmp_path}", *other)
+    assert initialised_elsewhere(config).init.step == 2
+
+
 def test_initialisation_from_the_runs_own_folder_is_refused(base: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"init.run: {base} is this run's own folder: set a label")):
         initialised(beginning_with(base), OutputFolder(base))

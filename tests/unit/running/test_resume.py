@@ -221,30 +221,40 @@ def test_a_users_mistake_does_not_advise_to_resume(folder: OutputFolder, capsys:
         assert ("run the same command again to resume" in capsys.readouterr().err) == told
 
 
-EARLIER = ("training.optimizer", "evaluation.core_every", "evaluation.core_limit")
+EARLIER = ("training.optimizer", "evaluation.core_every", "evaluation.core_limit", "model.moe.auxiliary_over")
 """Keys that older configurations lack."""
 
 
 def without_keys(content: dict[str, Any]) -> dict[str, Any]:
-    return {
-        section: {key: value for key, value in keys.items() if f"{section}.{key}" not in EARLIER}
-        if isinstance(keys, dict)
-        else keys
-        for section, keys in content.items()
-    }
+    def without(keys: dict[str, Any], before: str) -> dict[str, Any]:
+        return {
+            key: without(value, f"{before}{key}.") if isinstance(value, dict) else value
+            for key, value in keys.items()
+            if f"{before}{key}" not in EARLIER
+        }
+
+    return without(content, "")
 
 
-@pytest.mark.parametrize(("override", "goes_on"), [((), True), (("training.optimizer=muon",), False)])
+@pytest.mark.parametrize(
+    ("name", "override", "goes_on"),
+    [
+        ("gqa_1.5B", (), True),
+        ("gqa_1.5B", ("training.optimizer=muon",), False),
+        ("moe_1.5Bx8", (), True),
+        ("moe_1.5Bx8", ("model.moe.auxiliary_over=global",), False),
+    ],
+)
 def test_a_run_older_than_a_key_resumes_and_stays_complete(
-    tmp_path: Path, override: tuple[str, ...], goes_on: bool
+    tmp_path: Path, name: str, override: tuple[str, ...], goes_on: bool
 ) -> None:
-    newest = save(tmp_path, 4)
+    newest = save(tmp_path, 4, tiny(name))
     written = read_manifest(newest)
     (newest / "manifest.json").unlink()
     replace(written, config=without_keys(written.config)).write(newest)
-    config = tiny("gqa_1.5B", *override)
+    config = tiny(name, *override)
     assert prepared(OutputFolder(tmp_path), config, TOKENS, fresh=False) == (newest if goes_on else None)
-    old = without_keys(CONFIG.model_dump(mode="json"))
+    old = without_keys(tiny(name).model_dump(mode="json"))
     facts = {"status": "completed", "device_name": "a CPU", "formula_id": FORMULAS, "config": old}
     write_record(make_record(facts), tmp_path / "record.json")
     size = config.training.micro_batch_size

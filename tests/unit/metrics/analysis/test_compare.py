@@ -13,7 +13,7 @@ from support.metrics_parts import make_record, printed
 
 from efficientbench.metrics import MetricsError
 from efficientbench.metrics.analysis.compare import compare
-from efficientbench.metrics.analysis.conditions import differences, group, shared_conditions
+from efficientbench.metrics.analysis.conditions import changed_keys, differences, group, shared_conditions
 from efficientbench.metrics.analysis.repeats import Group, group_repeats, load_group, load_neighbours
 from efficientbench.metrics.formulas.ratio import NO_INTERVAL
 from efficientbench.metrics.records.record import RunRecord, write_record
@@ -193,6 +193,12 @@ def test_records_older_than_a_key_group_with_records_that_have_it() -> None:
     assert len(group_repeats([old, run_of(seed=2, config=now)])) == 1
     assert compare(group_of(old), group_of(run_of(seed=2, config=now))).other_changes == {}
     assert compare(group_of(old), group_of(run_of(seed=2, config={**now, "wandb": "project"}))).other_changes == {}
+    experts: dict[str, Any] = {"experts": 8, "auxiliary_loss": 0.01}
+    sides = [{**old.config, "model": {"moe": {**experts, **key}}} for key in ({}, {"auxiliary_over": "micro_batch"})]
+    assert changed_keys(*(run_of(config=side) for side in sides)) == {}
+    # A model without experts has no such key, whatever their loss is over.
+    dense = run_of(config={**old.config, "model": {"moe": None}})
+    assert changed_keys(dense, run_of(config=sides[0]))["model.moe.auxiliary_over"] == (None, "micro_batch")
     scored = {**now, "evaluation": {"core_every": 10, "core_data": "here", "core_limit": 100}}
     assert len(group_repeats([old, run_of(seed=2, config=scored)])) == 2
 
