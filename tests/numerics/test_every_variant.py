@@ -8,10 +8,12 @@ import math
 import pytest
 import torch
 from oracles.oracle import attention_oracle, build, dense_attention, relative_error, text
-from support.configs import MODELS, is_plain, structure, tiny, tiny_model
+from support.configs import MODELS, is_plain, tiny, tiny_model
 from support.learning import learn
 from torch.utils.flop_counter import FlopCounterMode
 
+from efficientbench.architecture.backbone import CHOICES
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.registry import ATTENTION
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
@@ -32,6 +34,13 @@ def configuration(model: str) -> RunConfig:
         return tiny_model(model, "model.init_std=0.2")
     run, overrides = MORE[model]
     return tiny(run, "model.init_std=0.2", *overrides)
+
+
+def structure(model: ModelConfig) -> tuple[object, ...]:
+    """Return what makes a model another architecture, whatever its sizes."""
+    shared = {1: "one for all", model.heads: "each has its own"}.get(model.key_value_heads, "groups")
+    choices = {key: getattr(model, key) for key in CHOICES if key != "logit_softcap"}
+    return model.attention.kind, model.position.kind, shared, model.moe is not None, *choices.items()
 
 
 def test_every_architecture_is_tested() -> None:
@@ -76,7 +85,7 @@ def test_the_number_of_parameters_of_smoke_models_matches_the_formula(run: str) 
 @pytest.mark.proof
 @pytest.mark.parametrize("run", SMOKE)
 def test_smoke_models_learn(run: str) -> None:
-    """Those that tests/end_to_end/test_matrix.py trains by their scripts are the smallest of each architecture."""
+    """Only some are trained by their scripts, in tests/end_to_end/test_matrix.py."""
     config = resolve(run, smoke=True)
     tokens = text(config, config.training.seq_len + 1)
     learn(build(config), config, tokens, torch.ones_like(tokens), steps=30, below=math.log(config.model.vocab_size) - 1)

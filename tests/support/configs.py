@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 
-from efficientbench.architecture.backbone import CHOICES
-from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.registry import ATTENTION, POSITIONS, SECTIONS, attention_of, find, load, position_of
 from efficientbench.architecture.variant import missing
 from efficientbench.config.load import resolve
@@ -69,13 +67,6 @@ def tiny_model(name: str, *overrides: str) -> RunConfig:
 def chosen(models: Models, supports: Callable[[RunConfig], object]) -> list[str]:
     """Return the names of those models that support something."""
     return [name for name in models if supports(_cached(name))]
-
-
-def structure(model: ModelConfig) -> tuple[object, ...]:
-    """Return what makes a model another architecture, whatever its sizes."""
-    shared = {1: "one for all", model.heads: "each has its own"}.get(model.key_value_heads, "groups")
-    choices = {key: getattr(model, key) for key in CHOICES if key != "logit_softcap"}
-    return model.attention.kind, model.position.kind, shared, model.moe is not None, *choices.items()
 
 
 def has_table(config: RunConfig) -> bool:
