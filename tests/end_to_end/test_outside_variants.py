@@ -52,12 +52,6 @@ def test_a_sweep_trains_and_reports_an_external_variant_and_export_refuses_it(
 @pytest.mark.parametrize(
     ("name", "words", "code", "found"),
     [
-        (
-            "window",
-            (),
-            0,
-            r"two tokens, computed here(.*\n)+.*✓  pipeline, interleaved pipeline +losses of one rank in all 6 steps",
-        ),
         ("future", (), 1, r"token 1 changes logits before it"),
         # Two layers are too few to interleave, so that each pipeline is tried by itself.
         ("delta", ("model.layers=2",), 0, r"✓  pipeline +losses of one .*\n.*✓  interleaved pipeline +refused"),
@@ -115,6 +109,9 @@ def test_a_variant_of_one_file_works_in_runs_reports_and_checks(installed: Path,
     checked = efficientbench("check-variant", "trial_window", PYTHONPATH=path, expect=0, COLUMNS="160").stdout
     for title in ("trial_window, computed here", "trial_window, two tokens, computed here", "trial_window, in runs"):
         assert title in checked
+    assert re.search(r"✓  pipeline, interleaved pipeline +losses of one rank in all 6 steps", checked), checked
+    assert "✓  checkpoint" in checked
+    assert "undeclared: tensor parallelism (parallel.tp)" in checked
 
 
 @pytest.mark.usefixtures("single_rank")
