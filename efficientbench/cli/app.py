@@ -36,7 +36,6 @@ from efficientbench.cli.options import (
     switch,
 )
 from efficientbench.cli.plan import plan
-from efficientbench.cli.plot import plot
 from efficientbench.cli.speedrun import speedrun
 from efficientbench.cli.sweep import sweep
 from efficientbench.cli.variant import check_variant, new_variant, variant_names
@@ -134,6 +133,29 @@ def report(
         print_answers(made.rows.suites, Console())
         print_results(made.records, Console())
     print_beside(made, Console())
+
+
+class PlotFormat(str, Enum):
+    """Formats that `plot` writes."""
+
+    SVG = "svg"
+    PDF = "pdf"
+
+
+def plot(
+    folder: Annotated[
+        Path, typer.Argument(metavar="REPORT", help="folder of runs, like output/efficientllm_benchmark")
+    ],
+    form: Annotated[PlotFormat, typer.Option("--format", help="of the plots")] = PlotFormat.SVG,
+) -> None:
+    """Write the report's plots as files of their own, and its answers as LaTeX tables, into REPORT/plots."""
+    from efficientbench.metrics.report.paper.paper_plots import write_plots
+
+    written, warnings = write_plots(folder, form.value)
+    for line in warnings:
+        print(f"warning: {line}", file=sys.stderr)
+    for path in written:
+        print(path)
 
 
 class Format(str, Enum):
