@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.basics.help_page import command_that_names
+from efficientbench.basics.program import command_that_names, run_program
 from efficientbench.cli.chat import chat, serve
 from efficientbench.cli.compare import compare
 from efficientbench.cli.evaluate import evaluate, task_names
@@ -238,7 +238,6 @@ app.command(cls=command_that_names("Variants:", variant_names))(check_variant)
 def run_command() -> None:
     """Run the command that was typed; print a user's mistake on stderr, without a traceback, and exit with 2."""
     from efficientbench.basics.encoding import use_utf8
-    from efficientbench.basics.program import run_program
     from efficientbench.launchers.files import writable_caches
 
     use_utf8()
