@@ -14,6 +14,9 @@ def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="folder of a run, or of its repeats")],
     second: Annotated[Path, typer.Argument(metavar="B", help="the same of another run; ratios are B over A")],
     despite: Annotated[str, option("LIST", "conditions that may differ, like dtype,layout")] = "",
+    best_of: Annotated[
+        str, option("LIST", "like training.learning_rate: take the best of each side and of the runs beside it")
+    ] = "",
     target_loss: Annotated[
         float | None, typer.Option(help="print tokens, time and energy to this validation loss")
     ] = None,
@@ -40,6 +43,8 @@ def compare(
         raise typer.BadParameter("--price-per-hour goes with --served-tokens N")
     if junit is not None and not fail_if:
         raise typer.BadParameter("--junit goes with --fail-if CHANGE")
+    if best_of and (fail_if or served_tokens is not None):
+        raise typer.BadParameter("--best-of goes without --fail-if and --served-tokens")
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
@@ -61,15 +66,16 @@ def compare(
     sides = list(zip(groups, made, strict=True))
     of_training = [name for name in allowed if not (all(made) and name in OF_GENERATION)]
     neighbours = load_neighbours(first, second)
-    comparison = compare_groups(*groups, of_training, target_loss, neighbours)
+    comparison = compare_groups(*groups, of_training, target_loss, neighbours, names(best_of))
     print_comparison(comparison, Console())
-    print_evaluations(pair_evaluations(first, second), Console())
-    if all(made):
+    if not best_of:
+        print_evaluations(pair_evaluations(first, second), Console())
+    if all(made) and not best_of:
         print_generation_ratios(sides, allowed, Console())
     if served_tokens is not None:
         engine = " against ".join(dict.fromkeys(record.engine for records in made for record in records))
         print_lives(compare_lives(sides, allowed), engine, served_tokens, price_per_hour, Console())
-    outcomes = judge(thresholds, comparison, neighbours)
+    outcomes = judge(thresholds, comparison)
     print_outcomes(outcomes, Console())
     if junit is not None:
         write_junit(outcomes, comparison, junit)

@@ -94,6 +94,9 @@ class DataConfig(Part):
     split: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = Field(
         default=(99, 1, 0), description="relative numbers of documents for training, validation and test"
     )
+    seed: NonNegativeInt | None = Field(
+        default=None, le=2**32 - 1, description="seed of the order of the training text; unset: training.seed"
+    )
     cache: str = Field(default="output/data", description="folder for tokenized text, index caches and kernels' times")
 
     @property
@@ -226,6 +229,11 @@ class RunConfig(Part):
     checkpoint: CheckpointConfig = CheckpointConfig()
     rl: ReinforcementConfig = ReinforcementConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def order_seed(self) -> int:
+        """The seed of the order in which the training reads its text, conversations or questions."""
+        return self.training.seed if self.data.seed is None else self.data.seed
 
     @model_validator(mode="after")
     def _generates_while_training(self) -> RunConfig:

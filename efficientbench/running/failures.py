@@ -133,7 +133,7 @@ class FailureFiles:
         record = RunRecord(
             **known | summary.values | {"unavailable": unavailable},
             status="failed",
-            started_at=self.started_at.isoformat(timespec="seconds"),
+            started_at=self.started_at.isoformat(timespec="milliseconds"),
             duration_s=time.monotonic() - self._begin_s,
         )
         with contextlib.suppress(MetricsError):

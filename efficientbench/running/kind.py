@@ -101,6 +101,10 @@ class Kind(ABC, Generic[Config, Planned, Prepared, Job]):
     seeds: ClassVar[tuple[str, ...]] = ("training.seed",)
     """The keys in which repeats of a run differ."""
 
+    def varied(self, config: Config) -> str:
+        """Return in words what differs between repeats of a configuration."""
+        return " and ".join(self.seeds)
+
     @abstractmethod
     def plan(self, asked: Asked[Config]) -> Planned:
         """Decide everything that follows from configuration and devices, and print it.

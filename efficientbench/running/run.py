@@ -53,6 +53,12 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
 
     worker = "efficientbench.worker.rank"
 
+    def varied(self, config: RunConfig) -> str:
+        """Return in words what differs between repeats of a configuration."""
+        own = "training.seed: the weights"
+        seed = config.data.seed
+        return f"{own}, and the data order" if seed is None else f"{own}; data.seed={seed} keeps the data order"
+
     def plan(self, asked: Asked[RunConfig]) -> Plan:
         """Return the run's plan on its devices, whose `config` is the run's on every node and in every rank."""
         config, site = asked.config, asked.site
@@ -175,7 +181,7 @@ def epoch_steps(config: RunConfig, corpora: Sequence[Corpus]) -> int:
     elif training.objective == "sft":
         capacity = training.seq_len + 1
         fitting = numbers[lengths[numbers] <= capacity].tolist()
-        packed = (packed_epoch(fitting, lengths, capacity, training.seed, epoch) for epoch in range(epochs))
+        packed = (packed_epoch(fitting, lengths, capacity, config.order_seed, epoch) for epoch in range(epochs))
         sequences = sum(map(len, packed))
     else:
         # The last token of the text is only a target.

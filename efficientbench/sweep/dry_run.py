@@ -47,7 +47,7 @@ def _refusals(tasks: Sequence[Task]) -> list[str]:
     for task in tasks:
         if task.refused is not None:
             # A label has the values of the axes, and with them the seed.
-            seeds = ("training.seed=", "curriculum.seed=")
+            seeds = ("training.seed=", "data.seed=", "curriculum.seed=")
             same = tuple(each for each in task.arguments if not each.startswith((*seeds, "label=")))
             refused.setdefault((same, task.refused), []).append(task)
     return [

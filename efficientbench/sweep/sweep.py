@@ -16,7 +16,8 @@ from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 from efficientbench.launchers.processes.launch import received_signals
-from efficientbench.metrics.records.record import RunRecord, load_records
+from efficientbench.metrics.records.plausible import load_records
+from efficientbench.metrics.records.record import RunRecord
 from efficientbench.running.failures import write_failure
 from efficientbench.sweep.dry_run import print_dry_run
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs, slots

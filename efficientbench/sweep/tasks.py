@@ -21,6 +21,7 @@ from efficientbench.running.run import Pretraining, plan_on
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.estimate import Estimate, estimate
 from efficientbench.sweep.machine import Machine, slots_needed
+from efficientbench.sweep.one_budget import with_one_budget
 from efficientbench.sweep.selection import Request, chosen_combinations
 from efficientbench.sweep.task import PlannedFigures, Task, check_some_can_run, repeats
 
@@ -108,7 +109,7 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: b
         ConfigError: the request itself is wrong, or no run that it names can run.
         LaunchError: the trial of a micro-batch failed for another reason than memory.
     """
-    chosen = [_with_vocabulary(each) for each in chosen_combinations(request)]
+    chosen = with_one_budget([_with_vocabulary(each) for each in chosen_combinations(request)])
     combinations = _with_micro_batch(chosen, machine, jobs, dry_run)
     tasks = [task for each in combinations for task in _tasks(request, each, machine, jobs)]
     if request.retry_smaller:

@@ -109,7 +109,7 @@ def build_record(
         **identity(job, device, facts.devices),
         **summary.values,
         status="stopped" if stopped else "completed",
-        started_at=started_at.isoformat(timespec="seconds"),
+        started_at=started_at.isoformat(timespec="milliseconds"),
         duration_s=duration_s,
         unavailable=_reasons(summary.unavailable, reads) | undeclared(config),
         data=recorded_sources(job, batches.duplicates, batches.too_long),

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 
-from efficientbench.metrics.analysis.compare import ratio_of, why_not
+from efficientbench.metrics.analysis.compare import why_not
 from efficientbench.metrics.analysis.conditions import Difference
-from efficientbench.metrics.analysis.noise import IdenticalRuns, aa_floor
+from efficientbench.metrics.analysis.judging import Judge, doubt
+from efficientbench.metrics.analysis.noise import IdenticalRuns
 from efficientbench.metrics.analysis.repeats import Group
-from efficientbench.metrics.formulas.ratio import Ratio
+from efficientbench.metrics.formulas.ratio import Objection, Ratio
 from efficientbench.metrics.records.record import FIGURES
 
 QUESTIONS = ("energy_j_per_token", "tokens_per_s", "amu_gb", "validation_loss")
@@ -34,12 +34,12 @@ class Standing:
     """Rows that are worse by more than noise → the ratio, best over row."""
     level: tuple[int, ...] = ()
     """Rows that differ from the best by no more than noise."""
-    open: tuple[int, ...] = ()
-    """Rows without a verdict: too few runs to estimate the noise."""
+    open: dict[int, Objection | None] = field(default_factory=dict)
+    """Rows without a verdict → the objection to one; None: too few runs to estimate the noise."""
     apart: dict[int, tuple[Difference, ...]] = field(default_factory=dict)
     """Rows that are not compared with the best → the conditions in which they differ from it."""
     unavailable: dict[int, str] = field(default_factory=dict)
-    """Rows without the figure → the reason."""
+    """Rows without the figure, or whose figure takes no part → the reason."""
 
 
 class Rivals:
@@ -66,8 +66,7 @@ class Rivals:
         one, other = self.groups[first], self.groups[second]
         if self.differences(first, second) or self.why_not(metric, first, second) is not None:
             return None
-        floor = aa_floor(self._identical.beside(one, other), attrgetter(metric))
-        ratio = ratio_of(metric, one, other, floor)
+        ratio = Judge(one, other, self._identical.beside(one, other), names=(one.name, other.name)).ratio(metric)
         p_value = None if ratio.p_value is None else min(1.0, ratio.p_value * self.comparisons)
         return replace(ratio, p_value=p_value)
 
@@ -84,14 +83,14 @@ class Rivals:
     def _compare(self, metric: str) -> Standing:
         means = {place: mean_of(group, metric) for place, group in enumerate(self.groups)}
         values = {place: mean for place, mean in means.items() if mean is not None}
-        reasons = {place: why_not(metric, self.groups[place].records) or "" for place in means if place not in values}
+        reasons = {place: _why_out(metric, self.groups[place]) or "" for place in means if place not in values}
         if not values:
             return Standing(metric, None, unavailable=reasons)
         sign = -1 if FIGURES[metric].better == "higher" else 1
         best = min(values, key=lambda place: sign * values[place])
         worse: dict[int, Ratio] = {}
         apart: dict[int, tuple[Difference, ...]] = {}
-        level, unsure = [], []
+        level, unsure = [], dict[int, Objection | None]()
         for place in values:
             if place == best:
                 continue
@@ -99,20 +98,24 @@ class Rivals:
             if ratio is None:
                 apart[place] = self.differences(place, best)
             elif ratio.measurable is None:
-                unsure.append(place)
+                unsure[place] = ratio.objection
             elif ratio.measurable:
                 worse[place] = ratio
             else:
                 level.append(place)
-        return Standing(metric, best, worse, tuple(level), tuple(unsure), apart, reasons)
+        return Standing(metric, best, worse, tuple(level), unsure, apart, reasons)
 
 
 def mean_of(group: Group, metric: str) -> float | None:
     """Return the geometric mean of a figure over the repeats, as ratios use it.
 
-    Return None where a repeat lacks the figure, or where the figure is a loss that is not compared.
+    Return None where a repeat lacks the figure, where it is in doubt, or where it is a loss that is not compared.
     """
-    if why_not(metric, group.records) is not None:
+    if _why_out(metric, group) is not None:
         return None
     values = group.values(metric)
     return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def _why_out(metric: str, group: Group) -> str | None:
+    return why_not(metric, group.records) or doubt(metric, group.records)

@@ -22,6 +22,7 @@ SIGNIFICANCE = 0.05
 
 NO_DIFFERENCE = "no difference measurable"
 NO_INTERVAL = "one run: use --repeat"
+EQUAL = "runs that are equal to the last bit show no noise"
 TEXT_ALONE = "the text alone, paired by sequence"
 
 _ROUNDING = 1e-9
@@ -63,20 +64,36 @@ class Side:
     mean: float
     """Mean of the figure's logarithms."""
     variance: float | None
-    """Variance of the figure's logarithms between the runs; None for a single run."""
+    """Variance of the figure's logarithms between the runs; None where they do not show it: a single run, or equal."""
     runs: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Side:
-        """Return the side whose runs have these values of the figure, all above 0."""
+    def of(cls, values: Sequence[float], counted: bool = False) -> Side:
+        """Return the side whose runs have these values of the figure, all above 0.
+
+        What is measured is never equal in two runs to the last bit: a spread of exactly 0 is no noise. `counted`: the
+        figure is a whole number, such as bytes, which may be.
+        """
         logs = [math.log(value) for value in values]
         deviation = standard_deviation(logs)
+        if len(set(values)) == 1 and not counted:
+            deviation = None
         return cls(math.fsum(logs) / len(logs), None if deviation is None else deviation**2, len(logs))
 
     @property
     def noise(self) -> Estimate | None:
-        """The variance of the mean; None for a single run."""
+        """The variance of the mean; None where the runs do not show it."""
         return None if self.variance is None else Estimate(self.variance / self.runs, self.runs - 1)
+
+
+@dataclass(frozen=True)
+class Objection:
+    """Why a figure of two sides is not judged, whatever its noise is."""
+
+    short: str
+    """In two or three words, for a table."""
+    why: str
+    """In words that follow a colon."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +117,10 @@ class Ratio:
     p_value: float | None
     """Chance of so large a difference between identical models; None if too few runs show the noise. `corrected`
     raises it for the number of figures compared."""
+    objection: Objection | None = None
+    """Why there is no verdict, although the noise may be known."""
+    carried: str = ""
+    """What must be known of one side alone beside the verdict."""
 
     @property
     def measurable(self) -> bool | None:
@@ -108,11 +129,16 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """The difference in words."""
+        """The difference in words, with what is carried."""
         if self.measurable is None:
-            return f"no verdict: {self.runs[0]} and {self.runs[1]} runs"
-        if not self.measurable:
-            return NO_DIFFERENCE
+            return (
+                f"no verdict: {self.objection.short if self.objection else f'{self.runs[0]} and {self.runs[1]} runs'}"
+            )
+        return f"{self.change if self.measurable else NO_DIFFERENCE}{f' ({self.carried})' if self.carried else ''}"
+
+    @property
+    def change(self) -> str:
+        """The second figure against the first, in percent."""
         return f"{abs(self.ratio - 1):.1%} {'more' if self.ratio > 1 else 'less'}"
 
 
@@ -143,7 +169,7 @@ def make_ratio(
     if text is not None:
         known = [(f"{basis}, paired by sequence", noise + text) for basis, noise in known] or [(TEXT_ALONE, text)]
     low = high = p_value = None
-    basis = NO_INTERVAL
+    basis = NO_INTERVAL if min(runs) == 1 else EQUAL
     if known:
         basis, estimate = max(known, key=lambda each: each[1].p_value(difference))
         low, high = _exp(difference - estimate.margin), _exp(difference + estimate.margin)

@@ -218,6 +218,13 @@ class Measured:
         peak, time_s = peak or self.peak_flops, math.fsum(self.step_times_s)
         return definitions.flops_utilization(flops_per_token * self.run.tokens, time_s, self.facts.devices, peak)
 
+    def share_of_peak(self, flops_per_token: float) -> float:
+        """Return `utilization`. Raises MetricsError: it is above 1, so that the peak or the FLOPs are not the run's."""
+        share = self.utilization(flops_per_token)
+        if share > 1:
+            raise MetricsError(f"{share:.3g} of the peak: the FLOPs of a token, or the peak, cannot be right")
+        return share
+
     @property
     def validation_loss(self) -> float:
         """Return the last validation's loss, nats, a finite number."""

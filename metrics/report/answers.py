@@ -6,7 +6,7 @@ has the statistics.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,8 +60,8 @@ def _answer(suite: Suite, standing: Standing) -> Answer:
         return Answer("absent", "not known", "")
     value = _figure(suite, standing.metric, best)
     if len(standing.unavailable) == len(suite.rows) - 1:
-        alone = f"{suite.rows[best].name} alone has it" if len(suite.rows) > 1 else ""
-        return Answer("alone", value, alone)
+        others = f"{suite.rows[best].name} alone; {_unavailable(suite, standing)}" if len(suite.rows) > 1 else ""
+        return Answer("alone", value, others)
     name = suite.rows[best].name
     parts = [_beaten(suite, standing, best)] if standing.worse else []
     if standing.open:
@@ -86,7 +86,9 @@ def _beaten(suite: Suite, standing: Standing, best: int) -> str:
     others = [place for place in standing.worse if place != nearest]
     own = f"{suite.rows[best].name} " if standing.level or standing.open else ""
     further = f", and than {_names(suite, others)} by more" if others else ""
-    return f"{own}{standing.worse[nearest].verdict} than {suite.rows[nearest].name}{further}"
+    known = "; ".join(dict.fromkeys(ratio.carried for ratio in standing.worse.values() if ratio.carried))
+    carried = f" ({known})" if known else ""
+    return f"{own}{standing.worse[nearest].change} than {suite.rows[nearest].name}{further}{carried}"
 
 
 def _furthest(suite: Suite, metric: str, places: Iterable[int]) -> str:
@@ -110,7 +112,12 @@ def _names(suite: Suite, places: Iterable[int]) -> str:
 
 
 def _unavailable(suite: Suite, standing: Standing) -> str:
-    return f"n/a: {_names(suite, standing.unavailable)}"
+    """Return the rows that take no part, those without the figure apart from those whose figure says nothing."""
+    parts: dict[str, list[int]] = {}
+    for place in standing.unavailable:
+        absent = getattr(suite.rows[place].record, standing.metric) is None
+        parts.setdefault("n/a" if absent else "left out", []).append(place)
+    return "; ".join(f"{why}: {_names(suite, places)}" for why, places in parts.items())
 
 
 def answers_table(suites: Sequence[Suite]) -> Table:
@@ -130,6 +137,8 @@ def print_answers(suites: Sequence[Suite], console: Console) -> None:
             console.print(Text(suite.title, style="bold"))
             for title, each in zip(TITLES.values(), answers(suite), strict=True):
                 console.print(Text(f"  {title}: {'; '.join(part for part in (each.text, each.detail) if part)}"))
+            for line in objections([suite]):
+                console.print(Text(f"  {line}"))
             console.print()
 
 
@@ -148,9 +157,27 @@ def open_questions(suites: Sequence[Suite]) -> tuple[str, ...]:
             for place, differences in standing.apart.items():
                 pair = f"{suite.title}: {suite.rows[place].name} with {best}"
                 found.setdefault(f"Not compared, {'; '.join(map(brief, differences))}", {})[pair] = None
-            if standing.open:
+            if None in standing.open.values():
                 found.setdefault(NOISE_UNKNOWN, {})[suite.title] = None
-    return tuple(f"{why} ({shortened(list(where), _MOST_NAMED, '; ')})." for why, where in found.items())
+    return (*_told(found), *objections(suites))
+
+
+def objections(suites: Sequence[Suite]) -> list[str]:
+    """Return why rows were not judged against the best, and which, each reason once."""
+    found: dict[str, dict[str, None]] = {}
+    for suite in suites:
+        for metric in QUESTIONS:
+            standing = suite.rivals.standing(metric)
+            for place, objection in standing.open.items():
+                if objection is not None and standing.best is not None:
+                    pair = f"{suite.title}: {suite.rows[place].name} with {suite.rows[standing.best].name}"
+                    found.setdefault(f"No verdict on {HEADLINE[metric].title}: {objection.why}", {})[pair] = None
+    return _told(found)
+
+
+def _told(found: Mapping[str, Mapping[str, None]]) -> list[str]:
+    """Return a sentence for each reason, with the places that it holds in."""
+    return [f"{why} ({shortened(list(where), _MOST_NAMED, '; ')})." for why, where in found.items()]
 
 
 NOISE_UNKNOWN = (

@@ -179,7 +179,7 @@ def _listed(title: str, lines: Iterable[object]) -> list[str]:
     return [f"## {title}", listed] if listed else []
 
 
-ABSENCES, DAMAGED = "What is n/a, and why", "Files that could not be read"
+ABSENCES, DAMAGED = "What is n/a, and why", "What is left out, and why"
 SECTIONS = (
     Section("answers", "What these runs say", lambda report: answers_table(report.rows.suites), _answers),
     Section(

@@ -65,8 +65,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+def lines(folder: Path, kind: str, file: str = "steps.jsonl") -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / file).read_text().splitlines()]
     return [line for line in found if line["kind"] == kind]
 
 
@@ -99,9 +99,9 @@ def test_losses_in_bf16_match_float32_within_its_precision(tuned: Path, method: 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_a_resumed_fine_tuning_has_the_losses_of_an_uninterrupted_one(tuned: Path, method: str) -> None:
-    found = lines(tuned / name_of(method, 3), "step")
-    assert [line["step"] for line in found] == [1, 2, 3, 4, 3, 4]
-    for whole, again in zip(found[2:4], found[4:], strict=True):
+    found, uninterrupted = (lines(tuned / name_of(method, 3), "step", file) for file in ("steps.jsonl", "whole.jsonl"))
+    assert [line["step"] for line in found] == [1, 2, 3, 4]
+    for whole, again in zip(uninterrupted, found, strict=True):
         assert (again["loss"], again["grad_norm"]) == pytest.approx((whole["loss"], whole["grad_norm"]), rel=1e-6)
         assert (again["learning_rate"], again["tokens_trained"]) == (whole["learning_rate"], whole["tokens_trained"])
     content = record(tuned / name_of(method, 3))

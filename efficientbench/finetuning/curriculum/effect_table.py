@@ -13,7 +13,8 @@ from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.finetuning.complete import with_later_keys
 from efficientbench.finetuning.config import SAME, SEEDS
 from efficientbench.finetuning.curriculum.effect import COMPARISONS, LossCurve, effects
-from efficientbench.metrics.records.record import RunRecord, load_records
+from efficientbench.metrics.records.plausible import load_records
+from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.table import plain_table, print_tables
 from efficientbench.running.resume import settings
 

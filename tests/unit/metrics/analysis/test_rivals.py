@@ -63,7 +63,7 @@ def test_rows_of_few_runs_have_no_verdict_and_rows_without_a_figure_no_rank() ->
         make_record({"run": "bare_1.5B"}, "lost"),
     ]
     standing = of(records).standing("tokens_per_s")
-    assert (standing.best, standing.open, standing.worse) == (1, (0,), {})
+    assert (standing.best, standing.open, standing.worse) == (1, {0: None}, {})
     assert standing.unavailable == {2: "bare_1.5B: lost"}
     nothing = of(records).standing("amu_gb")
     assert (nothing.best, len(nothing.unavailable)) == (None, 3)

@@ -274,20 +274,6 @@ def test_the_interval_of_four_batches_is_students() -> None:
     assert half_interval_95(0.1, 1) is None
 
 
-def test_runs_that_were_not_interleaved_have_a_warning() -> None:
-    def started(first: list[int], second: list[int]) -> str:
-        sides = [
-            Group(tuple(run_of(hour, kind, started_at=f"2026-01-01T{hour:02}:00:00+00:00") for hour in hours))
-            for kind, hours in (("gqa", first), ("mla", second))
-        ]
-        return printed(print_comparison, compare(*sides), width=240)
-
-    warning = "The runs of one side all started before those of the other"
-    assert warning in started([4, 5, 6], [1, 2, 3])
-    assert warning not in started([1, 4, 5], [2, 3, 6])
-    assert warning not in started([1], [2])
-
-
 def test_reports_say_where_repeats_are_too_few() -> None:
     rows = [combine(runs("validation_loss", [4.0, 4.1, 4.2])), combine(runs("validation_loss", [4.1, 4.2, 4.3], "mla"))]
     far = combine(runs("validation_loss", [8.0, 8.01, 8.02], "nsa"))
