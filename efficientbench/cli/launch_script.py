@@ -20,8 +20,13 @@ from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.one_budget import with_one_budget
-from efficientbench.sweep.selection import Request, chosen_combinations, matched_combinations
-from efficientbench.sweep.tunings import chosen_tunings, names_tunings
+from efficientbench.sweep.selection import (
+    Request,
+    chosen_combinations,
+    chosen_tunings,
+    matched_combinations,
+    names_tunings,
+)
 
 NVIDIA_RESOURCE = "nvidia.com/gpu"
 ASCEND_RESOURCE = "huawei.com/Ascend910"

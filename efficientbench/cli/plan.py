@@ -71,7 +71,7 @@ def plan(
     if generate:
         from rich.console import Console
 
-        from efficientbench.planning.generation_table import matrix_configs, print_generation
+        from efficientbench.planning.generation_plan import matrix_configs, print_generation
         from efficientbench.planning.table import print_lines
 
         if every:

@@ -25,11 +25,28 @@ from efficientbench.basics.part import (
     Seconds,
     require,
 )
-from efficientbench.config.evaluation import EvaluationConfig
 from efficientbench.config.init import InitConfig
 from efficientbench.config.parallel import ParallelConfig
 from efficientbench.config.reinforcement import ReinforcementConfig
 from efficientbench.config.training import TrainingConfig
+
+
+class EvaluationConfig(Part):
+    """Evaluation while the model is trained."""
+
+    core_every: NonNegativeInt = Field(default=0, description="steps between evaluations of CORE; 0: none")
+    core_data: str | None = Field(
+        default=None, description="folder of CORE's evaluation bundle, or one that holds it as core/"
+    )
+    core_limit: PositiveInt = Field(
+        default=100, description="rows of each task, at most; more than a task's shots, of which 10 are the most"
+    )
+
+    @model_validator(mode="after")
+    def _has_data(self) -> EvaluationConfig:
+        if self.core_every and self.core_data is None:
+            raise ValueError("evaluation.core_data: missing: the folder of the bundle that core_every evaluates")
+        return self
 
 
 class KernelsConfig(Part):

@@ -46,9 +46,8 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
     _log_quietly()
     import torch.distributed as dist
 
-    from efficientbench.finetuning.arguments import sft_arguments
     from efficientbench.finetuning.base_model import load_tokenizer
-    from efficientbench.finetuning.build import build, saved_shapes
+    from efficientbench.finetuning.build import build, saved_shapes, sft_arguments
     from efficientbench.finetuning.checkpoints import TuningCheckpoints
     from efficientbench.finetuning.listeners import DeepSpeedFile, Heartbeat, Spent, Stop, listeners
     from efficientbench.finetuning.record import Recording, peak_on_the_spot

@@ -22,7 +22,7 @@ from efficientbench.launchers.network.interfaces import check_interfaces
 from efficientbench.metrics.monitoring.meters import find_meters
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.sinks.wandb_log import check_wandb
-from efficientbench.running.any_job import AnyJob
+from efficientbench.running.job import AnyJob
 from efficientbench.running.output_folder import OutputFolder, Settings
 
 Config = TypeVar("Config", bound=Settings)

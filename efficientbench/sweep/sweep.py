@@ -25,11 +25,10 @@ from efficientbench.sweep.machine import Machine, find_machine, parallel_runs, s
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
 from efficientbench.sweep.scheduler import Scheduler, is_complete
-from efficientbench.sweep.selection import Request
+from efficientbench.sweep.selection import Request, names_tunings
 from efficientbench.sweep.task import Task, take_turns
 from efficientbench.sweep.tasks import build_tasks
 from efficientbench.sweep.tuning_tasks import tuning_tasks
-from efficientbench.sweep.tunings import names_tunings
 
 NEXT_CALL = {
     "failed": "with --retry-failed tries them again",
