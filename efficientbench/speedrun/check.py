@@ -16,11 +16,10 @@ from efficientbench.data_tools.chat.mixture import read_mixture
 from efficientbench.devices.registry import device_called
 from efficientbench.planning.plan import Plan, known_corpora, plan_anywhere
 from efficientbench.running.corpora import prepare_corpora
-from efficientbench.running.epochs import counted
 from efficientbench.running.kind import ask
 from efficientbench.running.micro_batch import decide, resized
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.run import plan_on
+from efficientbench.running.run import counted, plan_on
 from efficientbench.speedrun.request import MIXTURES, Request
 from efficientbench.training.reinforcement.questions import check_rewards
 from efficientbench.training.reinforcement.rewards import find_reward
