@@ -217,7 +217,8 @@ def test_what_reports_warn_of_is_said_by_compare_and_carried_by_verdicts(
     assert (state, why.endswith(f"; B: {carried}")) == ("failed", True)
     fastest = answers(suite_of(first, noted))[SPEED] if "device_conditions" not in figures else None
     if fastest is not None:
-        assert fastest.detail == f"11.1% more than mla (mla_1.5B: {carried})"
+        told = f"11.1% more than mla (95 %: 10.9% to 11.4%; 3 and 3 runs) (mla_1.5B: {carried})"
+        assert fastest.detail == told
     # What holds of both sides alike is no word for the one against the other.
     alike = compare(of([record.model_copy(update=figures) for record in first]), of(noted))
     assert verdicts(alike)["tokens_per_s"] == "10.0% less"
