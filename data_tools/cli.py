@@ -15,9 +15,8 @@ import typer
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.encoding import use_utf8
 from efficientbench.basics.errors import DataError
-from efficientbench.basics.help_page import command_that_names
 from efficientbench.basics.plugins import installed
-from efficientbench.basics.program import run_program
+from efficientbench.basics.program import command_that_names, run_program
 from efficientbench.basics.readers import outlive_readers
 from efficientbench.data_tools.chat.find_task import ENTRY_POINTS, TASKS
 from efficientbench.data_tools.tokenizing.parallel import CORES
@@ -234,7 +233,7 @@ def verify(
 ) -> None:
     """Check a .bin/.idx pair; name the first byte that is damaged."""
     from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
-    from efficientbench.data_tools.tokens.verify import verify_pair
+    from efficientbench.data_tools.tokens.inspection import verify_pair
 
     prefix = _without_suffix(prefix)
     header, corpus = verify_pair(prefix, load_tokenizer(tokenizer).vocab_size if tokenizer else None)

@@ -230,23 +230,11 @@ def interval(name: str, *key: str) -> str:
     return _interval(_measured(name)["figures"][" ".join(key)])
 
 
-BLOCKS: dict[str, Callable[..., str]] = {
-    "keys": keys,
-    "tuning_keys": tuning_keys,
-    "parameters": parameters,
-    "planned": planned,
-    "runs": runs,
-    "sizes": sizes,
-    "caches": caches,
-    "combinations": combination_table.table,
-    "columns": columns,
-    "generation_columns": generation_columns,
-    "measured": measured,
-    "rows": rows,
-    "how": how,
-    "figure": figure,
-    "interval": interval,
-}
+_BLOCKS: tuple[Callable[..., str], ...] = (
+    *(keys, tuning_keys, parameters, planned, runs, sizes, caches, columns, generation_columns),
+    *(measured, rows, how, figure, interval),
+)
+BLOCKS = {block.__name__: block for block in _BLOCKS} | {"combinations": combination_table.table}
 
 
 def _keys(root: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

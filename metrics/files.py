@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.files import complete_file
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file beside `path` for writing, and rename it to `path` at the end; make missing folders.
 
     At any moment `path` is either the old file or the complete new one.
@@ -22,22 +23,13 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         MetricsError: the file cannot be written; the message has its name and the reason.
     """
     # The temporary name must not contain path's: TensorBoard reads every file that has "tfevents" in its name.
-    beside = path.with_name(f".partial-{os.getpid()}-{threading.get_ident()}")
+    partial = path.with_name(f".partial-{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Remove what a killed process left there, or a link to another file.
-        beside.unlink(missing_ok=True)
-        with beside.open("xb") as file:
+        with complete_file(path, partial) as file:
             yield file
-            # Sync before the rename: a power cut could leave the new name without its content on the disk.
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
     except OSError as error:
         raise MetricsError(f"{path}: cannot be written ({error.strerror})") from None
-    finally:
-        with suppress(OSError):
-            beside.unlink()
 
 
 def write_whole(path: Path, text: str) -> None:

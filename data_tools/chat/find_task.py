@@ -46,7 +46,8 @@ def find_task(name: str) -> Task:
 
 
 def _is_task(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, Task)
+    # Python 3.10 also takes `Sequence[str]` for an instance of `type`.
+    return issubclass(type(found), type) and issubclass(found, Task)
 
 
 def code_files(name: str) -> list[Path]:

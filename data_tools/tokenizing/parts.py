@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from efficientbench.basics.files import complete_file, file_blocks, write_file
+from efficientbench.basics.files import beside, complete_file, file_blocks, write_file
 from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.data_tools.tokenizer.engine import Engine
 from efficientbench.data_tools.tokenizing.documents import Reject
@@ -92,7 +92,8 @@ class PartMaker(ABC):
         suffix = f"{os.getpid()}.partial"
         paths = {kind: part_file(self.folder, number, kind) for kind in _KINDS}
         with ExitStack() as stack:
-            files = {kind: stack.enter_context(complete_file(path, suffix)) for kind, path in paths.items()}
+            opened = {kind: complete_file(path, beside(path, suffix)) for kind, path in paths.items()}
+            files = {kind: stack.enter_context(file) for kind, file in opened.items()}
             self._write(self.documents(task, counts), counts, files)
         counts.crc32 = {kind: _crc32(path) for kind, path in paths.items()}
         line = json.dumps(asdict(counts)).encode()

@@ -1,4 +1,4 @@
-"""Describes a `.bin/.idx` pair for people: figures, a histogram of document lengths, and documents as text."""
+"""Describes a `.bin/.idx` pair for people (figures, document lengths, documents as text), and verifies it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ import numpy as np
 from efficientbench.basics.foreign import plain_text
 from efficientbench.data_tools.chat.record import check_mask
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
-from efficientbench.data_tools.tokens.indexed import bin_path, check_indexed, idx_path, mask_prefix
+from efficientbench.data_tools.tokens.indexed import (
+    IndexedHeader,
+    bin_path,
+    check_indexed,
+    check_layout,
+    idx_path,
+    mask_prefix,
+)
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments, token_counts
-from efficientbench.data_tools.tokens.manifest import load_corpus, manifest_path
+from efficientbench.data_tools.tokens.intact import check_sizes, verify_file
+from efficientbench.data_tools.tokens.manifest import Corpus, check_counts, load_checksums, load_corpus, manifest_path
 
 _SHOWN_CHARACTERS = 400
 """The most characters of a document that are printed."""
@@ -181,3 +189,34 @@ def show_conversation(ids: np.ndarray, mask: np.ndarray, tokenizer: TextTokenize
 def _safe(text: str) -> str:
     """Return text with escapes for characters that would change how a terminal shows it."""
     return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)
+
+
+def verify_pair(prefix: Path, vocab_size: int | None = None) -> tuple[IndexedHeader, Corpus | None]:
+    """Check header, sizes, lengths, pointers, document indices, bounds of tokens, and the manifest's checksums.
+
+    In a conversation pair, check the mask too. Return the header and the manifest's corpus; None for the corpus if the
+    pair has no manifest, and so no checksums to compare with.
+
+    Args:
+        prefix: The pair's path without suffix.
+        vocab_size: Bounds the tokens of a pair without manifest; None allows every token that is not negative.
+
+    Raises:
+        DataError: the pair is damaged; the message names the file, and the first wrong byte (for content that differs
+            from the recorded checksums, the block of bytes).
+    """
+    header = check_indexed(prefix)
+    check_layout(prefix)
+    manifest = manifest_path(prefix)
+    if not manifest.exists():
+        token_counts(prefix, vocab_size)
+        return header, None
+    corpus = load_corpus(manifest)
+    check_counts(corpus, header)
+    token_counts(prefix, corpus.vocab_size)
+    recorded = load_checksums(manifest)
+    check_sizes(corpus, recorded)
+    for path, checksums in recorded.items():
+        verify_file(path, checksums, manifest)
+    check_mask(corpus)
+    return header, corpus

@@ -12,6 +12,8 @@ from efficientbench.basics.part import NonNegativeFloat, Part, PositiveFloat, Po
 CHOICES = ("norm_weights", "embedding_norm", "qk_norm", "activation", "tied", "logit_softcap")
 """Keys in which published models differ beside their shapes."""
 
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
 
 class MoEConfig(Part):
     """Mixture of experts instead of every feed-forward layer: dropless, each expert of that layer's shape."""

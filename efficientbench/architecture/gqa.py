@@ -6,7 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from efficientbench.architecture.variant import AttentionConfig, AttentionCosts, AttentionVariant, Decoder, Stack
+from efficientbench.architecture.variant import (
+    AttentionConfig,
+    AttentionCosts,
+    AttentionVariant,
+    Decoder,
+    Stack,
+    group_choices,
+)
 from efficientbench.basics.part import PositiveInt
 
 
@@ -114,6 +121,7 @@ VARIANT = AttentionVariant(
     qk_norm=True,
     plain_scores=lambda model: (model.head_dim, model.head_dim),
     matrices=_matrices,
+    cache_choices=group_choices,
     tensor_parallel=_uneven,
     context_parallel=True,
     selective_recomputation=True,

@@ -146,6 +146,7 @@ VARIANT = AttentionVariant(
     other_positions="position.kind: MLA has a part of its keys for RoPE and takes no other encoding, not {position!r}",
     plain_scores=lambda model: (_mla(model).key_dim, _mla(model).v_head_dim),
     matrices=_matrices,
+    cache_choices=lambda model: ("kv_lora_rank", range(8, model.hidden_size + 1, 8)),
     tensor_parallel=lambda model, tp: [],
     context_parallel=True,
     selective_recomputation=True,

@@ -11,7 +11,14 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from efficientbench.architecture.variant import AttentionConfig, AttentionCosts, AttentionVariant, Decoder, Stack
+from efficientbench.architecture.variant import (
+    AttentionConfig,
+    AttentionCosts,
+    AttentionVariant,
+    Decoder,
+    Stack,
+    group_choices,
+)
 from efficientbench.basics.part import PositiveInt, require
 
 BRANCHES = 3
@@ -299,6 +306,7 @@ VARIANT = AttentionVariant(
     kernels="efficientbench.model.kernels.nsa.own_kernels:KERNELS",
     may_differ=("nsa_selection", "fla-core adds a block's gradients in the order in which atomic operations come"),
     matrices=_matrices,
+    cache_choices=group_choices,
     tensor_parallel=_uneven,
     selective_recomputation=True,
     profiled_as=("RangeAttention", "SelectedAttention", "choose_at_once"),

@@ -8,7 +8,7 @@ formula.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
@@ -206,6 +206,9 @@ class AttentionVariant:
     """The matrices of one layer by their weight's name in the layer; None: `training.optimizer=muon` is refused."""
     may_differ: tuple[str, str] | None = None
     """A part whose Triton kernel may compute other bits in the next run, though torch is deterministic, and why."""
+    cache_choices: Callable[[Decoder], tuple[str, Sequence[int]]] | None = None
+    """The key of its section by which its cache grows, and the values that it may have, from the least; None:
+    `match=cache` is refused."""
     tensor_parallel: Callable[[Decoder, int], list[str]] | None = None
     """(model, t) → why t tensor-parallel ranks cannot share the layer, beside the number of heads; None: no two can."""
     context_parallel: bool = False
@@ -269,6 +272,11 @@ class PositionVariant:
     """Overrides of the tiny model, as in AttentionVariant."""
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further tiny models, as in AttentionVariant."""
+
+
+def group_choices(model: Decoder) -> tuple[str, Sequence[int]]:
+    """Return the key of the key/value heads, and the numbers of them that share the query heads evenly."""
+    return "query_groups", [groups for groups in range(1, model.heads + 1) if model.heads % groups == 0]
 
 
 def known(formula: Callable[[], Figure]) -> Figure | None:

@@ -33,12 +33,12 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 @contextmanager
-def complete_file(path: Path, partial_suffix: str = "partial") -> Iterator[IO[bytes]]:
-    """Open a partial file beside `path` for writing; flush it to the disk and rename it to `path` at the end.
+def complete_file(path: Path, partial: Path | None = None) -> Iterator[IO[bytes]]:
+    """Open `partial` for writing; flush it to the disk and rename it to `path` at the end.
 
-    An error removes the partial file and leaves `path` as it was.
+    An error removes the partial file and leaves `path` as it was. `partial` lies beside `path`; None: PATH.partial.
     """
-    partial = beside(path, partial_suffix)
+    partial = partial or beside(path, "partial")
     # A killed process may have left it, or it is a link that leads elsewhere.
     partial.unlink(missing_ok=True)
     try:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.basics.help_page import command_that_names
+from efficientbench.basics.program import command_that_names, run_program
 from efficientbench.cli.chat import chat, serve
 from efficientbench.cli.compare import compare
 from efficientbench.cli.evaluate import evaluate, task_names
@@ -36,7 +36,6 @@ from efficientbench.cli.options import (
     switch,
 )
 from efficientbench.cli.plan import plan
-from efficientbench.cli.plot import plot
 from efficientbench.cli.speedrun import speedrun
 from efficientbench.cli.sweep import sweep
 from efficientbench.cli.variant import check_variant, new_variant, variant_names
@@ -136,6 +135,29 @@ def report(
     print_beside(made, Console())
 
 
+class PlotFormat(str, Enum):
+    """Formats that `plot` writes."""
+
+    SVG = "svg"
+    PDF = "pdf"
+
+
+def plot(
+    folder: Annotated[
+        Path, typer.Argument(metavar="REPORT", help="folder of runs, like output/efficientllm_benchmark")
+    ],
+    form: Annotated[PlotFormat, typer.Option("--format", help="of the plots")] = PlotFormat.SVG,
+) -> None:
+    """Write the report's plots as files of their own, and its answers as LaTeX tables, into REPORT/plots."""
+    from efficientbench.metrics.report.paper.paper_plots import write_plots
+
+    written, warnings = write_plots(folder, form.value)
+    for line in warnings:
+        print(f"warning: {line}", file=sys.stderr)
+    for path in written:
+        print(path)
+
+
 class Format(str, Enum):
     """Formats that `export` writes."""
 
@@ -216,7 +238,6 @@ app.command(cls=command_that_names("Variants:", variant_names))(check_variant)
 def run_command() -> None:
     """Run the command that was typed; print a user's mistake on stderr, without a traceback, and exit with 2."""
     from efficientbench.basics.encoding import use_utf8
-    from efficientbench.basics.program import run_program
     from efficientbench.launchers.files import writable_caches
 
     use_utf8()

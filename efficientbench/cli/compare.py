@@ -14,6 +14,9 @@ def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="folder of a run, or of its repeats")],
     second: Annotated[Path, typer.Argument(metavar="B", help="the same of another run; ratios are B over A")],
     despite: Annotated[str, option("LIST", "conditions that may differ, like dtype,layout")] = "",
+    best_of: Annotated[
+        str, option("LIST", "like training.learning_rate: take the best of each side and of the runs beside it")
+    ] = "",
     target_loss: Annotated[
         float | None, typer.Option(help="print tokens, time and energy to this validation loss")
     ] = None,
@@ -40,13 +43,16 @@ def compare(
         raise typer.BadParameter("--price-per-hour goes with --served-tokens N")
     if junit is not None and not fail_if:
         raise typer.BadParameter("--junit goes with --fail-if CHANGE")
+    if best_of and (fail_if or served_tokens is not None):
+        raise typer.BadParameter("--best-of goes without --fail-if and --served-tokens")
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
     from efficientbench.metrics.analysis.generation import OF_GENERATION, load_generated
-    from efficientbench.metrics.analysis.life_cost import compare_lives
+    from efficientbench.metrics.analysis.life_cost import Model, compare_lives, losses_of
     from efficientbench.metrics.analysis.paired import pair_evaluations
     from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
+    from efficientbench.metrics.analysis.stages import earlier_stages
     from efficientbench.metrics.analysis.thresholds import Threshold, judge
     from efficientbench.metrics.report.comparison import print_comparison
     from efficientbench.metrics.report.sections.evaluations import print_evaluations
@@ -61,15 +67,20 @@ def compare(
     sides = list(zip(groups, made, strict=True))
     of_training = [name for name in allowed if not (all(made) and name in OF_GENERATION)]
     neighbours = load_neighbours(first, second)
-    comparison = compare_groups(*groups, of_training, target_loss, neighbours)
+    comparison = compare_groups(*groups, of_training, target_loss, neighbours, names(best_of))
     print_comparison(comparison, Console())
-    print_evaluations(pair_evaluations(first, second), Console())
-    if all(made):
+    if not best_of:
+        print_evaluations(pair_evaluations(first, second), Console())
+    if all(made) and not best_of:
         print_generation_ratios(sides, allowed, Console())
     if served_tokens is not None:
         engine = " against ".join(dict.fromkeys(record.engine for records in made for record in records))
-        print_lives(compare_lives(sides, allowed), engine, served_tokens, price_per_hour, Console())
-    outcomes = judge(thresholds, comparison, neighbours)
+        folders = zip((first, second), sides, strict=True)
+        one, other = (Model(*side, earlier_stages(side[0].first, folder)) for folder, side in folders)
+        losses = losses_of(comparison)
+        lives = compare_lives(comparison, (one, other), losses.target, allowed)
+        print_lives(lives, losses, engine, served_tokens, price_per_hour, Console())
+    outcomes = judge(thresholds, comparison)
     print_outcomes(outcomes, Console())
     if junit is not None:
         write_junit(outcomes, comparison, junit)

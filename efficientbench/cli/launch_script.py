@@ -19,8 +19,14 @@ from efficientbench.launchers.job_scripts.kubernetes import Pods, kubernetes_man
 from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
 from efficientbench.sweep.combinations import Combination
-from efficientbench.sweep.selection import Request, chosen_combinations
-from efficientbench.sweep.tunings import chosen_tunings, names_tunings
+from efficientbench.sweep.one_budget import with_one_budget
+from efficientbench.sweep.selection import (
+    Request,
+    chosen_combinations,
+    chosen_tunings,
+    matched_combinations,
+    names_tunings,
+)
 
 NVIDIA_RESOURCE = "nvidia.com/gpu"
 ASCEND_RESOURCE = "huawei.com/Ascend910"
@@ -92,7 +98,7 @@ def named_runs(request: Request, name: str | None = None) -> list[NamedRun]:
         tunings = chosen_tunings(request, name)
         _refuse_combinations(tunings)
         return [NamedTuning(each.name, each.labelled, request.smoke, request.repeat) for each in tunings]
-    found = chosen_combinations(request, name)
+    found = with_one_budget(matched_combinations(chosen_combinations(request, name), request.matrix))
     _refuse_combinations(found)
     return [NamedRun(each.name, each.labelled, request.smoke, request.repeat, request.matrix) for each in found]
 

@@ -48,6 +48,7 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
     from efficientbench.config.load import resolve
     from efficientbench.config.matrix import MATRIX, load_matrix
     from efficientbench.costs.model import count_parameters
+    from efficientbench.planning.matching import matched
     from efficientbench.planning.table import plain_table
 
     file = matrix_file or MATRIX
@@ -56,7 +57,8 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
     for run in (*matrix.all_runs, *(matrix.other_runs if words else ())):
         if _has(words or [""], f"{run.name} {run.suite}"):
             try:
-                counted = known(partial(count_parameters, resolve(run.name, matrix_file=file).model))
+                config, _ = matched(resolve(run.name, matrix_file=file), (), file)
+                counted = known(partial(count_parameters, config.model))
             except ConfigError:
                 # A variant and a size of a matrix of one's own need not fit: `run` says why.
                 counted = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,6 +48,7 @@ def plan(
     ] = False,
     prompt_tokens: Annotated[str | None, option("LIST", "with --generate: tokens of a prompt (128,2048)")] = None,
     batch: Annotated[str | None, option("LIST", "with --generate: rows that are computed at once (1,8)")] = None,
+    repeats: Annotated[int | None, count("also what N repeats of two models tell, by records in `output`")] = None,
 ) -> None:
     """Print what a run will be: parameters, FLOPs, steps, layout, memory. Touches no device."""
     if world is None and devices_per_node is not None:
@@ -64,10 +66,12 @@ def plan(
     if not every and name is None:
         raise typer.BadParameter("plan needs the name of a run, like gqa_1.5B, or --all")
     overrides = overrides_of([*([name] if name else []), *(arguments or [])], data, tokenizer) if every else []
+    if repeats is not None and (every or best or generate):
+        raise typer.BadParameter("--repeats goes with NAME, and neither with --all, --search nor --generate")
     if generate:
         from rich.console import Console
 
-        from efficientbench.planning.generation_table import matrix_configs, print_generation
+        from efficientbench.planning.generation_plan import matrix_configs, print_generation
         from efficientbench.planning.table import print_lines
 
         if every:
@@ -92,6 +96,14 @@ def plan(
         _print_search(config, given, world, devices_per_node or 8, device)
         return
     _print_plan(config, world, devices_per_node or 8, device)
+    if repeats is not None:
+        from efficientbench.metrics.analysis.needed import what_repeats_tell
+        from efficientbench.metrics.records.plausible import load_records
+
+        output = Path(config.output)
+        records = load_records(output)[0] if output.is_dir() else []
+        for line in what_repeats_tell(records, repeats, 2, str(output)):
+            typer.echo(line)
 
 
 def _print_plan(config: RunConfig, world: int | None, per_node: int, device: str | None) -> None:

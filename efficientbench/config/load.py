@@ -28,6 +28,7 @@ _DECIDED = {
     "size": "the run's name",
     "depth": "the run's name, as in nanochat_d12",
     "smoke": "--smoke",
+    "match_left": "match",
 }
 """Keys that no override may set → what decides them."""
 _OWN_KINDS = {kind for variants in OWN.values() for kind in variants}

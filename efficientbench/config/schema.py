@@ -25,11 +25,28 @@ from efficientbench.basics.part import (
     Seconds,
     require,
 )
-from efficientbench.config.evaluation import EvaluationConfig
 from efficientbench.config.init import InitConfig
 from efficientbench.config.parallel import ParallelConfig
 from efficientbench.config.reinforcement import ReinforcementConfig
 from efficientbench.config.training import TrainingConfig
+
+
+class EvaluationConfig(Part):
+    """Evaluation while the model is trained."""
+
+    core_every: NonNegativeInt = Field(default=0, description="steps between evaluations of CORE; 0: none")
+    core_data: str | None = Field(
+        default=None, description="folder of CORE's evaluation bundle, or one that holds it as core/"
+    )
+    core_limit: PositiveInt = Field(
+        default=100, description="rows of each task, at most; more than a task's shots, of which 10 are the most"
+    )
+
+    @model_validator(mode="after")
+    def _has_data(self) -> EvaluationConfig:
+        if self.core_every and self.core_data is None:
+            raise ValueError("evaluation.core_data: missing: the folder of the bundle that core_every evaluates")
+        return self
 
 
 class KernelsConfig(Part):
@@ -76,6 +93,9 @@ class DataConfig(Part):
     )
     split: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = Field(
         default=(99, 1, 0), description="relative numbers of documents for training, validation and test"
+    )
+    seed: NonNegativeInt | None = Field(
+        default=None, le=2**32 - 1, description="seed of the order of the training text; unset: training.seed"
     )
     cache: str = Field(default="output/data", description="folder for tokenized text, index caches and kernels' times")
 
@@ -197,6 +217,18 @@ class RunConfig(Part):
     output: str = Field(
         default="output/efficientllm_benchmark", description="folder of the suite, in which the run has its own folder"
     )
+    match: Literal["flops", "parameters", "active", "cache"] | None = Field(
+        default=None,
+        description="figure in which the model is to equal match_to's: training FLOPs per token, parameters or active "
+        "parameters, by the width of its feed-forward layer or experts; or cache bytes per token, by its attention's "
+        "groups or latent; unset: no figure",
+    )
+    match_to: Name | None = Field(
+        default=None, description="run, or variant in the run's own size, whose figure match is to equal, like gqa"
+    )
+    match_left: float | None = Field(
+        default=None, description="what match leaves, which sets it: the model's figure over match_to's, minus 1"
+    )
     wandb: Label | None = Field(default=None, description="project of Weights & Biases that gets the run; unset: none")
     model: ModelConfig
     kernels: KernelsConfig = KernelsConfig()
@@ -209,6 +241,17 @@ class RunConfig(Part):
     checkpoint: CheckpointConfig = CheckpointConfig()
     rl: ReinforcementConfig = ReinforcementConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def order_seed(self) -> int:
+        """The seed of the order in which the training reads its text, conversations or questions."""
+        return self.training.seed if self.data.seed is None else self.data.seed
+
+    @model_validator(mode="after")
+    def _matches_a_row(self) -> RunConfig:
+        if self.match is not None and self.match_to is None:
+            raise ValueError(f"match_to: name the run or the variant that match={self.match} is to equal, like gqa")
+        return self
 
     @model_validator(mode="after")
     def _generates_while_training(self) -> RunConfig:

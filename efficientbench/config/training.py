@@ -109,7 +109,11 @@ class TrainingConfig(Part):
     gradient_clip: NonNegativeFloat = Field(
         default=1.0, description="largest norm of the gradients, which are scaled down to it; 0: no clipping"
     )
-    seed: NonNegativeInt = Field(default=1234, le=2**32 - 1, description="seed of weights and data order")
+    seed: NonNegativeInt = Field(
+        default=1234,
+        le=2**32 - 1,
+        description="seed of weights and samples, and of the data order unless data.seed is set",
+    )
     draw_weights_on: Literal["device", "cpu"] = Field(
         default="device",
         description="where initial weights are drawn; device: in a moment by a GPU, the same in every layout "

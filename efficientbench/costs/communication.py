@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.matrices import gathered_matrices
 from efficientbench.costs.memory import rank_embedding, rank_experts, rank_parameters, rank_tokens
 from efficientbench.costs.model import (
-    DTYPE_BYTES,
     FLOAT32_BYTES,
     head_norm_parameters,
     layer_norm_parameters,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.config.layout import Layout
@@ -16,7 +17,6 @@ from efficientbench.config.training import Recompute
 from efficientbench.costs.matrices import muon_flops
 from efficientbench.costs.memory import rank_embedding, rank_experts, rank_parameters, rank_tokens, vocabulary_rows
 from efficientbench.costs.model import (
-    DTYPE_BYTES,
     FLOAT32_BYTES,
     feed_forward_matrices,
     feed_forward_parameters,

@@ -5,11 +5,11 @@ A function raises UndeclaredError where a variant's declaration lacks a formula 
 
 from __future__ import annotations
 
+from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.costs.compute import Work, Works
 from efficientbench.costs.model import (
-    DTYPE_BYTES,
     cache_bytes,
     count_parameters,
     feed_forward_matrices,

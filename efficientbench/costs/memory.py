@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.config.layout import Layout, padded_vocab_size
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.matrices import muon_bytes, rank_matrices
 from efficientbench.costs.model import (
-    DTYPE_BYTES,
     FLOAT32_BYTES,
     feed_forward_matrices,
     feed_forward_parameters,

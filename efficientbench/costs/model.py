@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.architecture.variant import UndeclaredError
@@ -59,7 +60,6 @@ def head_norm_saved(model: ModelConfig, tp: int, recompute: Recompute) -> int:
     return (copied + (groups if recompute == "selective" else 0)) * model.head_dim
 
 
-DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 FLOAT32_BYTES = 4
 COUNTER_BYTES = 16
 """Bytes of a sequence's two counters in a cache: the tokens that it has, and the tokens that it gets."""

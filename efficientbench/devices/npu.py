@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from efficientbench.basics.errors import first_line
 from efficientbench.devices.base import ONE_QUEUE, Device, DeviceError
 
 if TYPE_CHECKING:
@@ -108,13 +109,13 @@ class NPU(Device):
         try:
             namespace = npu_namespace()
         except (ImportError, OSError, RuntimeError) as error:
-            return f"torch_npu does not import ({_first_line(error)}); source CANN's set_env.sh first"
+            return f"torch_npu does not import ({first_line(error)}); source CANN's set_env.sh first"
         try:
             if not namespace.is_available():
                 return "torch_npu finds no usable NPU; npu-smi info tells more"
             namespace.get_device_name(0)
         except RuntimeError as error:
-            return f"the driver refuses torch_npu the NPU ({_first_line(error)}); npu-smi info tells more"
+            return f"the driver refuses torch_npu the NPU ({first_line(error)}); npu-smi info tells more"
         return _foreign_adaptor()
 
     def environment(self, tensor_parallel: int) -> dict[str, str]:
@@ -178,10 +179,6 @@ class NPU(Device):
         if self.unavailable_reason() is not None:
             return "torch-npu, which brings it, cannot be used here"
         return super().backend_unavailable_reason()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _foreign_adaptor() -> str | None:

@@ -15,9 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from efficientbench.basics.errors import EvaluationError
 from efficientbench.evaluation.contamination import without_contaminated
-from efficientbench.evaluation.publish import publish
 from efficientbench.evaluation.registry import check_names, combined, make_task
-from efficientbench.evaluation.results import FOLDER, ResultFile, summary_of
+from efficientbench.evaluation.results import FOLDER, ResultFile, publish, summary_of
 from efficientbench.evaluation.task import Options, Summary, Task
 from efficientbench.generation.open_run import Opened, Share, opened
 from efficientbench.running.failures import ran_out_of_memory

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.files import write_file
 from efficientbench.config.budget import Budget
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.model import DTYPE_BYTES, count_parameters
+from efficientbench.costs.model import count_parameters
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
 from efficientbench.export.architectures import CLASSES
 from efficientbench.export.foreign_config import read_config

@@ -12,7 +12,7 @@ from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.curriculum.choice import CurriculumRecord
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record_parts import DataSource
-from efficientbench.running.any_job import AnyJob
+from efficientbench.running.job import AnyJob
 from efficientbench.running.output_folder import HELD_OUT_LOSSES
 from efficientbench.training.checkpoints.manifest import Manifest
 

@@ -21,6 +21,8 @@ from efficientbench.finetuning.methods import find_method
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.records.record import FIGURES, read_record
+from efficientbench.metrics.records.sinks.steplog import cut_steps
+from efficientbench.metrics.records.sinks.tensorboard import cut_scalars
 from efficientbench.metrics.records.sinks.wandb_log import WandbLog
 from efficientbench.running.failures import diagnose
 from efficientbench.running.output_folder import OutputFolder
@@ -44,9 +46,8 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
     _log_quietly()
     import torch.distributed as dist
 
-    from efficientbench.finetuning.arguments import sft_arguments
     from efficientbench.finetuning.base_model import load_tokenizer
-    from efficientbench.finetuning.build import build, saved_shapes
+    from efficientbench.finetuning.build import build, saved_shapes, sft_arguments
     from efficientbench.finetuning.checkpoints import TuningCheckpoints
     from efficientbench.finetuning.listeners import DeepSpeedFile, Heartbeat, Spent, Stop, listeners
     from efficientbench.finetuning.record import Recording, peak_on_the_spot
@@ -66,6 +67,8 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
         job = replace(job, resume=gather(job.resume, Path | None)[0])
     heartbeat.at(0, "reading examples and checkpoint")
     _read_plainly(job, heartbeat)
+    if rank.number == 0 and job.resume is not None:
+        _cut_logs(OutputFolder(job.output), job.resumed_step)
     train, held_out, order, levels = read_examples(job.examples)
     # All ranks need the same order, or their batches overlap.
     _check_world(job, fingerprint_of(train, held_out, order))
@@ -122,6 +125,17 @@ def _read_plainly(job: TuningJob, heartbeat: HeartbeatWriter) -> None:
     if job.resume is not None:
         files = verify_together(job.resume, lambda what: heartbeat.at(0, f"verifying the checkpoint, {what}")).files
     use_plain_files(job.resume, files)
+
+
+def _cut_logs(folder: OutputFolder, step: int) -> None:
+    """Cut what an earlier attempt logged of the steps after `step`, which are trained again.
+
+    Raises MetricsError: a log cannot be read or written.
+    """
+    cut = cut_steps(folder.steps, step)
+    # The Trainer logs by steps, never by tokens.
+    for lost in [*([cut] if cut is not None else []), *cut_scalars(folder.tensorboard, step, 0)]:
+        print(f"warning: {lost}", flush=True)
 
 
 @contextlib.contextmanager

@@ -134,7 +134,7 @@ class Recording:
         write_record(record, job.output / "record.json")
 
     def _times(self, status: str) -> dict[str, Any]:
-        started_at = self._rank.started_at.isoformat(timespec="seconds")
+        started_at = self._rank.started_at.isoformat(timespec="milliseconds")
         return {"status": status, "started_at": started_at, "duration_s": time.monotonic() - self._rank.begin_s}
 
 

@@ -24,6 +24,7 @@ from efficientbench.costs.model import (
     keys_read_per_query,
     kv_cache_bytes_per_token,
 )
+from efficientbench.planning.matching import told_match
 from efficientbench.planning.plan import (
     Plan,
     determinism,
@@ -216,6 +217,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("parameters, total", shown(lambda: f"{plan.parameters.total:,}")),
         ("parameters, active", shown(lambda: f"{plan.parameters.active:,}")),
+        *([("matched", told_match(config))] if config.match else []),
         *_backbone_rows(config.model),
         ("FLOPs per token, training", shown(lambda: f"{plan.flops.training:,}")),
         ("  attention as full square", shown(lambda: f"{plan.flops.training_full_square:,}")),

@@ -14,6 +14,7 @@ from efficientbench.config.matrix import MATRIX
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.config.spellings import ALIASES
 from efficientbench.costs.model import count_parameters
+from efficientbench.planning.matching import matched
 from efficientbench.planning.plan import known_corpora
 
 
@@ -32,15 +33,19 @@ def resolve_run(
 ) -> tuple[RunConfig, str | None]:
     """Return a run's configuration as `resolve` does, with a vocabulary that its text's tokenizer fits into.
 
+    The configuration has the size that `match` asks for.
+
     Returns:
-        The configuration, and the line to print if the vocabulary has grown, else None.
+        The configuration, and the lines to print if the vocabulary has grown or the size has changed, else None.
 
     Raises:
-        ConfigError: as `resolve`; or the user has set `model.vocab_size`, too small for the tokenizer.
+        ConfigError: as `resolve` and `matched`; or the user has set `model.vocab_size`, too small for the tokenizer.
         DataError: the tokenizer cannot be loaded, or a manifest is damaged.
     """
     config = resolve(name, smoke, overrides, matrix_file)
-    return with_vocabulary(config, is_given(overrides))
+    config, grown = with_vocabulary(config, is_given(overrides))
+    config, solved = matched(config, overrides, matrix_file)
+    return config, "\n".join(filter(None, (grown, solved))) or None
 
 
 def is_given(overrides: Sequence[str]) -> bool:

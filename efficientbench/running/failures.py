@@ -24,8 +24,8 @@ from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.records.summarize import nothing_measured
-from efficientbench.running.any_job import AnyJob
 from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory
+from efficientbench.running.job import AnyJob
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import check_sizes, find_good
 
@@ -133,7 +133,7 @@ class FailureFiles:
         record = RunRecord(
             **known | summary.values | {"unavailable": unavailable},
             status="failed",
-            started_at=self.started_at.isoformat(timespec="seconds"),
+            started_at=self.started_at.isoformat(timespec="milliseconds"),
             duration_s=time.monotonic() - self._begin_s,
         )
         with contextlib.suppress(MetricsError):

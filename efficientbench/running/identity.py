@@ -47,6 +47,7 @@ def identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
         **subject(config),
         **shared_identity(config, device, devices),
         "flops_per_token": None if flops is None else float(flops.training),
+        "data_seed": config.order_seed,
         "seq_len": config.training.seq_len,
         **{axis: getattr(layout, axis) for axis in ("tp", "pp", "dp", "ep", "cp")},
         "keys_read_per_query": known(lambda: keys_read_per_query(config.model, config.training.seq_len)),

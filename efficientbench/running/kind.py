@@ -22,7 +22,7 @@ from efficientbench.launchers.network.interfaces import check_interfaces
 from efficientbench.metrics.monitoring.meters import find_meters
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.sinks.wandb_log import check_wandb
-from efficientbench.running.any_job import AnyJob
+from efficientbench.running.job import AnyJob
 from efficientbench.running.output_folder import OutputFolder, Settings
 
 Config = TypeVar("Config", bound=Settings)
@@ -100,6 +100,10 @@ class Kind(ABC, Generic[Config, Planned, Prepared, Job]):
     """The module whose `rank_work` is the work of the ranks, see `run_ranks`."""
     seeds: ClassVar[tuple[str, ...]] = ("training.seed",)
     """The keys in which repeats of a run differ."""
+
+    def varied(self, config: Config) -> str:
+        """Return in words what differs between repeats of a configuration."""
+        return " and ".join(self.seeds)
 
     @abstractmethod
     def plan(self, asked: Asked[Config]) -> Planned:

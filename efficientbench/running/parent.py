@@ -85,6 +85,7 @@ def perform_repeats(
     all_asked = [ask(each, mode, OutputFolder.of_repeat(each), fresh) for each in configs]
     # Decided for all repeats before any trains: the nodes share these folders and must decide alike.
     kept = [not again and kind.is_complete(each) for each in all_asked]
+    print(f"the repeats vary {kind.varied(config)}", flush=True)
     for number, (each, done) in enumerate(zip(all_asked, kept, strict=True), start=1):
         state = f"complete, kept ({each.site.folder.record})" if done else "trains"
         print(f"repeat {number} of {repeats}, seed {each.config.training.seed}: {state}", flush=True)

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from efficientbench.basics.errors import ConfigError
@@ -19,6 +20,7 @@ from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 from efficientbench.launchers.processes.launch import received_signals
 from efficientbench.launchers.processes.worker_process import module_command
+from efficientbench.speedrun.check import check_runs, check_texts
 from efficientbench.speedrun.request import Request, keep_choices
 from efficientbench.speedrun.steps import DATA_TOOLS, TOOLS, Kind, Step, make_pipeline
 from efficientbench.sweep.child import stop_with_parent
@@ -43,18 +45,20 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
 
     Args:
         request: the request for the pipeline.
-        dry_run: print the commands, and run none. Only the files that name the runs are written.
+        dry_run: print the commands, and run none. Only the files that name the runs are written, and how texts that are
+            tokenized already are split.
 
     Raises:
-        ConfigError: the request has a mistake, or the folder was made from other data.
-        DataError: the folder is damaged.
-        MetricsError: Weights & Biases is to get the runs, and is not installed.
+        ConfigError: the request or the run of any stage has a mistake, or the folder was made from other data.
+        DataError: the folder, or a mixture, is damaged.
+        DeviceError, LaunchError, MetricsError: as `ask` of each run.
     """
     request.check()
     try:
         request.work.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(request.work / "lock"):
             pipeline = make_pipeline(request)
+            check_runs(request, pipeline.runs)
             if not dry_run:
                 keep_choices(request)
     except OSError as error:
@@ -63,8 +67,9 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
     if dry_run:
         for number, step in enumerate(pipeline.steps, start=1):
             announce(step, number, len(pipeline.steps))
+        check_texts(request, pipeline.runs)
         return 0
-    if code := perform(pipeline.steps, request.work, node):
+    if code := perform(pipeline.steps, request.work, node, partial(check_texts, request, pipeline.runs)):
         return code
     for folder in pipeline.chat:
         print(f"\n{folder}: talk with it")
@@ -76,7 +81,7 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
     return 0
 
 
-def perform(steps: Sequence[Step], work: Path, node: int = 0) -> int:
+def perform(steps: Sequence[Step], work: Path, node: int = 0, before_training: Callable[[], None] | None = None) -> int:
     """Run each step that is not complete; return the exit code of the first that fails, else 0.
 
     Stop signals go to the running command, which saves and ends; no further command starts.
@@ -85,13 +90,18 @@ def perform(steps: Sequence[Step], work: Path, node: int = 0) -> int:
         steps: the steps, in their order.
         work: the folder whose lock lets one node at a time prepare.
         node: the number of this node among those that share the folder; 0 where it is alone.
+        before_training: called before the first run, when all texts are tokenized; None: nothing.
 
     Raises:
+        ConfigError: as `before_training`.
         DataError: the mark of a complete step cannot be written.
     """
     for number, step in enumerate(steps, start=1):
         if step.kind is Kind.MEASURE and node > 0:
             continue
+        if step.kind is Kind.TRAIN and before_training is not None:
+            before_training()
+            before_training = None
         lock = exclusive_lock(work / "lock") if step.kind is Kind.PREPARE else contextlib.nullcontext()
         with lock:
             announce(step, number, len(steps))

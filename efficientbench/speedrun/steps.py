@@ -11,9 +11,9 @@ from pathlib import Path
 
 from efficientbench.basics.foreign import read_whole
 from efficientbench.config.load import resolve
+from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.chat.find_task import EVALUATED, TASKS
 from efficientbench.metrics.records.generation.generation import generation_of
-from efficientbench.metrics.records.sinks.wandb_log import check_wandb
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.speedrun.recipe import run_name, write_matrix
 from efficientbench.speedrun.request import BASE, RL, SFT, Request
@@ -70,6 +70,8 @@ class Pipeline:
     steps: tuple[Step, ...]
     chat: tuple[Path, ...]
     """Folder of each architecture's last run; empty where no stage trains a chat model."""
+    runs: tuple[RunConfig, ...]
+    """The configurations of all runs, in their order."""
 
 
 def make_pipeline(request: Request) -> Pipeline:
@@ -77,21 +79,22 @@ def make_pipeline(request: Request) -> Pipeline:
 
     Raises:
         ConfigError: a variant or a key is unknown, or a run's configuration is not valid.
-        MetricsError: Weights & Biases is to get the runs, and is not installed.
         OSError: the folder cannot be written.
     """
     steps = [*_prepared(request)]
     chat: list[Path] = []
+    runs: list[RunConfig] = []
     for variant in request.variants or (None,):
-        of_variant, last = _trained(request, variant)
+        of_variant, configs = _trained(request, variant)
         steps += of_variant
-        chat.append(last)
+        runs += configs
+        chat.append(OutputFolder.of_repeat(configs[-1]).path)
     if request.mode == "dlc":
         # The nodes train one stage after the other, while none of them waits for an evaluation.
         steps.sort(key=lambda step: step.kind is Kind.MEASURE)
     price = () if request.price_per_hour is None else ("--price-per-hour", str(request.price_per_hour))
     steps.append(Step("report", Kind.MEASURE, (TOOLS, "report", str(request.work / "runs"), *price)))
-    return Pipeline(tuple(steps), tuple(chat) if SFT in request.stages else ())
+    return Pipeline(tuple(steps), tuple(chat) if SFT in request.stages else (), tuple(runs))
 
 
 def _prepared(request: Request) -> Iterator[Step]:
@@ -136,16 +139,17 @@ def _manifest(pair: Path) -> Path:
     return pair.with_name(f"{pair.name}.manifest.json")
 
 
-def _trained(request: Request, variant: str | None) -> tuple[list[Step], Path]:
-    """Return the steps that train and evaluate an architecture, and the folder of its last run."""
+def _trained(request: Request, variant: str | None) -> tuple[list[Step], list[RunConfig]]:
+    """Return the steps that train and evaluate an architecture, and the configurations of its runs."""
     matrix = write_matrix(request, variant)
     steps: list[Step] = []
+    runs: list[RunConfig] = []
     before: Path | None = None
     for stage in request.stages:
         name = run_name(stage, variant, request.layers)
         keys = _keys(request, stage, before)
         config = resolve(name, overrides=keys, matrix_file=matrix)
-        check_wandb(config.wandb)
+        runs.append(config)
         before = OutputFolder.of_repeat(config).path
         # --repeat skips a complete run instead of training again.
         words = (TOOLS, "run", name, request.mode, "--matrix", str(matrix), "--repeat", "1", *keys)
@@ -155,7 +159,7 @@ def _trained(request: Request, variant: str | None) -> tuple[list[Step], Path]:
     if request.generate:
         words = (TOOLS, "generate", str(before), "--measure")
         steps.append(Step(f"generation of {name}", Kind.MEASURE, words, is_done=partial(is_measured, before)))
-    return steps, before
+    return steps, runs
 
 
 def is_measured(folder: Path) -> bool:

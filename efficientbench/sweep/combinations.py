@@ -209,11 +209,16 @@ def _hash(text: str) -> str:
 
 @lru_cache(maxsize=4)
 def _short_names(keys: tuple[str, ...]) -> dict[str, str]:
-    """Map each key to its shortest ending that no other key has: seq_len, but attention.kind."""
+    """Map each key to its shortest ending that no other key has: seq_len, but attention.kind.
+
+    `seed` is training.seed's, as it was before data.seed: folders of earlier runs keep their names.
+    """
 
     def endings(key: str) -> list[str]:
         parts = key.split(".")
         return [".".join(parts[first:]) for first in reversed(range(len(parts)))]
 
     counts = Counter(ending for key in keys for ending in endings(key))
-    return {key: next(ending for ending in endings(key) if counts[ending] == 1) for key in keys}
+    counts["seed"] -= "data.seed" in keys
+    own = {key: [each for each in endings(key) if counts[each] == 1] for key in keys}
+    return {key: key if key == "data.seed" else own[key][0] for key in keys}

@@ -20,7 +20,11 @@ _LINE = 200
 
 
 def print_dry_run(
-    tasks: Sequence[Task], states: Sequence[str], estimates: Sequence[Estimate | None], at_once: int
+    tasks: Sequence[Task],
+    states: Sequence[str],
+    estimates: Sequence[Estimate | None],
+    at_once: int,
+    told: Sequence[str],
 ) -> None:
     """Print the runs with their estimates, the sums, how the estimates were made, and the refused runs.
 
@@ -29,6 +33,7 @@ def print_dry_run(
         states: the tasks' states, in the same order.
         estimates: the tasks' estimates on this machine; None for a refused task.
         at_once: most runs at the same time.
+        told: sentences on what the repeats will tell.
     """
     # A row stays on one line, however narrow the terminal is.
     console = Console(width=_LINE, highlight=False, soft_wrap=True)
@@ -38,7 +43,7 @@ def print_dry_run(
         table.add_row(Text(task.id), state, *_cells(task, estimate))
     console.print(table)
     todo = [each for each, state in zip(estimates, states, strict=True) if state == "queued" and each is not None]
-    print_lines(console, [_sum(todo, at_once), *_sources(estimates), *_refusals(tasks)])
+    print_lines(console, [_sum(todo, at_once), *_sources(estimates), *told, *_refusals(tasks)])
 
 
 def _refusals(tasks: Sequence[Task]) -> list[str]:
@@ -47,7 +52,7 @@ def _refusals(tasks: Sequence[Task]) -> list[str]:
     for task in tasks:
         if task.refused is not None:
             # A label has the values of the axes, and with them the seed.
-            seeds = ("training.seed=", "curriculum.seed=")
+            seeds = ("training.seed=", "data.seed=", "curriculum.seed=")
             same = tuple(each for each in task.arguments if not each.startswith((*seeds, "label=")))
             refused.setdefault((same, task.refused), []).append(task)
     return [

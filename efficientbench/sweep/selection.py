@@ -1,12 +1,13 @@
-"""Select the runs of a sweep: names of the matrix, with axes `key=value,value`.
+"""Select the runs of a sweep: names of the matrix or of experiments/finetuning.yaml, with axes `key=value,value`.
 
 `launch` selects runs on machines without torch: nothing here may import it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from efficientbench.architecture.registry import SECTIONS, load, load_named
@@ -15,8 +16,11 @@ from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import MATRIX, Matrix, RunName, load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES
-from efficientbench.finetuning.load import named_tunings
-from efficientbench.sweep.combinations import Combination, Resolver, combined, parse_axes
+from efficientbench.finetuning.config import SEEDS, FinetuneConfig
+from efficientbench.finetuning.load import SUITE, WORDS, named_tunings, resolve_tuning
+from efficientbench.finetuning.load import settable_keys as tuning_keys
+from efficientbench.planning.matching import matched
+from efficientbench.sweep.combinations import Combination, Config, Resolver, combined, parse_axes
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,38 @@ def chosen_combinations(request: Request, name: str | None = None) -> list[Combi
     """
     matrix = load_matrix(request.matrix)
     _load_variants(request, matrix)
-    axes = parse_axes(request.axes)
-    if request.repeat is not None and "training.seed" in axes:
-        raise ConfigError("--repeat sets the seeds; give either --repeat or --set training.seed")
-    runs = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
     resolver = Resolver(
         lambda name, given: resolve(name, request.smoke, given, request.matrix), settable_keys(), ALIASES
     )
+    axes = _axes(request, resolver, ("training.seed",))
+    runs = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
     return combined(resolver, [run.name for run in runs], axes, request.overrides)
+
+
+def matched_combinations(combinations: Sequence[Combination[RunConfig]], matrix: Path) -> list[Combination[RunConfig]]:
+    """Return the combinations with the sizes that their `match` asks for, or refused; print each size that changed."""
+    found = list(combinations)
+    for place, each in enumerate(found):
+        if each.refused is not None:
+            continue
+        try:
+            config, said = matched(each.config, each.overrides, matrix)
+        except ConfigError as error:
+            found[place] = replace(each, refused=str(error))
+            continue
+        found[place] = replace(each, config=config)
+        if said:
+            print(said, file=sys.stderr)
+    return found
+
+
+def _axes(request: Request, resolver: Resolver[Config], seeds: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the request's axes. Raises ConfigError: one is wrong, or repeated seeds are an axis too."""
+    axes = parse_axes(request.axes, resolver.keys, resolver.words)
+    for seed in seeds:
+        if request.repeat is not None and seed in axes:
+            raise ConfigError(f"--repeat sets the seeds; give either --repeat or --set {seed}")
+    return axes
 
 
 def _load_variants(request: Request, matrix: Matrix) -> None:
@@ -125,3 +153,52 @@ def _unknown_name(name: str, matrix: Matrix, sizes: Sequence[str]) -> str | None
     known = ", ".join(dict.fromkeys(run.suite for run in runs))
     hint = f"did you mean {near}?" if near else f"name a run, a variant, or one of the suites {known}"
     return f"--only: no run, variant or suite is called {name[:80]!r}: {hint}"
+
+
+def names_tunings(request: Request) -> bool:
+    """Return whether the request names fine-tunings: runs like lora_7B, methods, or all as `finetuning`.
+
+    Raises ConfigError: the request names fine-tunings and other runs.
+    """
+    if request.matrix != MATRIX:
+        return False
+    known = {SUITE, *(word for each in named_tunings().values() for word in (each.name, each.method))}
+    tunings = [name for name in request.only if name in known]
+    others = [name for name in request.only if name not in known]
+    if tunings and others:
+        near = nearest(others[0], known)
+        hint = f"did you mean {near}?" if near else "trainings and fine-tunings are named apart"
+        raise ConfigError(f"--only: {tunings[0]} is a fine-tuning and {others[0][:80]!r} is not: {hint}")
+    return bool(tunings)
+
+
+def chosen_tunings(request: Request, name: str | None = None) -> list[Combination[FinetuneConfig]]:
+    """Return every fine-tuning that the request chooses, in the order of the file and the axes.
+
+    `name`: the only fine-tuning to combine, instead of the request's.
+
+    Raises:
+        ConfigError: a size or an axis is unknown, or seeds are both an axis and repeated. A refused configuration is
+            returned with its reason.
+    """
+    resolver = Resolver(lambda name, given: resolve_tuning(name, request.smoke, given), tuning_keys(), WORDS)
+    axes = _axes(request, resolver, SEEDS)
+    names = _selected(request.only, request.sizes) if name is None else [name]
+    return combined(resolver, names, axes, request.overrides)
+
+
+def _selected(only: Sequence[str], sizes: Sequence[str]) -> list[str]:
+    """Return the names of the fine-tunings of these names and sizes; without sizes, of every size."""
+    runs = named_tunings().values()
+    known = dict.fromkeys(each.size for each in runs)
+    for size in sizes:
+        if size not in known:
+            near = nearest(size, known)
+            hint = f"did you mean {near}?" if near else f"the sizes are {', '.join(known)}"
+            raise ConfigError(f"--sizes: there is no size of fine-tunings called {size[:80]!r}: {hint}")
+    chosen = [each for each in runs if {each.name, each.method, SUITE} & set(only)]
+    left = [each.name for each in chosen if not sizes or each.size in sizes]
+    if not left:
+        there = ", ".join(dict.fromkeys(each.size for each in chosen))
+        raise ConfigError(f"--sizes: no chosen run has the size {' or '.join(sizes)}; available sizes: {there}")
+    return left

@@ -16,18 +16,19 @@ from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 from efficientbench.launchers.processes.launch import received_signals
-from efficientbench.metrics.records.record import RunRecord, load_records
+from efficientbench.metrics.analysis.needed import what_repeats_tell
+from efficientbench.metrics.records.plausible import load_records
+from efficientbench.metrics.records.record import RunRecord
 from efficientbench.running.failures import write_failure
 from efficientbench.sweep.dry_run import print_dry_run
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs, slots
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
 from efficientbench.sweep.scheduler import Scheduler, is_complete
-from efficientbench.sweep.selection import Request
+from efficientbench.sweep.selection import Request, names_tunings
 from efficientbench.sweep.task import Task, take_turns
 from efficientbench.sweep.tasks import build_tasks
 from efficientbench.sweep.tuning_tasks import tuning_tasks
-from efficientbench.sweep.tunings import names_tunings
 
 NEXT_CALL = {
     "failed": "with --retry-failed tries them again",
@@ -75,7 +76,7 @@ def sweep(
     queue = Queue(suite)
     if dry_run:
         states = [_planned_state(task, queue, machine, request, retry_failed) for task in tasks]
-        _print_plan(tasks, states, machine, at_once, request.generate, cluster is not None)
+        _print_plan(tasks, states, machine, at_once, request, cluster is not None)
         return 0
     queue.make()
     if request.repeat is not None:
@@ -113,17 +114,21 @@ def _print_plan(
     states: Sequence[str],
     machine: Machine,
     at_once: int | None,
-    generates: bool,
+    request: Request,
     elsewhere: bool,
 ) -> None:
     """Print the runs with their states and estimates; `elsewhere`: the machine is not this one."""
     records, cores = _records(_suite(tasks)), usable_cores()
     estimates = [None if task.refused else task.estimate(machine, records, cores) for task in tasks]
     most = len(slots(machine, at_once)) // max(task.slots for task in tasks)
-    print_dry_run(tasks, states, estimates, max(1, most))
+    told: list[str] = []
+    if request.repeat is not None:
+        here = [record for record in records if record.device_name == machine.name]
+        told = what_repeats_tell(here, request.repeat, len(tasks) // request.repeat, str(_suite(tasks)))
+    print_dry_run(tasks, states, estimates, max(1, most), told)
     if elsewhere:
         print(f"planned for {number_of(machine.nodes, 'node')} of {len(machine.devices)} × {machine.name}")
-    if generates:
+    if request.generate:
         print("generation with each trained model: time and energy are not estimated")
 
 

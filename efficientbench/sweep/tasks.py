@@ -21,7 +21,8 @@ from efficientbench.running.run import Pretraining, plan_on
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.estimate import Estimate, estimate
 from efficientbench.sweep.machine import Machine, slots_needed
-from efficientbench.sweep.selection import Request, chosen_combinations
+from efficientbench.sweep.one_budget import with_one_budget
+from efficientbench.sweep.selection import Request, chosen_combinations, matched_combinations
 from efficientbench.sweep.task import PlannedFigures, Task, check_some_can_run, repeats
 
 
@@ -109,6 +110,7 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: b
         LaunchError: the trial of a micro-batch failed for another reason than memory.
     """
     chosen = [_with_vocabulary(each) for each in chosen_combinations(request)]
+    chosen = with_one_budget(matched_combinations(chosen, request.matrix))
     combinations = _with_micro_batch(chosen, machine, jobs, dry_run)
     tasks = [task for each in combinations for task in _tasks(request, each, machine, jobs)]
     if request.retry_smaller:

@@ -17,9 +17,8 @@ from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.machine import Machine, slots_needed
-from efficientbench.sweep.selection import Request
+from efficientbench.sweep.selection import Request, chosen_tunings
 from efficientbench.sweep.task import PlannedFigures, Task, check_some_can_run, repeats
-from efficientbench.sweep.tunings import chosen_tunings
 
 _BY_PLAN = "of a fine-tuning: `efficientbench finetune NAME --plan` has memory, traffic and a projected step"
 _ENERGY = "of a fine-tuning is not estimated"

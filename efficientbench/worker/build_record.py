@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from efficientbench.costs.model import count_parameters, flops_per_token
 from efficientbench.devices.base import Device
 from efficientbench.metrics.formulas.definitions import load_imbalance
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
+from efficientbench.metrics.records.earlier_peaks import why_too_low
 from efficientbench.metrics.records.environment import sensor_states
 from efficientbench.metrics.records.facts import NOT_SAID, Quality, RunFacts
 from efficientbench.metrics.records.record import RunRecord
@@ -104,12 +106,16 @@ def build_record(
     scored = quality.validation_documents
     reads = config.training.objective != "rl"
     reading = what_was_read(job, recorder.tokens, batches.source_tokens()) if reads else None
+    names, environment = identity(job, device, facts.devices), run_environment(config, device)
+    if facts.measured_peak_flops is not None:
+        doubt = why_too_low(facts.measured_peak_flops, job.output, names, environment)
+        facts = replace(facts, measured_peak_doubt=doubt)
     summary = summarize(run, facts, quality, recorder.interruptions, reading, spent=spent)
     return RunRecord(
-        **identity(job, device, facts.devices),
+        **names,
         **summary.values,
         status="stopped" if stopped else "completed",
-        started_at=started_at.isoformat(timespec="seconds"),
+        started_at=started_at.isoformat(timespec="milliseconds"),
         duration_s=duration_s,
         unavailable=_reasons(summary.unavailable, reads) | undeclared(config),
         data=recorded_sources(job, batches.duplicates, batches.too_long),
@@ -130,8 +136,7 @@ def build_record(
         rechecks=recorder.rechecks if recorder.rechecks.count else None,
         nondeterministic=not_promised(config, device),
         lost=recorder.lost,
-        environment=run_environment(config, device)
-        | {"versions": device.versions(), "sensors": sensor_states(run.sensors)},
+        environment=environment | {"versions": device.versions(), "sensors": sensor_states(run.sensors)},
     )
 
 

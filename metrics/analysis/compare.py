@@ -7,18 +7,20 @@ run's own spread does not contain that noise. `formulas.ratio` has the tests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.analysis.best_of import Best, best_of
 from efficientbench.metrics.analysis.conditions import CONDITIONS, KERNELS, Difference, changed_keys, differences
-from efficientbench.metrics.analysis.noise import aa_floor, identical_runs, text_noise
+from efficientbench.metrics.analysis.judging import TRAINING, TURNS, Judge
+from efficientbench.metrics.analysis.noise import identical_runs
 from efficientbench.metrics.analysis.quality import Cost, cost_to_loss, lowest_common_loss
 from efficientbench.metrics.analysis.repeats import Group, model_identity
 from efficientbench.metrics.analysis.rollouts import rollout_ratios
-from efficientbench.metrics.formulas.ratio import Estimate, Ratio, Side, corrected, make_ratio
+from efficientbench.metrics.formulas.ratio import Ratio, corrected
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 
 QUALITY = ("validation_loss", "bits_per_byte")
@@ -38,8 +40,10 @@ SAME = {
 class Comparison:
     """Two groups of runs, and how the second differs from the first."""
 
-    first: Group
-    second: Group
+    judge: Judge
+    """What compared the figures, and may compare further ones."""
+    grids: tuple[Best, ...]
+    """The grids from which both groups were chosen; empty where they were given."""
     identical: bool
     """Whether both groups are of the same model: an A/A test, whose differences are all noise."""
     despite: tuple[Difference, ...]
@@ -62,6 +66,14 @@ class Comparison:
     """Why speed alone is compared: a run's losses say nothing about its architecture, or the losses differ by no more
     than noise. None if the losses are compared too."""
 
+    @property
+    def first(self) -> Group:
+        return self.judge.first
+
+    @property
+    def second(self) -> Group:
+        return self.judge.second
+
 
 def compare(
     first: Group,
@@ -69,38 +81,46 @@ def compare(
     despite: Collection[str] = (),
     target_loss: float | None = None,
     neighbours: Sequence[Group] = (),
+    best: Collection[str] = (),
 ) -> Comparison:
     """Compare two groups of runs.
 
     Args:
         first: the runs that ratios are relative to.
         second: the runs compared with them; ratios are second over first.
-        despite: names of conditions that may differ.
+        despite: names of conditions that may differ, or of objections of `judging` that are lifted.
         target_loss: the validation loss up to which costs are counted, nats; None for the lowest that all runs surely
             reached.
         neighbours: further groups of runs; those of identical models make an A/A floor.
+        best: keys of training: of each group, with the neighbours that differ in these alone, the best is compared.
 
     Raises:
         MetricsError: the runs differ in conditions that are not in `despite`, or `despite` has an unknown name.
     """
     found = _differences(first, second, despite)
-    alike = identical_runs(first, second, neighbours)
+    judge = Judge(first, second, identical_runs(first, second, neighbours), despite)
+    grids: tuple[Best, ...] = ()
+    if best:
+        grids = best_of(first, neighbours, best), best_of(second, neighbours, best)
+        first, second = (grid.group for grid in grids)
+        choices = math.prod(len(grid.tried) for grid in grids)
+        judge = Judge(first, second, despite=despite, chosen=best, choices=choices)
     ratios, unavailable = [], {}
     for metric in METRICS:
         why = why_not(metric, [*first.records, *second.records])
         if why is None:
-            ratios.append(ratio_of(metric, first, second, aa_floor(alike, attrgetter(metric))))
+            ratios.append(judge.ratio(metric))
         else:
             unavailable[metric] = why
-    target, costs = _costs(first, second, target_loss, alike, unavailable)
-    rollouts = rollout_ratios(first, second, alike, unavailable)
-    judged = iter(corrected([*ratios, *costs, *rollouts], SAME))
+    target, costs = _costs(judge, target_loss, unavailable)
+    rollouts = rollout_ratios(judge, unavailable)
+    judged = iter(corrected([*ratios, *costs, *rollouts], SAME, judge.order))
     ratios, costs, rollouts = ([next(judged) for _ in part] for part in (ratios, costs, rollouts))
     changed = changed_keys(first.first, second.first)
     model = {key: values for key, values in changed.items() if key.startswith("model.")}
     return Comparison(
-        first=first,
-        second=second,
+        judge=judge,
+        grids=grids,
         identical=model_identity(first.first) == model_identity(second.first),
         despite=tuple(found),
         model_changes=model,
@@ -119,7 +139,7 @@ def _differences(first: Group, second: Group, despite: Collection[str]) -> list[
 
     Raises MetricsError if one of them is not in `despite`, or if `despite` has an unknown name.
     """
-    known = (*CONDITIONS, KERNELS)
+    known = (*CONDITIONS, KERNELS, TRAINING, TURNS)
     unknown = [name for name in despite if name not in known]
     if unknown:
         raise MetricsError(f"{unknown[0]} is no condition of a comparison: they are {', '.join(known)}")
@@ -135,7 +155,7 @@ def _differences(first: Group, second: Group, despite: Collection[str]) -> list[
 
 
 _COVERED = (
-    *("variant", "size", "output", "wandb", "model.", "parallel.", "data.", "training.seed", "training.dtype"),
+    *("variant", "size", "match", "output", "wandb", "model.", "parallel.", "data.", "training.seed", "training.dtype"),
     *("training.seq_len", "training.micro_batch_size", "training.global_batch_size", "training.global_batch_tokens"),
     *("training.tokens", "training.steps", "training.epochs", "training.recompute", "training.optimizer"),
 )
@@ -151,12 +171,6 @@ def why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
     return None if lacking is None else f"{lacking.run}: {lacking.unavailable.get(metric, 'it is not above 0')}"
 
 
-def ratio_of(metric: str, first: Group, second: Group, floor: Estimate | None = None) -> Ratio:
-    """Return the uncorrected ratio of one figure, second over first; `floor` is that of `make_ratio`."""
-    text = text_noise(first.records, second.records) if SAME.get(metric, metric) == "validation_loss" else None
-    return make_ratio(metric, Side.of(first.values(metric)), Side.of(second.values(metric)), floor, text)
-
-
 def _short_of_text(records: Sequence[RunRecord]) -> str | None:
     flagged = next((record for record in records if record.speed_only_reason), None)
     return None if flagged is None else f"{flagged.run}: {flagged.speed_only_reason}"
@@ -169,31 +183,23 @@ def _speed_only(ratios: Sequence[Ratio]) -> str | None:
     return f"the validation losses differ by {abs(loss.second - loss.first):.3g}, no more than noise ({loss.basis})"
 
 
-def _costs(
-    first: Group,
-    second: Group,
-    target_loss: float | None,
-    alike: Sequence[Sequence[RunRecord]],
-    unavailable: dict[str, str],
-) -> tuple[float | None, list[Ratio]]:
+def _costs(judge: Judge, target_loss: float | None, unavailable: dict[str, str]) -> tuple[float | None, list[Ratio]]:
     """Return the target loss and the ratios of the costs to reach it; add the reason for each gap to `unavailable`."""
+    records = [*judge.first.records, *judge.second.records]
     target = target_loss
     try:
         if target is None:
-            target = lowest_common_loss([*first.records, *second.records], end=1)
-        costs = [[cost_to_loss(record, target) for record in group.records] for group in (first, second)]
+            target = lowest_common_loss(records, end=1)
+        costs = [cost_to_loss(record, target) for record in records]
     except MetricsError as error:
         unavailable["cost"] = str(error)
         return target_loss, []
     found = []
     for name, read in COSTS.items():
-        values = [[read(cost) for cost in side] for side in costs]
-        given = [[value for value in side if value is not None] for side in values]
-        if given != values:
+        if any(read(cost) is None for cost in costs):
             unavailable[name] = unavailable.get("energy_j_per_token", "not measured")
-            continue
-        floor = aa_floor(alike, partial(_cost, target=target, read=read))
-        found.append(make_ratio(name, Side.of(given[0]), Side.of(given[1]), floor))
+        else:
+            found.append(judge.ratio(name, partial(_cost, target=target, read=read)))
     return target, found
 
 

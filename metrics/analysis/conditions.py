@@ -144,7 +144,7 @@ NOT_RECORDED = "not recorded"
 
 CONDITIONS: dict[str, Callable[[RunRecord], str]] = {
     "device": _device,
-    "dtype": lambda record: record.dtype,
+    "dtype": lambda record: record.dtype or NOT_RECORDED,
     "tokens": _tokens,
     "sequence": lambda record: str(record.seq_len),
     "data": _data,

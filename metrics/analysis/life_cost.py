@@ -1,5 +1,7 @@
 """The cost of a life: training a model and serving it, and from how many served tokens one model overtakes another.
 
+Training is that of `analysis.stages`: all attempts of all runs whose weights a model descends from.
+
 A served token is a new token of a static batch in the engine that the records of generation name. It carries its share
 of the prompt: a request of P prompt tokens and n new ones takes one prefill and n - 1 decoding steps.
 """
@@ -8,121 +10,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from efficientbench.basics.errors import MetricsError
-from efficientbench.metrics.analysis.generation import (
-    Combination,
-    Generating,
-    combination_of,
-    common_combinations,
-    text_of,
-)
+from efficientbench.metrics.analysis.compare import Comparison
+from efficientbench.metrics.analysis.generation import Combination, combination_of, common_combinations, text_of
+from efficientbench.metrics.analysis.judging import NOT_IN_TURNS, TURNS
+from efficientbench.metrics.analysis.overtaking import Amount, Life
+from efficientbench.metrics.analysis.quality import cost_to_loss
 from efficientbench.metrics.analysis.repeats import Group
-from efficientbench.metrics.formulas.definitions import standard_deviation
-from efficientbench.metrics.formulas.ratio import Estimate
-from efficientbench.metrics.formulas.student import t_quantile_95
+from efficientbench.metrics.analysis.stages import device_hours, training_device_hours, training_energy_j
+from efficientbench.metrics.formulas.ratio import MIN_REPEATS
 from efficientbench.metrics.records.generation.generation import GenerationRecord, GenerationRow
 from efficientbench.metrics.records.record import RunRecord
 
-
-@dataclass(frozen=True)
-class Amount:
-    """A cost, with its noise where that is known."""
-
-    value: float
-    noise: Estimate | None = None
-    """The cost's variance; None if not known."""
-
-    def __add__(self, other: Amount) -> Amount:
-        noise = None if self.noise is None or other.noise is None else self.noise + other.noise
-        return Amount(self.value + other.value, noise)
-
-    def times(self, factor: float) -> Amount:
-        """Return the cost times a factor."""
-        noise = self.noise and Estimate(self.noise.variance * factor**2, self.noise.degrees)
-        return Amount(self.value * factor, noise)
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval by Student's t; None if the noise is not known."""
-        if self.noise is None:
-            return None
-        return self.value - self.noise.margin, self.value + self.noise.margin
-
-    @classmethod
-    def mean(cls, values: Sequence[float]) -> Amount:
-        """Return the mean of independent values, with their noise where there are two or more."""
-        deviation = standard_deviation(values)
-        noise = None if deviation is None else Estimate(deviation**2 / len(values), len(values) - 1)
-        return cls(math.fsum(values) / len(values), noise)
-
-
-@dataclass(frozen=True)
-class Life:
-    """The costs of one model, in one unit."""
-
-    training: Amount
-    token: Amount
-    """Cost of one served token."""
-
-    def times(self, factor: float) -> Life:
-        """Return the costs in another unit, `factor` of which make one of this unit."""
-        return Life(self.training.times(factor), self.token.times(factor))
-
-    def after(self, served_tokens: float) -> Amount:
-        """Return the cost of training and of that many served tokens."""
-        return self.training + self.token.times(served_tokens)
-
-
-@dataclass(frozen=True)
-class Overtaking:
-    """Where the costs of two lives meet."""
-
-    tokens: float | None
-    """Served tokens from which the other model costs less; None if one always costs less, or both cost the same."""
-    low: float | None
-    """Lower end of the tokens' 95 % interval; None, like `high`, if that is not known or `tokens` is None."""
-    high: float | None
-    """Upper end; infinite where the difference in serving is within its noise."""
-    before: int | None
-    """The model, 0 or 1, that costs less with fewer served tokens; None if both cost the same."""
-
-
-def overtaking(first: Life, second: Life) -> Overtaking:
-    """Return from how many served tokens the model that costs more to train costs less in all.
-
-    The number is the difference in training over the difference in one served token. Its interval is Fieller's (1954):
-    all quotients that the noise of both differences allows. It has no upper end where serving may cost the same.
-    """
-    dearer = _difference(second.training, first.training)
-    saved = _difference(first.token, second.token)
-    if dearer.value == 0 or saved.value == 0 or dearer.value * saved.value < 0:
-        least = [dearer.value, -saved.value]
-        decided = next((value for value in least if value), None)
-        return Overtaking(None, None, None, None if decided is None else 0 if decided > 0 else 1)
-    before = 0 if dearer.value > 0 else 1
-    tokens = dearer.value / saved.value
-    if dearer.noise is None or saved.noise is None:
-        return Overtaking(tokens, None, None, before)
-    # Fieller's t · standard error is the margin here, since each difference has its own degrees of freedom.
-    a, b = dearer.value**2 - dearer.noise.margin**2, saved.value**2 - saved.noise.margin**2
-    middle = dearer.value * saved.value
-    root = math.sqrt(max(middle**2 - a * b, 0.0))
-    if b <= 0:
-        low = a / (middle + root) if a > 0 else 0.0
-        return Overtaking(tokens, low, math.inf, before)
-    return Overtaking(tokens, max((middle - root) / b, 0.0), (middle + root) / b, before)
-
-
-def _difference(one: Amount, other: Amount) -> Amount:
-    return one + other.times(-1)
-
-
 Unit = Literal["J", "device hours"]
-MANY = 10_000
-"""Degrees of freedom for an interval over an unknown number of values: Student's quantile is about the normal one."""
+UNITS: tuple[Unit, Unit] = ("J", "device hours")
+_JUDGED: dict[Unit, str] = {"J": "energy_j_per_token", "device hours": "al_s"}
+"""Unit → the figure of training whose objection and cautions hold for its costs too."""
+NOISE_UNKNOWN = f"it takes {MIN_REPEATS} repeats of both trainings and of both measurements to know the noise"
+ONE_BEFORE = "of each earlier stage there is one run, which shows no noise"
+
+
+@dataclass(frozen=True)
+class Model:
+    """One side of a comparison of lives."""
+
+    group: Group
+    """The repeats of its last training."""
+    made: Sequence[GenerationRecord]
+    earlier: Sequence[RunRecord] = ()
+    """The runs that its weights come from before that, from `earlier_stages`."""
 
 
 @dataclass(frozen=True)
@@ -131,104 +51,210 @@ class Lives:
 
     combination: Combination
     costs: dict[Unit, tuple[Life, Life]]
-    missing: dict[Unit, str]
-    """Unit in which the costs are not known → the reason."""
+    missing: dict[str, str]
+    """What is not known, like a unit → the reason."""
+    training_hours: tuple[Amount, Amount] | None = None
+    """Device hours of the training steps alone, whose energy J are; None where they are not known."""
+    at_loss: dict[Unit, tuple[Life, Life]] = field(default_factory=dict)
+    """The costs without the steps after the loss that all runs reached; without a unit where that is not known."""
+    untold: dict[Unit, str] = field(default_factory=dict)
+    """Unit → why its costs have no verdict, whatever their intervals are."""
+    carried: dict[Unit, str] = field(default_factory=dict)
+    """Unit → what must be known of one side beside a verdict; empty for nothing."""
+    differences: int = 2
+    """How many differences a unit has, at all combinations together."""
 
 
-def compare_lives(sides: Sequence[Generating], despite: Collection[str] = ()) -> list[Lives]:
+@dataclass(frozen=True)
+class Losses:
+    """What both models learned for their costs."""
+
+    values: tuple[Amount, Amount] | None
+    """Validation losses, nats; None where `why` has the reason."""
+    target: float | None
+    """The loss up to which costs are counted too, nats; None where `why_not_equal` has the reason."""
+    why: str = ""
+    why_not_equal: str = ""
+
+
+def losses_of(comparison: Comparison) -> Losses:
+    """Return the losses of the compared runs, and the one up to which their costs are compared."""
+    why = comparison.unavailable.get("validation_loss", "")
+    texts = {record.validation_text for side in (comparison.first, comparison.second) for record in side.records}
+    if not why and len(texts - {None}) > 1:
+        why = "they are of different texts"
+    if why:
+        return Losses(None, None, why, why)
+    first, second = (Amount.mean(side.values("validation_loss")) for side in (comparison.first, comparison.second))
+    objection = next((ratio.objection for ratio in comparison.costs if ratio.metric == "tokens_to_loss"), None)
+    why = objection.why if objection else comparison.unavailable.get("cost", "")
+    if comparison.first.first.reinforcement or comparison.second.first.reinforcement:
+        why = "reinforcement learning learns rewards, and no such loss"
+    return Losses((first, second), None if why else comparison.target_loss, why_not_equal=why)
+
+
+def compare_lives(
+    comparison: Comparison, models: tuple[Model, Model], target: float | None = None, despite: Collection[str] = ()
+) -> list[Lives]:
     """Return the costs of two models at every combination measured for both.
 
-    Arguments and errors are those of `common_combinations`.
+    Args:
+        comparison: the comparison of their trainings.
+        models: the two models.
+        target: the loss up to which costs are counted too, nats, from `losses_of`.
+        despite: as for `common_combinations`.
+
+    Raises MetricsError as `common_combinations` does.
     """
-    return [_lives(sides, combination) for combination in common_combinations(sides, despite)]
+    combinations = common_combinations([(model.group, model.made) for model in models], despite)
+    ratios = {ratio.metric: ratio for ratio in comparison.ratios}
+    judged = {unit: ratios[metric] for unit, metric in _JUDGED.items() if metric in ratios}
+    objections = {unit: ratio.objection.why for unit, ratio in judged.items() if ratio.objection}
+    carried: dict[Unit, str] = {unit: ratio.carried for unit, ratio in judged.items() if ratio.carried}
+    few = min(len(each) for model in models for each in (model.group.records, model.made)) < MIN_REPEATS
+    in_turns = comparison.judge.took_turns or TURNS in despite
+    why = NOISE_UNKNOWN if few else ONE_BEFORE if _apart(models) else "" if in_turns else NOT_IN_TURNS
+    untold = {unit: text for unit in UNITS if (text := objections.get(unit, why))}
+    found = [_lives(models, combination, target) for combination in combinations]
+    return [replace(each, untold=untold, carried=carried, differences=1 + len(combinations)) for each in found]
 
 
-def _lives(sides: Sequence[Generating], combination: Combination) -> Lives:
+def _apart(models: tuple[Model, Model]) -> bool:
+    """Return whether the models come from different earlier runs, of which each is a single one."""
+    one, other = ([(each.run, each.started_at) for each in model.earlier] for model in models)
+    return one != other
+
+
+def _lives(models: tuple[Model, Model], combination: Combination, target: float | None) -> Lives:
     costs: dict[Unit, tuple[Life, Life]] = {}
-    missing: dict[Unit, str] = {}
-    ways: tuple[tuple[Unit, Callable[[Group, Sequence[GenerationRecord], Combination], Life]], ...]
-    ways = (("J", _energy), ("device hours", _hours))
-    for unit, cost in ways:
+    at_loss: dict[Unit, tuple[Life, Life]] = {}
+    missing: dict[str, str] = {}
+    for unit, way in _WAYS.items():
         try:
-            first, second = (cost(group, made, combination) for group, made in sides)
-            costs[unit] = first, second
+            first, second = (
+                Life(_training(model, way.training), _serving(model, way.serving, combination)) for model in models
+            )
+            way.check(models, combination)
         except MetricsError as error:
             missing[unit] = str(error)
-    if "J" in costs:
-        scopes = list(dict.fromkeys(group.first.energy_scope for group, _ in sides))
-        if len(scopes) > 1:
-            del costs["J"]
-            missing["J"] = f"energy is of different parts of the machine: {' against '.join(map(str, scopes))}"
-    devices = list(dict.fromkeys(group.first.device_name for group, _ in sides))
-    if "device hours" in costs and len(devices) > 1:
-        del costs["device hours"]
-        missing["device hours"] = _unlike_hours(devices)
-    return Lives(combination, costs, missing)
+            continue
+        costs[unit] = first, second
+        if target is None:
+            continue
+        try:
+            less = [_training(model, way.training, partial(way.to_loss, target=target)) for model in models]
+            at_loss[unit] = Life(less[0], first.token), Life(less[1], second.token)
+        except MetricsError as error:
+            missing[f"{unit} at equal loss"] = str(error)
+    hours = None
+    try:
+        hours = _training(models[0], training_device_hours), _training(models[1], training_device_hours)
+    except MetricsError as error:
+        missing["training hours"] = str(error)
+    return Lives(combination, costs, missing, hours, at_loss)
 
 
-def _energy(group: Group, made: Sequence[GenerationRecord], combination: Combination) -> Life:
-    """Return the costs of one model in joules."""
-    rows = _rows(made, combination)
-    doubts = [each.energy_doubt for each in group.records]
-    doubts += [phase.energy_doubt for row in rows for phase in row.phases.values()]
-    doubt = next(filter(None, doubts), None)
-    if doubt is not None:
-        raise MetricsError(f"{group.name}: {doubt}")
-    scope = group.first.energy_scope
-    other = next((row for row in rows if row.value("decode_energy_scope") != scope), None)
-    per_token = [_joules(row) for row in rows]
-    training = [_known(record, "energy_j_per_token") * _known(record, "tokens_trained") for record in group.records]
-    if other is not None:
-        raise MetricsError(
-            f"{group.name}: training has the energy of {scope}, generation that of {other.value('decode_energy_scope')}"
-        )
-    return Life(Amount.mean(training), Amount.mean(per_token))
+def _training(
+    model: Model, whole: Callable[[RunRecord], float], last: Callable[[RunRecord], float] | None = None
+) -> Amount:
+    """Return the cost of all runs that a model took; `last`: that of its last run, None for the whole of it.
 
-
-def _joules(row: GenerationRow) -> float:
-    prefill, decode = (_figure(row, f"{phase}_energy_j_per_token") for phase in ("prefill", "decode"))
-    return (prefill * row.prompt_tokens + decode * (row.max_new_tokens - 1)) / row.max_new_tokens
-
-
-def _hours(group: Group, made: Sequence[GenerationRecord], combination: Combination) -> Life:
-    """Return the costs of one model in device hours.
-
-    The noise of a single run is that of its steps; the noise of a single measurement is that of its requests. Neither
-    contains the noise between runs.
+    The runs of earlier stages are single ones, which all repeats of the last one share.
     """
-    names = dict.fromkeys((*(each.device_name for each in group.records), *(each.device_name for each in made)))
-    if len(names) > 1:
-        raise MetricsError(f"{group.name}: {_unlike_hours(names)}")
-    hours = [
-        _known(record, "tokens_trained") / _known(record, "tokens_per_s") * record.devices / 3600
-        for record in group.records
-    ]
-    training = Amount.mean(hours)
-    first = group.first
-    if len(hours) == 1 and first.al_s and first.al_s_ci_low is not None and first.al_s_ci_high is not None:
-        margin = (first.al_s_ci_high - first.al_s_ci_low) / 2 / first.al_s * hours[0]
-        training = Amount(hours[0], Estimate((margin / t_quantile_95(MANY)) ** 2, MANY))
-    rows = _rows(made, combination)
-    requests = [_request(row).times(record.devices / 3600) for row, record in zip(rows, made, strict=True)]
-    request = requests[0] if len(requests) == 1 else Amount.mean([each.value for each in requests])
-    return Life(training, request.times(1 / (combination[1] * combination[2])))
+    before = math.fsum(whole(record) for record in model.earlier)
+    return Amount.mean([before + (last or whole)(record) for record in model.group.records])
+
+
+def _serving(model: Model, request: Callable[[GenerationRow, int], float], combination: Combination) -> Amount:
+    """Return the cost of one served token."""
+    _, batch, new = combination
+    rows = _rows(model.made, combination)
+    return Amount.mean([request(row, made.devices) / batch / new for row, made in zip(rows, model.made, strict=True)])
+
+
+def _energy_to_loss_j(record: RunRecord, target: float) -> float:
+    spent_j = cost_to_loss(record, target).energy_j
+    if spent_j is None:
+        raise MetricsError(f"{record.run}: the energy until that loss is not known")
+    return spent_j
+
+
+def _hours_to_loss(record: RunRecord, target: float) -> float:
+    """Return a run's device hours without those of the training steps after a loss."""
+    to_loss = cost_to_loss(record, target).time_s * record.devices / 3600
+    return device_hours(record) - max(training_device_hours(record) - to_loss, 0.0)
+
+
+def _batch_j(row: GenerationRow, devices: int) -> float:
+    """Return the joules of one batch of requests: a prefill, then the decoding steps."""
+    del devices  # the energy is that of all of them
+    prefill, decode = (_figure(row, f"{phase}_energy_j_per_token") for phase in ("prefill", "decode"))
+    return (prefill * row.prompt_tokens + decode * (row.max_new_tokens - 1)) * row.batch
+
+
+def _batch_hours(row: GenerationRow, devices: int) -> float:
+    """Return the device hours of one batch of requests."""
+    time_s = _figure(row, "prefill_time_s") + _figure(row, "decode_time_s") * (row.max_new_tokens - 1)
+    return time_s * devices / 3600
+
+
+def _check_energy(models: tuple[Model, Model], combination: Combination) -> None:
+    """Raise MetricsError where an energy is in doubt, or of another part of the machine than the others."""
+    scopes: dict[str | None, None] = {}
+    for model in models:
+        records = [*model.earlier, *model.group.records]
+        rows = _rows(model.made, combination)
+        doubts = [each.energy_doubt for each in records]
+        doubts += [phase.energy_doubt for row in rows for phase in row.phases.values()]
+        if doubt := next(filter(None, doubts), None):
+            raise MetricsError(f"{model.group.name}: {doubt}")
+        trained = dict.fromkeys(record.energy_scope for record in records)
+        made = dict.fromkeys(row.value("decode_energy_scope") for row in rows if row.value("decode_energy_scope"))
+        if made and made != trained:
+            raise MetricsError(
+                f"{model.group.name}: training has the energy of {_listed(trained)}, generation that of {_listed(made)}"
+            )
+        scopes |= trained
+    if len(scopes) > 1:
+        raise MetricsError(f"energy is of different parts of the machine: {' against '.join(map(str, scopes))}")
+
+
+def _check_devices(models: tuple[Model, Model], combination: Combination) -> None:
+    """Raise MetricsError where devices differ, of which each has its price."""
+    del combination  # a model is measured on one kind of device
+    both: dict[str, None] = {}
+    for model in models:
+        trained = [each.device_name for each in (*model.earlier, *model.group.records)]
+        names = dict.fromkeys((*trained, *(each.device_name for each in model.made)))
+        if len(names) > 1:
+            raise MetricsError(f"{model.group.name}: {_unlike_hours(names)}")
+        both |= names
+    if len(both) > 1:
+        raise MetricsError(_unlike_hours(both))
+
+
+def _listed(scopes: Iterable[str | None]) -> str:
+    return " and ".join(map(str, scopes))
 
 
 def _unlike_hours(devices: Iterable[str]) -> str:
     return f"hours of different devices have different prices: {' and '.join(devices)}"
 
 
-def _request(row: GenerationRow) -> Amount:
-    """Return the seconds of one batch of requests: a prefill, then the decoding steps."""
-    return _phase(row, "prefill") + _phase(row, "decode").times(row.max_new_tokens - 1)
+@dataclass(frozen=True)
+class _Way:
+    """How a life is counted in one unit."""
+
+    check: Callable[[tuple[Model, Model], Combination], None]
+    training: Callable[[RunRecord], float]
+    to_loss: Callable[..., float]
+    serving: Callable[[GenerationRow, int], float]
 
 
-def _phase(row: GenerationRow, name: str) -> Amount:
-    mean, low, high = (row.value(f"{name}_time_s{end}") for end in ("", "_ci_low", "_ci_high"))
-    repeats = row.value(f"{name}_repeats")
-    if mean is None or low is None or high is None or repeats < 2:
-        return Amount(_figure(row, f"{name}_time_s"))
-    return Amount(mean, Estimate(((high - low) / 2 / t_quantile_95(repeats - 1)) ** 2, repeats - 1))
+_WAYS: dict[Unit, _Way] = {
+    "J": _Way(_check_energy, training_energy_j, _energy_to_loss_j, _batch_j),
+    "device hours": _Way(_check_devices, device_hours, _hours_to_loss, _batch_hours),
+}
 
 
 def _rows(made: Sequence[GenerationRecord], combination: Combination) -> list[GenerationRow]:
@@ -247,11 +273,4 @@ def _figure(row: GenerationRow, name: str) -> float:
     value = row.value(name)
     if value is None:
         raise MetricsError(f"{name}: {row.why(name)}")
-    return float(value)
-
-
-def _known(record: RunRecord, name: str) -> float:
-    value = getattr(record, name)
-    if not value:
-        raise MetricsError(f"{record.run}: {name}: {record.unavailable.get(name, 'it is 0')}")
     return float(value)

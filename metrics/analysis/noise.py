@@ -97,8 +97,10 @@ def aa_floor(sets: Sequence[Sequence[RunRecord]], read: Callable[[RunRecord], fl
     """
     squares, degrees = 0.0, 0
     for records in sets:
-        logs = [math.log(value) for record in records if (value := read(record) or 0) > 0]
-        if len(logs) >= MIN_REPEATS:
+        values = [value for record in records if (value := read(record) or 0) > 0]
+        logs = [math.log(value) for value in values]
+        # A spread of exactly 0 is no noise, but of counts, such as bytes.
+        if len(logs) >= MIN_REPEATS and (len(set(values)) > 1 or isinstance(values[0], int)):
             squares += (standard_deviation(logs) or 0.0) ** 2 * (len(logs) - 1)
             degrees += len(logs) - 1
     return Estimate(squares / degrees, degrees) if degrees else None

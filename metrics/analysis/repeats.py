@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,25 @@ from efficientbench.metrics.formulas.definitions import standard_deviation, stan
 from efficientbench.metrics.formulas.device_use import MeterUse
 from efficientbench.metrics.formulas.student import mean_confidence_interval
 from efficientbench.metrics.records.figures import Metrics
-from efficientbench.metrics.records.record import FIGURES, RECORD_NAME, RunRecord, load_records, read_record
+from efficientbench.metrics.records.plausible import load_records, read_plausible
+from efficientbench.metrics.records.record import FIGURES, RECORD_NAME, RunRecord
 from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, QualityPoint, Rechecks, Reinforcement
 from efficientbench.metrics.records.stored import SKIPPED_FOLDERS
 
 _NAMES = ("variant", "size", "label")
-_SAME = ("output", "data.cache", "cache", "wandb", "training.global_batch_tokens", "measurement.meters")
-"""Keys of folders, of W&B, of the batch in another unit, and of meters: they change no figure of the table."""
-_SEEDS = ("training.seed", "curriculum.seed")
+_SAME = (
+    "output",
+    "data.cache",
+    "cache",
+    "wandb",
+    "training.global_batch_tokens",
+    "measurement.meters",
+    "own_loop.measured_peak_flops",
+    *("match", "match_to", "match_left"),
+)
+"""Keys of folders, of W&B, of the batch in another unit, of meters, of a measurement, and of the run that the model's
+size was solved for: none changes the training."""
+_SEEDS = ("training.seed", "data.seed", "curriculum.seed", "own_loop.seed")
 _BEFORE = {"training.optimizer": "adamw", "evaluation.core_every": 0, "evaluation.core_limit": 100}
 """Key → what runs did before the key existed."""
 _BEFORE_WITH_EXPERTS = {"model.moe.auxiliary_over": "micro_batch"}
@@ -36,7 +48,8 @@ class Spread:
 
     mean: float
     low: float | None
-    """Lower end of the mean's 95 % confidence interval, Student's, as runs are independent; None for a single run."""
+    """Lower end of the mean's 95 % confidence interval, Student's, as runs are independent; None for a single run, and
+    where a measured figure is equal in all runs: a spread of exactly 0 is no noise."""
     high: float | None
     """Upper end of the same interval."""
     std: float | None
@@ -48,6 +61,8 @@ class Group:
     """Runs of one configuration that differ in nothing but their seed."""
 
     records: tuple[RunRecord, ...]
+    left_out: tuple[str, ...] = ()
+    """A sentence for each record that another one stands for."""
 
     @property
     def first(self) -> RunRecord:
@@ -63,30 +78,63 @@ class Group:
         values = [getattr(record, metric) for record in self.records]
         return [] if any(value is None for value in values) else [float(value) for value in values]
 
+    def is_counted(self, metric: str) -> bool:
+        """Return whether the figure is a whole number, such as bytes, which runs may share to the last digit."""
+        return isinstance(getattr(self.first, metric), int)
+
     def spread(self, metric: str) -> Spread | None:
         """Return a figure's mean and spread over the repeats; None where a run lacks it."""
         values = self.values(metric)
         if not values:
             return None
         low, high = mean_confidence_interval(values) or (None, None)
+        if len(set(values)) == 1 and not self.is_counted(metric):
+            low = high = None
         return Spread(math.fsum(values) / len(values), low, high, standard_deviation(values))
 
 
 def group_repeats(records: Iterable[RunRecord]) -> list[Group]:
     """Return the records in groups of repeats, each by ascending seed; groups stay in the order of the records.
 
-    Repeats share data, devices, kernels, status and the configuration, except for seeds and folders.
+    Repeats share data, devices, kernels, status and the configuration, except for seeds and folders. A group has each
+    seed's latest record, since running a seed again adds no noise between seeds, and no copies.
     """
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
         groups.setdefault(_identity(record, without=(*_SAME, *_SEEDS)), []).append(record)
-    return [Group(_one_of_each_seed(group)) for group in groups.values()]
+    return [_group(group) for group in groups.values()]
 
 
-def _one_of_each_seed(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
-    """Return each seed's latest record, by ascending seed: running a seed again adds no noise between seeds."""
-    latest = {record.seed: record for record in sorted(records, key=lambda record: record.started_at)}
-    return tuple(latest[seed] for seed in sorted(latest))
+def _group(records: Sequence[RunRecord]) -> Group:
+    latest: dict[tuple[int, int], RunRecord] = {}
+    left_out = []
+    for record in sorted(records, key=lambda record: record.started_at):
+        # Earlier records have no seed of the order, which was that of the weights.
+        seeds = record.seed, record.seed if record.data_seed is None else record.data_seed
+        if (other := latest.get(seeds)) is not None:
+            again = "is there twice" if other.started_at == record.started_at else f"ran again at {record.started_at}"
+            left_out.append(f"{_told(other)} {again}: the latest of a seed stands for it")
+        latest[seeds] = record
+    found: list[RunRecord] = []
+    for _, record in sorted(latest.items()):
+        why, original = next(((why, each) for each in found if (why := _same_run(each, record))), ("", record))
+        if why:
+            left_out.append(f"{_told(record)} is a copy of seed {original.seed}, which stands for it: the same {why}")
+        else:
+            found.append(record)
+    return Group(tuple(found), tuple(left_out))
+
+
+def _told(record: RunRecord) -> str:
+    return f"{record.run}, seed {record.seed}, of {record.started_at}"
+
+
+def _same_run(one: RunRecord, other: RunRecord) -> str:
+    """Return what two records share that no two runs do, whatever their seeds; empty where they are of two runs."""
+    if datetime.fromisoformat(one.started_at) == datetime.fromisoformat(other.started_at):
+        return "start"
+    times_s = one.step_time_percentiles_s
+    return "step times" if times_s is not None and times_s == other.step_time_percentiles_s else ""
 
 
 def load_group(folder: Path) -> Group:
@@ -110,13 +158,15 @@ def load_group(folder: Path) -> Group:
     return groups[0]
 
 
-def model_identity(record: RunRecord) -> str:
+def model_identity(record: RunRecord, without: Collection[str] = ()) -> str:
     """Return a text that is the same for runs of one model, trained the same way, whatever their names and seeds.
+
+    They may differ in the keys of `without`, too.
 
     Such runs share the configuration, and also parameters, FLOPs and kernels: a configuration alone does not show that
     two runs built and computed the same.
     """
-    return _identity(record, without=(*_SAME, *_SEEDS, *_NAMES))
+    return _identity(record, without=(*_SAME, *_SEEDS, *_NAMES, *without))
 
 
 def _identity(record: RunRecord, without: Sequence[str]) -> str:
@@ -168,7 +218,7 @@ def load_neighbours(*folders: Path) -> list[Group]:
         for file in (path / RECORD_NAME, *sorted(path.glob(f"*/{RECORD_NAME}"))):
             if file.is_file() and file.parent.name not in SKIPPED_FOLDERS:
                 with suppress(MetricsError):
-                    records.append(read_record(file))
+                    records.append(read_plausible(file))
     return group_repeats(records)
 
 
@@ -183,7 +233,8 @@ def combine(group: Group) -> RunRecord:
     if len(records) == 1:
         return group.first
     values: dict[str, Any] = {}
-    unavailable: dict[str, str] = {}
+    # Facts that repeats share are absent for one reason.
+    unavailable = {name: why for name, why in group.first.unavailable.items() if name not in Metrics.model_fields}
     deviations: dict[str, float] = {}
     for name in Metrics.model_fields:
         over_repeats = FIGURES[name].over_repeats
@@ -198,12 +249,14 @@ def combine(group: Group) -> RunRecord:
             deviations[name] = standard_deviation(given) or 0.0
     for name in _INTERVALS:
         spread = group.spread(name)
-        if spread is not None and spread.low is not None:
-            ends = {f"{name}_ci_low": spread.low, f"{name}_ci_high": spread.high}
-            values |= ends
-            for end in ends:
-                deviations.pop(end, None)
-                unavailable.pop(end, None)
+        if spread is None:
+            continue
+        for end, value in ((f"{name}_ci_low", spread.low), (f"{name}_ci_high", spread.high)):
+            values[end] = value
+            deviations.pop(end, None)
+            unavailable.pop(end, None)
+            if value is None:
+                unavailable[end] = "the runs are equal to the last bit, which is no noise"
     if values["validation_loss"] is not None:
         values["validation_loss_se"] = standard_error(group.values("validation_loss"))
         values["validation_loss_se_values"] = len(records)

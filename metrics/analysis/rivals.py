@@ -1,22 +1,22 @@
 """Find which of a report's alternative rows is best in a figure, and which rows noise does not set apart from it.
 
-The best row is chosen after the fact, so that every pair of rows and every figure counts as a comparison (Bonferroni):
-where all models are alike, a report claims no difference at all in 95 % of sets. That is stricter than `compare`, which
-knows beforehand which two rows to compare.
+The best row is chosen after the fact, so that every pair of rows counts as a comparison (Bonferroni); each is judged as
+`compare` does. The spreads of three rows or more are pooled, which makes up for the number of pairs: where all models
+are alike, a report claims no difference at all in 95 % of sets.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from dataclasses import dataclass, field
 
-from efficientbench.metrics.analysis.compare import ratio_of, why_not
+from efficientbench.metrics.analysis.compare import SAME, why_not
 from efficientbench.metrics.analysis.conditions import Difference
-from efficientbench.metrics.analysis.noise import IdenticalRuns, aa_floor
+from efficientbench.metrics.analysis.judging import Judge, doubt
+from efficientbench.metrics.analysis.noise import IdenticalRuns
 from efficientbench.metrics.analysis.repeats import Group
-from efficientbench.metrics.formulas.ratio import Ratio
+from efficientbench.metrics.formulas.ratio import Objection, Ratio, corrected
 from efficientbench.metrics.records.record import FIGURES
 
 QUESTIONS = ("energy_j_per_token", "tokens_per_s", "amu_gb", "validation_loss")
@@ -34,12 +34,12 @@ class Standing:
     """Rows that are worse by more than noise → the ratio, best over row."""
     level: tuple[int, ...] = ()
     """Rows that differ from the best by no more than noise."""
-    open: tuple[int, ...] = ()
-    """Rows without a verdict: too few runs to estimate the noise."""
+    open: dict[int, Objection | None] = field(default_factory=dict)
+    """Rows without a verdict → the objection to one; None: too few runs to estimate the noise."""
     apart: dict[int, tuple[Difference, ...]] = field(default_factory=dict)
     """Rows that are not compared with the best → the conditions in which they differ from it."""
     unavailable: dict[int, str] = field(default_factory=dict)
-    """Rows without the figure → the reason."""
+    """Rows without the figure, or whose figure takes no part → the reason."""
 
 
 class Rivals:
@@ -50,9 +50,8 @@ class Rivals:
         self.groups = tuple(groups)
         self._identical = identical
         self._standings: dict[str, Standing] = {}
-        asked = sum(any(mean_of(group, metric) for group in self.groups) for metric in QUESTIONS)
-        self.comparisons = max(asked, 1) * max(len(self.groups) * (len(self.groups) - 1) // 2, 1)
-        """Number of comparisons: pairs of rows, times the figures that any row has."""
+        self._ratios: dict[tuple[int, int], dict[str, Ratio]] = {}
+        self.pairs = max(len(self.groups) * (len(self.groups) - 1) // 2, 1)
 
     def differences(self, first: int, second: int) -> tuple[Difference, ...]:
         """Return the conditions that two rows do not share; rows with such conditions are not compared."""
@@ -63,13 +62,17 @@ class Rivals:
 
         Return None where a row lacks the figure, or where the rows' conditions differ.
         """
+        if (first, second) not in self._ratios:
+            self._ratios[first, second] = {} if self.differences(first, second) else self._judged(first, second)
+        return self._ratios[first, second].get(metric)
+
+    def _judged(self, first: int, second: int) -> dict[str, Ratio]:
+        """Return the ratios of all figures that two rows have."""
         one, other = self.groups[first], self.groups[second]
-        if self.differences(first, second) or self.why_not(metric, first, second) is not None:
-            return None
-        floor = aa_floor(self._identical.beside(one, other), attrgetter(metric))
-        ratio = ratio_of(metric, one, other, floor)
-        p_value = None if ratio.p_value is None else min(1.0, ratio.p_value * self.comparisons)
-        return replace(ratio, p_value=p_value)
+        line = [group for place, group in enumerate(self.groups) if not self.differences(first, place)]
+        judge = Judge(one, other, self._identical.beside(one, other), names=(one.name, other.name), line=line)
+        ratios = [judge.ratio(metric) for metric in QUESTIONS if self.why_not(metric, first, second) is None]
+        return {ratio.metric: ratio for ratio in corrected(ratios, SAME, judge.order, self.pairs)}
 
     def why_not(self, metric: str, first: int, second: int) -> str | None:
         """Return why a figure of two rows has no ratio; None where it has one."""
@@ -84,14 +87,14 @@ class Rivals:
     def _compare(self, metric: str) -> Standing:
         means = {place: mean_of(group, metric) for place, group in enumerate(self.groups)}
         values = {place: mean for place, mean in means.items() if mean is not None}
-        reasons = {place: why_not(metric, self.groups[place].records) or "" for place in means if place not in values}
+        reasons = {place: _why_out(metric, self.groups[place]) or "" for place in means if place not in values}
         if not values:
             return Standing(metric, None, unavailable=reasons)
         sign = -1 if FIGURES[metric].better == "higher" else 1
         best = min(values, key=lambda place: sign * values[place])
         worse: dict[int, Ratio] = {}
         apart: dict[int, tuple[Difference, ...]] = {}
-        level, unsure = [], []
+        level, unsure = [], dict[int, Objection | None]()
         for place in values:
             if place == best:
                 continue
@@ -99,20 +102,24 @@ class Rivals:
             if ratio is None:
                 apart[place] = self.differences(place, best)
             elif ratio.measurable is None:
-                unsure.append(place)
+                unsure[place] = ratio.objection
             elif ratio.measurable:
                 worse[place] = ratio
             else:
                 level.append(place)
-        return Standing(metric, best, worse, tuple(level), tuple(unsure), apart, reasons)
+        return Standing(metric, best, worse, tuple(level), unsure, apart, reasons)
 
 
 def mean_of(group: Group, metric: str) -> float | None:
     """Return the geometric mean of a figure over the repeats, as ratios use it.
 
-    Return None where a repeat lacks the figure, or where the figure is a loss that is not compared.
+    Return None where a repeat lacks the figure, where it is in doubt, or where it is a loss that is not compared.
     """
-    if why_not(metric, group.records) is not None:
+    if _why_out(metric, group) is not None:
         return None
     values = group.values(metric)
     return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def _why_out(metric: str, group: Group) -> str | None:
+    return why_not(metric, group.records) or doubt(metric, group.records)

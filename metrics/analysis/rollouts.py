@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
-from efficientbench.metrics.analysis.noise import aa_floor
-from efficientbench.metrics.analysis.repeats import Group
-from efficientbench.metrics.formulas.ratio import Ratio, Side, make_ratio
+from efficientbench.metrics.analysis.judging import Judge
+from efficientbench.metrics.formulas.ratio import Ratio
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import PhaseCost
 
@@ -32,29 +31,22 @@ ROLLOUTS: dict[str, Callable[[PhaseCost], float | None]] = {
 """The figures of rollouts that are compared; their tokens are those of the answers alone."""
 
 
-def rollout_ratios(
-    first: Group, second: Group, alike: Sequence[Sequence[RunRecord]], unavailable: dict[str, str]
-) -> list[Ratio]:
+def rollout_ratios(judge: Judge, unavailable: dict[str, str]) -> list[Ratio]:
     """Return the ratios of the rollouts' figures, second over first; none unless all runs learned from rewards.
 
-    Args:
-        first: the runs that ratios are relative to.
-        second: the runs compared with them.
-        alike: sets of runs of identical models, which show the noise.
-        unavailable: receives the reason for each figure without a ratio.
+    `unavailable` receives the reason for each figure without a ratio.
     """
-    records = [*first.records, *second.records]
+    records = [*judge.first.records, *judge.second.records]
     if any(record.reinforcement is None for record in records):
         return []
     found = []
     for name, read in ROLLOUTS.items():
         value = partial(_value, read=read)
         lacking = next((record for record in records if not value(record)), None)
-        if lacking is not None:
+        if lacking is None:
+            found.append(judge.ratio(name, value))
+        else:
             unavailable[name] = f"{lacking.run}: {_reason(lacking, name)}"
-            continue
-        one, other = (Side.of([value(record) or 0.0 for record in side.records]) for side in (first, second))
-        found.append(make_ratio(name, one, other, aa_floor(alike, value)))
     return found
 
 

@@ -10,13 +10,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from operator import attrgetter
 from typing import Literal, get_args
 
 from efficientbench.basics.errors import MetricsError
-from efficientbench.metrics.analysis.compare import COSTS, Comparison, ratio_of, why_not
-from efficientbench.metrics.analysis.noise import aa_floor, identical_runs
-from efficientbench.metrics.analysis.repeats import Group
+from efficientbench.metrics.analysis.compare import COSTS, Comparison, why_not
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, Ratio
 from efficientbench.metrics.records.figures import Metrics
 
@@ -79,13 +76,10 @@ class Outcome:
     """The figure's ratio; None where it has none."""
 
 
-def judge(
-    thresholds: Sequence[Threshold], comparison: Comparison, neighbours: Sequence[Group] = ()
-) -> tuple[Outcome, ...]:
-    """Return the outcome of each threshold; `neighbours` are those of `compare`."""
+def judge(thresholds: Sequence[Threshold], comparison: Comparison) -> tuple[Outcome, ...]:
+    """Return the outcome of each threshold."""
     ratios = {ratio.metric: ratio for ratio in (*comparison.ratios, *comparison.costs)}
     first, second = comparison.first, comparison.second
-    alike = identical_runs(first, second, neighbours)
     outcomes = []
     for threshold in thresholds:
         metric = threshold.metric
@@ -97,7 +91,7 @@ def judge(
         if why is not None:
             outcomes.append(Outcome(threshold, "undecided", why, None))
             continue
-        ratio = ratios.get(metric) or ratio_of(metric, first, second, aa_floor(alike, attrgetter(metric)))
+        ratio = ratios.get(metric) or comparison.judge.ratio(metric)
         outcomes.append(Outcome(threshold, *_judged(threshold, ratio), ratio))
     return tuple(outcomes)
 
@@ -105,12 +99,15 @@ def judge(
 def _judged(threshold: Threshold, ratio: Ratio) -> tuple[State, str]:
     """Return the state of a threshold by the figure's ratio, and the sentence that says why."""
     change = f"{ratio.ratio - 1:+.2%}"
+    if ratio.objection is not None:
+        return "undecided", f"{change}, not judged: {ratio.objection.why}"
     if ratio.measurable is None or ratio.low is None or ratio.high is None:
         return "undecided", (
             f"{change}, of {ratio.runs[0]} and {ratio.runs[1]} runs without the noise between runs: it takes "
             f"{MIN_REPEATS} repeats on each side, or {MIN_REPEATS} runs of one model beside them"
         )
     said = f"{change}, 95 % interval {ratio.low - 1:+.2%} to {ratio.high - 1:+.2%} ({ratio.basis})"
+    said += f"; {ratio.carried}" if ratio.carried else ""
     limit = 1 + threshold.percent / 100
     # How far both ends of the interval lie within the threshold, the worse end first.
     ends = (ratio.low - limit, ratio.high - limit) if threshold.below else (limit - ratio.high, limit - ratio.low)

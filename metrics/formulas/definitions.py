@@ -23,7 +23,7 @@ Windows = Sequence[tuple[float, float]]
 
 BYTES_PER_GB = 1e9
 
-FORMULAS = "efficientllm-2505.13840/2"
+FORMULAS = "efficientllm-2505.13840/3"
 """The formula id of a record: the source of the definitions, and the edition of this file.
 
 The edition rises when a figure changes its meaning. Figures of different ids are not compared.

@@ -13,15 +13,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from efficientbench.metrics.formulas.definitions import standard_deviation
-from efficientbench.metrics.formulas.student import t_p_value, t_quantile_95
+from efficientbench.metrics.formulas.student import t_p_value, t_quantile, t_quantile_95
 
 MIN_REPEATS = 3
 """Fewest runs of a side, or of a model in an A/A floor, that show the noise between runs."""
 SIGNIFICANCE = 0.05
 """The chance that a comparison of identical models makes any claim."""
+FIRST_SHARE = 0.94
+"""The share of SIGNIFICANCE with which the first figure is judged; the rest is kept for the others."""
+POWER = 0.8
+"""The chance with which a number of repeats finds a difference."""
+MOST_REPEATS = 1000
 
 NO_DIFFERENCE = "no difference measurable"
 NO_INTERVAL = "one run: use --repeat"
+EQUAL = "runs that are equal to the last bit show no noise"
 TEXT_ALONE = "the text alone, paired by sequence"
 
 _ROUNDING = 1e-9
@@ -63,20 +69,36 @@ class Side:
     mean: float
     """Mean of the figure's logarithms."""
     variance: float | None
-    """Variance of the figure's logarithms between the runs; None for a single run."""
+    """Variance of the figure's logarithms between the runs; None where they do not show it: a single run, or equal."""
     runs: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Side:
-        """Return the side whose runs have these values of the figure, all above 0."""
+    def of(cls, values: Sequence[float], counted: bool = False) -> Side:
+        """Return the side whose runs have these values of the figure, all above 0.
+
+        What is measured is never equal in two runs to the last bit: a spread of exactly 0 is no noise. `counted`: the
+        figure is a whole number, such as bytes, which may be.
+        """
         logs = [math.log(value) for value in values]
         deviation = standard_deviation(logs)
+        if len(set(values)) == 1 and not counted:
+            deviation = None
         return cls(math.fsum(logs) / len(logs), None if deviation is None else deviation**2, len(logs))
 
     @property
     def noise(self) -> Estimate | None:
-        """The variance of the mean; None for a single run."""
+        """The variance of the mean; None where the runs do not show it."""
         return None if self.variance is None else Estimate(self.variance / self.runs, self.runs - 1)
+
+
+@dataclass(frozen=True)
+class Objection:
+    """Why a figure of two sides is not judged, whatever its noise is."""
+
+    short: str
+    """In two or three words, for a table."""
+    why: str
+    """In words that follow a colon."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +122,14 @@ class Ratio:
     p_value: float | None
     """Chance of so large a difference between identical models; None if too few runs show the noise. `corrected`
     raises it for the number of figures compared."""
+    p_alone: float | None = None
+    """The same where the repeats of the two sides alone show their noise, and no further rows'."""
+    spread: float | None = None
+    """Standard deviation of the logarithm of one run's figure, as the verdict takes it; None without a verdict."""
+    objection: Objection | None = None
+    """Why there is no verdict, although the noise may be known."""
+    carried: str = ""
+    """What must be known of one side alone beside the verdict."""
 
     @property
     def measurable(self) -> bool | None:
@@ -108,20 +138,30 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """The difference in words."""
+        """The difference in words, with what is carried."""
         if self.measurable is None:
-            return f"no verdict: {self.runs[0]} and {self.runs[1]} runs"
-        if not self.measurable:
-            return NO_DIFFERENCE
+            return (
+                f"no verdict: {self.objection.short if self.objection else f'{self.runs[0]} and {self.runs[1]} runs'}"
+            )
+        return f"{self.change if self.measurable else NO_DIFFERENCE}{f' ({self.carried})' if self.carried else ''}"
+
+    @property
+    def change(self) -> str:
+        """The second figure against the first, in percent."""
         return f"{abs(self.ratio - 1):.1%} {'more' if self.ratio > 1 else 'less'}"
 
 
 def make_ratio(
-    metric: str, first: Side, second: Side, floor: Estimate | None = None, text: Estimate | None = None
+    metric: str,
+    first: Side,
+    second: Side,
+    floor: Estimate | None = None,
+    text: Estimate | None = None,
+    pooled: Estimate | None = None,
 ) -> Ratio:
     """Return the ratio of geometric means, with its interval and its p value.
 
-    Where both the repeats and the floor estimate the noise, the estimate with the larger p value decides.
+    MIN_REPEATS on both sides decide by their own spread (Welch's test, or that of `pooled`), else the floor does.
 
     Args:
         metric: name of the figure.
@@ -130,24 +170,33 @@ def make_ratio(
         floor: variance of the logarithm of one run's figure, between runs of identical models; None if too few ran.
         text: variance of the ratio's logarithm that comes from the choice of the text; None if not known. Added to the
             variance between runs, it makes the test min F′ of Clark (1973), which holds for other seeds and other text.
+        pooled: variance of the logarithm of one run's figure within the rows of a line, both sides among them. The
+            larger of it and the mean of the sides' own stands for both: a side that varies more than the other rows
+            is not judged by their spread.
     """
     difference = second.mean - first.mean
     runs = first.runs, second.runs
-    repeats = alike = None
-    if first.noise is not None and second.noise is not None:
-        repeats = f"{runs[0]} and {runs[1]} repeats", first.noise + second.noise
-    if floor is not None:
-        alike = "runs of identical models", Estimate(floor.variance * (1 / runs[0] + 1 / runs[1]), floor.degrees)
-    deciding = [each for each in (repeats if min(runs) >= MIN_REPEATS else None, alike) if each is not None]
-    known = deciding or ([] if repeats is None else [repeats])
+    mean_of = 1 / runs[0] + 1 / runs[1]
+    alike = None if floor is None else Estimate(floor.variance * mean_of, floor.degrees)
+    basis, noise = NO_INTERVAL if min(runs) == 1 else EQUAL, alike
+    decides = alike is not None
+    if first.noise is not None and second.noise is not None and (alike is None or min(runs) >= MIN_REPEATS):
+        basis, noise = f"{runs[0]} and {runs[1]} repeats", first.noise + second.noise
+        decides = min(runs) >= MIN_REPEATS
+    elif alike is not None:
+        basis = "runs of identical models"
+    shared = noise
+    if noise is not alike and noise is not None and pooled is not None:
+        shared = Estimate(max(pooled.variance * mean_of, noise.variance), pooled.degrees)
     if text is not None:
-        known = [(f"{basis}, paired by sequence", noise + text) for basis, noise in known] or [(TEXT_ALONE, text)]
-    low = high = p_value = None
-    basis = NO_INTERVAL
-    if known:
-        basis, estimate = max(known, key=lambda each: each[1].p_value(difference))
-        low, high = _exp(difference - estimate.margin), _exp(difference + estimate.margin)
-        p_value = estimate.p_value(difference) if deciding else None
+        basis = TEXT_ALONE if noise is None else f"{basis}, paired by sequence"
+        noise, shared = (text if each is None else each + text for each in (noise, shared))
+    low = high = p_value = p_alone = spread = None
+    if noise is not None and shared is not None:
+        low, high = _exp(difference - shared.margin), _exp(difference + shared.margin)
+        if decides:
+            p_value, p_alone = shared.p_value(difference), noise.p_value(difference)
+            spread = math.sqrt(shared.variance / mean_of)
     return Ratio(
         metric=metric,
         first=math.exp(first.mean),
@@ -157,8 +206,10 @@ def make_ratio(
         high=high,
         basis=basis,
         runs=runs,
-        noise_floor=None if alike is None else _exp(alike[1].margin),
+        noise_floor=None if alike is None else _exp(alike.margin),
         p_value=p_value,
+        p_alone=p_alone,
+        spread=spread,
     )
 
 
@@ -167,20 +218,69 @@ def _exp(logarithm: float) -> float:
     return math.exp(min(max(logarithm, -_MOST_LOGARITHM), _MOST_LOGARITHM))
 
 
-def corrected(ratios: Sequence[Ratio], same: Mapping[str, str]) -> list[Ratio]:
-    """Return the ratios of one comparison with their p values corrected for their number, by `holm`.
+def corrected(
+    ratios: Sequence[Ratio], same: Mapping[str, str], order: Sequence[str], comparisons: int = 1
+) -> list[Ratio]:
+    """Return the ratios of one comparison with their p values corrected for their number.
 
-    With this correction, 95 % of comparisons of identical models make no claim at all. It holds for figures that depend
-    on each other, as time, power and energy do. Benjamini and Hochberg's (1995) bounds only the share of false claims
-    among all claims, and needs figures that are independent or rise together.
+    The first figure of `order` that has a p value is judged at FIRST_SHARE of the level, the others by `holm` at what
+    is left, and once the first is claimed, at the whole level (a graph of Bretz et al., 2009). So 95 % of comparisons
+    of identical models make no claim at all, and the figure that is asked first is hardly corrected. That holds for
+    figures that depend on each other, as time, power and energy do. Before the first is claimed, the others are judged
+    by `p_alone`: the spreads of further rows are a worse guide the smaller the level is.
 
     Args:
         ratios: all ratios that one page shows; a ratio without a verdict does not count.
         same: figure → the figure that it restates with the same noise, as tokens/s restates the step time.
+        order: figures in the order in which they are asked, chosen before any of them was measured.
+        comparisons: number of comparisons that share the level, as of all pairs of a report's rows (Bonferroni).
     """
-    p_values = {ratio.metric: ratio.p_value for ratio in ratios if ratio.p_value is not None}
-    adjusted = holm(p_values, same)
-    return [replace(ratio, p_value=adjusted.get(ratio.metric)) for ratio in ratios]
+    judged = {ratio.metric: ratio for ratio in ratios if ratio.p_value is not None}
+    first = first_figure(ratios, same, order)
+    own = {name: (each.p_value or 0.0) for name, each in judged.items() if same.get(name, name) == first}
+    gate = max(own.values(), default=0.0) / FIRST_SHARE
+    share = FIRST_SHARE if own else 0.0
+    adjusted = {name: p_value / FIRST_SHARE for name, p_value in own.items()}
+    others = {name: each for name, each in judged.items() if name not in own}
+    after = holm({name: each.p_value or 0.0 for name, each in others.items()}, same)
+    before = holm({name: each.p_alone or 0.0 for name, each in others.items()}, same)
+    adjusted |= {name: min(max(after[name], gate), before[name] / (1 - share)) for name in others}
+    return [
+        replace(ratio, p_value=min(1.0, comparisons * adjusted[ratio.metric]) if ratio.metric in adjusted else None)
+        for ratio in ratios
+    ]
+
+
+def first_figure(ratios: Sequence[Ratio], same: Mapping[str, str], order: Sequence[str]) -> str | None:
+    """Return the figure of `order` that is judged first, with the arguments of `corrected`; None if none can be."""
+    judged = {same.get(ratio.metric, ratio.metric) for ratio in ratios if ratio.p_value is not None}
+    return next((name for name in order if name in judged), None)
+
+
+def repeats_to_tell(ratio: float, spread: float, comparisons: int = 1) -> int | None:
+    """Return how many repeats of each side find a difference, as the first figure, with a chance of POWER.
+
+    Args:
+        ratio: the difference to find, one side over the other.
+        spread: standard deviation of the logarithm of one run's figure.
+        comparisons: that of `corrected`.
+
+    Returns:
+        The number, at least MIN_REPEATS; None above MOST_REPEATS.
+    """
+    apart = math.exp(abs(math.log(ratio)))
+    counts = range(MIN_REPEATS, MOST_REPEATS + 1)
+    return next((runs for runs in counts if apart >= smallest_told(spread, runs, comparisons)), None)
+
+
+def smallest_told(spread: float, repeats: int, comparisons: int = 1) -> float:
+    """Return the smallest ratio above 1 that so many repeats of each side find, as `repeats_to_tell` has it.
+
+    Level and power of Student's t add their quantiles (Guenther, 1981).
+    """
+    degrees = 2 * (repeats - 1)
+    quantiles = t_quantile(degrees, SIGNIFICANCE * FIRST_SHARE / comparisons) + t_quantile(degrees, 2 * (1 - POWER))
+    return _exp(quantiles * spread * math.sqrt(2 / repeats))
 
 
 def holm(p_values: Mapping[str, float], same: Mapping[str, str]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 from efficientbench.metrics.formulas.definitions import standard_deviation
 
@@ -34,15 +35,20 @@ def half_interval_95(standard_error: float | None, values: int | None) -> float 
     return t_quantile_95(values - 1) * standard_error
 
 
-# A report asks for the same few quantiles thousands of times.
-@functools.cache
 def t_quantile_95(degrees_of_freedom: float) -> float:
     """Return the two-sided 95 % quantile of Student's t, for 1 degree of freedom or more."""
-    n, t, step = degrees_of_freedom, Z_95 - 0.01, 1.0
+    return t_quantile(degrees_of_freedom, 0.05)
+
+
+# A report asks for the same few quantiles thousands of times.
+@functools.cache
+def t_quantile(degrees_of_freedom: float, p_value: float) -> float:
+    """Return the t above 0 with a two-sided p value, for 1 degree of freedom or more."""
+    n, t, step = degrees_of_freedom, NormalDist().inv_cdf(1 - p_value / 2) - 0.01, 1.0
     scale = 2 * math.exp(math.lgamma((n + 1) / 2) - math.lgamma(n / 2)) / math.sqrt(n * math.pi)
     # Newton's method from below, where it never overshoots: the p value is convex in t.
     while abs(step) > 1e-9:
-        step = (t_p_value(t, n) - 0.05) / (scale * (1 + t * t / n) ** (-(n + 1) / 2))
+        step = (t_p_value(t, n) - p_value) / (scale * (1 + t * t / n) ** (-(n + 1) / 2))
         t += step
     return t
 

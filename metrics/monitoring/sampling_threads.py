@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -84,11 +85,28 @@ class SamplingThread:
             self.interval_s = max(self._asked_interval_s, mean_cost_s / self._share_of_a_core)
 
     def _until_next_s(self) -> float:
-        """Return the time to the next multiple of the interval: threads that wake together share warm caches."""
+        """Return the time to the next round that is due."""
         now_s = time.monotonic()
-        # From the nearest multiple, not the last: a thread that woke a moment early must not wake twice for one.
-        due_s = (round(self._round_begin_s / self.interval_s) + 1) * self.interval_s
-        return due_s - now_s if due_s > now_s else self.interval_s - now_s % self.interval_s
+        # A thread that woke a moment early must not wake twice for one round.
+        return due_s(max(now_s, self._round_begin_s + self.interval_s / 4), self.interval_s) - now_s
+
+
+def due_s(after_s: float, interval_s: float) -> float:
+    """Return when the next round after a time is due, on the same clock, s.
+
+    All threads of an interval wake together, since they share warm caches. The times between rounds vary by a quarter
+    around the interval, and in the long run rounds fall on all parts of it alike: at equal times, something that takes
+    as long as an interval, such as a step, would always be seen at the same place.
+    """
+    number = math.floor(after_s / interval_s) - 1
+    while (due := (number + abs(2 * (number * _SLOWLY % 1) - 1)) * interval_s) <= after_s:
+        number += 1
+    return due
+
+
+_SLOWLY = (math.sqrt(5) - 1) / 10
+"""By this part of its way back and forth within the interval each round is further: irrational, so that no place comes
+back."""
 
 
 def sampling_threads(samplers: Sequence[SensorSampler], interval_s: float) -> list[SamplingThread]:

@@ -73,6 +73,25 @@ class Signal:
         hole = f", with a gap of {max(gaps):.3g} s" if gaps and max(gaps) > longest_s else ""
         return f"readings cover {seen_s:.3g} s of the {length_s:.3g} s measured{hole}"
 
+    def stood_still(self) -> list[tuple[float, float]]:
+        """Return the times (begin_s, end_s) in which a growing counter stood still, and lost what it had to count.
+
+        They are holes between two changes of its readings, over which it grew at less than half of its rate elsewhere.
+        A counter that grew as fast there has caught up, or was not read.
+        """
+        times_s, values = self.times_s, self.values
+        changes = [place for place in range(len(values)) if place == 0 or values[place] != values[place - 1]]
+        spans = list(pairwise([*changes, len(values) - 1])) if changes else []
+        longest_s = longest_interval_s([times_s[place] for place in changes])
+        holes = [(a, b) for a, b in spans if times_s[b] - times_s[a] > longest_s]
+        grown = sum(values[b] - values[a] for a, b in spans if (a, b) not in holes)
+        grown_s = sum(times_s[b] - times_s[a] for a, b in spans if (a, b) not in holes)
+        return [
+            (times_s[a], times_s[b])
+            for a, b in holes
+            if (values[b] - values[a]) * grown_s < grown / 2 * (times_s[b] - times_s[a])
+        ]
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -151,8 +170,9 @@ class DeviceSeries:
         energy_j, energy_source, why = self._energy(windows)
         if energy_j is None:
             why = reason_for("power_w", why)
-            if self._ran_backwards("energy_j", windows):
-                why = f"the energy counter wrapped around or restarted, and power cannot replace it: {why}"
+            fault = self._fault("energy_j", windows)
+            if fault is not None:
+                why = f"the energy counter {fault}, and power cannot replace it: {why}"
             reasons |= dict.fromkeys(("energy_j", "energy_source", "aec_w"), why)
         peaks = self._peaks(windows, amu_gb is not None)
         for figure, peak in peaks.items():
@@ -266,22 +286,39 @@ class DeviceSeries:
         )
 
     def _growth(self, counter: str, windows: Windows) -> float | None:
-        """Return a counter's growth inside the windows; None if it was not read at an edge, or ever ran backwards."""
+        """Return a counter's growth inside the windows; None if it was not read at an edge, or cannot be believed."""
         grown = self._growths(counter, windows)
         return sum(grown) if grown else None
 
     def _growths(self, counter: str, windows: Windows) -> list[float] | None:
         """Return a counter's growth inside each window, or None as `_growth` does."""
-        if self._ran_backwards(counter, windows):
+        if self._fault(counter, windows) is not None:
             return None
-        grown = []
+        length_s = window_length_s(windows)
+        grown, bridged = [], length_s / (length_s - self._lost_s(counter, windows)) if length_s else 1.0
         for (begin_s, end_s), interval in zip(windows, self.intervals, strict=True):
             first, last = getattr(interval.begin, counter), getattr(interval.end, counter)
             if first is None or last is None or interval.apart_s <= 0:
                 return None
             # The readings lie a little outside of the window: scale their growth to its length.
-            grown.append((last - first) * (end_s - begin_s) / interval.apart_s)
+            grown.append((last - first) * (end_s - begin_s) / interval.apart_s * bridged)
         return grown
+
+    def _fault(self, counter: str, windows: Windows) -> str | None:
+        """Return in words why a counter cannot be believed; None where nothing speaks against it."""
+        if self._ran_backwards(counter, windows):
+            return "wrapped around or restarted"
+        lost_s, length_s = self._lost_s(counter, windows), window_length_s(windows)
+        if lost_s > (1 - MINIMUM_COVERAGE) * length_s:
+            return f"stood still for {lost_s:.3g} s of the {length_s:.3g} s measured"
+        return None
+
+    def _lost_s(self, counter: str, windows: Windows) -> float:
+        """Return the time inside the windows in which the energy counter stood still; an idle device is not busy."""
+        if counter != "energy_j":
+            return 0.0
+        still = self._watched[counter].stood_still()
+        return sum(max(min(b, end) - max(a, begin), 0.0) for a, b in still for begin, end in windows)
 
     def _ran_backwards(self, counter: str, windows: Windows) -> bool:
         """Return whether a reading inside a window, or at its edges, is below the one before it."""

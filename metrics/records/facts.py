@@ -43,6 +43,8 @@ class RunFacts:
     """Why parameters or FLOPs are None."""
     measured_peak_flops: float | None = None
     """Rate of matrix products that one device reached before the run, FLOP/s; None where it was not measured."""
+    measured_peak_doubt: str | None = None
+    """Why the measured rate is not used; None: it is."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,8 @@ class Measured:
     @property
     def measured_peak(self) -> float:
         """Return the rate of matrix products that one device reached before the run, FLOP/s."""
+        if self.facts.measured_peak_doubt:
+            raise MetricsError(self.facts.measured_peak_doubt)
         unmeasured = "no matrix products were measured" if self.facts.peak_flops is None else "the peak itself is known"
         return known(self.facts.measured_peak_flops, unmeasured)
 
@@ -217,6 +221,13 @@ class Measured:
         """Return the steps' FLOPs over what the devices could compute in that time at `peak`, by default their own."""
         peak, time_s = peak or self.peak_flops, math.fsum(self.step_times_s)
         return definitions.flops_utilization(flops_per_token * self.run.tokens, time_s, self.facts.devices, peak)
+
+    def share_of_peak(self, flops_per_token: float) -> float:
+        """Return `utilization`. Raises MetricsError: it is above 1, so that the peak or the FLOPs are not the run's."""
+        share = self.utilization(flops_per_token)
+        if share > 1:
+            raise MetricsError(f"{share:.3g} of the peak: the FLOPs of a token, or the peak, cannot be right")
+        return share
 
     @property
     def validation_loss(self) -> float:

@@ -35,7 +35,7 @@ class Subject(Stored):
     variant: Name = fact("", "the architectural choice that the run stands for")
     size: Name = fact("", "the backbone's size")
     smoke: bool = fact("", "true: a scaled-down model, whose figures do not stand for the named one's", default=False)
-    seed: int = fact("", "of the weights and the data order")
+    seed: int = fact("", "of the weights, and of the data order where no `data_seed` says otherwise")
     parameters: Positive | None = fact("", "P, all of the model's", "llm-foundry NumParams", default=None,
         headline=Headline(0, "params", count))
     parameters_active: Positive | None = fact("", "those that one token uses; fewer than P in a mixture of experts",
@@ -49,7 +49,7 @@ class Identity(Subject):
         "forward and backward, matmuls only, causal attention halved, no recomputation", default=None)
     devices: Positive = fact("", "D: accelerators, or hosts where the host is the device", "llm-foundry # GPUs")
     device_name: str = fact("", "as the driver gives it", "llm-foundry GPU")
-    dtype: str = fact("", "of the matrix products", "llm-foundry Precision")
+    dtype: str | None = fact("", "of the matrix products", "llm-foundry Precision", default=None)
     seq_len: Positive = fact("tokens", "of a training sequence", "llm-foundry SeqLen (T)")
     micro_batch_size: Positive = fact("sequences", "of one forward and backward on one replica",
         "nanotron micro_batch_size")
@@ -111,14 +111,14 @@ class Metrics(BaseModel):
     energy_scope: str | None = figure("", "what the energy is of: gpu, npu, cpu-package, node")
     mfu: float | None = figure("",
         "model FLOPs over what the devices could do in the steps' time, causal attention halved",
-        lambda m: m.utilization(m.of_model("flops_per_token")), known_as="llm-foundry MFU", better="higher",
+        lambda m: m.share_of_peak(m.of_model("flops_per_token")), known_as="llm-foundry MFU", better="higher",
         compared="MFU", headline=Headline(9, "MFU", percent, "MFU"))
     mfu_full_square: float | None = figure("",
         "MFU with the full square of attention scores counted (PaLM's convention)",
         lambda m: m.utilization(m.of_model("flops_per_token_full_square")), better="higher")
     hfu: float | None = figure("",
         "MFU with recomputation, scores computed again in the backward pass and padding added",
-        lambda m: m.utilization(m.of_model("flops_per_token_hardware")), known_as="llm-foundry HFU", better="higher")
+        lambda m: m.share_of_peak(m.of_model("flops_per_token_hardware")), known_as="llm-foundry HFU", better="higher")
     peak_memory_allocated_bytes: int | None = figure("bytes", "the allocator's peak of tensors", better="lower",
         known_as="nanotron peak_allocated_MiB", compared="peak, torch, GB")
     peak_memory_reserved_bytes: int | None = figure("bytes", "the allocator's peak with its cache", better="lower",

@@ -31,26 +31,27 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         micro_batch_size: int,
         model: Any = None,
         flops_per_token: float | None = None,
-        dtype: str | None = None,
+        dtype: Any = None,
         peak_flops: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> Path | None:
         """Write `record.json` into a folder, which `efficientbench report` and `compare` read; return its path.
 
         In a program of torch.distributed every rank calls it; rank 0 writes, and the others get None.
 
         Args:
-            folder: the folder of this run alone; its name is the run's.
+            folder: the folder of this run alone; its name is the run's. Repeats lie in `NAME/seed_1`, `NAME/seed_2`, …
             seq_len: tokens of a sequence.
             micro_batch_size: sequences of one forward and backward pass on one rank.
             model: a torch module, for parameters, dtype and its own count of FLOPs; None: the record lacks them.
             flops_per_token: FLOPs of one token, forward and backward, for MFU; None: the model's own count.
-            dtype: the dtype of the matrix products, 'bf16', 'fp16' or 'fp32'; None: that of the model's parameters.
+            dtype: the dtype of the matrix products, 'bf16', 'fp16', 'fp32' or torch's; None: that of the model's
+                parameters. Where it is not known, the record says so.
             peak_flops: dense FLOP/s of one device, where the table of devices lacks it.
-            seed: the run's seed, which distinguishes repeats.
+            seed: the run's seed, which distinguishes repeats; None: the one in the folder's name, else 0.
 
         Raises:
-            MetricsError: no step was measured, the dtype is not known, or the record cannot be written.
+            MetricsError: no step was measured, or the record cannot be written; `save` may then be called again.
         """
         # Imported here, since measuring needs none of what records need.
         from efficientbench.metrics.monitoring.aggregate import merge

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +22,10 @@ from efficientbench.metrics.sensors.hardware import peak_flops
 
 PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "accelerate", "lightning")
 """Packages whose versions a record holds."""
-DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+DTYPES = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
+"""Names of dtypes in torch → those of records."""
+REPEAT = re.compile(r"seed_(\d{1,18})")
+"""The folder of one of several repeats, with its seed."""
 NOT_COUNTED = "the loop gave neither flops_per_token nor a model that counts them"
 
 
@@ -36,8 +40,8 @@ class OwnLoop:
     """Sequences of one forward and backward pass on one rank."""
     global_batch_size: int
     """Sequences of an optimizer step, over all ranks."""
-    dtype: str
-    """Dtype of the matrix products: bf16, fp16 or fp32."""
+    dtype: str | None
+    """Dtype of the matrix products: bf16, fp16 or fp32; None where `dtype_unknown` has the reason."""
     seed: int
     parameters: int | None
     flops_per_token: float | None
@@ -48,14 +52,15 @@ class OwnLoop:
     """Dense FLOP/s of one device; None: the table of devices has it, or there is no MFU."""
     measured_peak_flops: float | None = None
     """Rate of matrix products that the device reached, FLOP/s, where no table has its peak; None: not measured."""
+    dtype_unknown: str | None = None
 
     @classmethod
     def of(
         cls,
         folder: Path,
         sizes: tuple[int, int, int],
-        dtype: str | None,
-        seed: int,
+        dtype: Any,
+        seed: int | None,
         model: Any,
         flops_per_token: float | None,
         peak_flops: float | None,
@@ -64,27 +69,31 @@ class OwnLoop:
         """Return what a loop runs; FLOPs, parameters and dtype that are not given are the model's own.
 
         Args:
-            folder: the folder of this run alone; its name is the run's.
+            folder: the folder of this run alone; its name is the run's. `seed_1` and `seed_2` in one folder are repeats
+                of one run, whose name is that folder's.
             sizes: `seq_len`, `micro_batch_size` and `global_batch_size`.
-            dtype: the dtype of the matrix products; None: that of the model's parameters.
-            seed: the run's seed.
+            dtype: the dtype of the matrix products, by any name; None: that of the model's parameters.
+            seed: the run's seed; None: the one in the folder's name, else 0.
             model: a torch module; None: there is none to ask.
             flops_per_token: FLOPs of one token, forward and backward; None: the model's own count.
             peak_flops: dense FLOP/s of one device; None: that of the table of devices, or else of products on the spot.
             measured: every rank's measurement.
-
-        Raises MetricsError: the dtype is not known.
         """
-        dtype = dtype_of(model, dtype)
+        dtype, unknown = dtype_of(model, dtype)
+        folder = folder.resolve()
+        repeat = REPEAT.fullmatch(folder.name)
         return cls(
-            folder.resolve().name,
-            *sizes,
+            (folder.parent.name if repeat else "") or folder.name,
+            int(sizes[0]),
+            int(sizes[1]),
+            int(sizes[2]),
             dtype,
-            seed,
+            (int(repeat[1]) if repeat else 0) if seed is None else int(seed),
             parameters_of(model),
             *counted_flops(model, flops_per_token),
             peak_flops,
             peak_on_the_spot(model, dtype, measured, peak_flops),
+            unknown,
         )
 
 
@@ -97,42 +106,51 @@ def counted_flops(model: Any, given: float | None) -> tuple[float | None, str]:
     if given is not None:
         return given, "flops_per_token"
     if callable(getattr(model, "estimate_flops", None)):
-        return float(model.estimate_flops()), "model.estimate_flops()"
+        try:
+            return float(model.estimate_flops()), "model.estimate_flops()"
+        except Exception as error:  # the model's own code; what was measured is written all the same
+            return None, f"model.estimate_flops() failed: {type(error).__name__}: {error}"
     if callable(getattr(model, "num_parameters", None)):
         counted = 6.0 * model.num_parameters(exclude_embeddings=True)
         return counted, "6 × model.num_parameters(exclude_embeddings=True), as transformers' Trainer counts"
     return None, NOT_COUNTED
 
 
-def dtype_of(model: Any, given: str | None) -> str:
-    """Return the dtype of the matrix products: `given`, else the dtype of the model's parameters.
-
-    Raises MetricsError: neither is known, or it is none of DTYPES.
-    """
-    parameter = None if model is None else next(iter(model.parameters()))
-    found = given if given is not None else DTYPES.get(str(getattr(parameter, "dtype", None)))
-    if found is None or found not in DTYPES.values():
-        raise MetricsError(f"the dtype of matrix products is not known ({found}): give dtype='bf16', 'fp16' or 'fp32'")
-    return found
+def dtype_of(model: Any, given: Any) -> tuple[str | None, str | None]:
+    """Return the dtype of the matrix products, `given` or else that of the model's parameters; or None and why."""
+    found = given if given is not None else getattr(next(_parameters(model), None), "dtype", None)
+    if found is None:
+        return None, "the loop gave neither dtype nor a model that has one"
+    name = str(found).removeprefix("torch.")
+    known = name if name in DTYPES.values() else DTYPES.get(name)
+    return known, None if known else f"the loop's dtype, {name}, is none of bf16, fp16 and fp32"
 
 
 def parameters_of(model: Any) -> int | None:
-    """Return the number of a torch model's parameters, shared ones once; None without a model."""
-    return None if model is None else sum(each.numel() for each in model.parameters())
+    """Return the number of a torch model's parameters, shared ones once; None without a torch model."""
+    return sum(each.numel() for each in _parameters(model)) or None
 
 
-def peak_on_the_spot(model: Any, dtype: str, measured: Sequence[RankMeasurement], given: float | None) -> float | None:
+def _parameters(model: Any) -> Iterator[Any]:
+    return iter(model.parameters()) if callable(getattr(model, "parameters", None)) else iter(())
+
+
+def peak_on_the_spot(
+    model: Any, dtype: str | None, measured: Sequence[RankMeasurement], given: float | None
+) -> float | None:
     """Measure the rate of matrix products on a model's device whose peak is not known, FLOP/s.
 
-    Return None if the peak is known or given, without a model, and for several ranks, which would have to measure
-    together.
+    Return None if the peak is known or given, without a model or dtype, and for several ranks, which would have to
+    measure together.
     """
-    names = merge(measured).device_names
-    if model is None or given is not None or len(measured) > 1 or not names or peak_flops(names[0], dtype)[0]:
+    names, parameter = merge(measured).device_names, next(_parameters(model), None)
+    if parameter is None or dtype is None or given is not None or len(measured) > 1:
+        return None
+    if not names or peak_flops(names[0], dtype)[0]:
         return None
     from efficientbench.metrics.monitoring.matmul_peak import measured_matmul_flops
 
-    return measured_matmul_flops(next(iter(model.parameters())).device, dtype)
+    return measured_matmul_flops(parameter.device, dtype)
 
 
 def of_all_ranks(mine: RankMeasurement) -> tuple[list[RankMeasurement], bool]:
@@ -167,7 +185,9 @@ def _record(loop: OwnLoop, run: RunMeasurement, ranks: int, started_at: datetime
     # A host is one device, however many ranks compute on it. If a sensor found no device, assume one for each rank.
     least = 1 if run.device_scope == "host" or "memory_kind" not in run.unavailable else ranks
     devices, name = max(least, len(run.device_names)), run.device_names[0] if run.device_names else "unknown"
-    peak, source = (loop.peak_flops, "peak_flops of the loop") if loop.peak_flops else peak_flops(name, loop.dtype)
+    peak, source = loop.peak_flops, "peak_flops of the loop"
+    if not peak:
+        peak, source = peak_flops(name, loop.dtype) if loop.dtype else (None, loop.dtype_unknown or "")
     facts = RunFacts(
         parameters=loop.parameters,
         parameters_active=loop.parameters,
@@ -182,6 +202,8 @@ def _record(loop: OwnLoop, run: RunMeasurement, ranks: int, started_at: datetime
     )
     summary = summarize(run, facts, Quality())
     absent = {name: NOT_COUNTED for name in OF_FORMULAS if getattr(facts, name) is None}
+    if loop.dtype_unknown:
+        absent["dtype"] = loop.dtype_unknown
     environment = collect_environment(PACKAGES, Path.cwd())
     return RunRecord(
         run=loop.run,
@@ -201,7 +223,7 @@ def _record(loop: OwnLoop, run: RunMeasurement, ranks: int, started_at: datetime
         **summary.values,
         **measured_parts(run, summary.outliers),
         status="completed",
-        started_at=started_at.isoformat(timespec="seconds"),
+        started_at=started_at.isoformat(timespec="milliseconds"),
         duration_s=duration_s,
         formula_id=FORMULAS,
         unavailable=summary.unavailable | absent,

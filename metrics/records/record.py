@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, model_validator
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.files import sha256
 from efficientbench.metrics.formulas.definitions import speed_only_reason
 from efficientbench.metrics.formulas.device_use import (
     DeviceConditions,
@@ -31,7 +32,7 @@ from efficientbench.metrics.records.record_parts import (
     TrainingScore,
     Window,
 )
-from efficientbench.metrics.records.stored import iso_time
+from efficientbench.metrics.records.stored import Stored, iso_time
 
 SCHEMA_VERSION: Literal[3] = 3
 """Rises when a field changes its meaning or is removed; a new figure does not raise it."""
@@ -43,6 +44,8 @@ NOT_RECORDED = "the record does not hold it"
 
 OF_FORMULAS = ("parameters", "parameters_active", "flops_per_token")
 """Facts that are None where the model's formulas are not known."""
+MAY_LACK = (*OF_FORMULAS, "dtype")
+"""Facts that a record may lack, with the reason."""
 _Finite = Annotated[float, Field(le=LARGEST)]
 
 
@@ -63,6 +66,7 @@ class RunRecord(Metrics, Identity):
     formula_id: str = fact("", "the edition of the formulas; rows of different ids are not compared")
     repeats: Annotated[Few, Field(ge=1)] = fact("runs",
         "with consecutive seeds, of which the row holds the mean; intervals are then over runs", default=1)
+    data_seed: int | None = fact("", "of the data order (`data.seed`)", default=None)
     # fmt: on
 
     schema_version: Literal[3] = SCHEMA_VERSION
@@ -150,9 +154,27 @@ class RunRecord(Metrics, Identity):
     """The facts that `collect_environment` returned, and the sensors."""
     paths: dict[str, str] = {}
     """Kind of output → its path, relative to the record's folder."""
+    steps_sha256: str | None = None
+    """SHA-256 (hex) of the steps' file beside the record, `paths["steps"]`; writing the record for the first time sets
+    it. None where there was no such file, and in records of earlier versions and of other tools."""
     sha256: str | None = None
     """SHA-256 (hex) of all else in the file, as JSON with sorted keys and no spaces, in ASCII; writing it sets it. None
     in records of earlier versions and of other tools, in which damage is not found."""
+
+    def write(self, path: Path) -> None:
+        """Write the record as `Stored.write` does, with the checksum of its steps' file where that lies beside it."""
+        steps = self.steps_file(path)
+        try:
+            found = None if steps is None or self.steps_sha256 is not None else sha256(steps)
+        except OSError as error:
+            raise MetricsError(f"{steps}: cannot be read ({error.strerror})") from None
+        Stored.write(self if found is None else self.model_copy(update={"steps_sha256": found}), path)
+
+    def steps_file(self, path: Path) -> Path | None:
+        """Return the steps' file beside the record at `path`; None where none lies there."""
+        name = self.paths.get("steps", "")
+        steps = path.parent / name
+        return steps if name == Path(name).name and steps.is_file() else None
 
     @property
     def micro_batch_size_asked(self) -> int:
@@ -175,7 +197,7 @@ class RunRecord(Metrics, Identity):
     @model_validator(mode="after")
     def _figures_can_be_reported(self) -> RunRecord:
         """Refuse a figure that would overflow, or is null without a reason; a missing figure was not recorded."""
-        figures = {name: getattr(self, name) for name in (*Metrics.model_fields, *OF_FORMULAS)}
+        figures = {name: getattr(self, name) for name in (*Metrics.model_fields, *MAY_LACK)}
         large = [name for name, value in figures.items() if isinstance(value, int | float) and abs(value) > LARGEST]
         if large:
             raise ValueError(f"larger than {LARGEST:g}: {', '.join(large)}")
@@ -192,19 +214,3 @@ FIGURES = rows_of(RunRecord)
 
 
 read_record, write_record = RunRecord.read, RunRecord.write
-
-
-def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
-    """Read all runs' records below a folder, as `Stored.load` does, unless `folder` is itself one that it skips.
-
-    Raises:
-        MetricsError: there is no such folder, or it cannot be read.
-    """
-    try:
-        if folder.is_file():
-            raise MetricsError(f"{folder}: is a file; give the folder that runs were written to")
-        if not folder.is_dir():
-            raise MetricsError(f"{folder}: there is no such folder to report on")
-    except OSError as error:
-        raise MetricsError(f"{folder}: cannot be read ({error.strerror})") from None
-    return RunRecord.load(folder)

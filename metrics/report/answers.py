@@ -6,7 +6,8 @@ has the statistics.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,9 +16,10 @@ from rich.text import Text
 
 from efficientbench.metrics.analysis.conditions import Difference
 from efficientbench.metrics.analysis.rivals import QUESTIONS, Standing
-from efficientbench.metrics.formulas.ratio import MIN_REPEATS, SIGNIFICANCE
+from efficientbench.metrics.formulas.ratio import MIN_REPEATS, MOST_REPEATS, SIGNIFICANCE, Ratio, repeats_to_tell
 from efficientbench.metrics.records.record import FIGURES
 from efficientbench.metrics.report.headline import HEADLINE, unique_names
+from efficientbench.metrics.report.model_sizes import unmatched
 from efficientbench.metrics.report.suites import Rows, Suite
 from efficientbench.metrics.report.table import Table, shortened
 
@@ -29,8 +31,9 @@ TITLES = {
 }
 """Figure → the title of its answer."""
 RULE = (
-    f"Verdicts: at {SIGNIFICANCE:.0%} for all pairs of rows and all four figures of a line together (Bonferroni). "
-    "No difference: none beyond the noise between runs."
+    f"Verdicts: at {SIGNIFICANCE:.0%} for all pairs of rows of a line together (Bonferroni), nearly all of it for the "
+    "speed, and for the other figures once a pair's speed differs; between equal models the loss comes first. Spreads "
+    "of three rows or more are pooled. No difference: none beyond the noise between runs."
 )
 _MOST_NAMED = 6
 """Most rows that a sentence names."""
@@ -60,8 +63,8 @@ def _answer(suite: Suite, standing: Standing) -> Answer:
         return Answer("absent", "not known", "")
     value = _figure(suite, standing.metric, best)
     if len(standing.unavailable) == len(suite.rows) - 1:
-        alone = f"{suite.rows[best].name} alone has it" if len(suite.rows) > 1 else ""
-        return Answer("alone", value, alone)
+        others = f"{suite.rows[best].name} alone; {_unavailable(suite, standing)}" if len(suite.rows) > 1 else ""
+        return Answer("alone", value, others)
     name = suite.rows[best].name
     parts = [_beaten(suite, standing, best)] if standing.worse else []
     if standing.open:
@@ -71,10 +74,13 @@ def _answer(suite: Suite, standing: Standing) -> Answer:
     if standing.unavailable:
         parts.append(_unavailable(suite, standing))
     if standing.level:
+        parts += _more_repeats(suite, standing, best)
         tied = [best, *standing.level]
         ends = list(dict.fromkeys((value, _furthest(suite, standing.metric, standing.level))))
         alike = f"{_names(suite, tied)}: no difference"
-        return Answer("level", alike, "; ".join([" to ".join(ends), *parts]))
+        return Answer(
+            "level", alike, "; ".join(filter(None, [" to ".join(ends), _within(suite, standing, best), *parts]))
+        )
     if standing.open or standing.apart:
         return Answer("open", f"no verdict; {_extreme(standing.metric)}: {name}, {value}", "; ".join(parts))
     return Answer("clear", f"{name}: {value}", "; ".join(parts))
@@ -86,7 +92,38 @@ def _beaten(suite: Suite, standing: Standing, best: int) -> str:
     others = [place for place in standing.worse if place != nearest]
     own = f"{suite.rows[best].name} " if standing.level or standing.open else ""
     further = f", and than {_names(suite, others)} by more" if others else ""
-    return f"{own}{standing.worse[nearest].verdict} than {suite.rows[nearest].name}{further}"
+    known = "; ".join(dict.fromkeys(ratio.carried for ratio in standing.worse.values() if ratio.carried))
+    carried = f" ({known})" if known else ""
+    ratio = standing.worse[nearest]
+    return f"{own}{ratio.change} than {suite.rows[nearest].name}{_interval(ratio)}{further}{carried}"
+
+
+def _interval(ratio: Ratio) -> str:
+    """Return a ratio's own interval and the repeats of the best row and of the other one."""
+    repeats = f"{ratio.runs[1]} and {ratio.runs[0]} runs"
+    if ratio.low is None or ratio.high is None:
+        return f" ({repeats})"
+    low, high = sorted(abs(end - 1) for end in (ratio.low, ratio.high))
+    return f" (95 %: {low:.1%} to {high:.1%}; {repeats})"
+
+
+def _within(suite: Suite, standing: Standing, best: int) -> str:
+    """Return the widest interval of the best row over those that do not differ from it, and their repeats."""
+    found = [suite.rivals.ratio(standing.metric, place, best) for place in standing.level]
+    known = [(ratio.low, ratio.high, ratio.runs) for ratio in found if ratio is not None and ratio.low and ratio.high]
+    if not known:
+        return ""
+    low, high, runs = max(known, key=lambda each: each[1] / each[0])
+    return f"95 %: {low - 1:+.1%} to {high - 1:+.1%}; {runs[1]} and {runs[0]} runs"
+
+
+def _more_repeats(suite: Suite, standing: Standing, best: int) -> list[str]:
+    """Return how many repeats would tell the best row from the furthest of those that do not differ from it."""
+    ratios = [suite.rivals.ratio(standing.metric, place, best) for place in standing.level]
+    furthest = max((each for each in ratios if each is not None), key=lambda each: abs(math.log(each.ratio)))
+    runs = None if furthest.spread is None else repeats_to_tell(furthest.ratio, furthest.spread, suite.rivals.pairs)
+    apart = f"{abs(furthest.ratio - 1):.1%} apart at this spread takes"
+    return [f"{apart} {f'above {MOST_REPEATS}' if runs is None else runs} repeats"] if furthest.spread else []
 
 
 def _furthest(suite: Suite, metric: str, places: Iterable[int]) -> str:
@@ -110,13 +147,21 @@ def _names(suite: Suite, places: Iterable[int]) -> str:
 
 
 def _unavailable(suite: Suite, standing: Standing) -> str:
-    return f"n/a: {_names(suite, standing.unavailable)}"
+    """Return the rows that take no part, those without the figure apart from those whose figure says nothing."""
+    parts: dict[str, list[int]] = {}
+    for place in standing.unavailable:
+        absent = getattr(suite.rows[place].record, standing.metric) is None
+        parts.setdefault("n/a" if absent else "left out", []).append(place)
+    return "; ".join(f"{why}: {_names(suite, places)}" for why, places in parts.items())
 
 
 def answers_table(suites: Sequence[Suite]) -> Table:
     """Return the answers as a table of text, one line for each set."""
     rows = [
-        (suite.title, *(": ".join(part for part in (each.text, each.detail) if part) for each in answers(suite)))
+        (
+            ". ".join(filter(None, (suite.title, unmatched(suite)))),
+            *(": ".join(part for part in (each.text, each.detail) if part) for each in answers(suite)),
+        )
         for suite in suites
     ]
     header = ("", *TITLES.values())
@@ -128,9 +173,36 @@ def print_answers(suites: Sequence[Suite], console: Console) -> None:
     for suite in suites:
         if len(suite.rows) > 1:
             console.print(Text(suite.title, style="bold"))
+            if unmatched(suite):
+                console.print(Text(f"  {unmatched(suite)}"))
             for title, each in zip(TITLES.values(), answers(suite), strict=True):
                 console.print(Text(f"  {title}: {'; '.join(part for part in (each.text, each.detail) if part)}"))
+            for line in objections([suite]):
+                console.print(Text(f"  {line}"))
             console.print()
+    for line in separated(suites):
+        console.print(Text(line))
+
+
+def separated(suites: Sequence[Suite]) -> list[str]:
+    """Return a sentence for each suite and size whose rows ran under different conditions, so that sets are apart."""
+    sets: dict[str, list[Suite]] = {}
+    for suite in suites:
+        sets.setdefault(", ".join(filter(None, (suite.name, suite.size))), []).append(suite)
+    return [
+        f"{title}: not compared, for they ran otherwise: {_told_apart(each)}."
+        for title, each in sets.items()
+        if len(each) > 1
+    ]
+
+
+def _told_apart(suites: Sequence[Suite]) -> str:
+    parts = []
+    for suite in suites:
+        scale = "smoke" if suite.rows[0].record.smoke else ""
+        where = ", ".join(part for part in (suite.conditions, scale) if part) or "full size"
+        parts.append(f"{_names(suite, range(len(suite.rows)))} ({where})")
+    return " against ".join(parts)
 
 
 def open_questions(suites: Sequence[Suite]) -> tuple[str, ...]:
@@ -148,9 +220,27 @@ def open_questions(suites: Sequence[Suite]) -> tuple[str, ...]:
             for place, differences in standing.apart.items():
                 pair = f"{suite.title}: {suite.rows[place].name} with {best}"
                 found.setdefault(f"Not compared, {'; '.join(map(brief, differences))}", {})[pair] = None
-            if standing.open:
+            if None in standing.open.values():
                 found.setdefault(NOISE_UNKNOWN, {})[suite.title] = None
-    return tuple(f"{why} ({shortened(list(where), _MOST_NAMED, '; ')})." for why, where in found.items())
+    return (*_told(found), *objections(suites))
+
+
+def objections(suites: Sequence[Suite]) -> list[str]:
+    """Return why rows were not judged against the best, and which, each reason once."""
+    found: dict[str, dict[str, None]] = {}
+    for suite in suites:
+        for metric in QUESTIONS:
+            standing = suite.rivals.standing(metric)
+            for place, objection in standing.open.items():
+                if objection is not None and standing.best is not None:
+                    pair = f"{suite.title}: {suite.rows[place].name} with {suite.rows[standing.best].name}"
+                    found.setdefault(f"No verdict on {HEADLINE[metric].title}: {objection.why}", {})[pair] = None
+    return _told(found)
+
+
+def _told(found: Mapping[str, Mapping[str, None]]) -> list[str]:
+    """Return a sentence for each reason, with the places that it holds in."""
+    return [f"{why} ({shortened(list(where), _MOST_NAMED, '; ')})." for why, where in found.items()]
 
 
 NOISE_UNKNOWN = (

@@ -12,7 +12,8 @@ from rich.console import Console
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.generation.generation import load_generations
-from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, load_records
+from efficientbench.metrics.records.plausible import load_records
+from efficientbench.metrics.records.record import RECORD_NAME, RunRecord
 from efficientbench.metrics.report.columns import runs_csv
 from efficientbench.metrics.report.hparams import HPARAMS_FOLDER, write_hparams
 from efficientbench.metrics.report.html.page import page
@@ -76,10 +77,12 @@ def _read(folder: Path, price_per_hour: float | None) -> tuple[Report, list[RunR
     evaluated, unread_evaluations = load_evaluations(folder)
     contexts, unread_contexts = load_contexts(folder)
     profiled, unread_shares = load_step_shares(folder)
+    rows = make_rows(records)
+    damaged += unread_failures + unread_evaluations + unread_contexts + unread_shares + rows.left_out
     report = Report(
-        rows=make_rows(records),
+        rows=rows,
         # One file may be read for two parts of the report.
-        damaged=list(dict.fromkeys(damaged + unread_failures + unread_evaluations + unread_contexts + unread_shares)),
+        damaged=list(dict.fromkeys(damaged)),
         generations=generations,
         failures=failures,
         evaluated=evaluated,

@@ -12,6 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
+from efficientbench.architecture.backbone import DTYPE_BYTES
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import attention_of
+from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.metrics.records.figure import Figure
 from efficientbench.metrics.records.record import FIGURES, NOT_RECORDED, RunRecord
 from efficientbench.metrics.report.table import ABSENT
@@ -62,6 +68,8 @@ DERIVED = {
     "validation_loss_se_values": Derived(Figure("",
         "documents, or repeats, of validation_loss_se, whose interval is Student's"),
         lambda record: record.validation_loss_se_values, needs="validation_loss_se"),
+    "kv_cache_bytes_per_token": Derived(Figure("B/token", "what decoding keeps of a token over all layers, in dtype",
+        better="lower"), lambda record: _cache_bytes_per_token(record)),
     "speed_only": Derived(Figure("", "why the losses take no part in comparisons; empty where they do"),
         lambda record: record.speed_only_reason or ""),
 }
@@ -86,6 +94,16 @@ def row(record: RunRecord) -> tuple[dict[str, Any], dict[str, str]]:
             needed = DERIVED[name].needs if name in DERIVED else ""
             reasons[name] = reasons.get(needed, NOT_RECORDED)
     return values, reasons
+
+
+def _cache_bytes_per_token(record: RunRecord) -> int | None:
+    """Return the bytes by the record's configuration; None for a model that this project does not know."""
+    try:
+        model = ModelConfig.model_validate(record.section("model"))
+        elements = model.layers * attention_of(model).costs.cached(model)
+        return elements * DTYPE_BYTES[record.dtype or ""]
+    except (ValidationError, UndeclaredError, KeyError):
+        return None
 
 
 def _times(*factors: float | None) -> float | None:

@@ -8,11 +8,23 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from efficientbench.metrics.analysis.compare import METRICS, Comparison
+from efficientbench.metrics.analysis.cautions import KINDS, short_of_text
+from efficientbench.metrics.analysis.compare import METRICS, SAME, Comparison
 from efficientbench.metrics.analysis.conditions import differences
+from efficientbench.metrics.analysis.judging import ORDER
 from efficientbench.metrics.analysis.repeats import Group, group_repeats, model_identity
 from efficientbench.metrics.formulas.definitions import BYTES_PER_GB
-from efficientbench.metrics.formulas.ratio import MIN_REPEATS, NO_INTERVAL, SIGNIFICANCE, Ratio
+from efficientbench.metrics.formulas.ratio import (
+    FIRST_SHARE,
+    MIN_REPEATS,
+    MOST_REPEATS,
+    NO_INTERVAL,
+    POWER,
+    SIGNIFICANCE,
+    Ratio,
+    first_figure,
+    repeats_to_tell,
+)
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.table import ABSENT, Table, each_reason, print_table, shortened
 
@@ -54,9 +66,17 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(Text(line))
     if comparison.speed_only:
         console.print(Text(f"Speed only: {comparison.speed_only}."))
+    for line in _cautions(comparison):
+        console.print(Text(line))
     absent = [(UNITS.get(name, "cost to a quality"), reason) for name, reason in comparison.unavailable.items()]
     for line in each_reason(absent, "; "):
         console.print(Text(line), style="dim")
+
+
+BEST_OF = (
+    "Of each side the best by every second sequence of the validation text. Losses are those of the other sequences, "
+    "and their verdicts are corrected for the choice."
+)
 
 
 def title(group: Group) -> str:
@@ -66,7 +86,7 @@ def title(group: Group) -> str:
 
 
 def _introduction(comparison: Comparison) -> list[str]:
-    where = f"{comparison.first.first.device_name}, {comparison.first.first.dtype}"
+    where = f"{comparison.first.first.device_name}, {comparison.first.first.dtype or 'dtype n/a'}"
     lines = [f"A: {title(comparison.first)}, B: {title(comparison.second)}, on {where}"]
     if comparison.identical:
         lines.append("Identical models (A/A test): what they differ by is noise between runs and seeds.")
@@ -75,20 +95,29 @@ def _introduction(comparison: Comparison) -> list[str]:
     if comparison.other_changes:
         lines.append(f"also different: {_changes(comparison.other_changes)}")
     lines += [f"despite a different {difference}" for difference in comparison.despite]
+    lines += [f"{side}: {grid}" for side, grid in zip("AB", comparison.grids, strict=False)]
+    lines += [BEST_OF] if comparison.grids else []
+    lines += [f"despite {waived}" for waived in comparison.judge.waived]
+    lines += [f"left out: {line}" for group in (comparison.first, comparison.second) for line in group.left_out]
     return lines
 
 
 def _bases(comparison: Comparison) -> list[str]:
     """Return the sentences on the sources of intervals and verdicts, or why there are none."""
     ratios = (*comparison.ratios, *comparison.costs, *comparison.rollouts)
-    bases = dict.fromkeys(ratio.basis for ratio in ratios if ratio.low is not None)
+    with_intervals = [ratio for ratio in ratios if ratio.low is not None]
+    bases = dict.fromkeys(ratio.basis for ratio in with_intervals or ratios)
     lines = [f"Intervals, 95 %, each figure's own: {'; '.join(bases) or NO_INTERVAL}."]
-    if any(ratio.measurable is None for ratio in ratios):
+    lines += _objections(ratios)
+    if any(ratio.measurable is None and ratio.objection is None for ratio in ratios):
         lines.append(NO_VERDICT)
     if any(ratio.measurable is not None for ratio in ratios):
-        lines.append(f"Verdicts: at {SIGNIFICANCE:.0%} for all figures together, by Holm's correction.")
-        if in_turn := _ran_one_after_the_other(comparison):
-            lines.append(in_turn)
+        first = first_figure(ratios, SAME, comparison.judge.order)
+        shares = ""
+        if first is not None:
+            shares = f": {FIRST_SHARE * SIGNIFICANCE:.1%} for {UNITS[first]}, all for the others once that differs"
+        lines.append(f"Verdicts: at {SIGNIFICANCE:.0%} for all figures together{shares} (Holm).")
+        lines += _more_repeats(comparison)
     floors = [
         f"{UNITS[ratio.metric]} ±{ratio.noise_floor - 1:.1%}" for ratio in ratios if ratio.noise_floor is not None
     ]
@@ -97,21 +126,41 @@ def _bases(comparison: Comparison) -> list[str]:
     return lines
 
 
+def _more_repeats(comparison: Comparison) -> list[str]:
+    """Return the sentence that says how many repeats would tell the differences of which no verdict speaks."""
+    needed = []
+    for ratio in comparison.ratios:
+        if ratio.metric in ORDER and ratio.measurable is False and ratio.spread is not None:
+            runs = repeats_to_tell(ratio.ratio, ratio.spread)
+            needed.append(f"{UNITS[ratio.metric]} {ratio.change} takes {runs or f'above {MOST_REPEATS}'}")
+    return [f"Repeats that tell such differences in {POWER:.0%} of cases: {'; '.join(needed)}."] if needed else []
+
+
 NO_VERDICT = (
     f"No verdict without the noise between runs: it takes {MIN_REPEATS} repeats on each side (--repeat {MIN_REPEATS}), "
     f"or an A/A floor: {MIN_REPEATS} runs of one model under the same conditions, in the folder beside them."
 )
 
 
-def _ran_one_after_the_other(comparison: Comparison) -> str | None:
-    """Return the warning that a drift of the machine would count as a difference; None where the runs took turns."""
-    first, second = ([record.started_at for record in group.records] for group in (comparison.first, comparison.second))
-    if max(first) >= min(second) and max(second) >= min(first):
-        return None
-    return (
-        "The runs of one side all started before those of the other: a drift of the machine would count as a "
-        "difference. `sweep --repeat` lets them take turns."
-    )
+def _objections(ratios: Sequence[Ratio]) -> list[str]:
+    """Return a sentence for each reason why figures were not judged."""
+    figures: dict[str, list[str]] = {}
+    for ratio in ratios:
+        if ratio.objection is not None:
+            figures.setdefault(ratio.objection.why, []).append(UNITS[ratio.metric])
+    return [f"No verdict on {'; '.join(named)}: {why}." for why, named in figures.items()]
+
+
+def _cautions(comparison: Comparison) -> list[str]:
+    """Return the sentences of reports on both sides' runs, behind the side; `speed_only` has the reason for that."""
+    sides = {"A": comparison.first, "B": comparison.second}
+    return [
+        f"{side}: {sentence}"
+        for kind in KINDS
+        if kind.sentences is not short_of_text
+        for side, runs in sides.items()
+        for sentence in kind.sentences(runs.records)
+    ]
 
 
 def _changes(changes: dict[str, tuple[object, object]]) -> str:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
+from efficientbench.metrics.analysis.cautions import KINDS, name
 from efficientbench.metrics.analysis.conditions import group
+from efficientbench.metrics.analysis.judging import training_of
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, SIGNIFICANCE, Estimate
 from efficientbench.metrics.formulas.statistics import SURE_STEPS
 from efficientbench.metrics.records.figure import Headline, percent
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.comparison import noise_floors
-from efficientbench.metrics.report.slow_ranks import slowed, straggling
 from efficientbench.metrics.report.table import ABSENT, Table, print_wide_table
 
 SMOKE_NOTE = "(smoke): a scaled-down model; its figures do not stand for the named one's."
@@ -30,10 +31,6 @@ AT_LEAST_NOTE = (
     f"≥: the interval is at least so wide, for fewer than {SURE_STEPS} measured steps do not show slow changes."
 )
 REPEATS_NOTE = "× n: the mean of n runs with consecutive seeds, ± their standard deviation; ±95%: the mean's interval."
-
-_MOST_NAMED = 3
-"""Most slow steps and mismatches that a sentence names."""
-
 
 HEADLINE: dict[str, Headline] = {
     name: row.headline for name, row in sorted(FIGURES.items(), key=lambda item: item[1].place) if row.headline
@@ -61,16 +58,6 @@ def print_results(records: Sequence[RunRecord], console: Console) -> None:
         console.print(Text(note))
     for absence in absences(records):
         console.print(Text(str(absence)), style="dim")
-
-
-def name(record: RunRecord) -> str:
-    """Return the run's name, with what a reader must know before its figures."""
-    status = "" if record.status == "completed" else f" ({record.status})"
-    repeats = f" × {record.repeats}" if record.repeats > 1 else ""
-    used, asked = record.micro_batch_size, record.micro_batch_size_asked
-    smaller = f" (micro-batch {used} for {asked})" if used != asked else ""
-    flagged = " (speed only)" if record.speed_only_reason else ""
-    return f"{record.run}{' (smoke)' if record.smoke else ''}{repeats}{smaller}{flagged}{status}"
 
 
 def unique_names(records: Sequence[RunRecord]) -> list[str]:
@@ -150,12 +137,8 @@ def absences(records: Sequence[RunRecord]) -> list[Absence]:
 
 def notes(records: Sequence[RunRecord]) -> list[str]:
     """Return what a reader must know before comparing these runs."""
-    causes = (sparse_in_name, drifting, doubted, disturbed, slowed, straggling, mismatched, resumed)
-    found = [
-        sentence
-        for find in (*causes, slow_steps, short_of_text, speed_only, of_other_formulas)
-        for sentence in find(records)
-    ]
+    of_runs = [sentence for kind in KINDS for sentence in kind.sentences(records)]
+    found = [*of_runs, *speed_only(records), *of_other_formulas(records)]
     return [*signs(records), *found]
 
 
@@ -173,103 +156,11 @@ def signs(records: Sequence[RunRecord]) -> list[str]:
     return found
 
 
-def sparse_in_name(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence for runs whose sparse attention reads more keys than dense attention does."""
-    sparse: dict[tuple[float, float, int], list[str]] = {}
-    for record in records:
-        read, dense = record.keys_read_per_query, record.dense_keys_per_query
-        if read is not None and dense is not None and read > dense:  # both are equal for dense attention
-            sparse.setdefault((read, dense, record.seq_len), []).append(name(record))
-    return [
-        f"{', '.join(runs)}: sparse in name alone at sequence {seq_len:,}, where a query reads {read:,.0f} keys, "
-        f"and {dense:,.0f} in dense causal attention."
-        for (read, dense, seq_len), runs in sparse.items()
-    ]
-
-
-def drifting(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence on runs whose steps became slower or faster within the measured window."""
-    flagged = [record for record in records if record.al_s_drift_flagged and record.al_s_drift_ratio is not None]
-    ratios = [f"{name(record)} {_drift(record)}" for record in flagged]
-    sentence = f"Time of a step at the measured window's end over that at its beginning: {', '.join(ratios)}."
-    return [sentence] if ratios else []
-
-
-def doubted(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence for each run whose energy may be wrong."""
-    return [f"{name(record)}: {record.energy_doubt}." for record in records if record.energy_doubt]
-
-
-def disturbed(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence on runs during which another process used their devices."""
-    names = [name(record) for record in records if record.disturbances]
-    return [f"Another process used a device of {', '.join(names)} meanwhile."] if names else []
-
-
 def of_other_formulas(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence where the runs follow different editions of the formulas."""
     editions = sorted({record.formula_id for record in records})
     several = f"These runs follow different formulas ({', '.join(editions)}): do not compare across them."
     return [several] if len(editions) > 1 else []
-
-
-def _drift(record: RunRecord) -> str:
-    """Return the ratio with its interval; repeats have the ratio furthest from 1, and no interval."""
-    ends = (record.al_s_drift_ratio_low, record.al_s_drift_ratio_high)
-    interval = "" if None in ends else f" (95 %: {ends[0]:.3g} to {ends[1]:.3g})"
-    return f"{record.al_s_drift_ratio:.3g}{interval}"
-
-
-def slow_steps(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence for each run with outliers: their number, and the slowest with their known causes."""
-    found = []
-    for record in records:
-        slowest = sorted(record.outliers, key=lambda outlier: -outlier.step_time_s)[:_MOST_NAMED]
-        if not slowest:
-            continue
-        named = ", ".join(
-            f"step {outlier.step} ({outlier.times_median:.1f} times the median; {outlier.cause or 'cause not known'})"
-            for outlier in slowest
-        )
-        steps = "1 step" if record.outlier_steps == 1 else f"{record.outlier_steps} steps"
-        found.append(f"{record.run}: {steps} took much longer than the others: {named}.")
-    return found
-
-
-def mismatched(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence for each run in which a recheck computed other bits: the run's figures are in doubt."""
-    found = []
-    for record in records:
-        rechecks = record.rechecks
-        if rechecks is None or not rechecks.mismatched:
-            continue
-        listed = rechecks.mismatches
-        named = "; ".join(map(str, listed[:_MOST_NAMED])) + ("; …" if len(listed) > _MOST_NAMED else "")
-        counted = f"{rechecks.mismatched} of {rechecks.count} rechecks"
-        by_kernels = f" These may compute other bits by themselves: {', '.join(record.nondeterministic)}."
-        doubt = by_kernels if record.nondeterministic else ""
-        found.append(f"{name(record)}: bits differed in {counted}: {named}.{doubt}")
-    return found
-
-
-def resumed(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence for each run that was resumed, since its figures cover the last attempt alone."""
-    return [
-        f"{record.run} was resumed after step {', '.join(map(str, record.resumed_after_steps))}: measured are the "
-        "steps of its last attempt, after a warm-up of its own."
-        for record in records
-        if record.resumed_after_steps
-    ]
-
-
-def short_of_text(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence that says which runs' losses are not compared, and why; none where all are compared."""
-    runs: dict[str, list[str]] = {}
-    for record in records:
-        if record.speed_only_reason:
-            runs.setdefault(record.speed_only_reason, []).append(record.run)
-    parts = [f"{', '.join(names)}: {why}" for why, names in runs.items()]
-    return [f"Speed only, without a comparison of losses: {'; '.join(parts)}."] if parts else []
 
 
 def speed_only(records: Sequence[RunRecord]) -> list[str]:
@@ -280,7 +171,7 @@ def speed_only(records: Sequence[RunRecord]) -> list[str]:
     sets: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:
         if record.validation_loss and record.repeats >= MIN_REPEATS and not record.speed_only_reason:
-            sets.setdefault((record.size, group(record)), []).append(record)
+            sets.setdefault((record.size, group(record) + repr(training_of(record))), []).append(record)
     found = []
     for members in sets.values():
         best = min(members, key=lambda record: record.validation_loss or 0.0)

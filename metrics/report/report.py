@@ -28,7 +28,7 @@ class Report:
     rows: Rows
     """The report's rows: one for each run, and one for each group of repeats."""
     damaged: Sequence[str] = ()
-    """A message for each file that cannot be read."""
+    """A message for each file that cannot be read or be true, and each record for which another one stands."""
     generations: Sequence[GenerationRecord] = ()
     failures: Sequence[FailedRun] = ()
     evaluated: Sequence[Evaluated] = ()

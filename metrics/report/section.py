@@ -12,6 +12,7 @@ from efficientbench.metrics.report.answers import RULE, TITLES, answers, answers
 from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.headline import HEADLINE, cell, relative_interval, results_table, signs
+from efficientbench.metrics.report.model_sizes import sizes_table, unmatched
 from efficientbench.metrics.report.paper.paper import NO_ENERGY, paper_tables
 from efficientbench.metrics.report.plots.bar_plots import metric_figures, step_time_figures
 from efficientbench.metrics.report.plots.context_plots import context_figures
@@ -71,7 +72,9 @@ def _answers(report: Report) -> dict[str, Any]:
     suites = report.rows.suites
     return (
         {
-            "suites": [(suite, list(zip(TITLES.values(), answers(suite), strict=True))) for suite in suites],
+            "suites": [
+                (suite, unmatched(suite), list(zip(TITLES.values(), answers(suite), strict=True))) for suite in suites
+            ],
             "questions": TITLES.values(),
             "rule": RULE,
             "open": [*open_questions(suites), *filter(None, [left_out(report.rows)])],
@@ -179,9 +182,10 @@ def _listed(title: str, lines: Iterable[object]) -> list[str]:
     return [f"## {title}", listed] if listed else []
 
 
-ABSENCES, DAMAGED = "What is n/a, and why", "Files that could not be read"
+ABSENCES, DAMAGED = "What is n/a, and why", "What is left out, and why"
 SECTIONS = (
     Section("answers", "What these runs say", lambda report: answers_table(report.rows.suites), _answers),
+    Section("sizes", "What the models cost", lambda report: sizes_table(report.rows.suites)),
     Section(
         "cautions", "Before you use these figures", drawn=lambda report: cautions(report.records, report.unchecked)
     ),

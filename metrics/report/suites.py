@@ -68,13 +68,15 @@ class Rows:
     """One record for each row."""
     suites: list[Suite]
     """The sets of completed rows."""
+    left_out: list[str]
+    """A sentence for each record for which another one stands."""
 
 
 def make_rows(records: Sequence[RunRecord]) -> Rows:
     """Return the rows of these runs, and their sets."""
     groups = group_repeats(records)
     rows = [combine(each) for each in groups]
-    return Rows(rows, _suites(groups, rows))
+    return Rows(rows, _suites(groups, rows), [line for each in groups for line in each.left_out])
 
 
 def _suites(groups: Sequence[Group], rows: Sequence[RunRecord]) -> list[Suite]:

@@ -29,10 +29,12 @@ from support.command_line import TINY, efficientbench
 from support.measured import Figure, options, report
 from support.repository import ROOT
 
-from efficientbench.metrics.analysis.compare import METRICS, SAME, ratio_of
+from efficientbench.metrics.analysis.compare import METRICS, SAME
+from efficientbench.metrics.analysis.judging import TURNS, Judge
 from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, Ratio, corrected
-from efficientbench.metrics.records.record import RunRecord, load_records
+from efficientbench.metrics.records.plausible import load_records
+from efficientbench.metrics.records.record import RunRecord
 
 LENGTH = ("training.steps=120", "training.validation_tokens=8192", "measurement.warmup_steps=20")
 MODEL = (
@@ -74,8 +76,8 @@ def make_runs(folder: Path, count: int, kinds: Sequence[str]) -> None:
 def page(first: Sequence[RunRecord], second: Sequence[RunRecord]) -> dict[str, Ratio]:
     """Return what a comparison shows of all figures that the runs have, corrected for their number."""
     figures = [name for name in METRICS if all(getattr(record, name) for record in (*first, *second))]
-    sides = Group(tuple(first)), Group(tuple(second))
-    return {ratio.metric: ratio for ratio in corrected([ratio_of(name, *sides) for name in figures], SAME)}
+    judge = Judge(Group(tuple(first)), Group(tuple(second)), despite=(TURNS,))  # splits are random
+    return {ratio.metric: ratio for ratio in corrected([judge.ratio(name) for name in figures], SAME, judge.order)}
 
 
 def claims(records: Sequence[RunRecord], splits: Sequence[Split]) -> dict[str, int]:

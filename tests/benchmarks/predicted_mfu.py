@@ -27,13 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from support.measured import options, write_content
 
+from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.registry import attention_of
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.compute import micro_batch_work, optimizer_work
 from efficientbench.costs.memory import rank_embedding, rank_parameters, vocabulary_rows
-from efficientbench.costs.model import DTYPE_BYTES, FLOAT32_BYTES, flops_per_token
+from efficientbench.costs.model import FLOAT32_BYTES, flops_per_token
 from efficientbench.devices.cpu import CPU
 from efficientbench.metrics.sensors.hardware import device_rates
 

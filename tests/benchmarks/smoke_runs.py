@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from support.measured import options, write_content
 
 from efficientbench.devices.registry import find_device
-from efficientbench.metrics.records.record import RunRecord, load_records
+from efficientbench.metrics.records.plausible import load_records
+from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import is_least, name, relative_interval
 
 

@@ -27,7 +27,7 @@ from support.repository import ROOT
 
 from efficientbench.data_tools.tokenizer.engine import choose_engine
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
-from efficientbench.data_tools.tokens.verify import verify_pair
+from efficientbench.data_tools.tokens.inspection import verify_pair
 
 WORKERS = 2
 DATATROVE = Path(__file__).with_name("tokenize_by_datatrove.py")

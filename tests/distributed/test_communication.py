@@ -11,11 +11,11 @@ from support.configs import ATTENTIONS, ENCODINGS, EVERY_KEY, Models, chosen, ha
 from support.ranks import Ranks
 from support.sent import Sent, count_step
 
+from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.config.combination_table import problems
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.communication import Transfer, micro_batch_transfers, step_transfers
-from efficientbench.costs.model import DTYPE_BYTES
 from efficientbench.doctor.variant.cases import LAYOUTS, overrides_of
 
 TP_SP = ["parallel.tp=2", "parallel.sp=true"]

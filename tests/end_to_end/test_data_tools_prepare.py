@@ -82,7 +82,7 @@ def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 @pytest.mark.proof
-def test_prepare_killed_at_twenty_random_moments_ends_with_the_same_bytes(hub: HubState, tmp_path: Path) -> None:
+def test_prepare_killed_at_ten_random_moments_ends_with_the_same_bytes(hub: HubState, tmp_path: Path) -> None:
     """SIGKILL hits downloading, tokenizing and copying; a complete attempt starts anew in another folder."""
     hub.files |= {f"sample/10BT/1{number}.parquet": hub.files[FILES[number % 2]] for number in range(7)}
     hub.always["storage"] = Fault(pause_s=0.2)
@@ -99,7 +99,7 @@ def test_prepare_killed_at_twenty_random_moments_ends_with_the_same_bytes(hub: H
     expected = made(tmp_path / "undisturbed")
     assert len(expected) == 2 * 9 + 3  # files, copies, the pair, and the list of rejects
     moments, kills, folder = random.Random(0), 0, tmp_path / "0"
-    while kills < 20:
+    while kills < 10:
         process = started(hub, tmp_path, folder)
         try:
             process.wait(moments.uniform(0.2, 1) * longest_s)

@@ -32,10 +32,9 @@ class Run:
 RUNS = {
     # The vocabulary is padded for two ranks, and the checkpoint is put together from both.
     "gqa": Run("gqa_1.5B", ("parallel.tp=2", "model.vocab_size=1025", "training.steps=12"), "LlamaForCausalLM"),
-    "mqa": Run("mqa_1.5B", ("parallel.pp=2",), "LlamaForCausalLM"),
     "mla": Run(
         "mla_1.5B",
-        ("training.learning_rate=1e-2", "checkpoint.interval=3", "training.validation_interval=3"),
+        ("parallel.pp=2", "training.learning_rate=1e-2", "checkpoint.interval=3", "training.validation_interval=3"),
         "DeepseekV2ForCausalLM",
     ),
     "moe": Run("moe_1.5Bx8", ("parallel.dp=2", "parallel.ep=2"), "Qwen2MoeForCausalLM"),

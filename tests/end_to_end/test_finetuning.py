@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +18,7 @@ from support.command_line import (
     free_port,
     record,
     started,
-    until,
-    wait_for_steps,
 )
-from support.terminal import Terminal
 
 from efficientbench.finetuning.examples.examples import Examples, read_examples
 from efficientbench.finetuning.methods import METHODS
@@ -65,8 +61,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+def lines(folder: Path, kind: str, file: str = "steps.jsonl") -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / file).read_text().splitlines()]
     return [line for line in found if line["kind"] == kind]
 
 
@@ -99,9 +95,9 @@ def test_losses_in_bf16_match_float32_within_its_precision(tuned: Path, method: 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_a_resumed_fine_tuning_has_the_losses_of_an_uninterrupted_one(tuned: Path, method: str) -> None:
-    found = lines(tuned / name_of(method, 3), "step")
-    assert [line["step"] for line in found] == [1, 2, 3, 4, 3, 4]
-    for whole, again in zip(found[2:4], found[4:], strict=True):
+    found, uninterrupted = (lines(tuned / name_of(method, 3), "step", file) for file in ("steps.jsonl", "whole.jsonl"))
+    assert [line["step"] for line in found] == [1, 2, 3, 4]
+    for whole, again in zip(uninterrupted, found, strict=True):
         assert (again["loss"], again["grad_norm"]) == pytest.approx((whole["loss"], whole["grad_norm"]), rel=1e-6)
         assert (again["learning_rate"], again["tokens_trained"]) == (whole["learning_rate"], whole["tokens_trained"])
     content = record(tuned / name_of(method, 3))
@@ -261,31 +257,6 @@ def test_two_nodes_fine_tune_as_one_does(tmp_path: Path) -> None:
         _, told = second.communicate(timeout=120)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + told
     assert losses(tmp_path / "two" / "lora_tiny") == pytest.approx(losses(tmp_path / "one" / "lora_tiny"), rel=RELATIVE)
-
-
-def test_a_stopped_fine_tuning_saves_and_the_same_command_resumes(tmp_path: Path) -> None:
-    words = ("finetune", "lora_tiny", "device=cpu", f"cache={tmp_path / 'cache'}", f"output={tmp_path}")
-    folder = tmp_path / "lora_tiny"
-    steps = ("training.steps=3000", "checkpoint.interval=3000", "data.validation_examples=8")
-    terminal = Terminal((*words, *steps))
-    wait_for_steps(folder, 3, terminal.process)
-    assert terminal.close() == 129
-    content = record(folder)
-    assert (content["status"], content["finetuning"]["saved_numbers"]) == ("stopped", None)
-    (checkpoint,) = (folder / "checkpoint").glob("checkpoint-*")
-    done = efficientbench(*words, *steps, "cpu_ranks=4", expect=2)
-    assert "holds checkpoints of 2 ranks, and this run has 4" in done.stderr
-    done = efficientbench(*words, "training.steps=4", expect=2)
-    assert "holds checkpoints of another configuration" in done.stderr
-    # A sink changes nothing that is learned.
-    with started(*words, *steps, "wandb=trial", WANDB_MODE="offline", WANDB_ERROR_REPORTING="false") as again:
-        until(lambda: len(losses(folder)) > int(checkpoint.name.rpartition("-")[2]) + 1, "a further step")
-        again.send_signal(signal.SIGTERM)
-        stdout, stderr = again.communicate(timeout=120)
-    assert (again.returncode, f", from {checkpoint}\n" in stdout) == (143, True), stderr
-    found = [line["step"] for line in lines(folder, "step")]
-    assert found == list(range(1, len(found) + 1))
-    assert record(folder)["finetuning"]["held_out"][0]["step"] == 0
 
 
 def test_a_sweep_trains_possible_fine_tunings_and_skips_complete_ones(tmp_path: Path) -> None:

@@ -27,47 +27,29 @@ def prompts(tmp_path: Path) -> Path:
 
 
 @pytest.mark.proof
-def test_texts_do_not_depend_on_the_batch(train: Callable[..., Finished], prompts: Path, tmp_path: Path) -> None:
+def test_texts_do_not_depend_on_batch_and_ranks(train: Callable[..., Finished], prompts: Path, tmp_path: Path) -> None:
     # The vocabulary is padded for two ranks.
     folder = tmp_path / "elsewhere"
-    shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
-    words = ("generate", str(folder), "--file", str(prompts), "--max-new-tokens", "20", "--temperature", "1")
-    alone = efficientbench(*words, "--batch", "1", expect=0, cwd=tmp_path).stdout
-    assert alone == efficientbench(*words, "--batch", "3", expect=0, cwd=tmp_path).stdout
-    for number, prompt in enumerate(PROMPTS, start=1):
-        assert f"--- {number} of 4\n{prompt}" in alone
-    greedy = efficientbench("generate", str(folder), "--prompt", PROMPTS[2], expect=0).stdout
-    assert greedy.startswith(PROMPTS[2])
-    assert len(greedy) > len(PROMPTS[2]) + 10
-
-
-@pytest.mark.proof
-def test_tensor_parallel_ranks_write_the_text_of_one(
-    train: Callable[..., Finished], prompts: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
     shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
     # The limits of the training are not those of a generation, which would not even load the model in this time.
     job = json.loads((folder / "config.json").read_text())
     job["config"]["faults"]["hang_limit_s"] = 0.001
     (folder / "config.json").write_text(json.dumps(job))
     words = ("generate", str(folder), "--file", str(prompts), "--max-new-tokens", "20", "--temperature", "1")
-    alone = efficientbench(*words, expect=0)
-    together = efficientbench(*words, "--tp", "2", expect=0)
-    assert (together.stdout, together.stderr) == (alone.stdout, alone.stderr)
+    alone = efficientbench(*words, "--batch", "1", expect=0, cwd=tmp_path)
+    for number, prompt in enumerate(PROMPTS, start=1):
+        assert f"--- {number} of 4\n{prompt}" in alone.stdout
+    for more in (("--batch", "3"), ("--tp", "2")):
+        other = efficientbench(*words, *more, expect=0, cwd=tmp_path)
+        assert (other.stdout, other.stderr) == (alone.stdout, alone.stderr)
     refused = efficientbench(*words, "--tp", "3", expect=2).stderr
     assert "tp: 3 does not divide the 4 heads" in refused
     missing = efficientbench(*words, "--tp", "2", "--step", "99", expect=2)
     assert "no such checkpoint; there: step_00000006" in missing.stderr
     assert "Traceback" not in missing.stderr
-
-
-@pytest.mark.proof
-def test_expert_parallel_ranks_generate(cache: str, prompts: Path, tmp_path: Path) -> None:
-    words = (f"output={tmp_path}", f"data.cache={cache}", *TINY, "parallel.dp=2", "parallel.ep=2")
-    efficientbench("run", "moe_1.5Bx8", "--smoke", *words, expect=0)
-    asked = ("generate", str(tmp_path / "moe_1.5Bx8_smoke"), "--file", str(prompts), "--temperature", "1")
-    assert efficientbench(*asked, "--tp", "2", expect=0).stdout == efficientbench(*asked, expect=0).stdout
+    greedy = efficientbench("generate", str(folder), "--prompt", PROMPTS[2], expect=0).stdout
+    assert greedy.startswith(PROMPTS[2])
+    assert len(greedy) > len(PROMPTS[2]) + 10
 
 
 @pytest.mark.proof
@@ -123,7 +105,7 @@ def test_an_external_variant_generates_if_the_command_names_it(
 
 
 @pytest.mark.proof
-def test_a_run_and_a_name_are_measured(train: Callable[..., Finished], cache: str, tmp_path: Path) -> None:
+def test_a_run_is_measured(train: Callable[..., Finished], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
     sizes = ("--measure", "--prompt-tokens", "8", "--batch", "1,2", "--max-new-tokens", "3", "--repeats", "2")
@@ -131,12 +113,6 @@ def test_a_run_and_a_name_are_measured(train: Callable[..., Finished], cache: st
     trained = read_generation(folder / "generation.json")
     assert (trained.status, trained.weights) == ("completed", "step 6")
     assert [(row.prompt_tokens, row.batch, row.failure) for row in trained.rows] == [(8, 1, None), (8, 2, None)]
-    words = (f"output={tmp_path}", f"data.cache={cache}", *TINY)
-    done = efficientbench("generate", "mla_1.5B", "--smoke", *sizes, *words, expect=0)
-    random = read_generation(tmp_path / "mla_1.5B_smoke" / "generation.json")
-    assert (random.run, random.weights) == ("mla_1.5B", "random")
-    assert "absorbed projections" in random.decode_path
-    assert str(tmp_path / "mla_1.5B_smoke" / "generation.json") in done.stdout
     for words, message in (
         (("--measure", "--prompt", "a"), "prompts are random tokens"),
         (("--prompt-tokens", "8"), "need --measure"),
@@ -154,6 +130,10 @@ def test_several_names_are_measured_into_one_table(cache: str, tmp_path: Path) -
     runs = ("gqa_1.5B", "mla_1.5B")
     done = efficientbench("generate", ",".join(runs), "--smoke", *sizes, *words, expect=0)
     for run in runs:
-        assert read_generation(tmp_path / f"{run}_smoke" / "generation.json").status == "completed"
+        file = tmp_path / f"{run}_smoke" / "generation.json"
+        found = read_generation(file)
+        assert (found.status, found.run, found.weights) == ("completed", run, "random")
+        assert ("absorbed projections" in found.decode_path) == (run == "mla_1.5B")
+        assert str(file) in done.stdout
         # As reports name it.
         assert f"{run} (smoke)" in done.stdout

@@ -1,4 +1,4 @@
-"""Every script of the matrix with --smoke: each trains, learns, and has its row in one report."""
+"""Scripts of the matrix with --smoke: each learns, and has its row in one report."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from replicas.places import job_environment
 from support.command_line import ROOT, efficientbench, record
 
+from efficientbench.architecture.backbone import CHOICES
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.data_tools.tokenizing.corpus import prepare_corpus
@@ -19,8 +20,24 @@ pytestmark = pytest.mark.proof
 
 MARGIN_NATS = 0.3
 RUN_TIME_LIMIT_S = 540
-# Those of chat.yaml begin with each other's weights.
-RUNS = [run.name for run in load_matrix().all_runs if run.suite != "chat"]
+
+
+def smallest_of_each() -> list[str]:
+    """Return a run of each attention variant, of experts, and of each published model.
+
+    The others have other positions, query groups or sizes: numerics/test_every_variant.py teaches each smoke model. The
+    runs of chat.yaml begin with each other's weights.
+    """
+    names: dict[tuple[object, ...], str] = {}
+    configs = [resolve(run.name, smoke=True) for run in load_matrix().all_runs if run.suite != "chat"]
+    for config in sorted(configs, key=lambda config: config.model.hidden_size):
+        model = config.model
+        key = model.attention.kind, model.moe is not None, *(getattr(model, key) for key in CHOICES)
+        names.setdefault(key, f"{config.variant}_{config.size}")
+    return list(names.values())
+
+
+RUNS = smallest_of_each()
 
 
 @pytest.fixture(scope="module")

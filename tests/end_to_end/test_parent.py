@@ -47,15 +47,12 @@ class Kind:
     """The size of a disk on which no first checkpoint has room."""
 
 
-@pytest.fixture(
-    params=[
-        "pretraining",
-        pytest.param(
-            "fine-tuning",
-            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11"),
-        ),
-    ]
+FINE_TUNING = pytest.param(
+    "fine-tuning", marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11")
 )
+
+
+@pytest.fixture(params=["pretraining", FINE_TUNING])
 def kind(request: pytest.FixtureRequest, tiny: Tiny, tmp_path: Path, cache: str) -> Kind:
     if request.param == "pretraining":
         few = ("training.steps=6", "checkpoint.interval=2")
@@ -123,6 +120,7 @@ def test_a_stopped_run_resumes_after_its_last_step(kind: Kind, tmp_path: Path) -
         assert stderr.startswith(f"{number.name}: the ranks have 60 s to save and end")
         assert failure(folder)["kind"] == "stopped"
         assert (record(folder)["status"], "(stopped)" in stdout) == ("stopped", True)
+        assert not {"adapter", "model"} & {path.name for path in folder.iterdir()}
         if saved is not None:
             assert f"resumes after step {begun}, from {saved}\n" in stdout
             assert record(folder)["resumed_after_steps"] == [begun]
@@ -141,6 +139,8 @@ def test_a_disk_that_fills_up_is_named(kind: Kind, small_disk: Callable[[int], P
     assert not complete(disk / kind.name)
 
 
+# For pretraining: test_repeats.py.
+@pytest.mark.parametrize("kind", [FINE_TUNING], indirect=True)
 def test_a_complete_repeat_is_skipped(kind: Kind, tmp_path: Path) -> None:
     first, second = (tmp_path / kind.name / f"seed_{kind.seed + index}" for index in (0, 1))
     efficientbench(*kind.words, *kind.few_steps, "--repeat", "1", expect=0, stderr="")

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support.command_line import efficientbench, record
 
+from efficientbench.metrics.records.plausible import read_plausible
+
 # So fast that the loss falls from each validation to the next.
 LEARNS = ("training.steps=12", "training.learning_rate=1e-2")
 
@@ -21,6 +23,13 @@ def test_repeats_are_kept_resumed_and_compared(tiny: tuple[str, ...], folder: Pa
     for line in ("1 of 2, seed 1234: complete, kept", "2 of 2, seed 1235: trains", "2 runs (seeds 1234, 1235)"):
         assert line in done.stdout
     first, second = (record(folder / f"seed_{seed}") for seed in (1234, 1235))
+    assert "the repeats vary training.seed: the weights, and the data order" in done.stdout
+    assert [content["data_seed"] for content in (first, second)] == [1234, 1235]
+    assert read_plausible(folder / "seed_1234" / "record.json").steps_sha256
+    words = (*tiny, *LEARNS, "data.seed=5", f"output={folder.parent / 'apart'}", "--repeat", "1")
+    apart = efficientbench(*words, expect=0, stderr="")
+    assert "the repeats vary training.seed: the weights; data.seed=5 keeps the data order" in apart.stdout
+    assert record(folder.parent / "apart" / folder.name / "seed_1234")["data_seed"] == 5
     assert first == written
     assert (first["seed"], second["seed"]) == (1234, 1235)
     assert first["train_loss"] != second["train_loss"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.command_line import Finished, efficientbench, interrupted, losses, record, steps
+from support.command_line import Finished, efficientbench, losses, record, steps
 from support.conversation_pairs import VOCABULARY, write_conversations
 
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
@@ -60,17 +59,6 @@ def test_the_record_has_computed_and_supervised_tokens(whole: Finished, pair: Pa
         in whole.done.stdout
     )
     assert losses(whole.folder)[-1] < losses(whole.folder)[0]
-
-
-@pytest.mark.proof
-def test_a_killed_sft_run_resumes_bit_for_bit(whole: Finished, pair: Path, tiny: tuple[str, ...], folder: Path) -> None:
-    words = (*tiny, *SFT, f"data.path={pair}")
-    assert interrupted(folder, words, signal.SIGKILL, 14) == 1
-    efficientbench(*words, expect=0)
-    assert [(line["step"], line["loss"]) for line in steps(folder) if line["kind"] == "step"] == [
-        (line["step"], line["loss"]) for line in steps(whole.folder) if line["kind"] == "step"
-    ]
-    assert record(folder)["validation_loss"] == record(whole.folder)["validation_loss"]
 
 
 @pytest.mark.parametrize(

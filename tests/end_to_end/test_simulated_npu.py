@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from support.chat_rows import write_chat_tasks
 from support.command_line import ROOT, TINY, Finished, efficientbench, losses, record
-from support.conversation_pairs import VOCABULARY, write_conversations
 from support.core_bundle import write_bundle
 
 from efficientbench.metrics.records.generation.generation import read_generation
 from efficientbench.model.kernels import cross_entropy, weight_gradient
 
 SIMULATED = ROOT / "tests" / "replicas" / "simulated_npu"
+NPU = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(SIMULATED)]), "SIMULATED_NPUS": "1"}
 # float32 sums in another order, over six steps.
 RELATIVE = 1e-5
 
@@ -35,10 +35,7 @@ def on_npu(tmp_path: Path, cache: str) -> Callable[..., Finished]:
         done = efficientbench(
             *words,
             *overrides,
-            PYTHONPATH=os.pathsep.join([str(ROOT), str(SIMULATED)]),
-            SIMULATED_NPU=chip,
-            SIMULATED_NPUS=str(devices),
-            **environment,
+            **{**NPU, "SIMULATED_NPU": chip, "SIMULATED_NPUS": str(devices), **environment},
         )
         return Finished(tmp_path / "gqa_1.5B_smoke", done)
 
@@ -46,18 +43,17 @@ def on_npu(tmp_path: Path, cache: str) -> Callable[..., Finished]:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_on_the_simulated_npu_has_the_losses_of_the_cpu(
-    ranks: int, on_npu: Callable[..., Finished], train: Callable[..., Finished]
+def test_two_simulated_npus_have_the_losses_of_the_cpu(
+    on_npu: Callable[..., Finished], train: Callable[..., Finished]
 ) -> None:
     expected = train()
-    run = on_npu(f"parallel.dp={ranks}", devices=ranks)
+    run = on_npu("parallel.dp=2", devices=2)
     assert run.done.returncode == 0, run.done.stdout + run.done.stderr
     assert losses(run.folder) == pytest.approx(losses(expected.folder), rel=RELATIVE)
     content = record(run.folder)
     assert content["validation_loss"] == pytest.approx(record(expected.folder)["validation_loss"], rel=RELATIVE)
     found = (content["device_name"], content["devices"], content["fallback_kernels"])
-    assert found == ("Ascend910B2", ranks, {})
+    assert found == ("Ascend910B2", 2, {})
     assert content["kernels"] == {
         "attention": "torch_npu npu_fusion_attention",
         "cross_entropy": cross_entropy.NAME,
@@ -69,12 +65,22 @@ def test_a_run_on_the_simulated_npu_has_the_losses_of_the_cpu(
 
 
 @pytest.mark.proof
-def test_the_first_generation_trains_in_fp16_on_torchs_operators(on_npu: Callable[..., Finished]) -> None:
+def test_the_first_generation_trains_in_fp16_on_torchs_operators_and_a_310p_generates_in_it(
+    on_npu: Callable[..., Finished],
+) -> None:
     run = on_npu("training.dtype=fp16", chip="Ascend910PremiumA")
     assert run.done.returncode == 0, run.done.stdout + run.done.stderr
     content = record(run.folder)
     found = (content["dtype"], content["kernels"]["attention"], sorted(content["fallback_kernels"]))
     assert found == ("fp16", "torch scaled_dot_product_attention", ["attention", "norm", "rope", "swiglu"])
+    words = ("generate", str(run.folder), "--prompt", "def main(", "--max-new-tokens", "24")
+    texts = [
+        efficientbench(*words, expect=0, **NPU, SIMULATED_NPU=chip).stdout
+        for chip in ("Ascend910PremiumA", "Ascend310P3")
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("def main(")
+    assert len(texts[0]) > len("def main(") + 10
 
 
 @pytest.mark.proof
@@ -95,48 +101,24 @@ def test_a_dtype_that_a_chip_lacks_is_refused_before_anything_starts(
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("chip", ["Ascend910B2", "Ascend310P3"])
-def test_generated_text_matches_the_cpu(chip: str, train: Callable[..., Finished], tmp_path: Path) -> None:
+def test_generated_text_matches_the_cpu(train: Callable[..., Finished], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(train().folder, folder)
-    npu = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(SIMULATED)]),
-        "SIMULATED_NPU": chip,
-        "SIMULATED_NPUS": "1",
-    }
     words = ("generate", str(folder), "--prompt", "def main(", "--max-new-tokens", "24")
     expected = efficientbench(*words, expect=0).stdout
-    assert efficientbench(*words, expect=0, **npu).stdout == expected
+    for chip in ("Ascend910B2", "Ascend310P3"):
+        assert efficientbench(*words, expect=0, **NPU, SIMULATED_NPU=chip).stdout == expected
     sizes = ("--measure", "--prompt-tokens", "8", "--batch", "1", "--max-new-tokens", "3", "--repeats", "2")
-    efficientbench("generate", str(folder), *sizes, expect=0, **npu)
+    efficientbench("generate", str(folder), *sizes, expect=0, **NPU, SIMULATED_NPU=chip)
     measured = read_generation(folder / "generation.json")
     assert (measured.device_name, [row.failure for row in measured.rows]) == (chip, [None])
 
 
 @pytest.mark.proof
-def test_a_chip_that_cannot_train_generates_in_fp16(on_npu: Callable[..., Finished]) -> None:
-    folder = on_npu("training.dtype=fp16", chip="Ascend910PremiumA").folder
-    words = ("generate", str(folder), "--prompt", "def main(", "--max-new-tokens", "24")
-    npu = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(SIMULATED)]), "SIMULATED_NPUS": "1"}
-    texts = [
-        efficientbench(*words, expect=0, SIMULATED_NPU=chip, **npu).stdout
-        for chip in ("Ascend910PremiumA", "Ascend310P3")
-    ]
-    assert texts[0] == texts[1]
-    assert texts[0].startswith("def main(")
-    assert len(texts[0]) > len("def main(") + 10
-
-
-@pytest.mark.proof
-def test_a_310p_answers_in_chat_though_it_cannot_train(on_npu: Callable[..., Finished], tmp_path: Path) -> None:
-    pair = write_conversations(tmp_path / "pair", 100)
-    keys = ("training.objective=sft", f"model.vocab_size={VOCABULARY}", "data.split=[9,1,0]", f"data.path={pair}")
-    run = on_npu(*keys)
-    assert run.done.returncode == 0, run.done.stderr
-    words = ("chat", str(run.folder), "-p", "7??", "--temperature", "2", "--seed", "5", "--max-new-tokens", "8")
-    npu = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(SIMULATED)]), "SIMULATED_NPUS": "1"}
+def test_a_310p_answers_in_chat_though_it_cannot_train(chat_run: Path) -> None:
+    words = ("chat", str(chat_run), "-p", "7??", "--temperature", "2", "--seed", "5", "--max-new-tokens", "8")
     answers = [
-        efficientbench(*words, expect=0, **npu, SIMULATED_NPU=chip).stdout for chip in ("Ascend310P3", "Ascend910B2")
+        efficientbench(*words, expect=0, **NPU, SIMULATED_NPU=chip).stdout for chip in ("Ascend310P3", "Ascend910B2")
     ]
     assert answers[0] == answers[1] != "\n"
 
@@ -152,9 +134,8 @@ def on_both(run: Path, tasks: tuple[str, ...], data: Path, tmp_path: Path, *word
     for device in ("cpu", "npu"):
         folder = tmp_path / device
         shutil.copytree(run, folder)
-        npu = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(SIMULATED)]), "SIMULATED_NPUS": "1"}
         asked = ("evaluate", str(folder), "--tasks", ",".join(tasks), "--data", str(data), *words)
-        efficientbench(*asked, expect=0, **(npu if device == "npu" else {}))
+        efficientbench(*asked, expect=0, **(NPU if device == "npu" else {}))
         found.append({task: scored(folder / "evaluation" / f"{task}.jsonl") for task in tasks})
         assert json.loads((folder / "evaluation" / f"{tasks[0]}.json").read_text())["device"] == device
     on_cpu, on_npu = found

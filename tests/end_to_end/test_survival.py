@@ -28,8 +28,8 @@ from efficientbench.training.checkpoints.manifest import PARTIAL, complete, find
 
 Tiny = tuple[str, ...]
 RUN = "gqa_1.5B_smoke"
-KILLS = 20
-STEPS = 180
+KILLS = 10
+STEPS = 120
 LENGTH = ("parallel.dp=2", f"training.steps={STEPS}")
 
 
@@ -56,7 +56,7 @@ def kill_a_rank(words: tuple[str, ...], folder: Path, chance: random.Random, whe
 
 @pytest.mark.proof
 @pytest.mark.timeout(1800)
-def test_a_run_killed_20_times_ends_with_the_bits_of_an_uninterrupted_one(
+def test_a_run_killed_ten_times_ends_with_the_bits_of_an_uninterrupted_one(
     tiny: Tiny, tmp_path: Path, cache: str
 ) -> None:
     whole = ("run", "gqa_1.5B", "--smoke", f"output={tmp_path / 'whole'}", f"data.cache={cache}", *TINY, *LENGTH)
@@ -70,7 +70,7 @@ def test_a_run_killed_20_times_ends_with_the_bits_of_an_uninterrupted_one(
         step = verify(good).step if good is not None else 0
         assert step >= saved, f"the checkpoint of step {saved} is lost"
         saved = step
-    assert halved >= 3, "hardly any kill was in the middle of a checkpoint"
+    assert halved >= 2, "hardly any kill was in the middle of a checkpoint"
     assert 0 < saved < STEPS
     efficientbench(*words, expect=0)
     undisturbed = tmp_path / "whole" / RUN

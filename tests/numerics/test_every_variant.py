@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
 import torch
 from oracles.oracle import attention_oracle, build, dense_attention, relative_error, text
 from support.configs import MODELS, is_plain, tiny, tiny_model
+from support.learning import learn
 from torch.utils.flop_counter import FlopCounterMode
 
 from efficientbench.architecture.backbone import CHOICES
@@ -71,10 +73,22 @@ def test_the_number_of_parameters_matches_the_formula(variant: str) -> None:
 
 
 # Of chat.yaml one run: the others differ from it in shapes alone.
-@pytest.mark.parametrize("run", [run.name for run in load_matrix().all_runs if run.suite != "chat"] + ["base_d20"])
+SMOKE = [run.name for run in load_matrix().all_runs if run.suite != "chat"] + ["base_d20"]
+
+
+@pytest.mark.parametrize("run", SMOKE)
 def test_the_number_of_parameters_of_smoke_models_matches_the_formula(run: str) -> None:
     config = resolve(run, smoke=True)
     assert sum(parameter.numel() for parameter in build(config).parameters()) == count_parameters(config.model).total
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("run", SMOKE)
+def test_smoke_models_learn(run: str) -> None:
+    """Only some are trained by their scripts, in tests/end_to_end/test_matrix.py."""
+    config = resolve(run, smoke=True)
+    tokens = text(config, config.training.seq_len + 1)
+    learn(build(config), config, tokens, torch.ones_like(tokens), steps=30, below=math.log(config.model.vocab_size) - 1)
 
 
 @pytest.mark.parametrize("variant", [*MODELS, *MORE])

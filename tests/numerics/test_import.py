@@ -18,8 +18,7 @@ from efficientbench.export.foreign_config import read_config
 from efficientbench.export.hugging_face import Model, write_model
 from efficientbench.export.importing import with_dtype
 from efficientbench.export.safetensors_folder import Tensors
-from efficientbench.export.tensors import imported
-from efficientbench.export.weight_names import weight_shapes
+from efficientbench.export.tensors import imported, weight_shapes
 
 if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT

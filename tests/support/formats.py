@@ -37,9 +37,9 @@ from efficientbench.data_tools.rows import FileRows
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer, train_tokenizer
 from efficientbench.data_tools.tokenizing.building import read_plan
 from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
+from efficientbench.data_tools.tokens.inspection import verify_pair
 from efficientbench.data_tools.tokens.manifest import TokenizeRecord, load_checksums, load_corpus, load_record
 from efficientbench.data_tools.tokens.splitting import split_documents
-from efficientbench.data_tools.tokens.verify import verify_pair
 from efficientbench.evaluation.core.bundle import read_bundle
 from efficientbench.evaluation.results import ResultFile, write_summary
 from efficientbench.evaluation.task import ItemResult, Summary

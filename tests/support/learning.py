@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
 
 
-def learn(model: GPT, config: RunConfig, tokens: torch.Tensor, mask: torch.Tensor, steps: int = 500) -> GPT:
-    """Train on tokens [B, T] where the mask [B, T] is 1, until the mean loss is below 0.01; return it in evaluation."""
+def learn(
+    model: GPT, config: RunConfig, tokens: torch.Tensor, mask: torch.Tensor, steps: int = 500, below: float = 0.01
+) -> GPT:
+    """Train on tokens [B, T] where the mask [B, T] is 1, until the mean loss is `below`; return it in evaluation."""
     from efficientbench.training.update.optimizer import wrap_data_parallel
 
     wrapped = wrap_data_parallel(model, config)
@@ -28,6 +30,6 @@ def learn(model: GPT, config: RunConfig, tokens: torch.Tensor, mask: torch.Tenso
         optimizer.step()
         # What is there would be added to the next ones.
         optimizer.zero_grad()
-        if loss.item() < 0.01:
+        if loss.item() < below:
             return model.eval()
     raise AssertionError(f"it has not learned: loss {loss.item()}")

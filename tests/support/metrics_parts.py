@@ -135,7 +135,8 @@ def make_record(values: Mapping[str, Any] | None = None, reason: str = "not part
     fields: dict[str, Any] = {
         **absent.values,
         "status": "completed",
-        "started_at": "2026-01-02T03:04:05+00:00",
+        # Repeats begin one after the other.
+        "started_at": f"2026-01-02T03:04:05.{given.get('seed', 1234) % 10**6:06d}+00:00",
         "duration_s": 12.5,
         "formula_id": FORMULAS,
         "run": "gqa_1.5B",
@@ -152,7 +153,8 @@ def make_record(values: Mapping[str, Any] | None = None, reason: str = "not part
         "seq_len": 2048,
         "micro_batch_size": 2,
         "global_batch_size": 16,
-        **dict.fromkeys(("tp", "pp", "dp", "ep", "cp"), 1),
+        **dict.fromkeys(("tp", "pp", "ep", "cp"), 1),
+        "dp": given.get("devices", 1),
         "kernels": {"attention": "sdpa"},
         "config": {"training": {"seed": 1234}},
         "environment": {"python": "3.11.0"},

@@ -2,7 +2,8 @@
 
     python -m support.tuned_in_forks CACHE OUTPUT NAME[,key=value...] ...
 
-Each trains in OUTPUT/<what is named>. `from=STEP` trains it again there, from that step's checkpoint. `diverged` lets
+Each trains in OUTPUT/<what is named>. `from=STEP` trains it again there, from that step's checkpoint, and leaves the
+first training's steps in `whole.jsonl`. `diverged` lets
 rank 1 read two steps in another order, of which both ranks must find out.
 """
 
@@ -110,6 +111,7 @@ def main(cache: str, output: Path, runs: list[str]) -> None:
             resume = folder.path / "checkpoint" / f"checkpoint-{begins[0]}"
             # As a run does that passes over damaged ones.
             set_damaged_aside(folder.path, resume)
+            folder.steps.with_name("whole.jsonl").write_bytes(folder.steps.read_bytes())
             job = replace(TuningJob.read(folder.config), resume=resume)
             train([job, job], [0, 0])
             continue

@@ -1,8 +1,10 @@
-"""Check one variant on a tiny model: its computations in this process, then runs of it."""
+"""Check one variant on a tiny model: its computations in this process, then runs: layouts, recomputation, resuming."""
 
 from __future__ import annotations
 
 import keyword
+import shutil
+import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -13,6 +15,7 @@ from rich.console import Console
 from efficientbench.architecture.registry import attention_of, position_of, section_of
 from efficientbench.architecture.variant import missing
 from efficientbench.basics.errors import ConfigError
+from efficientbench.config.combination_table import problems
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import (
@@ -22,11 +25,14 @@ from efficientbench.costs.model import (
     keys_read_per_query,
     kv_cache_bytes_per_token,
 )
-from efficientbench.doctor.check import print_checks
-from efficientbench.doctor.variant.cases import BASE, SHAPES, tiny_models
+from efficientbench.doctor.check import Check, print_checks
+from efficientbench.doctor.variant.cases import BASE, LAYOUTS, SHAPES, overrides_of, tiny_models
 from efficientbench.doctor.variant.model import model_checks
-from efficientbench.doctor.variant.runs import run_checks
+from efficientbench.launchers.processes.worker_process import module_command
+from efficientbench.metrics.records.sinks.steplog import read_steps
 from efficientbench.model import attention
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.training.checkpoints.manifest import checkpoint_folder
 
 SUFFIX = "_example.py"
 EXAMPLES = {path.name.removesuffix(SUFFIX): path for path in Path(attention.__path__[0]).glob(f"*{SUFFIX}")}
@@ -110,3 +116,78 @@ def undeclared(config: RunConfig) -> Iterator[str]:
         lambda: attention.costs.saved(model, 1),
     )
     yield from dict.fromkeys(reason for formula in formulas if (reason := missing(formula)))
+
+
+ROUNDING = 1e-5
+"""Largest relative difference of a loss that the order of sums explains."""
+SAVED_AFTER = 3
+"""Steps before the checkpoint from which a run resumes."""
+TIME_LIMIT_S = 600
+
+TOGETHER = (("pipeline", "interleaved pipeline"), ("data parallel", "full recomputation"))
+"""Layouts that one run checks together. Where it is refused or wrong, each layout gets a run of its own."""
+
+
+def run_checks(words: Sequence[str], folder: Path) -> Iterator[Check]:
+    """Run the model on one rank, then in every layout that it can have, and compare the losses of all steps.
+
+    Args:
+        words: the overrides of BASE's smoke run.
+        folder: the folder that the runs write to.
+    """
+    shared = (*words, f"output={folder}", f"data.cache={folder / 'data'}", f"checkpoint.interval={SAVED_AFTER}")
+    single = (*shared, "label=single", "parallel.dp=1")
+    wanted = _losses(single)
+    if isinstance(wanted, str):
+        yield Check("a run", False, wanted)
+        return
+    yield Check("a run", True, f"{len(wanted)} steps, losses {wanted[0]:.4f} to {wanted[-1]:.4f}")
+    yield _resumption(single, wanted)
+    shown: set[str] = set()
+    for names in (*TOGETHER, *((name,) for name in LAYOUTS)):
+        if not shown.issuperset(names):
+            check = _layout(names, shared, wanted)
+            if len(names) == 1 or check.passed:
+                shown.update(names)
+                yield check
+
+
+def _layout(names: Sequence[str], shared: Sequence[str], wanted: list[float]) -> Check:
+    """Run the model once in these layouts of LAYOUTS together."""
+    keys = {key: value for name in names for key, value in LAYOUTS[name].items()}
+    refused = problems(resolve(BASE, smoke=True, overrides=shared), keys)
+    if refused:
+        return Check(", ".join(names), len(names) == 1, f"refused: {ConfigError(refused)}")
+    label = "_and_".join(names).replace(" ", "_")
+    good = f"losses of one rank in all {len(wanted)} steps"
+    return _same(", ".join(names), _losses((*shared, f"label={label}", *overrides_of(keys))), wanted, good)
+
+
+def _resumption(overrides: Sequence[str], wanted: list[float]) -> Check:
+    """Remove the record and the last checkpoint of the completed run, and run it again: it must resume."""
+    folder = OutputFolder.of(resolve(BASE, smoke=True, overrides=overrides))
+    folder.record.unlink()
+    shutil.rmtree(checkpoint_folder(folder.path, len(wanted)))
+    return _same("checkpoint", _losses(overrides), wanted, f"resumed after step {SAVED_AFTER} with the same losses")
+
+
+def _same(name: str, found: list[float] | str, wanted: list[float], good: str) -> Check:
+    if isinstance(found, str):
+        return Check(name, False, found)
+    distances = [abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=False)]
+    worst = max(distances, default=0.0)
+    if len(found) != len(wanted):
+        return Check(name, False, f"{len(found)} steps instead of {len(wanted)}")
+    step = distances.index(worst) + 1
+    return Check(name, worst < ROUNDING, good if worst < ROUNDING else f"step {step} differs by {worst:.1e}")
+
+
+def _losses(overrides: Sequence[str]) -> list[float] | str:
+    """Run, and return the loss of every step, or the last line that a failed run printed."""
+    command = module_command("efficientbench.cli", "run", BASE, "--smoke", *overrides)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
+    if done.returncode != 0:
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        return lines[-1] if lines else f"exit code {done.returncode}"
+    folder = OutputFolder.of(resolve(BASE, smoke=True, overrides=overrides))
+    return [line["loss"] for line in read_steps(folder.steps) if line["kind"] == "step"]

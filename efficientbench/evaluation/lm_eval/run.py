@@ -13,8 +13,7 @@ from rich.console import Console
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.evaluation.evaluate import memory_errors_explained
-from efficientbench.evaluation.publish import publish
-from efficientbench.evaluation.results import FOLDER, ResultFile
+from efficientbench.evaluation.results import FOLDER, ResultFile, publish
 from efficientbench.evaluation.task import ItemResult, Options, Summary, prompt_hash
 from efficientbench.generation.open_run import opened
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity

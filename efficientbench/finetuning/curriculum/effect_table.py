@@ -11,10 +11,12 @@ from rich.console import Console
 
 from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.finetuning.complete import with_later_keys
-from efficientbench.finetuning.config import SAME
+from efficientbench.finetuning.config import SAME, SEEDS
 from efficientbench.finetuning.curriculum.effect import COMPARISONS, LossCurve, effects
-from efficientbench.metrics.records.record import RunRecord, load_records
+from efficientbench.metrics.records.plausible import load_records
+from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.table import plain_table, print_tables
+from efficientbench.running.resume import settings
 
 ALL = "all"
 """The name of the part with all held-out examples."""
@@ -86,11 +88,8 @@ def _order(record: RunRecord) -> str:
 
 def _other_keys(record: RunRecord) -> dict[str, Any]:
     """Return the run's devices, and its configuration without order, seeds and keys that change no result."""
-    config = {key: value for key, value in with_later_keys(record.config).items() if key not in ("label", *SAME)}
-    config["curriculum"] = {
-        key: value for key, value in config["curriculum"].items() if key not in ("order", "use", "seed")
-    }
-    config["training"] = {key: value for key, value in config["training"].items() if key != "seed"}
+    of_order = ("label", "curriculum.order", "curriculum.use", *SEEDS)
+    config = settings(with_later_keys(record.config), (*SAME, *of_order))
     return {"config": config, "devices": [record.device_name, record.devices]}
 
 

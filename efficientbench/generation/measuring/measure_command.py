@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 
 from efficientbench.architecture.registry import load_kinds
-from efficientbench.basics.errors import ConfigError, GenerationError
+from efficientbench.basics.errors import ConfigError, GenerationError, MetricsError
 from efficientbench.config.matrix import MATRIX
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device
@@ -32,6 +32,7 @@ from efficientbench.metrics.records.generation.generation import (
     read_generation,
     write_generation,
 )
+from efficientbench.metrics.records.record import read_record
 from efficientbench.metrics.report.sections.generation import beside, print_generation
 from efficientbench.metrics.sensors.hardware import memory_bandwidth
 from efficientbench.planning import generation_plan
@@ -73,9 +74,17 @@ def measure_several(
         codes.append(_exit_code(module_command("efficientbench.cli", "generate", run, *arguments, *options)))
         if codes[-1] == INTERRUPTED:
             break
-    records = [read_generation(folder.generation) for folder, code in zip(folders, codes, strict=False) if code == 0]
-    print_generation(beside(records, []), [], Console())
+    _print([folder for folder, code in zip(folders, codes, strict=False) if code == 0])
     return INTERRUPTED if INTERRUPTED in codes else next(filter(None, codes), 0)
+
+
+def _print(folders: Sequence[OutputFolder]) -> None:
+    """Print the measurements of these folders, each beside the training whose record lies in its folder."""
+    trained = []
+    for folder in folders:
+        with contextlib.suppress(MetricsError):
+            trained.append(read_record(folder.record))
+    print_generation(beside([read_generation(folder.generation) for folder in folders], trained), trained, Console())
 
 
 def _exit_code(command: Sequence[str]) -> int:
@@ -175,7 +184,6 @@ def measure_run(found: Target, cases: Sequence[Case], repeats: int, compiled: bo
     Raises ConfigError: `compiled` is set for a model with experts, or the folder cannot be written.
     """
     from efficientbench.generation.measuring.measure import Setting
-    from efficientbench.generation.measuring.results import print_results
 
     if compiled and found.config.model.moe is not None:
         raise ConfigError("--compile: which experts get tokens is decided in the step, which has no graph of its own")
@@ -188,10 +196,10 @@ def measure_run(found: Target, cases: Sequence[Case], repeats: int, compiled: bo
             book.add(*_row(setting, case))
     except KeyboardInterrupt:
         if book.rows:
-            print_results(book.record("stopped"))
+            _print([found.folder])
         return INTERRUPTED
     book.write("completed")
-    print_results(book.record("completed"))
+    _print([found.folder])
     print(f"record       {found.folder.generation}")
     return 0 if any(row.failure is None for row in book.rows) else 1
 

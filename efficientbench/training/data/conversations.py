@@ -50,7 +50,7 @@ def open_conversations(
                 f"the shortest of them has {found.lengths[numbers].min():,} tokens"
             )
     ids, masks = choose_conversations(found, split.validation, training.validation_tokens)
-    packed = PackedConversations(found, split.training, samples, training.seed, pad)
+    packed = PackedConversations(found, split.training, samples, config.order_seed, pad)
     return packed, ValidationText(ids, training.seq_len, masks)
 
 

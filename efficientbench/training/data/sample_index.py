@@ -168,7 +168,7 @@ def open_training(
             raise no_document(config, prefix, "training")
     cache = Path(config.data.cache).absolute() / "index"
     dataset_config = _TrainingConfig(
-        random_seed=config.training.seed,
+        random_seed=config.order_seed,
         sequence_length=config.training.seq_len,
         blend=([str(prefix) for prefix in prefixes], list(config.data.weights) if len(prefixes) > 1 else None),
         split="1,0,0",

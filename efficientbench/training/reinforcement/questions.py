@@ -49,7 +49,7 @@ class Questions:
         self.renderer = make_renderer(tokenizer, name)
         self.examples = open_rows("questions", rl.task, rl.questions)
         self.per_step = training.global_batch_size // rl.samples
-        self._seed = training.seed
+        self._seed = config.order_seed
         # A sequence of S positions holds S + 1 tokens.
         capacity = training.seq_len + 1 if longest is None else min(training.seq_len + 1, longest)
         found = [

@@ -66,6 +66,6 @@ def _about(suite: Suite) -> str:
     first = suite.rows[0].record
     repeats = {row.record.repeats for row in suite.rows}
     runs = f"{min(repeats)} to {max(repeats)}" if len(repeats) > 1 else f"{max(repeats)}"
-    where = f"{first.devices} × {first.device_name}, {first.dtype}, sequence {first.seq_len:,}"
+    where = f"{first.devices} × {first.device_name}, {first.dtype or 'dtype n/a'}, sequence {first.seq_len:,}"
     spread = ", ± their standard deviation" if max(repeats) > 1 else ""
     return f"On {where}; runs a row: {runs}{spread}. Bold: the best, and what does not differ from it. {RULE}"

@@ -214,8 +214,8 @@ class Ranked:
 
 
 def rank(records: Sequence[RunRecord]) -> list[Ranked]:
-    """Rank the runs that have both J/token and AEC, in the order of J/token. The runs must be comparable."""
-    measured = [record for record in records if _per_token(record) > 0 and _power(record) > 0]
+    """Rank the runs that have both J/token and AEC, undoubted, by J/token. The runs must be comparable."""
+    measured = [each for each in records if _per_token(each) > 0 and _power(each) > 0 and not each.energy_doubt]
     by_token = sorted(measured, key=_per_token)
     by_power = sorted(measured, key=_power)
     place = {id(record): index for index, record in enumerate(by_power)}

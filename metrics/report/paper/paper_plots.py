@@ -10,7 +10,8 @@ from markupsafe import Markup
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.records.record import RECORD_NAME, load_records
+from efficientbench.metrics.records.plausible import load_records
+from efficientbench.metrics.records.record import RECORD_NAME
 from efficientbench.metrics.report.paper.latex import latex_tables
 from efficientbench.metrics.report.paper.pdf import pdf_file
 from efficientbench.metrics.report.paper.standalone import svg_file

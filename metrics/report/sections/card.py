@@ -6,16 +6,22 @@ Stages are runs, each of which began with the weights of the stage before (`init
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from efficientbench.basics.errors import MetricsError
-from efficientbench.basics.foreign import plain_text, read_whole
+from efficientbench.basics.foreign import plain_text
 from efficientbench.metrics.analysis.generation import GENERATION_CONDITIONS, combination_of, measured_rows
 from efficientbench.metrics.analysis.paired import CORE
+from efficientbench.metrics.analysis.stages import (
+    before,
+    device_hours,
+    may_begin_with,
+    training_device_hours,
+    training_energy_j,
+)
 from efficientbench.metrics.formulas.student import half_interval_95
 from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.records.generation.generation import GenerationRecord, GenerationRow, generation_of
@@ -112,8 +118,7 @@ class Stage:
     @property
     def before(self) -> str | None:
         """Folder of the run whose weights this one began with, as recorded then."""
-        found = self.record.section("init").get("run")
-        return found if isinstance(found, str) else None
+        return before(self.record)
 
 
 Pipeline = Sequence[Stage]
@@ -127,8 +132,8 @@ def load_pipelines(folder: Path) -> list[Pipeline]:
         with contextlib.suppress(MetricsError):
             run = str(path.parent.relative_to(folder))
             stages[run] = Stage(plain_text(run), read_record(path), generation_of(path.parent))
-    before = {run: _before(stage, folder, stages) for run, stage in stages.items()}
-    chains = [_chain(run, before) for run in stages if run not in before.values()]
+    earlier = {run: _before(stage, folder, stages) for run, stage in stages.items()}
+    chains = [_chain(run, earlier) for run in stages if run not in earlier.values()]
     return [[stages[run] for run in chain] for chain in chains if len(chain) > 1]
 
 
@@ -138,30 +143,19 @@ def _before(stage: Stage, folder: Path, runs: Iterable[str]) -> str | None:
     It is the run whose folder the recorded path ends with, so that all folders may be moved together. A checkpoint with
     another SHA-256 than the recorded one is that of another run of this name, or of a later training.
     """
-    init = stage.record.section("init")
-    step, parts = init.get("step"), PurePath(stage.before or "").parts
+    parts = PurePath(stage.before or "").parts
     for run in sorted(runs, key=len, reverse=True):
         end = PurePath(run).parts
-        if end and parts[-len(end) :] == end:
-            manifest = folder / run / "checkpoint" / f"step_{step if isinstance(step, int) else 0:08}" / "manifest.json"
-            if _may_have(manifest, init.get("sha256")):
-                return run
+        if end and parts[-len(end) :] == end and may_begin_with(stage.record, folder / run):
+            return run
     return None
 
 
-def _may_have(manifest: Path, sha256: object) -> bool:
-    """Return whether a file has this SHA-256; True for a file that cannot be read, since it may have it."""
-    try:
-        return hashlib.sha256(read_whole(manifest)).hexdigest() == sha256
-    except (OSError, ValueError):
-        return True
-
-
-def _chain(run: str, before: Mapping[str, str | None]) -> list[str]:
+def _chain(run: str, earlier: Mapping[str, str | None]) -> list[str]:
     """Return a run and the runs that it descends from, the earliest first."""
     chain = [run]
-    while (earlier := before.get(chain[0])) is not None and earlier not in chain:
-        chain.insert(0, earlier)
+    while (found := earlier.get(chain[0])) is not None and found not in chain:
+        chain.insert(0, found)
     return chain
 
 
@@ -200,7 +194,7 @@ def card_table(pipelines: Sequence[Pipeline], evaluations: Table, price_per_hour
     stages = {stage.run: stage for pipeline in pipelines for stage in pipeline}
     scores = _Scores.of(evaluations, stages)
     served = Served.of({run: stage.generation for run, stage in stages.items()})
-    costs = ("hours", "device hours", "kJ", *(["cost"] if price_per_hour is not None else []))
+    costs = (*COSTS, *(["cost"] if price_per_hour is not None else []))
     header = ("pipeline", "stage", "data", "tokens", "loss", *scores.tasks, *served.header, *costs)
     rows: list[tuple[str, ...]] = []
     for pipeline in pipelines:
@@ -214,7 +208,9 @@ def card_table(pipelines: Sequence[Pipeline], evaluations: Table, price_per_hour
                 rows.append((title, name + ended, *_learned(stage.record), *own, *served.cells(stage.run), *spent))
             if not of_name:
                 rows.append((title, name, *[ABSENT] * (len(header) - 2)))
-        spent = _costs([stage.record for stage in pipeline], price_per_hour)
+        # Without its first runs the cost of a pipeline is not known.
+        whole = [stage.record for stage in pipeline] if pipeline[0].before is None else []
+        spent = _costs(whole, price_per_hour)
         rows.append((title, ALL, *[""] * (3 + len(scores.tasks) + len(served.header)), *spent))
     notes = (*_notes(pipelines, scores, price_per_hour), *served.notes)
     return Table(header, rows, (0, 1, 2), notes=notes)
@@ -233,27 +229,29 @@ def _learned(record: RunRecord) -> tuple[str, str, str]:
     return data or ABSENT, tokens, f"{record.validation_loss:.4f}" + (f" ± {margin:.4f}" if margin else "")
 
 
+COSTS: dict[str, Callable[[RunRecord], float]] = {
+    "hours": lambda record: device_hours(record) / record.devices,
+    "device hours": device_hours,
+    "training device hours": training_device_hours,
+    "training kJ": lambda record: training_energy_j(record) / 1000,
+}
+"""Costs that the card shows; they raise MetricsError where one is not known."""
+
+
 def _costs(records: Sequence[RunRecord], price_per_hour: float | None) -> list[str]:
-    """Return the cells of the runs' total hours, device hours, kJ and, with a price, cost."""
-    hours = math.fsum(_wall_s(each) for each in records) / 3600
-    device_hours = math.fsum(_wall_s(each) * each.devices for each in records) / 3600
-    joules = [found for each in records if (found := _energy_j(each)) is not None]
-    kilojoules = math.fsum(joules) / 1000 if len(joules) == len(records) else None
-    cost = [] if price_per_hour is None else [device_hours * price_per_hour]
-    return [_cell(value) for value in (hours, device_hours, kilojoules, *cost)]
+    """Return the cells of the runs' summed costs and, with a price, of what their device hours cost."""
+    sums = [_sum(records, cost) for cost in COSTS.values()]
+    whole = sums[list(COSTS).index("device hours")]
+    priced = [] if price_per_hour is None else [None if whole is None else whole * price_per_hour]
+    return [_cell(value) for value in (*sums, *priced)]
 
 
-def _wall_s(record: RunRecord) -> float:
-    """Return the wall time of all attempts of a run; that of the last attempt where no more is known."""
-    return record.duration_s if record.wall_s is None else record.wall_s
-
-
-def _energy_j(record: RunRecord) -> float | None:
-    """Return the energy of the measured steps; for reinforcement learning, including that of the rollouts."""
-    if record.reinforcement is None or record.energy_j is None:
-        return record.energy_j
-    rollouts = record.reinforcement.rollouts
-    return None if rollouts is None or rollouts.energy_j is None else record.energy_j + rollouts.energy_j
+def _sum(records: Sequence[RunRecord], cost: Callable[[RunRecord], float]) -> float | None:
+    """Return the summed cost; None where that of a run is not known, or where there are none."""
+    try:
+        return math.fsum(map(cost, records)) if records else None
+    except MetricsError:
+        return None
 
 
 def _cell(value: float | None) -> str:
@@ -265,7 +263,8 @@ def _notes(pipelines: Sequence[Pipeline], scores: _Scores, price: float | None) 
     notes = [
         "Losses are nats per token with a 95 % interval, each over the text of its own stage: compare them within a "
         "stage.",
-        "Hours are whole runs, set-up and evaluation included; kJ are those of the measured steps alone, RL's with the "
+        "Hours and device hours are whole runs, of all attempts, set-up and evaluation included. Training device hours "
+        "and kJ are both of the training steps alone: of all of them, at the measured ones' rates, RL's with the "
         "answers that it samples before them.",
     ]
     no_price = "No cost: it needs the price of a device and hour (--price-per-hour X)."
@@ -276,7 +275,10 @@ def _notes(pipelines: Sequence[Pipeline], scores: _Scores, price: float | None) 
         first = pipeline[0]
         if first.before is not None:
             where = plain_text(first.before)
-            notes.append(f"{first.run} began with {where}, which is not below this folder, or has changed since.")
+            notes.append(
+                f"{first.run} began with {where}, which is not below this folder, or has changed since: the sums of "
+                f"{last} are not known."
+            )
         if missing:
             notes.append(f"{ABSENT} {', '.join(missing)} of {last}: no such run belongs to it.")
         for stage in pipeline:
@@ -289,8 +291,7 @@ def _stage_notes(stage: Stage, scores: _Scores) -> list[str]:
     record, notes = stage.record, []
     if record.resumed_after_steps:
         after = ", ".join(map(str, record.resumed_after_steps))
-        of_last = "kJ are" if record.wall_s is not None else "hours and kJ are"
-        notes.append(f"{stage.run} was resumed after step {after}: its {of_last} those of its last attempt.")
+        notes.append(f"{stage.run} was resumed after step {after}: its training costs are at its last attempt's rates.")
     learned = record.reinforcement
     if learned is not None and learned.reward_first is not None and learned.reward_last is not None:
         notes.append(
@@ -301,11 +302,14 @@ def _stage_notes(stage: Stage, scores: _Scores) -> list[str]:
     unscored = [task for task in scores.tasks if task not in scores.values.get(stage.run, {})]
     if unscored:
         notes.append(f"{ABSENT} {', '.join(unscored)} of {stage.run}: not evaluated.")
-    for title, figure in (("tokens", "tokens_trained"), ("loss", "validation_loss"), ("kJ", "energy_j")):
+    for title, figure in (("tokens", "tokens_trained"), ("loss", "validation_loss")):
         if getattr(record, figure) is None:
             notes.append(f"{ABSENT} {title} of {stage.run}: {record.unavailable[figure]}")
-    if record.energy_j is not None and _energy_j(record) is None:
-        notes.append(f"{ABSENT} kJ of {stage.run}: the energy of its answers was not measured.")
+    for title, cost in COSTS.items():
+        try:
+            cost(record)
+        except MetricsError as error:
+            notes.append(f"{ABSENT} {title} of {stage.run}: {str(error).removeprefix(f'{record.run}: ')}")
     return notes
 
 

@@ -76,7 +76,7 @@ def settings_table(records: Sequence[RunRecord]) -> Table:
         rows.append(
             (
                 *(run, record.status, number(record.parameters, ","), number(record.parameters_active, ",")),
-                record.dtype,
+                record.dtype or "n/a",
                 *(f"{record.seq_len:,}", f"{record.micro_batch_size:,}", f"{record.global_batch_size:,}"),
                 *(layout or "1 rank", f"{record.steps_measured:,}", f"{record.tokens:,}"),
                 number(record.tokens_per_parameter, ".3g"),

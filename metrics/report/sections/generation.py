@@ -85,6 +85,7 @@ _SHOWN: dict[str, tuple[str, str, float]] = {
     "decode_time_s_ci_high": ("±95%", "", 1),
     "decode_time_s": ("a token, ms", ",.2f", 1e-3),
     "cache_bytes": ("cache, MB", ",.2f", 1e6),
+    "cache_bytes_per_token": ("B/token", ",.0f", 1),
     "bandwidth_utilization": ("bandwidth", ".1%", 1),
     "prefill_energy_j_per_token": ("prefill J/token", ".3g", 1),
     "decode_energy_j_per_token": ("decode J/token", ".3g", 1),

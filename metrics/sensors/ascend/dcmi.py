@@ -18,8 +18,8 @@ from typing import Any
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas.device_use import DeviceSettings
-from efficientbench.metrics.sensors.ascend.chips import Chip, chip_power_w, choose_chips
 from efficientbench.metrics.sensors.ascend.dcmi_library import (
+    Chip,
     ChipInfo,
     DdrInfo,
     DieId,
@@ -28,6 +28,8 @@ from efficientbench.metrics.sensors.ascend.dcmi_library import (
     Process,
     call,
     card_ids,
+    chip_power_w,
+    choose_chips,
     load,
 )
 from efficientbench.metrics.sensors.base import (

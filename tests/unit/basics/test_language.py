@@ -15,8 +15,8 @@ from rich.console import Console
 from support.command_line import efficientbench
 from support.repository import ROOT
 
-from efficientbench.basics.help_page import translate_help
 from efficientbench.basics.language import TABLE, in_chinese, in_users_language, is_chinese
+from efficientbench.basics.program import translate_help
 from efficientbench.cli.app import app
 from efficientbench.data_tools.cli import app as data_app
 from efficientbench.doctor.check import Check, print_checks

@@ -25,8 +25,8 @@ from efficientbench.data_tools.tokenizer.tokenizer import train_tokenizer
 from efficientbench.data_tools.tokenizing import inputs
 from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
 from efficientbench.data_tools.tokens.indexed import bin_path
+from efficientbench.data_tools.tokens.inspection import verify_pair
 from efficientbench.data_tools.tokens.manifest import manifest_path
-from efficientbench.data_tools.tokens.verify import verify_pair
 
 PART_BYTES = 100_000
 TEXTS = [f"Document {number}: {'a few words and some more, ' * (number % 60)}" for number in range(4000)]

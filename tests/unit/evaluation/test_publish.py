@@ -10,7 +10,7 @@ from rich.console import Console
 from support.synthetic_runs import gpu_run
 
 from efficientbench.basics.checksum import with_checksum
-from efficientbench.evaluation.publish import publish
+from efficientbench.evaluation.results import publish
 from efficientbench.evaluation.task import Summary
 from efficientbench.metrics.records.record import read_record, write_record
 

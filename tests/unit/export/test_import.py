@@ -21,8 +21,7 @@ from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer, train_
 from efficientbench.export.hugging_face import Model, write_model
 from efficientbench.export.importing import import_folder
 from efficientbench.export.safetensors_folder import write_shards
-from efficientbench.export.tensors import exported
-from efficientbench.export.weight_names import weight_shapes
+from efficientbench.export.tensors import exported, weight_shapes
 
 pytestmark = TRANSFORMERS_5
 CONFIG = tiny("gqa_1.5B", "model.vocab_size=301", "model.embedding_multiplier=1")

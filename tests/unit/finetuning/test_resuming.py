@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.devices.cpu import CPU
 from efficientbench.finetuning.curriculum.choice import choose_order
 from efficientbench.finetuning.curriculum.difficulty import Sample
@@ -30,13 +31,13 @@ from efficientbench.training.checkpoints.manifest import seal
 EXAMPLES = joined([([1, 2], [False, True])] * 4)
 
 
-def prepared(folder: OutputFolder) -> PreparedTuning:
-    """A fine-tuning of four steps on one rank."""
-    config = resolve_tuning("lora_tiny", overrides=["device=cpu", f"output={folder.path.parent}"])
+def prepared(folder: OutputFolder, *overrides: str, world: int = 1) -> PreparedTuning:
+    """A fine-tuning of four steps, by itself on one rank."""
+    config = resolve_tuning("lora_tiny", overrides=["device=cpu", f"output={folder.path.parent}", *overrides])
     order = choose_order(config.curriculum, [Sample(None, "here")] * 4, 4, 1, None)
     data = DataSource("rows.jsonl", 1.0, 4, 8, EXAMPLES.fingerprint, "")
     found = Prepared(None, EXAMPLES, EXAMPLES, np.full(4, -1), order, 4, 0, data, 0)
-    return PreparedTuning(PlannedTuning(config, Site(CPU(), None, folder), "tiny", world=1), found)
+    return PreparedTuning(PlannedTuning(config, Site(CPU(), None, folder), "tiny", world), found)
 
 
 def save(job: TuningJob, step: int, formula: str) -> Path:
@@ -58,6 +59,30 @@ def test_an_update_of_the_formulas_does_not_make_it_start_anew(
     assert prepare_folder(folder, partial(kind.usable, tuning, folder), fresh=False) == newest
     assert capsys.readouterr().out == f"resumes after step 2, from {newest}\n"
     assert not (folder.path / "previous").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "world", "reason"),
+    [
+        ((), 4, "holds checkpoints of 1 rank, and this run has 4"),
+        (("training.learning_rate=1e-3",), 1, "holds checkpoints of another configuration"),
+        # A sink changes nothing that is learned.
+        (("wandb=trial",), 1, None),
+    ],
+)
+def test_a_checkpoint_fits_its_ranks_and_its_configuration(
+    overrides: tuple[str, ...], world: int, reason: str | None, tmp_path: Path
+) -> None:
+    folder = OutputFolder(tmp_path / "lora_tiny")
+    folder.path.mkdir()
+    kind = FineTuning()
+    newest = save(kind.job(prepared(folder), folder, 0, None), 2, "efficientllm-2505.13840/1")
+    other = prepared(folder, *overrides, world=world)
+    if reason is None:
+        assert kind.usable(other, folder) == newest
+    else:
+        with pytest.raises(ConfigError, match=reason):
+            kind.usable(other, folder)
 
 
 def test_a_node_makes_the_folder_that_it_does_not_see(tmp_path: Path) -> None:

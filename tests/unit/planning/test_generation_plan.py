@@ -13,8 +13,7 @@ from efficientbench.cli.app import app
 from efficientbench.config.load import resolve
 from efficientbench.costs.generation import generation_bytes
 from efficientbench.metrics.sensors.hardware import device_rates
-from efficientbench.planning.generation_plan import plan_generation, runtime_bytes
-from efficientbench.planning.generation_table import print_generation
+from efficientbench.planning.generation_plan import plan_generation, print_generation, runtime_bytes
 
 H100 = device_rates("H100 SXM", "bf16")
 

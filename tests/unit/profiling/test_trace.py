@@ -15,7 +15,7 @@ from efficientbench.config.load import resolve
 from efficientbench.config.schema import MeasurementConfig
 from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.profiling import trace
-from efficientbench.profiling.roofline import bounds, largest_gap
+from efficientbench.profiling.profile import bounds, largest_gap
 from efficientbench.profiling.trace import OPTIMIZER, STEP, Breakdown, break_down, common, read_trace, union, without
 from efficientbench.worker.listeners.profiler import Profiler
 

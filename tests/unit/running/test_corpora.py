@@ -20,7 +20,7 @@ from efficientbench.data_tools.tokenizing.corpus import Corpus
 from efficientbench.data_tools.tokens.manifest import pair_checksums, save_corpus
 from efficientbench.planning.plan import plan_anywhere
 from efficientbench.running.corpora import check_split, prepare_corpora
-from efficientbench.running.epochs import counted
+from efficientbench.running.run import counted
 
 SPLITS = [(99, 1, 0), (50, 50, 0), (1, 1, 1), (98, 1, 1), (100, 0, 0)]
 

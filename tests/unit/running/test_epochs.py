@@ -16,7 +16,7 @@ from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.tokens.manifest import Corpus, load_corpus, manifest_path
 from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
 from efficientbench.planning.plan import make_plan, text_budget
-from efficientbench.running.epochs import counted, epoch_steps
+from efficientbench.running.run import counted, epoch_steps
 from efficientbench.training.data.packing import WAITING
 
 SEQ_LEN, BATCH, MEMORY_BYTES = 48, 8, 1 << 30

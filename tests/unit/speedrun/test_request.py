@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import typer
+from support.conversation_pairs import write_conversations
 from support.core_bundle import write_bundle
 
 from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.cli.speedrun import speedrun as command
 from efficientbench.cli.sweep import sweep
+from efficientbench.speedrun.check import check_texts
 from efficientbench.speedrun.perform import speedrun
 from efficientbench.speedrun.request import STAGES, Request, keep_choices, kept_request
+from efficientbench.speedrun.steps import make_pipeline
 
 
 def test_a_folder_is_made_from_one_text_vocabulary_and_mixture(request_: Request, tmp_path: Path) -> None:
@@ -45,6 +48,18 @@ def test_a_folder_is_made_from_one_text_vocabulary_and_mixture(request_: Request
         ({"overrides": ("training.stepz=3",)}, "did you mean training.steps"),
         ({"variants": ("mla2",)}, "did you mean mla"),
         ({"limit": 1, "core": ("jeopardy",)}, "give --limit "),
+        ({"overrides": ("sft:training.steps=4",)}, "sft_d4: training.steps: 4 of the 15 steps that 5 of warm-up"),
+        (
+            {"overrides": ("mid:training.micro_batch_size=3",)},
+            "mid_d4: training.global_batch_size: 4 is not a multiple",
+        ),
+        (
+            {"stages": STAGES, "overrides": ("rl:training.steps=4", "rl:rl.reward=no_such_rewards:right")},
+            "rl_d4: reward no_such_rewards:right",
+        ),
+        ({"stages": STAGES, "overrides": ("rl:rl.questions=/no/rows.jsonl",)}, "rl_d4: "),
+        ({"depth": 300}, "3 problems:\n  base_d300 does not fit"),
+        ({"overrides": ("checkpoint.keep=100000000",)}, "the checkpoints of all stages take up to "),
         ({"stages": STAGES, "without": "train.jsonl"}, "--rl: --task-data has no file gsm8k/train*"),
     ],
 )
@@ -59,6 +74,14 @@ def test_mistakes_end_it_before_anything_is_made(request_: Request, changes: dic
     with pytest.raises(ConfigError, match=re.escape(message)):
         speedrun(replace(request_, **given))
     assert not (request_.work / "tokenizer").exists()
+
+
+def test_a_text_that_does_not_suit_its_run_is_refused_before_any_trains(request_: Request, tmp_path: Path) -> None:
+    pair = write_conversations(tmp_path / "pair", 3)
+    request_.work.mkdir()
+    request = replace(request_, overrides=(f"sft:data.path={pair}",))
+    with pytest.raises(ConfigError, match=r"^sft_d4: data\.split: \[9\.0, 1\.0, 0\.0\] leaves none of the 3 doc"):
+        check_texts(request, make_pipeline(request).runs)
 
 
 def test_questions_that_are_named_need_no_other_file(request_: Request, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.sweep import sweep
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import RunName, load_matrix
+from efficientbench.costs.model import count_parameters
 from efficientbench.sweep.combinations import label_of, parse_axes
 from efficientbench.sweep.dry_run import print_dry_run
 from efficientbench.sweep.machine import Machine
@@ -128,6 +129,35 @@ def test_every_run_has_its_own_folder_and_command() -> None:
         *("run", "mqa_0.5B", "--smoke", "training.seq_len=64", "label=seq_len=64"),
         *("--repeat", "1", "training.seed=1234"),
     )
+
+
+def test_tokens_by_parameters_are_one_budget_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = ("training.steps=null", "training.tokens=20x")
+    request = Request(only=("attention", "rope"), sizes=("0.5B", "1.5B"), overrides=lengths, smoke=True)
+    tasks = {task.id: task for task in build_tasks(request, CPU, None)}
+    for size in ("0.5B", "1.5B"):
+        planned = [tasks[f"{variant}_{size}_smoke"].planned() for variant in ("gqa", "mqa", "mla", "nsa")]
+        assert len({each.tokens for each in planned if each is not None}) == 1
+    baseline, other = tasks["gqa_0.5B_smoke"], tasks["mla_0.5B_smoke"]
+    assert baseline.config is not None
+    tokens = 20 * count_parameters(baseline.config.model).total
+    assert baseline.config.training.tokens == "20x"
+    assert other.config is not None
+    assert other.config.training.tokens == tokens
+    assert other.arguments[-1] == f"training.tokens={tokens}"
+    told = f"training.tokens: 20x of gqa_0.5B_smoke is {tokens:,}, also for mqa_0.5B_smoke, mla_0.5B_smoke, "
+    assert told in capsys.readouterr().err
+
+
+def test_sizes_are_lines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = ("training.steps=null", "training.tokens=20x")
+    request = Request(only=("gqa_0.5B",), axes=("model.layers=2,4",), overrides=lengths, smoke=True)
+    assert [task.config.training.tokens for task in build_tasks(request, CPU, None) if task.config] == ["20x"] * 2
+    request = Request(only=("gqa_0.5B",), axes=("model.attention.query_groups=1,2",), overrides=lengths, smoke=True)
+    one, two = [task.planned() for task in build_tasks(request, CPU, None)]
+    assert one is not None
+    assert two is not None
+    assert one.tokens == two.tokens
 
 
 def test_runs_with_different_initialisations_have_different_names(tmp_path: Path) -> None:

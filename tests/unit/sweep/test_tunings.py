@@ -19,10 +19,9 @@ from efficientbench.metrics.records.record import write_record
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.machine import Machine, planned_machine
 from efficientbench.sweep.progress import seconds
-from efficientbench.sweep.selection import Request, select
+from efficientbench.sweep.selection import Request, chosen_tunings, names_tunings, select
 from efficientbench.sweep.task import in_turns
 from efficientbench.sweep.tuning_tasks import TuningTask, estimate_tuning, tuning_tasks
-from efficientbench.sweep.tunings import chosen_tunings, names_tunings
 
 CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)
 NPUS = Machine("npu", "Ascend910B", tuple("01234567"), 64 * 10**9, 1_500_000_000, "ASCEND_RT_VISIBLE_DEVICES")

@@ -25,10 +25,9 @@ from efficientbench.data_tools.tokenizing.corpus import prepare_corpus
 from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
 from efficientbench.data_tools.tokens.indexed import bin_path, document_hash, hashes_path, idx_path, mask_prefix
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
-from efficientbench.data_tools.tokens.inspection import show_conversation
+from efficientbench.data_tools.tokens.inspection import show_conversation, verify_pair
 from efficientbench.data_tools.tokens.manifest import load_corpus, load_record, manifest_path
 from efficientbench.data_tools.tokens.splitting import split_documents
-from efficientbench.data_tools.tokens.verify import verify_pair
 
 
 def mixture(folder: Path, *tasks: dict[str, Any], seed: int = 7) -> Path:

@@ -19,8 +19,8 @@ from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat import build
 from efficientbench.data_tools.chat.build import build_conversations
 from efficientbench.data_tools.tokens.indexed import bin_path
+from efficientbench.data_tools.tokens.inspection import verify_pair
 from efficientbench.data_tools.tokens.manifest import manifest_path
-from efficientbench.data_tools.tokens.verify import verify_pair
 
 PART_ROWS = 4
 BEGIN = f"""

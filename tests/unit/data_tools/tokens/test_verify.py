@@ -18,8 +18,8 @@ from efficientbench.data_tools.tokenizer.tokenizer import train_tokenizer
 from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
 from efficientbench.data_tools.tokens.indexed import IndexedHeader, bin_path, idx_path
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.tokens.inspection import verify_pair
 from efficientbench.data_tools.tokens.manifest import load_corpus, manifest_path
-from efficientbench.data_tools.tokens.verify import verify_pair
 
 DOCUMENTS = 1000
 WORDS = "Words that a small tokenizer cuts into few. "

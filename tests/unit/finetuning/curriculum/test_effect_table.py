@@ -27,6 +27,7 @@ def write_run(folder: Path, order: str, seed: int, loss: float, **given: Any) ->
         "training": {"seed": seed, "steps": given.get("steps", 20)},
         "label": f"{order}_{seed}",
         "wandb": given.get("wandb"),
+        "faults": {"hang_limit_s": given.get("hang_limit_s", 600.0)},
     }
     held_out = [
         {"step": 0, "supervised_tokens": 0, "loss": 4.0, "by_level": {"easy": 3.0, "hard": 5.0}},
@@ -52,8 +53,8 @@ def row(text: str, effect: str) -> str:
 def test_orders_are_compared_in_pairs_and_by_level(tmp_path: Path) -> None:
     """Seeds differ by more than the orders; paced is 0.05 better than shuffled, shuffled like random."""
     for seed, noise in enumerate(NOISE):
-        # A sink changes nothing.
-        write_run(tmp_path, "paced", seed, 2.95 + noise + seed * 0.001, wandb="mine")
+        # A sink changes nothing, nor does a limit.
+        write_run(tmp_path, "paced", seed, 2.95 + noise + seed * 0.001, wandb="mine", hang_limit_s=900.0)
         write_run(tmp_path, "shuffled", seed, 3.0 + noise)
         write_run(tmp_path, "random", seed, 3.0 + noise + 0.02 * (-1) ** seed)
     text = printed(tmp_path)

@@ -72,6 +72,7 @@ def test_a_combination_that_cannot_be_measured_is_a_row_with_a_reason(
     found: Target, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quick(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "240")
     assert measure_run(found, CASES, 1) == 0
     record = read_generation(found.folder.generation)
     assert (record.status, record.weights, record.dtype) == ("completed", "random", "fp32")

@@ -1,4 +1,4 @@
-"""Several models measured one after another: what is refused before the first, and what an interruption leaves."""
+"""Several models measured one after another: refusals, what an interruption leaves, what is printed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.generated import generation
+from support.generated import generation, phase, row
+from support.synthetic_runs import gpu_run
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.matrix import MATRIX
 from efficientbench.generation.measuring import measure_command as several
 from efficientbench.generation.measuring.measure_command import INTERRUPTED, measure_several
+from efficientbench.metrics.formulas.device_use import Disturbance
 from efficientbench.metrics.records.generation.generation import write_generation
+from efficientbench.metrics.records.record import write_record
 
 
 def test_all_names_are_resolved_before_the_first_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +46,26 @@ def test_no_further_model_is_measured_after_an_interruption(
     printed = capsys.readouterr().out
     assert "gqa_1.5B" in printed
     assert not any(f"{variant}_1.5B" in printed for variant in ("mla", "mqa", "nsa"))
+
+
+def test_doubts_other_processes_and_the_training_of_the_run_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    decode = phase(0.05, 8, joules=3.0, energy_doubt="it counted 3 J [of 9]")
+    prefill = phase(0.05, 1024, joules=0.1, disturbances=[Disturbance("GPU-0", 0.0, 1.0, "process 7")])
+    rows = [row("gqa", 128, 1), row("gqa", 128, 8, decode=decode, prefill=prefill)]
+    trained = gpu_run("gqa", "1.5B")
+    write_record(trained, tmp_path / "record.json")
+    write_generation(
+        generation("gqa", rows=rows, config={"model": trained.config["model"]}), tmp_path / "generation.json"
+    )
+    monkeypatch.setattr(several, "_exit_code", lambda command: 0)
+    assert measure_several([str(tmp_path)], [], ["--measure"], False, MATRIX) == 0
+    printed = capsys.readouterr().out
+    assert "gqa_1.5B, prompt 128, batch 8, decode: it counted 3 J [of 9]." in printed
+    assert "Another process used a device of gqa_1.5B meanwhile." in printed
+    assert f"{trained.tokens_per_s:,.0f}" in printed
 
 
 def test_the_exit_code_is_the_first_nonzero_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ DATA = [DataSource(source="text", weight=1.0, documents=1, tokens=9, fingerprint
     ("figures", "condition"),
     [
         ({"device_name": "Trace 1"}, "device"),
-        ({"devices": 2}, "device"),
+        ({"devices": 2, "dp": 1}, "device"),
         ({"dtype": "fp32"}, "dtype"),
         ({"tokens": 999}, "tokens"),
         ({"supervised_tokens": 10}, "tokens"),

@@ -16,7 +16,7 @@ from efficientbench.metrics.analysis.conditions import differences
 from efficientbench.metrics.analysis.noise import IdenticalRuns, identical_runs
 from efficientbench.metrics.analysis.repeats import group_repeats
 from efficientbench.metrics.analysis.rivals import QUESTIONS, Rivals, mean_of
-from efficientbench.metrics.formulas.ratio import MIN_REPEATS, SIGNIFICANCE, Ratio
+from efficientbench.metrics.formulas.ratio import FIRST_SHARE, MIN_REPEATS, SIGNIFICANCE, Ratio
 from efficientbench.metrics.records.record import RunRecord
 
 SPEEDS = {"gqa": [100.0, 101.0, 99.5], "mqa": [110.0, 111.0, 109.3], "mla": [110.4, 109.0, 112.0]}
@@ -44,8 +44,8 @@ def test_standings_match_scipys_tests_of_all_pairs(metric: str, best: str) -> No
         means = [stats.gmean(SPEEDS[names[place]]) for place in (first, second)]
         assert ratio.ratio == pytest.approx(means[1] / means[0])
         assert (ratio.low, ratio.high) == pytest.approx((low, high))
-        # Three pairs of one figure.
-        assert ratio.p_value == pytest.approx(min(1.0, 3 * p_value))
+        # Three pairs, of which this is the first figure.
+        assert ratio.p_value == pytest.approx(min(1.0, 3 * p_value / FIRST_SHARE))
     standing = rivals.standing(metric)
     chosen = names.index(best)
     assert standing.best == chosen
@@ -63,7 +63,7 @@ def test_rows_of_few_runs_have_no_verdict_and_rows_without_a_figure_no_rank() ->
         make_record({"run": "bare_1.5B"}, "lost"),
     ]
     standing = of(records).standing("tokens_per_s")
-    assert (standing.best, standing.open, standing.worse) == (1, (0,), {})
+    assert (standing.best, standing.open, standing.worse) == (1, {0: None}, {})
     assert standing.unavailable == {2: "bare_1.5B: lost"}
     nothing = of(records).standing("amu_gb")
     assert (nothing.best, len(nothing.unavailable)) == (None, 3)
@@ -82,7 +82,7 @@ def test_three_identical_runs_set_the_noise_of_single_runs() -> None:
     ratio = found(Rivals(compared, IdenticalRuns(groups)), "tokens_per_s", 0, 1)
     variance = np.log(alike).var(ddof=1)
     t = np.log(1.2) / np.sqrt(2 * variance)
-    assert ratio.p_value == pytest.approx(2 * stats.t.sf(t, 2))
+    assert ratio.p_value == pytest.approx(2 * stats.t.sf(t, 2) / FIRST_SHARE)
     assert found(Rivals(compared, IdenticalRuns(compared)), "tokens_per_s", 0, 1).p_value is None
 
 
@@ -128,6 +128,30 @@ def test_a_loss_after_too_few_tokens_has_no_rank() -> None:
     assert mean_of(groups[0], "validation_loss") is None
     why = Rivals(groups, IdenticalRuns(groups)).standing("validation_loss").unavailable[0]
     assert "0.1 tokens per parameter" in why
+
+
+def test_a_pair_whose_first_figure_differs_has_verdicts_on_the_others() -> None:
+    """Else they have what is left of the level, by the spread of the pair's own runs."""
+    others = {"mqa": [1.0, 1.001, 0.999], "mla": [1.03, 1.031, 1.029]}
+    speeds = {"mqa": [100.0, 101.0, 99.5], "mla": [100.0, 100.9, 99.6]}
+    told = []
+    for factor in (1.0, 1.5):
+        records = rival_runs("tokens_per_s", speeds)
+        energies = [value for name in speeds for value in others[name]]
+        given = [
+            record.model_copy(
+                update={
+                    "energy_j_per_token": energy,
+                    "tokens_per_s": (record.tokens_per_s or 0) * (factor if record.variant == "mla" else 1.0),
+                }
+            )
+            for record, energy in zip(records, energies, strict=True)
+        ]
+        ratio = found(of(given), "energy_j_per_token", 0, 1)
+        told.append(ratio.p_value)
+    *_, welch = by_scipy(others, "mqa", "mla")
+    assert told[0] == pytest.approx(welch / (1 - FIRST_SHARE))
+    assert told[1] < told[0]
 
 
 def test_equal_models_are_claimed_to_differ_in_at_most_5_percent_of_sets() -> None:

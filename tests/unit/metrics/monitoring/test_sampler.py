@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from dataclasses import dataclass, field
@@ -199,6 +200,19 @@ def test_a_reading_of_more_than_half_the_interval_does_not_double_it(monkeypatch
         time.sleep(1.6)
     # Sixteen, one more at each end of the window; eight if every other were left out.
     assert monitor.finish().devices[0].samples["memory"] >= 12
+
+
+@pytest.mark.parametrize("step_s", [0.05, 0.1, 0.2, 0.3, 0.0618, 1.0])
+def test_no_part_of_a_step_hides_between_samples(step_s: float) -> None:
+    """Power that is high in a quarter of every step, whose length the interval divides or not."""
+    times_s = [1000.0]
+    while len(times_s) < 2000:
+        times_s.append(sampling_threads.due_s(times_s[-1], 0.1))
+    gaps_s = [later - earlier for earlier, later in itertools.pairwise(times_s[1:])]
+    assert (min(gaps_s), max(gaps_s)) == pytest.approx((0.075, 0.125), abs=0.001)
+    for quarter in range(4):
+        seen = sum(int(time_s % step_s / step_s * 4) % 4 == quarter for time_s in times_s)
+        assert seen / len(times_s) == pytest.approx(0.25, abs=0.04)
 
 
 def reads(read: list[str], name: str) -> float:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
-from support.metrics_parts import HandClock, TraceSensor, measure_steps
+from support.metrics_parts import HandClock, TraceSensor, make_record, measure_steps
 from torch.profiler import ProfilerActivity, profile
 
 from efficientbench.metrics.monitoring import matmul_peak
 from efficientbench.metrics.monitoring.matmul_peak import measured_matmul_flops
+from efficientbench.metrics.records.earlier_peaks import why_too_low
 from efficientbench.metrics.records.facts import Quality, RunFacts
+from efficientbench.metrics.records.record import write_record
 from efficientbench.metrics.records.summarize import summarize
 
 CPU = torch.device("cpu")
@@ -64,3 +67,21 @@ def test_a_measured_peak_gives_a_separate_mfu_and_leaves_mfu_absent() -> None:
     known = summarize(run, dataclasses.replace(FACTS, peak_flops=1e6, measured_peak_flops=None), Quality())
     assert known.values["mfu_of_measured_peak"] is None
     assert known.unavailable["mfu_of_measured_peak"] == "the peak itself is known"
+
+
+def test_a_peak_far_below_an_earlier_one_on_the_same_machine_is_not_used(tmp_path: Path) -> None:
+    here = {"hostname": "here", "cores": 2}
+    earlier = {"measured_peak_flops": 3e11, "devices": 1, "environment": here}
+    write_record(make_record(earlier), tmp_path / "gqa" / "seed_1" / "record.json")
+    elsewhere = {**earlier, "measured_peak_flops": 9e11, "environment": {"hostname": "elsewhere", "cores": 2}}
+    write_record(make_record(elsewhere), tmp_path / "mqa" / "record.json")
+    run = make_record(earlier).model_dump()
+    for folder in (tmp_path / "mla", tmp_path / "gqa" / "seed_2", tmp_path / "mla" / "seed_1"):
+        assert why_too_low(2.9e11, folder, run, here) is None
+        assert "reached 2e+11 FLOP/s, and 3e+11 in an earlier run" in (why_too_low(2e11, folder, run, here) or "")
+        assert why_too_low(2e11, folder, {**run, "dtype": "fp32"}, here) is None
+    clock = HandClock(0)
+    measured = measure_steps(clock, TraceSensor(clock, ("A", "B"), power=lambda t: 200.0), readings=32)
+    summary = summarize(measured, dataclasses.replace(FACTS, measured_peak_doubt="too low"), Quality())
+    for name in ("measured_peak_flops", "mfu_of_measured_peak"):
+        assert (summary.values[name], summary.unavailable[name]) == (None, "too low")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -23,7 +24,8 @@ from typer.testing import CliRunner
 from efficientbench.cli.app import app
 from efficientbench.metrics import EfficiencyCallback, EfficiencyMonitor, HostSensor, MetricsError, merge
 from efficientbench.metrics.records.own_loop import NOT_COUNTED, OwnLoop, write_own_record
-from efficientbench.metrics.records.record import RunRecord, read_record
+from efficientbench.metrics.records.record import RunRecord, read_record, write_record
+from efficientbench.metrics.report.build import build_report
 
 EXAMPLES = ROOT / "examples"
 SHAPE = {"seq_len": 16, "micro_batch_size": 2}
@@ -52,9 +54,9 @@ def saved(folder: Path, **options: object) -> RunRecord:
 
 
 def test_mfu_follows_from_flops_and_peak(tmp_path: Path) -> None:
-    record = saved(tmp_path / "ours", flops_per_token=6e6, peak_flops=1e12)
+    record = saved(tmp_path / "ours", flops_per_token=6e3, peak_flops=1e12)
     assert record.tokens_per_s is not None
-    assert record.mfu == pytest.approx(6e6 * record.tokens_per_s / 1e12)
+    assert record.mfu == pytest.approx(6e3 * record.tokens_per_s / 1e12)
     assert (record.tokens, record.steps_measured, record.global_batch_size, record.devices) == (192, 3, 4, 1)
     assert record.config["own_loop"]["flops_source"] == "flops_per_token"
 
@@ -69,15 +71,74 @@ def test_unknown_figures_are_absent_with_a_reason(tmp_path: Path) -> None:
     record = saved(tmp_path / "ours")
     assert (record.mfu, record.parameters, record.flops_per_token) == (None, None, None)
     assert record.unavailable["parameters"] == record.unavailable["tt_tokens_per_param_s"] == NOT_COUNTED
-    with pytest.raises(MetricsError, match="give dtype='bf16', 'fp16' or 'fp32'"):
-        measured().save(tmp_path / "other", **SHAPE)
-    with pytest.raises(MetricsError, match="is not known .half.: give"):
-        measured().save(tmp_path / "other", dtype="half", **SHAPE)
     with pytest.raises(MetricsError, match="no step was measured"):
         measured(warmup_steps=3).save(tmp_path / "other", dtype="fp32", **SHAPE)
     (tmp_path / "file").write_text("")
     with pytest.raises(MetricsError, match="file: cannot be made"):
         measured().save(tmp_path / "file", dtype="fp32", **SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [
+        ("float32", "fp32"),
+        (torch.bfloat16, "bf16"),
+        ("torch.float16", "fp16"),
+        ("fp32", "fp32"),
+        (None, "the loop gave neither dtype nor a model that has one"),
+        ("int4", "the loop's dtype, int4, is none of bf16, fp16 and fp32"),
+    ],
+)
+def test_what_was_measured_is_written_whatever_the_dtype(given: object, recorded: str, tmp_path: Path) -> None:
+    record = saved(tmp_path / "ours", dtype=given, micro_batch_size=np.int64(2), flops_per_token=6e3)
+    assert record.tokens == 192
+    if record.dtype is None:
+        assert record.unavailable["dtype"] == record.unavailable["mfu"] == recorded
+        build_report(tmp_path, paper=True)
+        compared = CliRunner().invoke(app, ["compare", str(tmp_path), str(tmp_path)])
+        assert compared.exit_code == 0, compared.output
+    else:
+        assert record.dtype == recorded
+
+
+def test_a_model_that_cannot_be_asked_costs_its_own_figures_alone(tmp_path: Path) -> None:
+    class Broken(Counting):
+        def estimate_flops(self) -> int:
+            raise RuntimeError("no shapes yet")
+
+    record = saved(tmp_path / "ours", model=Broken(8, 4))
+    assert (record.parameters, record.flops_per_token) == (36, None)
+    assert record.config["own_loop"]["flops_source"] == "model.estimate_flops() failed: RuntimeError: no shapes yet"
+    assert saved(tmp_path / "other", model=object()).parameters is None
+
+
+def test_an_mfu_above_1_is_absent_with_its_reason(tmp_path: Path) -> None:
+    record = saved(tmp_path / "ours", flops_per_token=6e12, peak_flops=1e12)
+    assert record.mfu is None
+    assert "the FLOPs of a token, or the peak, cannot be right" in record.unavailable["mfu"]
+    assert [each.run for each in build_report(tmp_path).records] == ["ours"]
+
+
+def test_six_saves_are_two_rows(tmp_path: Path) -> None:
+    for name in ("fast", "slow"):
+        for seed in (1, 2, 3):
+            assert saved(tmp_path / "rep" / name / f"seed_{seed}").seed == seed
+    report = build_report(tmp_path / "rep")
+    assert [(each.run, each.repeats) for each in report.records] == [("fast", 3), ("slow", 3)]
+    assert report.damaged == []
+    compared = CliRunner().invoke(app, ["compare", *(str(tmp_path / "rep" / name) for name in ("fast", "slow"))])
+    assert compared.exit_code == 0, compared.output
+    assert "A: fast × 3, B: slow × 3" in compared.stdout
+    # The same seed again: the later record stands for the earlier one, and both are named.
+    again = saved(tmp_path / "rep" / "again", seed=3)
+    path = tmp_path / "rep" / "again" / "record.json"
+    named = {"run": "fast", "variant": "fast", "config": {"own_loop": again.config["own_loop"] | {"run": "fast"}}}
+    write_record(again.model_copy(update=named), path)
+    report = build_report(tmp_path / "rep")
+    assert [(each.run, each.repeats) for each in report.records] == [("fast", 3), ("slow", 3)]
+    [line] = report.damaged
+    assert re.fullmatch(r"fast, seed 3, of \S+ ran again at \S+: the latest of a seed stands for it", line)
+    assert line in report.warnings
 
 
 def test_token_counts_may_be_integers_of_any_library(tmp_path: Path) -> None:

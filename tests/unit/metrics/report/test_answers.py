@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def test_the_best_row_is_named_with_its_distinguishing_settings() -> None:
     answer = answers(only(rival_runs("tokens_per_s", CLEAR)))[SPEED]
     more = statistics.geometric_mean(CLEAR["mqa"]) / statistics.geometric_mean(CLEAR["gqa"]) - 1
     assert (answer.kind, answer.text) == ("clear", "mqa: 110")
-    assert answer.detail == f"{more:.1%} more than gqa, and than mla by more"
+    low, high, _ = (end - 1 for end in by_scipy(CLEAR, "gqa", "mqa"))
+    interval = f"(95 %: {low:.1%} to {high:.1%}; 3 and 3 runs)"
+    assert answer.detail == f"{more:.1%} more than gqa {interval}, and than mla by more"
 
 
 def test_the_terminal_prints_the_same_answers() -> None:
@@ -52,12 +55,23 @@ def test_the_terminal_prints_the_same_answers() -> None:
     assert "3B" not in "".join(lines)
 
 
+def test_the_terminal_says_which_sets_ran_under_different_conditions() -> None:
+    records = [
+        *rival_runs("tokens_per_s", {"gqa": [100.0]}),
+        *rival_runs("tokens_per_s", {"mqa": [90.0]}, seq_len=4096),
+    ]
+    text = " ".join(printed(print_answers, make_rows(records).suites, width=400).split())
+    apart = "gqa (sequence 2048) against mqa (sequence 4096)"
+    assert text == f"Attention mechanisms, 1.5B: not compared, for they ran otherwise: {apart}."
+
+
 def test_a_difference_within_the_noise_is_reported_as_none() -> None:
     alike = {"gqa": [100.0, 103.0, 97.0], "mqa": [101.0, 98.0, 104.0], "nsa": [20.0, 20.4, 19.8]}
     answer = answers(only(rival_runs("tokens_per_s", alike)))[SPEED]
     assert (answer.kind, answer.text) == ("level", "mqa and gqa: no difference")
-    assert answer.detail.startswith("101 to 100; mqa ")
-    assert answer.detail.endswith("more than nsa")
+    assert re.match(r"101 to 100; 95 %: -\d.\d% to \+\d.\d%; 3 and 3 runs; mqa ", answer.detail)
+    told = r"more than nsa \(95 %: .*; 3 and 3 runs\); 1.0% apart at this spread takes 193 repeats$"
+    assert re.search(told, answer.detail)
 
 
 def test_answers_on_single_runs_have_figures_and_no_verdict() -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
 from support.metrics_parts import make_record, read_csv
 
+from efficientbench.metrics.analysis.cautions import name, slow_steps
+from efficientbench.metrics.analysis.compare import compare
 from efficientbench.metrics.analysis.repeats import combine, group_repeats
 from efficientbench.metrics.formulas.device_use import Disturbance
 from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.records.record_parts import Outlier, QualityPoint
 from efficientbench.metrics.report.build import build_report
-from efficientbench.metrics.report.headline import name, slow_steps, speed_only
+from efficientbench.metrics.report.headline import speed_only
 
 
 def repeat(seed: int, al_s: float, loss: float, **figures: object) -> RunRecord:
@@ -108,6 +111,47 @@ def test_the_lowest_of_many_noisy_losses_is_flagged_as_chosen_by_noise() -> None
 def test_the_latest_run_of_a_seed_replaces_earlier_ones() -> None:
     early, late = repeat(1, 1.0, 4.0, started_at="2026-01-01"), repeat(1, 2.0, 4.0, started_at="2026-01-02")
     assert combined([late, early]) == [late]
+
+
+@pytest.mark.parametrize(
+    ("same", "why"),
+    [
+        ({"started_at": "2026-01-02T04:04:05+01:00"}, "start"),
+        ({"step_time_percentiles_s": [float(each) for each in range(101)]}, "step times"),
+    ],
+)
+def test_copies_are_no_repeats(same: dict[str, object], why: str, tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        record = repeat(seed, 1.0 + seed / 10, 4.0, **(same if seed < 3 else {}))
+        write_record(record, tmp_path / str(seed) / "record.json")
+    report = build_report(tmp_path)
+    [row] = report.records
+    assert (row.repeats, row.al_s) == (2, pytest.approx(1.2))
+    [line] = report.damaged
+    assert re.fullmatch(f"gqa_1.5B, seed 2, of .* is a copy of seed 1, which stands for it: the same {why}", line)
+    assert line in (tmp_path / "report.md").read_text()
+
+
+def test_runs_that_are_equal_to_the_last_bit_show_no_noise() -> None:
+    given = {"peak_memory_device_bytes": 10, "energy_j_per_token": 1.0}
+    first, second = (
+        group_repeats([repeat(seed, al_s, 4.0, variant=name, **given) for seed in (1, 2, 3)])[0]
+        for name, al_s in (("gqa", 1.0), ("mla", 1.1))
+    )
+    row = combine(first)
+    assert (row.al_s, row.al_s_ci_low, row.repeat_std["al_s"]) == (1.0, None, 0.0)
+    assert row.unavailable["al_s_ci_low"] == "the runs are equal to the last bit, which is no noise"
+    ratios = {ratio.metric: ratio for ratio in compare(first, second).ratios}
+    assert ratios["al_s"].verdict == "no verdict: 3 and 3 runs"
+    assert ratios["al_s"].p_value is None
+    # Bytes are counted, not measured.
+    assert ratios["peak_memory_device_bytes"].verdict == "no difference measurable"
+
+
+def test_seeds_of_weights_and_order_are_apart() -> None:
+    both = [repeat(1, 1.0, 4.0), repeat(1, 1.1, 4.0, data_seed=2, started_at="2026-01-03")]
+    assert combined(both)[0].repeats == 2
+    assert len(combined([both[0], both[0].model_copy(update={"data_seed": 1})])) == 1
 
 
 @pytest.mark.parametrize("change", [{"formula_id": "other/9"}, {"energy_scope": "node"}, {"steps_measured": 3}])

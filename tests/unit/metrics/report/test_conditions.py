@@ -12,6 +12,7 @@ from replicas.nvml_replica import Driver, Gpu
 from support.metrics_parts import HandClock, make_record, monitor_of, opened
 
 from efficientbench.metrics import NvmlSensor, merge
+from efficientbench.metrics.analysis.cautions import slowed, straggling
 from efficientbench.metrics.analysis.conditions import differences, shared_conditions
 from efficientbench.metrics.formulas.device_use import (
     CLOCKS_SET,
@@ -25,7 +26,6 @@ from efficientbench.metrics.monitoring.sampler import OTHER_USE_INTERVAL_S
 from efficientbench.metrics.records.record import RunRecord, read_record, write_record
 from efficientbench.metrics.records.summarize import measured_parts
 from efficientbench.metrics.report.sections.environments import environments
-from efficientbench.metrics.report.slow_ranks import slowed, straggling
 from efficientbench.metrics.sensors.machine import machine_conditions
 from efficientbench.metrics.sensors.nvml import _REASONS, read_settings
 

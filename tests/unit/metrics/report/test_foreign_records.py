@@ -62,7 +62,7 @@ def test_every_report_accepts_a_record_with_a_part_of_the_figures(tmp_path: Path
         {"al_s_drift_flagged": True},
         {"config": {"training": {"recompute": ["all"]}}},
         {"perplexity": 1e200, "validation_loss": 460.0},
-        {"tokens_per_s": -3.0, "al_s": 0.0},
+        {"tokens_per_s": -3.0, "al_s": None, "unavailable": {"al_s": "lost", "energy_j_per_token": "not read"}},
     ],
 )
 def test_odd_values_do_not_break_a_report(odd: dict[str, Any], tmp_path: Path) -> None:

@@ -151,6 +151,34 @@ def test_a_counter_that_wrapped_above_its_start_is_rejected(tmp_path: Path) -> N
     assert apart.values["energy_j"] == pytest.approx(POWER_W * 70, rel=1e-3)
 
 
+def stands_still(begin_s: float, end_s: float, caught_up: bool = False) -> Signal:
+    """Return a counter that stands still for a while, and then goes on from there, or from where it should be."""
+    return lambda t: POWER_W * (min(t, begin_s) if t < end_s else t if caught_up else t - (end_s - begin_s))
+
+
+def test_a_counter_that_stands_still_is_a_hole_like_any_other() -> None:
+    """20 of 64 s, of which a report knew nothing."""
+    windows = ((10.0, 74.0),)
+
+    def run(energy: Signal, power: Signal | None = None) -> RunMeasurement:
+        clock = HandClock(0.0)
+        return sampled_sensor(TraceSensor(clock, energy=energy, power=power), clock, windows)  # type: ignore[arg-type]
+
+    lost = run(stands_still(30.5, 50.5))
+    assert lost.energy_j is None
+    assert lost.unavailable["energy_j"].startswith("the energy counter stood still for 20")
+    assert "of the 64 s measured, and power cannot replace it" in lost.unavailable["energy_j"]
+    polled = run(stands_still(30.5, 50.5), steady)
+    assert (polled.energy_source, polled.energy_j) == ("integrated power", pytest.approx(POWER_W * 64))
+    assert run(stands_still(60.5, 1000.0)).energy_j is None
+    before = run(stands_still(2.0, 9.0))
+    assert (before.energy_source, before.energy_j) == ("counter", pytest.approx(POWER_W * 64))
+    # One that was late and has counted all is right, and so is one that counts in large units.
+    assert run(stands_still(30.5, 50.5, caught_up=True)).energy_j == pytest.approx(POWER_W * 64)
+    coarse = run(lambda t: POWER_W * (t // 9 * 9))
+    assert (coarse.energy_source, coarse.energy_j) == ("counter", pytest.approx(POWER_W * 63))
+
+
 def test_a_contradiction_of_counter_and_power_is_reported(tmp_path: Path) -> None:
     alike, half = (
         sampled(tmp_path, Trace(power=steady, energy=lambda t: share * POWER_W * t))  # noqa: B023

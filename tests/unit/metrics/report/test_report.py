@@ -13,7 +13,8 @@ from support.metrics_parts import make_record, printed, read_csv
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.analysis.repeats import Group, combine
 from efficientbench.metrics.formulas.definitions import FORMULAS
-from efficientbench.metrics.records.record import RECORD_NAME, load_records, write_record
+from efficientbench.metrics.records.plausible import load_records
+from efficientbench.metrics.records.record import RECORD_NAME, write_record
 from efficientbench.metrics.records.record_parts import Mismatch, Rechecks
 from efficientbench.metrics.report.build import build_report, markdown
 from efficientbench.metrics.report.columns import runs_csv
@@ -130,7 +131,7 @@ import efficientbench.metrics.records.environment
 import efficientbench.metrics.records.sinks.steplog
 import efficientbench.metrics.records.summarize
 from efficientbench.metrics.report.build import build_report
-from efficientbench.metrics.records.record import load_records
+from efficientbench.metrics.records.plausible import load_records
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.metrics.records.sinks.tensorboard import TensorBoardLog
 records, damaged = load_records(Path({str(tmp_path)!r}))

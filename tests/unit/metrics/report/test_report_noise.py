@@ -75,7 +75,10 @@ def test_the_interval_of_few_steps_is_a_lower_bound_and_of_too_few_absent() -> N
     assert "≥" not in markdown(Report(make_rows([many])))
     # Repeats have an interval of their own, also where no run has one.
     [row] = make_rows(
-        [none.model_copy(update={"seed": seed, "al_s": al_s}) for seed, al_s in ((1, 1.0), (2, 1.1))]
+        [
+            none.model_copy(update={"seed": seed, "al_s": al_s, "started_at": f"2026-01-0{seed}"})
+            for seed, al_s in ((1, 1.0), (2, 1.1))
+        ]
     ).records
     assert row.al_s_ci_low is not None
     assert "al_s_ci_low" not in row.unavailable

@@ -85,7 +85,9 @@ def test_identical_runs_nearby_set_the_noise_of_single_runs() -> None:
         run_of(seed, al_s_p99=1 + seed / 1000, config={"model": {"layers": 3}, "training": {"seed": seed}})
         for seed in range(10)
     ]
-    (outcome,) = judge([Threshold.of("al_s_p99>10%")], compare(first, second), group_repeats(of_another_model))
+    (outcome,) = judge(
+        [Threshold.of("al_s_p99>10%")], compare(first, second, neighbours=group_repeats(of_another_model))
+    )
     assert (outcome.state, outcome.ratio and outcome.ratio.basis) == ("failed", "runs of identical models")
 
 

@@ -17,8 +17,8 @@ from support.repository import ROOT
 from efficientbench.metrics import MetricsError
 from efficientbench.metrics.formulas.device_use import DeviceSettings
 from efficientbench.metrics.sensors.ascend import dcmi_library
-from efficientbench.metrics.sensors.ascend.chips import Chip, choose_chips
 from efficientbench.metrics.sensors.ascend.dcmi import DcmiSensor
+from efficientbench.metrics.sensors.ascend.dcmi_library import Chip, choose_chips
 from efficientbench.metrics.sensors.base import DeviceState, Sample
 from efficientbench.metrics.sensors.host import machine_uuid
 

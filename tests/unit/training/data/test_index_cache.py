@@ -41,15 +41,25 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / "a", folder / "b"]
 
 
-def opened(prefixes: list[Path], cache: Path) -> np.ndarray:
+def opened(prefixes: list[Path], cache: Path, *seeds: str) -> np.ndarray:
     """Open a blend as a run does; the tokens of its samples."""
     from efficientbench.training.data.sample_index import Vocabulary, open_training
 
     path = f"data.path=[0.7,{prefixes[0]},0.3,{prefixes[1]}]"
-    config = tiny("gqa_1.5B", path, f"data.cache={cache}")
+    config = tiny("gqa_1.5B", path, f"data.cache={cache}", *seeds)
     splits = split_documents(prefixes, config.data.split, 131, cache / "split")
     samples = open_training(config, 16, prefixes, splits, Vocabulary(131, 0, {"name": "tiny"}))
     return np.stack([samples[number]["tokens"].numpy() for number in range(16)])
+
+
+def test_the_order_has_a_seed_of_its_own(prefixes: list[Path], tmp_path: Path) -> None:
+    first, second = (opened(prefixes, tmp_path, f"training.seed={seed}") for seed in (1, 2))
+    assert not np.array_equal(first, second)
+    files = indices(tmp_path)
+    assert np.array_equal(opened(prefixes, tmp_path, "training.seed=2", "data.seed=1"), first)
+    assert np.array_equal(opened(prefixes, tmp_path, "training.seed=1", "data.seed=2"), second)
+    # Seeds of one order share its indices.
+    assert indices(tmp_path) == files
 
 
 def indices(cache: Path) -> list[Path]:

@@ -46,6 +46,13 @@ def test_each_epoch_asks_all_questions_in_a_new_order(tmp_path: Path, tokenizer:
     assert asked(config, tokenizer, range(4, 6)) == found[3 * PER_STEP :]
     other = config.model_copy(update={"training": config.training.model_copy(update={"seed": 7})})
     assert asked(other, tokenizer, range(1, 6)) != found
+    # The order has a seed of its own.
+    kept, same = (
+        each.model_copy(update={"data": each.data.model_copy(update={"seed": seed})})
+        for each, seed in ((other, config.training.seed), (config, 7))
+    )
+    assert asked(kept, tokenizer, range(1, 6)) == found
+    assert asked(same, tokenizer, range(1, 6)) == asked(other, tokenizer, range(1, 6))
 
 
 def test_a_prompt_ends_where_the_assistant_speaks(tmp_path: Path, tokenizer: TextTokenizer) -> None:

@@ -22,7 +22,7 @@ NO_SENSOR = "no sensor of energy"
 
 
 def write_stage(folder: Path, objective: str, before: Path | None, **values: Any) -> Path:
-    """Write the record and a checkpoint's manifest of a run of an hour on four devices."""
+    """Write the record and a checkpoint's manifest of a run of an hour on four devices, for `energy_j` in all steps."""
     folder.mkdir(parents=True)
     manifest = folder / "checkpoint" / "step_00000006" / "manifest.json"
     manifest.parent.mkdir(parents=True)
@@ -31,8 +31,13 @@ def write_stage(folder: Path, objective: str, before: Path | None, **values: Any
     if before is not None:
         digest = hashlib.sha256((before / "checkpoint" / "step_00000006" / "manifest.json").read_bytes()).hexdigest()
         init = {"run": f"/elsewhere/runs/{before.parent.name}/{before.name}", "step": 6, "sha256": digest}
-    config = {"training": {"objective": objective}, "init": init}
-    facts = {"run": folder.name, "duration_s": 3600.0, "devices": 4, "config": config, **values}
+    config = {"training": {"objective": objective}, "init": init, "rl": {"samples": 4}}
+    # A tenth of the tokens was measured, on four devices for 45 minutes in all.
+    measured: dict[str, Any] = {"tokens": 100_000, "tokens_trained": 1_000_000, "tokens_per_s": 1_000_000 / 2700}
+    joules = values.pop("energy_j", None)
+    if joules is not None:
+        measured |= {"energy_j": joules / 10, "energy_j_per_token": joules / 1_000_000}
+    facts = {"run": folder.name, "duration_s": 3600.0, "devices": 4, "config": config, **measured, **values}
     write_record(make_record(facts, NO_SENSOR), folder / RECORD_NAME)
     return folder
 
@@ -51,12 +56,11 @@ def folder(tmp_path: Path) -> Path:
         tmp_path / "gqa" / "base",
         "pretrain",
         None,
-        tokens_trained=1_500_000,
         validation_loss=3.25,
         energy_j=2e6,
         data=text,
     )
-    mid = write_stage(tmp_path / "gqa" / "mid", "pretrain", base, energy_j=5e5, tokens_trained=500_000)
+    mid = write_stage(tmp_path / "gqa" / "mid", "pretrain", base, energy_j=5e5)
     sft = write_stage(tmp_path / "gqa" / "sft", "sft", mid, status="stopped", validation_loss=1.5)
     write_evaluation(base, "core", core=0.12, hellaswag=0.3)
     write_evaluation(sft, "arc_easy", accuracy=0.4)
@@ -68,23 +72,24 @@ def folder(tmp_path: Path) -> Path:
 
 def test_every_stage_has_a_row_and_every_pipeline_its_sums(folder: Path) -> None:
     table = card_table(load_pipelines(folder), evaluations_table(load_evaluations(folder)[0]), price_per_hour=2.5)
-    header = ("pipeline", "stage", "data", "tokens", "loss", "core", "arc_easy", "hours", "device hours", "kJ", "cost")
+    costs = ("hours", "device hours", "training device hours", "training kJ", "cost")
+    header = ("pipeline", "stage", "data", "tokens", "loss", "core", "arc_easy", *costs)
     assert tuple(table.header) == header
     assert [tuple(row) for row in table.rows] == [
-        ("gqa/sft", "base", "web text (2.00M)", "1.50M", "3.2500", "0.12", "n/a", "1", "4", "2,000", "10"),
-        ("gqa/sft", "mid", "n/a", "500k", "n/a", "n/a", "n/a", "1", "4", "500", "10"),
-        ("gqa/sft", "SFT (stopped)", "n/a", "n/a", "1.5000", "n/a", "0.4", "1", "4", "n/a", "10"),
-        ("gqa/sft", "RL", *["n/a"] * 9),
-        ("gqa/sft", "all", *[""] * 5, "3", "12", "n/a", "30"),
-        ("mla/sft", "base", *["n/a"] * 5, "1", "4", "1,000", "10"),
-        ("mla/sft", "mid", *["n/a"] * 9),
-        ("mla/sft", "SFT", *["n/a"] * 5, "1", "4", "200", "10"),
-        ("mla/sft", "RL", *["n/a"] * 9),
-        ("mla/sft", "all", *[""] * 5, "2", "8", "1,200", "20"),
+        ("gqa/sft", "base", "web text (2.00M)", "1.00M", "3.2500", "0.12", "n/a", "1", "4", "3", "2,000", "10"),
+        ("gqa/sft", "mid", "n/a", "1.00M", "n/a", "n/a", "n/a", "1", "4", "3", "500", "10"),
+        ("gqa/sft", "SFT (stopped)", "n/a", "1.00M", "1.5000", "n/a", "0.4", "1", "4", "3", "n/a", "10"),
+        ("gqa/sft", "RL", *["n/a"] * 10),
+        ("gqa/sft", "all", *[""] * 5, "3", "12", "9", "n/a", "30"),
+        ("mla/sft", "base", "n/a", "1.00M", *["n/a"] * 3, "1", "4", "3", "1,000", "10"),
+        ("mla/sft", "mid", *["n/a"] * 10),
+        ("mla/sft", "SFT", "n/a", "1.00M", *["n/a"] * 3, "1", "4", "3", "200", "10"),
+        ("mla/sft", "RL", *["n/a"] * 10),
+        ("mla/sft", "all", *[""] * 5, "2", "8", "6", "1,200", "20"),
     ]
     assert "n/a RL of gqa/sft: no such run belongs to it." in table.notes
     assert "n/a mid, RL of mla/sft: no such run belongs to it." in table.notes
-    assert f"n/a kJ of gqa/sft: {NO_SENSOR}" in table.notes
+    assert f"n/a training kJ of gqa/sft: energy_j_per_token: {NO_SENSOR}" in table.notes
     assert "n/a core, arc_easy of gqa/mid: not evaluated." in table.notes
     without = card_table(load_pipelines(folder), evaluations_table(load_evaluations(folder)[0]), price_per_hour=None)
     assert tuple(without.header) == header[:-1]
@@ -98,8 +103,11 @@ def test_a_base_that_was_retrained_is_no_stage_of_its_successors(folder: Path) -
         ["gqa/mid", "gqa/sft"],
         ["mla/base", "mla/sft"],
     ]
-    notes = card_table(pipelines, evaluations_table(load_evaluations(folder)[0]), None).notes
-    assert "gqa/mid began with /elsewhere/runs/gqa/base, which is not below this folder, or has changed since." in notes
+    table = card_table(pipelines, evaluations_table(load_evaluations(folder)[0]), None)
+    began = "gqa/mid began with /elsewhere/runs/gqa/base, which is not below this folder, or has changed since"
+    assert f"{began}: the sums of gqa/sft are not known." in table.notes
+    sums = [row[-4:] for row in table.rows if row[1] == "all"]
+    assert sums == [("n/a",) * 4, ("2", "8", "6", "1,200")]
 
 
 def learned_by_reward(rollouts_j: float | None) -> Reinforcement:
@@ -110,16 +118,17 @@ def learned_by_reward(rollouts_j: float | None) -> Reinforcement:
 
 def test_an_rl_stage_includes_the_energy_of_its_answers_and_reports_its_rewards(folder: Path) -> None:
     text = [DataSource("talks it validates on", 1.0, 10, 2_000_000, "a", "b")]
-    facts: dict[str, Any] = {"energy_j": 1e5, "data": text}
+    # 160 questions with 4 answers each are 40 steps of 16, of which 20 were measured.
+    facts: dict[str, Any] = {"energy_j": 1e6, "data": text, "tokens_trained": None, "steps_measured": 20}
     sft = folder / "mla" / "sft"
-    write_stage(folder / "mla" / "rl", "rl", sft, **facts, reinforcement=learned_by_reward(899_700.0))
+    write_stage(folder / "mla" / "rl", "rl", sft, **facts, reinforcement=learned_by_reward(4e5))
     write_stage(folder / "mla" / "rl2", "rl", sft, **facts, reinforcement=learned_by_reward(None))
     table = card_table(load_pipelines(folder), evaluations_table(load_evaluations(folder)[0]), None)
     rows = {(row[0], row[1]): tuple(row) for row in table.rows}
-    assert rows["mla/rl", "RL"][2:] == ("answers to 160 questions", *["n/a"] * 4, "1", "4", "1,000")
+    assert rows["mla/rl", "RL"][2:] == ("answers to 160 questions", *["n/a"] * 4, "1", "4", "0.822", "1,000")
     assert rows["mla/rl", "all"][-1] == "2,200"
     assert (rows["mla/rl2", "RL"][-1], rows["mla/rl2", "all"][-1]) == ("n/a", "n/a")
-    assert "n/a kJ of mla/rl2: the energy of its answers was not measured." in table.notes
+    assert "n/a training kJ of mla/rl2: the energy of the answers was not measured" in table.notes
     told = (
         "mla/rl: mean reward 0.104 in its first ten steps, 0.3 in its last ten; 12 of 160 questions taught nothing, "
         "since their answers all had one reward."
@@ -138,12 +147,20 @@ def test_an_absent_score_has_a_reason(folder: Path) -> None:
     assert "n/a core, arc_easy of gqa/mid: not evaluated." in table.notes
 
 
-def test_hours_of_the_last_attempt_alone_are_labelled(tmp_path: Path) -> None:
+def test_hours_of_the_last_attempt_alone_are_no_cost(tmp_path: Path) -> None:
     base = write_stage(tmp_path / "base", "pretrain", None, resumed_after_steps=[2, 5])
     write_stage(tmp_path / "sft", "sft", base)
-    notes = card_table(load_pipelines(tmp_path), evaluations_table(load_evaluations(tmp_path)[0]), None).notes
-    assert "base was resumed after step 2, 5: its hours and kJ are those of its last attempt." in notes
-    assert not any(note.startswith("sft was resumed") for note in notes)
+    table = card_table(load_pipelines(tmp_path), evaluations_table(load_evaluations(tmp_path)[0]), None)
+    assert "n/a hours of base: the wall time of its attempts before the last one is not known" in table.notes
+    assert [dict(zip(table.header, row, strict=True))["hours"] for row in table.rows] == [
+        "n/a",
+        "n/a",
+        "1",
+        "n/a",
+        "n/a",
+    ]
+    assert "base was resumed after step 2, 5: its training costs are at its last attempt's rates." in table.notes
+    assert not any(note.startswith("sft was resumed") for note in table.notes)
 
 
 def test_hours_cover_all_attempts_where_they_are_known(tmp_path: Path) -> None:
@@ -152,14 +169,13 @@ def test_hours_cover_all_attempts_where_they_are_known(tmp_path: Path) -> None:
     table = card_table(load_pipelines(tmp_path), evaluations_table(load_evaluations(tmp_path)[0]), None)
     row = dict(zip(table.header, table.rows[0], strict=True))
     assert row["hours"] == "10"
-    assert "base was resumed after step 2: its kJ are those of its last attempt." in table.notes
 
 
 def test_a_report_of_staged_runs_has_the_card(folder: Path) -> None:
     report = build_report(folder, price_per_hour=2.5)
     assert folder / CARD_NAME in report.written
     text = (folder / CARD_NAME).read_text()
-    assert "| gqa/sft | mid | n/a | 500k |" in text
+    assert "| gqa/sft | mid | n/a | 1.00M |" in text
     assert "## Environment" in text
     assert "Trace 9000" in text
     assert '<section id="card"><h2>Report card</h2>' in (folder / "report.html").read_text()

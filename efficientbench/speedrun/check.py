@@ -1,0 +1,126 @@
+"""Check the runs of all stages before the first of them trains: what `run` refuses hours later is refused at once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from efficientbench.architecture.variant import known
+from efficientbench.basics.cgroup import memory_limit_bytes
+from efficientbench.basics.errors import ConfigError, DataError
+from efficientbench.basics.part import AUTO
+from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.chat.find_task import find_task
+from efficientbench.data_tools.chat.mixture import read_mixture
+from efficientbench.devices.registry import device_called
+from efficientbench.planning.plan import Plan, known_corpora, plan_anywhere
+from efficientbench.running.corpora import prepare_corpora
+from efficientbench.running.kind import ask
+from efficientbench.running.micro_batch import decide, resized
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.run import counted, plan_on
+from efficientbench.speedrun.request import MIXTURES, Request
+from efficientbench.training.reinforcement.questions import check_rewards
+from efficientbench.training.reinforcement.rewards import find_reward
+
+MASTER_BYTES, MOMENTS_BYTES = 4, 8
+"""Bytes of a parameter's float32 master and AdamW moments in a checkpoint."""
+
+
+def check_runs(request: Request, configs: Sequence[RunConfig]) -> None:
+    """Make the checks of `run` that need neither text nor weights, and print what the checkpoints take.
+
+    Import the rewards and tasks that the request names. Where this machine lacks the device, plan for any number of it.
+
+    Raises:
+        ConfigError: runs cannot work, each named with its reason, or the disk cannot hold their weights.
+        DataError: a mixture is damaged, or one of its tasks is unknown.
+        DeviceError, LaunchError, MetricsError: as `ask`.
+    """
+    for stage in MIXTURES:
+        for entry in read_mixture(request.mixture(stage)).tasks if stage in request.stages else ():
+            find_task(entry.task)
+    plans = _of_each(configs, lambda config: _planned(config, request))
+    _check_disk(request.work, plans)
+
+
+def check_texts(request: Request, configs: Sequence[RunConfig]) -> None:
+    """Make the checks of `run` that need the tokenized text, of all runs; a run without a tokenized text passes.
+
+    Raises ConfigError: a text is damaged, or does not suit its run; the message names the run.
+    """
+
+    def check(config: RunConfig) -> None:
+        if known_corpora(config.data) is not None:
+            plan = _planned(config, request)
+            counted(plan, prepare_corpora(plan.config), memory_limit_bytes())
+
+    _of_each(configs, check)
+
+
+def _of_each(configs: Sequence[RunConfig], check: Callable[[RunConfig], Plan | None]) -> list[Plan]:
+    """Return what `check` returns for each run. Raises ConfigError: it refuses runs, each of which is named."""
+    found, problems = [], []
+    for config in configs:
+        try:
+            plan = check(config)
+        except (ConfigError, DataError) as error:
+            # Some messages begin with the run's name.
+            problems.append(str(error) if str(error).startswith(config.name) else f"{config.name}: {error}")
+        else:
+            found += [] if plan is None else [plan]
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _planned(config: RunConfig, request: Request) -> Plan:
+    """Return the plan of a run, after the checks that `run` makes up to it."""
+    if config.training.objective == "rl":
+        _check_rewards(config, request)
+    device = device_called(config.device)
+    if device.unavailable_reason() is not None:
+        # The first step says more of the device.
+        return plan_anywhere(resized(config, 1) if config.training.micro_batch_size == AUTO else config)
+    site = ask(config, request.mode, OutputFolder.of_repeat(config)).site
+    device.check(config.training.dtype)
+    if config.training.micro_batch_size == AUTO:
+        config = resized(config, decide([(config, device)], device.type, device.names()[0], trial=False))
+    return plan_on(config, device, site.nodes)
+
+
+def _check_rewards(config: RunConfig, request: Request) -> None:
+    """Refuse questions and rewards that cannot be used; import the rewards alone where rows are yet to be downloaded.
+
+    Raises ConfigError, DataError: as `check_rewards`.
+    """
+    rows = [Path(each) for each in (config.rl.questions, config.rl.test_questions) if each is not None]
+    if not any(each.is_relative_to(request.work) for each in rows):
+        check_rewards(config.rl)
+    elif config.rl.reward is not None:
+        find_reward(config.rl.reward)
+
+
+def _check_disk(work: Path, plans: Sequence[Plan]) -> None:
+    """Print what the checkpoints of the runs without a record take. Raises ConfigError: their weights do not fit."""
+    left, peaks = 0, [0]
+    for plan in plans:
+        config, parameters = plan.config, known(lambda plan=plan: plan.parameters.total)  # type: ignore[misc]
+        if parameters is None or OutputFolder.of_repeat(config).record.exists():
+            continue
+        training = config.training
+        weights = parameters * (4 if training.dtype == "fp32" else 2)
+        whole = weights + parameters * (MOMENTS_BYTES + (0 if training.dtype == "fp32" else MASTER_BYTES))
+        # The last checkpoint holds the weights alone. While one is written, all that are kept stay.
+        left += weights + (config.checkpoint.keep - 1) * whole
+        peaks.append(2 * whole - weights)
+    free = shutil.disk_usage(work).free
+    if left:
+        needed = f"up to {(left + max(peaks)) / 1e9:,.2f} GB"
+        print(f"disk: checkpoints take {needed}, and {free / 1e9:,.1f} GB are free in {work}", flush=True)
+    if left + max(peaks) > free:
+        raise ConfigError(
+            f"--work {work}: the checkpoints of all stages take {needed}, and {free / 1e9:,.1f} GB are free there: "
+            "make room, choose another folder, or set checkpoint.keep=1"
+        )
