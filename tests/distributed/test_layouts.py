@@ -66,10 +66,7 @@ OF_EVERY_KEY = [
 ]
 OF_MICRO_BATCHES = [
     f"{layout} x micro-batches of {size}"
-    for layout in (
-        *("sequence parallel", "context parallel", "pipeline", "data parallel", "expert parallel"),
-        *("experts, context parallel", "full recomputation"),
-    )
+    for layout in ("sequence parallel", "expert parallel", "context parallel", "pipeline")
     for size in (1, 2)
 ]
 OVER_SEQUENCES, OVER_THE_GLOBAL_BATCH = "moe over sequences", "moe over the global batch"
@@ -101,7 +98,8 @@ CELLS = [
     *supported(ATTENTIONS, [*ALONE, *TOGETHER, *RECOMPUTATION]),
     *supported(["moe"], [*ALONE, *TOGETHER, *RECOMPUTATION, *OF_EXPERTS]),
     # A single rank has micro-batches of 4.
-    *supported([OVER_THE_GLOBAL_BATCH], OF_MICRO_BATCHES),
+    *supported([OVER_THE_GLOBAL_BATCH], [*OF_MICRO_BATCHES, "data parallel x micro-batches of 1"]),
+    *supported([OVER_THE_GLOBAL_BATCH], ["full recomputation x experts, context parallel x micro-batches of 2"]),
     *supported([OVER_SEQUENCES], OF_MICRO_BATCHES[:4]),
     *supported(ENCODINGS, ALONE),
     *supported(chosen(ENCODINGS, has_table), OF_TABLES),

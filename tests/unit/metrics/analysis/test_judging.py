@@ -96,6 +96,8 @@ def test_what_also_costs_time_leaves_no_figure_to_judge_and_the_models_own_leave
     experts = [{"moe": {"experts": 8, "auxiliary_loss": factor}} for factor in (0.01, 0.1)]
     routed, other = (row("moe", factor, model=model) for factor, model in zip((1.0, 0.9), experts, strict=True))
     assert set(verdicts(compare(of(routed), of(other))).values()) == {"no verdict: other training"}
+    over = [row("moe", model={"moe": {"experts": 8, "auxiliary_over": each}}) for each in ("micro_batch", "global")]
+    assert set(verdicts(compare(*map(of, over))).values()) == {"no verdict: other training"}
     # A dense model has no router to balance.
     assert set(verdicts(compare(of(row("dense", model={"moe": None})), of(other))).values()) == {"10.0% less"}
 
