@@ -187,7 +187,13 @@ class CheckpointConfig(Part):
     """Checkpoints. A stop signal and the end of a run save one in any case."""
 
     interval: NonNegativeInt = Field(
-        default=1000, description="steps between checkpoints; 0: only at a stop and at the end"
+        default=1000, description="steps between checkpoints; 0: only at a stop, at the end, and by interval_s"
+    )
+    interval_s: Seconds | None = Field(
+        default=None,
+        description="seconds between checkpoints, beside interval; each is counted from the one before, and none falls "
+        "due in an attempt's warm-up and first measurement.min_steps; unset: 600, or 100 times what a checkpoint holds "
+        "up training if that is more, and none with interval=0",
     )
     keep: PositiveInt = Field(default=2, description="newest checkpoints to keep")
     asynchronous: bool = Field(

@@ -39,8 +39,8 @@ TINY_SHAPE: dict[str, Any] = {
 
 TINY = "tiny"
 """The name of the model that is made on the spot."""
-SAME = ("output", "cache", "wandb", "faults.")
-"""Keys, or prefixes of keys, of folders, a sink and limits, which change neither training nor figures."""
+SAME = ("output", "cache", "wandb", "faults.", "checkpoint.")
+"""Keys, or prefixes of keys, of folders, a sink, limits and checkpoints, which change neither training nor figures."""
 SEEDS = ("training.seed", "curriculum.seed")
 """Keys of the seeds of new weights and of the order, in which repeats differ."""
 
@@ -147,6 +147,11 @@ class SavingConfig(Part):
     """Checkpoints to resume from."""
 
     interval: PositiveInt = Field(default=500, description="steps between checkpoints")
+    interval_s: Seconds | None = Field(
+        default=None,
+        description="seconds between checkpoints, beside interval; each is counted from the one before; unset: 600, or "
+        "100 times what a checkpoint holds up training if that is more",
+    )
     keep: PositiveInt = Field(default=2, description="newest checkpoints to keep")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,9 @@ from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record_parts import TimeSpent
 from efficientbench.metrics.records.sinks.steplog import StepLog
 from efficientbench.metrics.records.sinks.wandb_log import WandbLog
+from efficientbench.training.checkpoints.timing import TimeInterval
+
+logger = logging.getLogger(__name__)
 
 
 class Spent(TrainerCallback):
@@ -159,19 +163,43 @@ class DeepSpeedFile(TrainerCallback):
 
 
 class Stop(TrainerCallback):
-    """Stops the training with a checkpoint after the step in which any rank was asked to stop."""
+    """Stops the training with a checkpoint after the step in which any rank was asked to stop.
 
-    def __init__(self, requested: Callable[[], bool]) -> None:
-        self._requested = requested
+    Also saves one where rank 0's clock says that it is due by time, after the warm-up of the attempt.
+    """
+
+    def __init__(self, requested: Callable[[], bool], by_time: TimeInterval, warmup_steps: int) -> None:
+        self._requested, self._by_time, self._warmup_steps = requested, by_time, warmup_steps
+        self._first_step = 0
         self.stopped = False
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._first_step = state.global_step
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        asked = torch.tensor([float(self._requested())], device=args.device)
+        measures = state.global_step >= self._first_step + self._warmup_steps
+        due = state.is_world_process_zero and measures and self._by_time.is_due()
+        asked = torch.tensor([float(self._requested()), float(due)], device=args.device)
         if dist.is_initialized():
             dist.all_reduce(asked, dist.ReduceOp.MAX)
-        if asked.item() and state.global_step < state.max_steps:
+        stop, save = asked.tolist()
+        if stop and state.global_step < state.max_steps:
             self.stopped = True
             control.should_training_stop = control.should_save = True
+        control.should_save |= bool(save)
+        self._by_time.begins()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # The Trainer validates before it saves.
+        self._by_time.begins()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._by_time.ends(saved=True)
+        if state.is_world_process_zero:
+            bound_s = self._by_time.bound_s
+            logger.info(
+                f"checkpoint after step {state.global_step}; the next is due after {bound_s:,.4g} s at the latest"
+            )
 
 
 class Heartbeat(TrainerCallback):

@@ -28,6 +28,7 @@ from efficientbench.running.failures import diagnose
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.rank_process import Rank, Work
 from efficientbench.training.checkpoints.manifest import seal
+from efficientbench.training.checkpoints.timing import TimeInterval
 
 if TYPE_CHECKING:
     from efficientbench.finetuning.trainer import Tuner
@@ -78,7 +79,7 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
     tokenizer = load_tokenizer(job.model)
     measurement = job.config.measurement
     monitor = EfficiencyCallback(warmup_steps=measurement.warmup_steps, meters=measurement.meters or ())
-    stop = Stop(rank.stop_requested)
+    stop = Stop(rank.stop_requested, TimeInterval(job.config.checkpoint.interval_s), measurement.warmup_steps)
     spent = Spent(rank.begin_s, measurement.warmup_steps, bool(job.resumed_step))
     with _sink(job, rank.number) as sink:
         callbacks = [Heartbeat(heartbeat), *listeners(stop, monitor, spent, job.output / "steps.jsonl", sink)]

@@ -108,6 +108,8 @@ class CheckpointEnded:
     step: int
     still_writing: bool
     """Whether a forked process is still writing a checkpoint."""
+    bound_s: float | None = None
+    """Time of training until the next one at the latest, s; None where no time is set."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,8 @@ class Trainer:
         self.listeners, self.token_bytes, self.checkpoints, self.resume = listeners, token_bytes, checkpoints, resume
         self.finite = finite.FiniteCheck(stages, batches.device, config.training.dtype == "fp16")
         self.loss = StepLoss(stages, batches.micro_batches, scaler=config.training.dtype == "fp16")
+        self._asked_to_save = False
+        """Whether the newest step's rows ask for a checkpoint."""
         self.skipped = 0
         """Steps that were skipped because loss or gradients were not finite."""
         device = batches.device
@@ -125,17 +127,19 @@ class Trainer:
         """Save a checkpoint if one is due, and complete an asynchronous one that all ranks have written."""
         if self.checkpoints is None:
             return
-        due, saver = self.checkpoints.is_due(step, stopped), self.checkpoints.saver
+        due, saver = self.checkpoints.is_due(step, stopped, self._asked_to_save), self.checkpoints.saver
         if not due and not saver.is_written():
             return
         self._emit(CheckpointStarted(step))
+        self.checkpoints.by_time.begins()
         saver.finish()
         if due:
             gather_weights(self.stages)
             self.checkpoints.save(step, stopped, self.skipped)
         if step == self.steps or stopped:
             saver.finish()
-        self._emit(CheckpointEnded(step, saver.writing is not None))
+        self.checkpoints.by_time.ends(saved=due)
+        self._emit(CheckpointEnded(step, saver.writing is not None, self.checkpoints.bound_s))
 
     def _is_validated(self, step: int) -> bool:
         training = self.config.training
@@ -154,7 +158,7 @@ class Trainer:
         #  1. Forward and backward passes of all micro-batches. At their end Megatron reduces the gradients over ranks;
         #     `self.finite` measures this rank's own part just before, since a reduction would spread a NaN everywhere.
         #  2. The norm of all gradients, still on the device.
-        #  3. One all-gather: each rank sends its checks, its wish to stop, its losses and its experts' counts.
+        #  3. One all-gather: each rank sends its checks, its wishes to stop and save, its losses, its experts' counts.
         #  4. The decision, by the device, from the same rows on every rank: a step that is not finite is skipped.
         #  5. Clipping and the update by AdamW and Muon, which obey the flag of 4.
         #  6. The one read of the step: the host waits for the rows of 3.
@@ -171,7 +175,7 @@ class Trainer:
         batches = partial(self.batches.training_step, step)
         sums = self._forward_backward(batches, self.batches.micro_batches, forward_only=False)
         norm = self.queued.norm() if self.queued is not None else None
-        gathered = groups.gather_rows(self._row(sums, norm, stop_requested()))
+        gathered = groups.gather_rows(self._row(sums, norm, stop_requested(), self._asks_to_save(step)))
         if self.queued is not None and norm is not None:
             self.queued.update(norm, finite.skip_flag(Rows.of(gathered, sums.shape).checks))
         rows = Rows.of(gathered.cpu(), sums.shape)
@@ -191,14 +195,19 @@ class Trainer:
         routing = self._routing(rows.routed.double().sum(dim=0).tolist())
         counts = self.tokens_per_step, int(targets)
         self._emit(StepEnded(step, loss / targets, norm_read, rate, *counts, not updated, message, routing))
+        self._asked_to_save = bool(rows.save.any())
         return bool(rows.stop.any())
 
-    def _row(self, sums: torch.Tensor, norm: torch.Tensor | None, stop: bool) -> torch.Tensor:
+    def _asks_to_save(self, step: int) -> bool:
+        return self.checkpoints is not None and self.checkpoints.asks_by_time(step)
+
+    def _row(self, sums: torch.Tensor, norm: torch.Tensor | None, stop: bool, save: bool) -> torch.Tensor:
         """Return this rank's row of numbers at the end of a step, in the layout of `Rows`."""
         checks = self.finite.row(sums[:, 0].sum(), norm)
         routed = [stage.module.take_routing() for stage in self.stages]
         counts = [] if routed[0] is None else [torch.stack(routed).sum(dim=0).flatten()]
-        return torch.cat([checks, torch.full_like(checks[:1], float(stop)), sums.flatten(), *counts])
+        wishes = [torch.full_like(checks[:1], float(wish)) for wish in (stop, save)]
+        return torch.cat([checks, *wishes, sums.flatten(), *counts])
 
     def _count_skipped(self, step: int, problem: finite.NonFinite) -> None:
         """Count a step that is skipped because loss or gradients are not finite.

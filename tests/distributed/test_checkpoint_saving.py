@@ -55,6 +55,19 @@ def test_an_asynchronous_checkpoint_equals_a_synchronous_one(
     assert again.losses == outcomes["false"].losses[3:]
 
 
+def test_checkpoints_follow_in_time_once_the_measured_window_is_over(
+    ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
+) -> None:
+    window = ("measurement.warmup_steps=1", "measurement.min_steps=3")
+    config = configured(corpus, "checkpoint.interval_s=1e-6", "checkpoint.keep=9", "parallel.dp=2", *window)
+    ranks(2).call(train, config, corpus, 7, tmp_path)
+    assert found(tmp_path) == [f"step_0000000{step}" for step in (4, 5, 6, 7)]
+    # An attempt has a window of its own, and may have another interval.
+    config = configured(corpus, "checkpoint.interval_s=1e-5", "checkpoint.keep=9", "parallel.dp=2", *window)
+    ranks(2).call(train, config, corpus, 10, tmp_path / "again", checkpoint_folder(tmp_path, 5))
+    assert found(tmp_path / "again") == ["step_00000009", "step_00000010"]
+
+
 @pytest.mark.proof
 def test_a_save_leaves_no_process(ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
     pool = ranks(1)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
@@ -23,6 +24,7 @@ from efficientbench.training.checkpoints.read import MetadataReader
 from efficientbench.training.checkpoints.save import Saver, sharded_state_dict
 from efficientbench.training.checkpoints.shards import Shard, ShardedParameter
 from efficientbench.training.checkpoints.storage import CommonStrategy, LoadStrategy
+from efficientbench.training.checkpoints.timing import TimeInterval
 from efficientbench.training.checkpoints.together import verify_together
 
 
@@ -57,11 +59,33 @@ class Checkpoints:
         self.parameters, self.device = parameters, parameters[0].parameter.device
         self.saver = Saver(run_folder, config.checkpoint.keep, config.checkpoint.time_limit_s)
         self._last_step = 0
+        measurement = config.measurement
+        self._window = measurement.warmup_steps + measurement.min_steps
+        self._restored_step = 0
+        self.by_time = TimeInterval(config.checkpoint.interval_s)
 
-    def is_due(self, step: int, stopped: bool) -> bool:
-        """Return whether a checkpoint is due after this step: at each interval, at a stop, and at the run's end."""
+    @property
+    def bound_s(self) -> float | None:
+        """Longest time of training that a kill loses, s, once the measured window is over; None: no time is set."""
+        asked = self.config.checkpoint.interval > 0 or self.config.checkpoint.interval_s is not None
+        return self.by_time.bound_s if asked else None
+
+    def asks_by_time(self, step: int) -> bool:
+        """Return whether this rank asks for a checkpoint after this step, since the last one was long ago.
+
+        Rank 0 alone asks. It waits for the end of the attempt's measured window, and for a checkpoint in flight.
+        """
+        begun = self._restored_step + self._window
+        waits = dist.get_rank() != 0 or step < begun or self.saver.writing is not None
+        return not waits and self.bound_s is not None and self.by_time.is_due()
+
+    def is_due(self, step: int, stopped: bool, asked: bool = False) -> bool:
+        """Return whether a checkpoint is due after this step: at each interval, at a stop, and at the run's end.
+
+        `asked`: whether any rank asks for one, by `asks_by_time`.
+        """
         interval = self.config.checkpoint.interval
-        due = stopped or step == self.steps or (interval > 0 and step % interval == 0)
+        due = asked or stopped or step == self.steps or (interval > 0 and step % interval == 0)
         return due and step != self._last_step
 
     def save(self, step: int, stopped: bool, steps_left_out: int = 0) -> None:
@@ -132,7 +156,7 @@ class Checkpoints:
             contents.set_generators(generators, self.device)
         if resumes and manifest.loss_scale is not None:
             contents.set_loss_scale(self.optimizer, manifest.loss_scale)
-        self._last_step = manifest.step
+        self._last_step = self._restored_step = manifest.step
         return manifest
 
     def initialise(self, folder: Path, sha256: str | None) -> None:

@@ -101,9 +101,9 @@ class ProgressDisplay:
             self.bar.update(self.task, description="saving")
         elif isinstance(event, CheckpointEnded):
             how = "begun, training waited" if event.still_writing else "written in"
-            logger.info(
-                f"checkpoint after step {event.step}: {how} {time.monotonic() - self._checkpoint_begin_s:.2f} s"
-            )
+            bound = "" if event.bound_s is None else f"; the next is due after {event.bound_s:,.4g} s at the latest"
+            held_up_s = time.monotonic() - self._checkpoint_begin_s
+            logger.info(f"checkpoint after step {event.step}: {how} {held_up_s:.2f} s{bound}")
         elif isinstance(event, TrainingEnded):
             self.close()
 

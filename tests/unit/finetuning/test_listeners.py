@@ -14,6 +14,7 @@ from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 from efficientbench.finetuning.listeners import Heartbeat, Spent, Stop, listeners
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics import EfficiencyCallback
+from efficientbench.training.checkpoints.timing import TimeInterval
 
 SAVING_S = 0.3
 
@@ -21,7 +22,8 @@ SAVING_S = 0.3
 def test_the_checkpoint_of_a_stopped_run_is_not_measured(tmp_path: Path) -> None:
     monitor = EfficiencyCallback(tokens_per_step=1, warmup_steps=0, sensors=[])
     spent = Spent(time.monotonic(), 0, False)
-    callbacks = [DefaultFlowCallback, *listeners(Stop(lambda: True), monitor, spent, tmp_path / "steps.jsonl")]
+    stop = Stop(lambda: True, TimeInterval(None), 0)
+    callbacks = [DefaultFlowCallback, *listeners(stop, monitor, spent, tmp_path / "steps.jsonl")]
     handler = CallbackHandler(callbacks, None, None, None, None)
     args = TrainingArguments(output_dir=str(tmp_path), include_num_input_tokens_seen="all", save_strategy="no")
     state, control = TrainerState(max_steps=10), TrainerControl()
@@ -39,6 +41,19 @@ def test_the_checkpoint_of_a_stopped_run_is_not_measured(tmp_path: Path) -> None
     found = spent.spent()
     assert found is not None
     assert found.checkpoints_s >= SAVING_S
+
+
+def test_a_checkpoint_by_time_follows_the_warm_up(tmp_path: Path) -> None:
+    handler = CallbackHandler([DefaultFlowCallback, Stop(lambda: False, TimeInterval(1e-9), 2)], None, None, None, None)
+    args = TrainingArguments(output_dir=str(tmp_path), save_strategy="no")
+    state, control = TrainerState(max_steps=10, global_step=5), TrainerControl()
+    control = handler.on_train_begin(args, state, control)
+    saved = []
+    for state.global_step in (6, 7, 8):
+        control = handler.on_step_end(args, state, control)
+        saved += [state.global_step] if control.should_save else []
+        control.should_save = False
+    assert (saved, control.should_training_stop) == ([7, 8], False)
 
 
 def test_each_micro_batch_of_a_step_counts_as_progress(tmp_path: Path) -> None:
