@@ -35,7 +35,7 @@ def prepared(folder: OutputFolder) -> PreparedTuning:
     config = resolve_tuning("lora_tiny", overrides=["device=cpu", f"output={folder.path.parent}"])
     order = choose_order(config.curriculum, [Sample(None, "here")] * 4, 4, 1, None)
     data = DataSource("rows.jsonl", 1.0, 4, 8, EXAMPLES.fingerprint, "")
-    found = Prepared(None, EXAMPLES, EXAMPLES, np.full(4, -1), order, 4, 0, data, 0)
+    found = Prepared(None, EXAMPLES, EXAMPLES, np.full(4, -1), order, 4, 0, data, 0, {})
     return PreparedTuning(PlannedTuning(config, Site(CPU(), None, folder), "tiny", world=1), found)
 
 
