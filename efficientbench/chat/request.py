@@ -26,6 +26,7 @@ ANSWER_TOKENS = 512
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)]
 Zero = Annotated[float, Field(ge=0, le=0)]
+StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 Empty = Annotated[list[Any], Field(max_length=0)]
 
 
@@ -75,6 +76,7 @@ class ChatRequest(BaseModel):
     top_p: float = Field(default=1.0, ge=0, le=1)
     top_k: int = Field(default=50, ge=0, description="0: all tokens")
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
+    stop: StopString | Annotated[list[StopString], Field(max_length=4)] = Field(default_factory=list)
     n: Literal[1] = 1
     frequency_penalty: Zero = 0
     presence_penalty: Zero = 0
@@ -91,6 +93,11 @@ class ChatRequest(BaseModel):
     def _without_null(cls, value: Any) -> Any:
         """Drop fields with the value null, which some clients send for a field that they do not set."""
         return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
+
+    @property
+    def stops(self) -> list[str]:
+        """Return the strings before which the answer ends."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop
 
     @property
     def answer_tokens(self) -> int | None:

@@ -104,6 +104,21 @@ def test_complete_and_streamed_answers_match_the_model(server: Served, chat: Cha
     assert len(texts) == 2
 
 
+def test_an_answer_ends_before_a_stop_string_over_several_tokens(server: Served, chat: Chat) -> None:
+    text = expected(chat, ASKED, 3, 40)
+    stop = text[10:14]
+    # The second one begins and never comes, so that it is held back and sent.
+    ask: dict[str, Any] = {"model": "tiny", "messages": ASKED, "seed": 3, "max_tokens": 40}
+    ask["stop"] = [stop, text[2:4] + "\x00never"]
+    [choice] = server.client.chat.completions.create(**ask).choices
+    assert (choice.message.content, choice.finish_reason) == (text[: text.index(stop)], "stop")
+    chunks = [chunk.choices[0] for chunk in server.client.chat.completions.create(**ask, stream=True)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == choice.message.content
+    assert chunks[-1].finish_reason == "stop"
+    [choice] = server.client.chat.completions.create(**{**ask, "stop": "\x00never"}).choices
+    assert (choice.message.content, choice.finish_reason) == (text, "length")
+
+
 def test_concurrent_clients_get_their_own_answers(server: Served, chat: Chat) -> None:
     before = server.stats()
 
