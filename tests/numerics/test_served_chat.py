@@ -324,3 +324,19 @@ def test_a_call_without_a_result_is_not_part_of_the_next_answer(tmp_path: Path) 
             else:
                 parts.append([part["type"], part["text"]])
     assert [each for each in parts if each[1]] == [["python", "a"], ["python", "6*7"], ["python_output", "42"]]
+
+
+@pytest.mark.proof
+def test_lm_eval_asks_the_server_as_it_asks_openai(server: Served, chat: Chat) -> None:
+    pytest.importorskip("tenacity", reason="lm-eval asks servers only with its extra: pip install lm-eval[api]")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalChatCompletion
+
+    model = LocalChatCompletion(
+        base_url=f"{server.url}/v1/chat/completions", model="tiny", tokenizer_backend=None, num_concurrent=1
+    )
+    text = expected(chat, ASKED, 1, 40, temperature=0)
+    until_text = text[10:14]
+    asked = (model.apply_chat_template(ASKED), {"until": [until_text], "max_gen_toks": 40, "do_sample": False})
+    [answer] = model.generate_until([Instance("generate_until", {}, asked, 0)], disable_tqdm=True)
+    assert answer == text[: text.index(until_text)]
