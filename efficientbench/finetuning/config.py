@@ -69,8 +69,8 @@ class ExamplesConfig(Part):
     )
     unusable: Literal["error", "drop"] = Field(
         default="error",
-        description="what happens to rows that cannot be read, that the chat template refuses, or whose special "
-        "tokens' names cannot stay text; drop leaves them out and counts them by reason",
+        description="what happens to rows that the chat template refuses, or in which names of special tokens "
+        "cannot stay text; drop leaves them out and counts them by reason",
     )
     workers: NonNegativeInt = Field(
         default=0, description="processes of each rank that fill up its batches; 0: the rank itself; the order stays"
