@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import itertools
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,12 @@ Row: TypeAlias = Mapping[str, Any]
 
 class RowError(DataError):
     """A row cannot be used. The message begins with the invalid key, if one is; `place` says where the row stands."""
+
+
+def reason_of(error: RowError) -> str:
+    """Return why a row cannot be used, without what differs from row to row: numbers and quoted values."""
+    reason = re.sub(r"it is: .*|'[^']*'|\"[^\"]*\"", "…", first_line(error))
+    return re.sub(r"\d[\d,.]*", "N", reason)[:160]
 
 
 class EncodingError(RowError):

@@ -49,6 +49,30 @@ class Said:
     """`STOP` or `LENGTH` where the answer ends."""
 
 
+class StopText:
+    """Ends a text before the first of some strings, which may lie over several of the pieces that arrive."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        """Take the strings, none of them empty."""
+        self.strings, self._held = strings, ""
+
+    def add(self, text: str, whole: bool) -> tuple[str, bool]:
+        """Return the text that no string can begin in any more, and whether a string was found behind it.
+
+        `whole`: nothing follows that belongs to the text, so that nothing is held back.
+        """
+        self._held += text
+        found = [place for each in self.strings if (place := self._held.find(each)) >= 0]
+        kept = 0 if whole else max((self._begun(each) for each in self.strings), default=0)
+        end = min(found, default=len(self._held) - kept)
+        said, self._held = self._held[:end], self._held[end:]
+        return said, bool(found)
+
+    def _begun(self, string: str) -> int:
+        """Return how many characters at the end of the held text begin a string."""
+        return next((count for count in range(len(string) - 1, 0, -1) if self._held.endswith(string[:count])), 0)
+
+
 @dataclass(frozen=True)
 class Chat:
     """A chat model, and what turns conversations into its tokens and back."""
@@ -66,7 +90,7 @@ class Chat:
         return tokens
 
     def answer(
-        self, model: GPT, prompt: Sequence[int], sampling: Sampling, max_new_tokens: int
+        self, model: GPT, prompt: Sequence[int], sampling: Sampling, max_new_tokens: int, stops: Sequence[str] = ()
     ) -> Generator[Said, None, None]:
         """Yield an answer token by token; `close` ends it.
 
@@ -75,6 +99,7 @@ class Chat:
             prompt: the prompt's tokens, see `prompt`.
             sampling: how tokens are chosen.
             max_new_tokens: token limit of the answer, calls and results included.
+            stops: strings before which the answer ends, where its text has one.
 
         Raises:
             GenerationError: the model computed NaN or infinity.
@@ -82,13 +107,18 @@ class Chat:
         stop = {self.renderer.end_id, self.run.tokenizer.eod_id}
         ids = self.renderer.token_ids
         kinds = {ids[name]: kind for name, kind in _KIND_AFTER.items() if name in ids}
-        stream, kind = TextStream(self.run.tokenizer.decode, prompt), TEXT
+        stream, kind, until = TextStream(self.run.tokenizer.decode, prompt), TEXT, StopText(stops)
         for [emitted] in generate(model, [prompt], sampling, max_new_tokens, stop, calculator=self.calculator):
             text, token = stream.add(emitted.token), emitted.token
-            if token in kinds or emitted.last:
+            whole, found = token in kinds or emitted.last, False
+            if whole:
                 text += stream.rest()
+            if kind == TEXT:
+                text, found = until.add(text, whole)
             finish = (STOP if token in stop else LENGTH) if emitted.last else None
-            yield Said(kind, text, finish)
+            yield Said(kind, text, STOP if found else finish)
+            if found:
+                return
             kind = kinds.get(token, kind)
 
 

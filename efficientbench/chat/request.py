@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from starlette.requests import ClientDisconnect, Request
 
 from efficientbench.basics.errors import nearest
-from efficientbench.data_tools.chat.conversations import ASSISTANT, Message, RowError, read_prompt
+from efficientbench.data_tools.chat.conversations import ASSISTANT, SYSTEM, Message, RowError, read_prompt
 
 MAX_BYTES = 1 << 20
 """Most bytes of a request: more than its most characters take."""
@@ -26,6 +26,8 @@ ANSWER_TOKENS = 512
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)]
 Zero = Annotated[float, Field(ge=0, le=0)]
+StopString = Annotated[str, Field(min_length=1, max_length=1000)]
+Empty = Annotated[list[Any], Field(max_length=0)]
 
 
 @dataclass(eq=False)
@@ -50,6 +52,14 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+class TextFormat(BaseModel):
+    """The form of an answer: text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+
+
 class ChatRequest(BaseModel):
     """The known fields; a field with one allowed value is there because its other values are not implemented here."""
 
@@ -66,16 +76,28 @@ class ChatRequest(BaseModel):
     top_p: float = Field(default=1.0, ge=0, le=1)
     top_k: int = Field(default=50, ge=0, description="0: all tokens")
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
+    stop: StopString | Annotated[list[StopString], Field(max_length=4)] = Field(default_factory=list)
     n: Literal[1] = 1
     frequency_penalty: Zero = 0
     presence_penalty: Zero = 0
     user: str | None = None
+    # Clients send these with the values that change nothing.
+    tools: Empty = Field(default_factory=list)
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] = Field(default_factory=dict)
+    response_format: TextFormat | None = None
+    store: Literal[False] = False
+    logprobs: Literal[False] = False
 
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, value: Any) -> Any:
         """Drop fields with the value null, which some clients send for a field that they do not set."""
         return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
+
+    @property
+    def stops(self) -> list[str]:
+        """Return the strings before which the answer ends."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop
 
     @property
     def answer_tokens(self) -> int | None:
@@ -121,7 +143,7 @@ def read_request(body: bytes) -> tuple[ChatRequest, tuple[Message, ...]]:
             message = f"{field}: unknown field" + (f"; did you mean {near}?" if near else "")
         raise RequestError(400, message, field or None) from None
     try:
-        messages = read_prompt([_with_parts(each) for each in request.messages])
+        messages = read_prompt([_as_ours(each) for each in request.messages])
     except RowError as error:
         raise RequestError(400, str(error), str(error).partition(":")[0]) from None
     _check_characters(messages)
@@ -132,8 +154,10 @@ def _field(location: Sequence[int | str]) -> str:
     return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in location).removeprefix(".")
 
 
-def _with_parts(message: Any) -> Any:
-    """Return a message; where it is an answer of ours that comes back, with its parts as the content."""
+def _as_ours(message: Any) -> Any:
+    """Return a message; a developer's as the system's, an answer of ours that comes back with its parts as content."""
+    if isinstance(message, dict) and message.get("role") == "developer":
+        return {**message, "role": SYSTEM}
     if not isinstance(message, dict) or message.get("role") != ASSISTANT or message.get("parts") is None:
         return message
     return {**{key: value for key, value in message.items() if key != "parts"}, "content": message["parts"]}

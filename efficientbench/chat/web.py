@@ -143,7 +143,7 @@ class Server:
         seed = secrets.randbits(63) if asked.seed is None else asked.seed
         sampling = Sampling(asked.temperature, asked.top_k, asked.top_p, seed)
         steps = self.pool.run(
-            lambda model: self.chat.answer(model, answer.prompt, sampling, answer.max_new_tokens),
+            lambda model: self.chat.answer(model, answer.prompt, sampling, answer.max_new_tokens, asked.stops),
             client.is_disconnected,
             answer.place,
         )

@@ -12,7 +12,7 @@ from efficientbench.basics.foreign import WEIGHTS, check_folder
 from efficientbench.data_tools.download.hub_names import is_of_modelscope
 from efficientbench.data_tools.download.model_files import fetch_from_hub
 from efficientbench.finetuning.config import TINY, TINY_SHAPE
-from efficientbench.finetuning.examples.examples import CHATML
+from efficientbench.finetuning.examples.encoding import CHATML
 from efficientbench.finetuning.examples.rows import Row, read_rows
 from efficientbench.training.checkpoints.manifest import verify_where_listed
 

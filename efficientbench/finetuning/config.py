@@ -67,6 +67,11 @@ class ExamplesConfig(Part):
         description="what happens to longer examples; truncate cuts the end of the answer, and drops an example "
         "whose prompt leaves no answer",
     )
+    unusable: Literal["error", "drop"] = Field(
+        default="error",
+        description="what happens to rows that the chat template refuses, or in which names of special tokens "
+        "cannot stay text; drop leaves them out and counts them by reason",
+    )
     workers: NonNegativeInt = Field(
         default=0, description="processes of each rank that fill up its batches; 0: the rank itself; the order stays"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -42,6 +42,8 @@ class TuningJob(AnyJob):
     """The checkpoint to resume from; the first node's job decides for all."""
     held_out_too_long: int = 0
     """The number of held-out examples that were truncated or dropped as too long."""
+    unusable: dict[str, int] = field(default_factory=dict)
+    """The number of rows that were left out as unusable, by reason."""
 
     @property
     def cache(self) -> Path:

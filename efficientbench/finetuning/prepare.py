@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,8 @@ class Prepared:
     data: DataSource
     held_out_too_long: int
     """The number of held-out examples that were truncated or dropped as too long."""
+    unusable: dict[str, int]
+    """The number of rows that were left out as unusable, by reason; of training and held-out rows together."""
 
     @property
     def fingerprint(self) -> str:
@@ -65,9 +68,10 @@ def prepare(config: FinetuneConfig, model: str) -> Prepared:
         DataError: the examples cannot be read or used.
     """
     tokenizer = load_tokenizer(model)
+    unusable: Counter[str] | None = Counter() if config.data.unusable == "drop" else None
     rows, held_rows = _split(config)
-    train, kept, too_long = tokenized(rows, tokenizer, config.data)
-    held_out, held_kept, held_out_too_long = tokenized(held_rows, tokenizer, config.data)
+    train, kept, too_long = tokenized(rows, tokenizer, config.data, unusable)
+    held_out, held_kept, held_out_too_long = tokenized(held_rows, tokenizer, config.data, unusable)
     rows, held_rows = [rows[number] for number in kept], [held_rows[number] for number in held_kept]
     batch = config.training.global_batch_size
     steps = config.training.steps or run_steps(len(train), config.training.epochs, batch)
@@ -90,7 +94,8 @@ def prepare(config: FinetuneConfig, model: str) -> Prepared:
         tokenizer_fingerprint=hashlib.sha256(text.encode()).hexdigest(),
         too_long=too_long,
     )
-    return Prepared(tokenizer, train, held_out, levels, order, steps, warmup, data, held_out_too_long)
+    left_out = dict(unusable or {})
+    return Prepared(tokenizer, train, held_out, levels, order, steps, warmup, data, held_out_too_long, left_out)
 
 
 def _split(config: FinetuneConfig) -> tuple[list[Row], list[Row]]:

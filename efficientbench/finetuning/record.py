@@ -307,6 +307,7 @@ def _finetuning(
         "steps": job.steps,
         "mean_length": round(float(train.lengths.mean())),
         "held_out_too_long": job.held_out_too_long,
+        "unusable": job.unusable,
         "curriculum": asdict(job.curriculum),
         "saved_numbers": saved_numbers,
         "hashing_s": trainer.checkpoints.hashing_s,

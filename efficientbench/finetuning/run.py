@@ -126,6 +126,7 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PreparedTuning, TuningJob])
             found.data,
             resume,
             found.held_out_too_long,
+            found.unusable,
         )
 
     def described(self, job: TuningJob, device: Device, nodes: int) -> dict[str, Any]:
@@ -155,6 +156,8 @@ def _announce(tuning: PreparedTuning) -> None:
         if count:
             treated = f"data.too_long={config.data.too_long}"
             print(f"{number_of(count, f'{kind}example')} of more than {config.data.max_length:,} tokens ({treated})")
+    for reason, count in sorted(prepared.unusable.items()):
+        print(f"warning: {number_of(count, 'row')} left out (data.unusable=drop): {reason}")
     for warning in prepared.order.warnings:
         print(f"warning: {warning}")
     print(end="", flush=True)

@@ -104,6 +104,21 @@ def test_complete_and_streamed_answers_match_the_model(server: Served, chat: Cha
     assert len(texts) == 2
 
 
+def test_an_answer_ends_before_a_stop_string_over_several_tokens(server: Served, chat: Chat) -> None:
+    text = expected(chat, ASKED, 3, 40)
+    stop = text[10:14]
+    # The second one begins and never comes, so that it is held back and sent.
+    ask: dict[str, Any] = {"model": "tiny", "messages": ASKED, "seed": 3, "max_tokens": 40}
+    ask["stop"] = [stop, text[2:4] + "\x00never"]
+    [choice] = server.client.chat.completions.create(**ask).choices
+    assert (choice.message.content, choice.finish_reason) == (text[: text.index(stop)], "stop")
+    chunks = [chunk.choices[0] for chunk in server.client.chat.completions.create(**ask, stream=True)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == choice.message.content
+    assert chunks[-1].finish_reason == "stop"
+    [choice] = server.client.chat.completions.create(**{**ask, "stop": "\x00never"}).choices
+    assert (choice.message.content, choice.finish_reason) == (text, "length")
+
+
 def test_concurrent_clients_get_their_own_answers(server: Served, chat: Chat) -> None:
     before = server.stats()
 
@@ -309,3 +324,19 @@ def test_a_call_without_a_result_is_not_part_of_the_next_answer(tmp_path: Path) 
             else:
                 parts.append([part["type"], part["text"]])
     assert [each for each in parts if each[1]] == [["python", "a"], ["python", "6*7"], ["python_output", "42"]]
+
+
+@pytest.mark.proof
+def test_lm_eval_asks_the_server_as_it_asks_openai(server: Served, chat: Chat) -> None:
+    pytest.importorskip("tenacity", reason="lm-eval asks servers only with its extra: pip install lm-eval[api]")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalChatCompletion
+
+    model = LocalChatCompletion(
+        base_url=f"{server.url}/v1/chat/completions", model="tiny", tokenizer_backend=None, num_concurrent=1
+    )
+    text = expected(chat, ASKED, 1, 40, temperature=0)
+    until_text = text[10:14]
+    asked = (model.apply_chat_template(ASKED), {"until": [until_text], "max_gen_toks": 40, "do_sample": False})
+    [answer] = model.generate_until([Instance("generate_until", {}, asked, 0)], disable_tqdm=True)
+    assert answer == text[: text.index(until_text)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from efficientbench.running.failures import ran_out_of_memory
 def write_losses(config: FinetuneConfig, file: Path) -> int:
     """Write each example with the base model's mean loss on its answers, in nats; return the number of rows written.
 
-    A row is {messages, <curriculum.field>}. Skip the examples that `data.too_long` drops from the training.
+    A row is {messages, <curriculum.field>}. Skip the examples that the training drops as too long or unusable.
 
     Args:
         config: the fine-tuning's configuration; a forward pass computes one micro-batch.
@@ -43,7 +44,8 @@ def write_losses(config: FinetuneConfig, file: Path) -> int:
     base = find_model(config.model, Path(config.cache))
     tokenizer = load_tokenizer(base)
     rows = read_rows(config.data.path, config.curriculum.field, config.curriculum.levels)
-    examples, kept, _ = tokenized(rows, tokenizer, config.data)
+    dropped: Counter[str] | None = Counter() if config.data.unusable == "drop" else None
+    examples, kept, _ = tokenized(rows, tokenizer, config.data, dropped)
     from transformers import AutoModelForCausalLM, logging
 
     logging.disable_progress_bar()

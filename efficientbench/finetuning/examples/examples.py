@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,11 @@ from typing import Any
 import numpy as np
 
 from efficientbench.basics.errors import DataError
+from efficientbench.data_tools.rows import RowError, reason_of
 from efficientbench.finetuning.config import ExamplesConfig
 from efficientbench.finetuning.curriculum.order import order_hash
-from efficientbench.finetuning.examples.rows import Row
-
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""The chat template for a tokenizer that has none."""
+from efficientbench.finetuning.examples.encoding import RowEncoder
+from efficientbench.finetuning.examples.rows import DROP_KEY, Row
 
 
 @dataclass(frozen=True)
@@ -73,15 +70,30 @@ def joined(pairs: Sequence[tuple[list[int], list[bool]]]) -> Examples:
     return Examples(tokens, learned, np.cumsum(lengths, dtype=np.int64))
 
 
-def tokenized(rows: Sequence[Row], tokenizer: Any, config: ExamplesConfig) -> tuple[Examples, list[int], int]:
-    """Return the examples, the numbers of their rows, and how many rows were truncated or dropped.
+def tokenized(
+    rows: Sequence[Row], tokenizer: Any, config: ExamplesConfig, dropped: Counter[str] | None = None
+) -> tuple[Examples, list[int], int]:
+    """Return the examples, the numbers of their rows, and how many rows were truncated or dropped as too long.
+
+    Args:
+        rows: the rows.
+        tokenizer: the model's tokenizer.
+        config: what is too long, and what happens to it.
+        dropped: counts unusable rows by reason, which are left out; None: such a row is an error.
 
     Raises:
-        DataError: an example is too long and `too_long` is `error`, no example is left, or the template rejects one.
+        DataError: an example is too long and `too_long` is `error`, no example is left, or a row is unusable.
     """
     pairs, kept, too_long = [], [], 0
+    encode = RowEncoder(tokenizer)
     for number, row in enumerate(rows):
-        ids, learned = _encode(row, tokenizer)
+        try:
+            ids, learned = encode(row)
+        except RowError as error:
+            if dropped is None:
+                raise DataError(f"{row.place}: {error}; {DROP_KEY}") from None
+            dropped[reason_of(error)] += 1
+            continue
         if len(ids) > config.max_length:
             too_long += 1
             if config.too_long == "error":
@@ -98,40 +110,6 @@ def tokenized(rows: Sequence[Row], tokenizer: Any, config: ExamplesConfig) -> tu
             f"none of {len(rows):,} examples has an answer within data.max_length={config.max_length:,} tokens"
         )
     return joined(pairs), kept, too_long
-
-
-def _encode(row: Row, tokenizer: Any) -> tuple[list[int], list[bool]]:
-    """Return a row's tokens and its mask of answers; prompt and answer are tokenized separately, as at generation."""
-    ids: list[int] = []
-    learned: list[bool] = []
-    done = ""
-    for number, message in enumerate(row.messages):
-        if message["role"] != "assistant":
-            continue
-        prompt = _text(row, tokenizer, number, True)
-        whole = _text(row, tokenizer, number + 1, False)
-        if not prompt.startswith(done) or not whole.startswith(prompt):
-            raise DataError(
-                f"{row.place}: the tokenizer's chat template writes earlier turns anew when message {number + 1} is "
-                "added, so that answers cannot be told apart: keep the last answer alone"
-            )
-        for text, is_answer in ((prompt[len(done) :], False), (whole[len(prompt) :], True)):
-            part = tokenizer(text, add_special_tokens=False)["input_ids"]
-            ids += part
-            learned += [is_answer] * len(part)
-        done = whole
-    return ids, learned
-
-
-def _text(row: Row, tokenizer: Any, turns: int, asks: bool) -> str:
-    template = None if tokenizer.chat_template else CHATML
-    try:
-        text: str = tokenizer.apply_chat_template(
-            list(row.messages[:turns]), tokenize=False, add_generation_prompt=asks, chat_template=template
-        )
-    except Exception as error:
-        raise DataError(f"{row.place}: the tokenizer's chat template refuses it: {error}") from None
-    return text
 
 
 def fingerprint_of(train: Examples, held_out: Examples, order: np.ndarray) -> str:

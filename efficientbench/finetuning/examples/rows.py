@@ -18,6 +18,7 @@ from efficientbench.data_tools.rows import FileRows, RowError
 Message = dict[str, str]
 FORMS = "{instruction, input, output}, {prompt, completion} or {messages}"
 _KNOWN = ("instruction", "input", "output", "prompt", "completion", "messages")
+DROP_KEY = "data.unusable=drop leaves such rows out, and counts them"
 _ROLES = ("system", "user", "assistant")
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 

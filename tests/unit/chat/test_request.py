@@ -26,6 +26,12 @@ def test_fields_that_are_null_or_missing_have_their_defaults() -> None:
     assert read_request(body(max_tokens=3, max_completion_tokens=5))[0].answer_tokens == 5
 
 
+def test_fields_at_values_without_effect_are_taken_and_a_developer_is_the_system() -> None:
+    noop = {"tools": [], "logit_bias": {}, "response_format": {"type": "text"}, "store": False, "logprobs": False}
+    _, messages = read_request(body(messages=[{"role": "developer", "content": "Be brief."}, USER], **noop))
+    assert [(each.role, each.text) for each in messages] == [("system", "Be brief."), ("user", "Hi")]
+
+
 def test_an_answer_sent_back_keeps_its_calls() -> None:
     parts = [
         {"type": "text", "text": "It is "},
@@ -80,7 +86,9 @@ def test_an_answer_sent_back_keeps_its_calls() -> None:
         (body(stream="often"), "stream", "valid boolean"),
         (body(stream_options={"include_usage": "a"}), "stream_options.include_usage", "valid boolean"),
         (body(temprature=1), "temprature", "unknown field; did you mean temperature?"),
-        (body(tools=[]), "tools", "unknown field"),
+        (body(tools=[{}]), "tools", "at most 0 items"),
+        (body(response_format={"type": "json_object"}), "response_format.type", "should be 'text'"),
+        (body(logit_bias={"5": 1}), "logit_bias", "at most 0 items"),
     ],
 )
 def test_a_mistake_is_answered_with_400_and_its_field(content: bytes, param: str | None, message: str) -> None:

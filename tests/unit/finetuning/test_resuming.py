@@ -36,7 +36,7 @@ def prepared(folder: OutputFolder, *overrides: str, world: int = 1) -> PreparedT
     config = resolve_tuning("lora_tiny", overrides=["device=cpu", f"output={folder.path.parent}", *overrides])
     order = choose_order(config.curriculum, [Sample(None, "here")] * 4, 4, 1, None)
     data = DataSource("rows.jsonl", 1.0, 4, 8, EXAMPLES.fingerprint, "")
-    found = Prepared(None, EXAMPLES, EXAMPLES, np.full(4, -1), order, 4, 0, data, 0)
+    found = Prepared(None, EXAMPLES, EXAMPLES, np.full(4, -1), order, 4, 0, data, 0, {})
     return PreparedTuning(PlannedTuning(config, Site(CPU(), None, folder), "tiny", world), found)
 
 
