@@ -148,6 +148,7 @@ VARIANT = AttentionVariant(
     matrices=_matrices,
     tensor_parallel=lambda model, tp: [],
     context_parallel=True,
+    within_documents=("cpu", "cuda", "npu"),
     selective_recomputation=True,
     exporter="efficientbench.export.mla:EXPORTER",
     exportable="MLA without experts",

@@ -300,6 +300,8 @@ VARIANT = AttentionVariant(
     may_differ=("nsa_selection", "fla-core adds a block's gradients in the order in which atomic operations come"),
     matrices=_matrices,
     tensor_parallel=_uneven,
+    # Kernels of accelerators are compiled for a length, or want whole blocks.
+    within_documents=("cpu",),
     selective_recomputation=True,
     profiled_as=("RangeAttention", "SelectedAttention", "choose_at_once"),
     not_exported="no class of transformers has Native Sparse Attention",

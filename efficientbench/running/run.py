@@ -9,7 +9,7 @@ from typing import Any
 
 from efficientbench.basics.cgroup import memory_limit_bytes
 from efficientbench.basics.counted import number_of
-from efficientbench.config.layout import Layout, fit_micro_batch
+from efficientbench.config.layout import Layout, check_documents, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.tokens.manifest import Corpus
@@ -54,6 +54,7 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
             set_for_ranks({name: values[0] for name, values in site.device.deterministic_environment().items()})
         plan = plan_on(initialised(config, site.folder), site.device, site.nodes)
         site.device.check(plan.config.training.dtype)
+        check_documents(plan.config, site.device.type)
         print("\n".join(announcement(plan, site.device, config.training.micro_batch_size)), flush=True)
         return plan
 

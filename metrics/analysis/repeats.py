@@ -23,7 +23,10 @@ _NAMES = ("variant", "size", "label")
 _SAME = ("output", "data.cache", "cache", "wandb", "training.global_batch_tokens", "measurement.meters")
 """Keys of folders, of W&B, of the batch in another unit, and of meters: they change no figure of the table."""
 _SEEDS = ("training.seed", "curriculum.seed")
-_BEFORE = {"training.optimizer": "adamw", "evaluation.core_every": 0, "evaluation.core_limit": 100}
+_BEFORE = {
+    **{"training.optimizer": "adamw", "evaluation.core_every": 0, "evaluation.core_limit": 100},
+    "data.attention_within_documents": False,
+}
 """Key → what runs did before the key existed."""
 _INTERVALS = ("al_s", "al_s_p50")
 
@@ -127,7 +130,7 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
         "kernels": record.kernels,
         "data": [(source.fingerprint, source.weight) for source in record.data or ()],
         "questions": None if record.reinforcement is None else record.reinforcement.files_sha256,
-        "model": [record.parameters, record.parameters_active, record.flops_per_token],
+        "model": [record.parameters, record.parameters_active, _counted_flops(record)],
         "status": record.status,
         # Each seed of a fine-tuning draws examples of different lengths.
         "tokens": [None if record.finetuning else record.tokens, record.steps_measured],
@@ -137,6 +140,11 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
     if "variant" not in without:
         content["run"] = [record.run, record.variant, record.size]
     return json.dumps(content, sort_keys=True)
+
+
+def _counted_flops(record: RunRecord) -> float | None:
+    """Return a run's FLOPs per token; None where they follow from the documents that it read, which a seed chooses."""
+    return None if record.section("data").get("attention_within_documents") else record.flops_per_token
 
 
 def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
