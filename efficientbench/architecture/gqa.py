@@ -124,6 +124,7 @@ VARIANT = AttentionVariant(
     cache_choices=group_choices,
     tensor_parallel=_uneven,
     context_parallel=True,
+    within_documents=("cpu", "cuda", "npu"),
     selective_recomputation=True,
     exporter="efficientbench.export.gqa:EXPORTER",
     exportable="GQA and MQA with rope, with experts or without, with qk_norm or without; GQA and MQA without positions "

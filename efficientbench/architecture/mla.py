@@ -149,6 +149,7 @@ VARIANT = AttentionVariant(
     cache_choices=lambda model: ("kv_lora_rank", range(8, model.hidden_size + 1, 8)),
     tensor_parallel=lambda model, tp: [],
     context_parallel=True,
+    within_documents=("cpu", "cuda", "npu"),
     selective_recomputation=True,
     exporter="efficientbench.export.mla:EXPORTER",
     exportable="MLA without experts",

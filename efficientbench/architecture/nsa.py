@@ -308,6 +308,8 @@ VARIANT = AttentionVariant(
     matrices=_matrices,
     cache_choices=group_choices,
     tensor_parallel=_uneven,
+    # Kernels of accelerators are compiled for a length, or want whole blocks.
+    within_documents=("cpu",),
     selective_recomputation=True,
     profiled_as=("RangeAttention", "SelectedAttention", "choose_at_once"),
     not_exported="no class of transformers has Native Sparse Attention",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd, lcm
 
-from efficientbench.architecture.registry import attention_of, position_of
+from efficientbench.architecture.registry import ATTENTION, attention_of, position_of
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.part import AUTO
@@ -66,6 +66,7 @@ class Layout:
         problems += _shape_problems(config)
         problems += _pipeline_problems(config)
         problems += _context_problems(config)
+        problems += _document_problems(config)
         problems += _expert_problems(config, dp)
         problems += _batch_problems(config, max(dp, 1))
         if problems:
@@ -242,6 +243,49 @@ def _context_problems(config: RunConfig) -> list[str]:
             "context-parallel ranks holds",
         ),
     )
+
+
+def _document_problems(config: RunConfig) -> list[str]:
+    key, attention, position = (
+        "data.attention_within_documents",
+        config.model.attention.kind,
+        config.model.position.kind,
+    )
+    if not config.data.attention_within_documents:
+        return []
+    return _messages(
+        (
+            config.training.objective != "pretrain",
+            f"{key}: it separates documents, and training.objective={config.training.objective} learns from "
+            "conversations: leave it out",
+        ),
+        (
+            not attention_of(config.model).within_documents,
+            f"{key}: attention {attention!r} does not declare that it can (AttentionVariant.within_documents): leave "
+            f"it out, or set model.attention.kind to {_within_documents('cpu')}",
+        ),
+        (
+            not position_of(config.model).decodes,
+            f"{key}: the encoding {position!r} does not declare that a row can have positions of its own "
+            "(PositionVariant.decodes): leave it out",
+        ),
+    )
+
+
+def check_documents(config: RunConfig, device_type: str) -> None:
+    """Raise a ConfigError if the attention shall end at document ends, and cannot on this device type."""
+    serves = attention_of(config.model).within_documents
+    if config.data.attention_within_documents and device_type not in serves:
+        raise ConfigError(
+            f"data.attention_within_documents: attention {config.model.attention.kind!r} can on {' and '.join(serves)} "
+            f"alone, and not on {device_type}: leave it out, or set model.attention.kind to "
+            f"{_within_documents(device_type) or 'a variant that can, on another device'}"
+        )
+
+
+def _within_documents(device_type: str) -> str:
+    """Return the attention variants that can end at document ends on a device type, for messages."""
+    return " or ".join(name for name, each in ATTENTION.items() if device_type in each.within_documents)
 
 
 def _expert_problems(config: RunConfig, dp: int) -> list[str]:

@@ -97,6 +97,11 @@ class DataConfig(Part):
     seed: NonNegativeInt | None = Field(
         default=None, le=2**32 - 1, description="seed of the order of the training text; unset: training.seed"
     )
+    attention_within_documents: bool = Field(
+        default=False,
+        description="end attention and positions at the ends of documents, which share sequences; false: a token "
+        "attends to all tokens before it in its sequence",
+    )
     cache: str = Field(default="output/data", description="folder for tokenized text, index caches and kernels' times")
 
     @property
@@ -299,6 +304,8 @@ class RunConfig(Part):
         own, biased = attention_of(model).plain_scores is None, position_of(model).place == "scores"
         reason = f"attention {model.attention.kind!r} has kernels of its own" if own else None
         reason = f"{model.position.kind!r} positions put a bias on the scores" if biased else reason
+        within = self.data.attention_within_documents and asked == "flex"
+        reason = "data.attention_within_documents would compile it for each document's length" if within else reason
         reason = "context-parallel ranks attend to parts of a sequence" if self.parallel.cp > 1 else reason
         if reason is not None:
             raise ValueError(

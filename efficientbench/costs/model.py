@@ -5,6 +5,7 @@ A function raises UndeclaredError where the declaration lacks a formula that it 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
@@ -161,6 +162,17 @@ def flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute = "no
     forward = linear + model.layers * causal
     recomputed = {"none": 0, "selective": model.layers * causal, "full": forward - logits}[recompute]
     return Flops(forward=forward, recomputed=recomputed, forward_full_square=linear + model.layers * square)
+
+
+def over_documents(lengths: Mapping[int, int], per_token: Callable[[int], float]) -> float:
+    """Return the mean over all tokens of a figure per token, where attention ends with documents.
+
+    Args:
+        lengths: length → number of documents, or parts of documents, of that many tokens; not empty.
+        per_token: sequence length → the figure, averaged over the sequence's positions.
+    """
+    tokens = sum(length * count for length, count in lengths.items())
+    return sum(length * count * per_token(length) for length, count in lengths.items()) / tokens
 
 
 def dense_keys_per_query(seq_len: float) -> float:

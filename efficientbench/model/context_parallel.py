@@ -24,6 +24,20 @@ def positions(tokens: int, device: torch.device) -> torch.Tensor:
     return torch.cat([torch.arange(index * chunk, (index + 1) * chunk, device=device) for index in _own_chunks(size)])
 
 
+def is_shared() -> bool:
+    """Return whether several ranks share each sequence."""
+    return bool(parallel_state.get_context_parallel_world_size() > 1)
+
+
+def spans(sequence: int) -> list[tuple[int, int]]:
+    """Return the first position, and the one after the last, of each run of tokens that this rank holds."""
+    size = parallel_state.get_context_parallel_world_size()
+    if size == 1:
+        return [(0, sequence)]
+    chunk = sequence // (2 * size)
+    return [(index * chunk, (index + 1) * chunk) for index in _own_chunks(size)]
+
+
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
     """Compute `causal_attention` of this rank's queries over all keys and values of the sequence.
 
@@ -37,7 +51,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale
         [S / CP, B, heads · E]
     """
     size = parallel_state.get_context_parallel_world_size()
-    key, value = _gather_sequence(key), _gather_sequence(value)
+    key, value = gather_sequence(key), gather_sequence(value)
     chunk = key.shape[0] // (2 * size)
     outputs = [
         causal_attention(queries, key[: (index + 1) * chunk], value[: (index + 1) * chunk], scale)
@@ -50,7 +64,7 @@ def _own_chunks(size: int) -> tuple[int, int]:
     return context_chunks(parallel_state.get_context_parallel_rank(), size)
 
 
-def _gather_sequence(x: torch.Tensor) -> torch.Tensor:
+def gather_sequence(x: torch.Tensor) -> torch.Tensor:
     """Gather [S / CP, ...] into [S, ...] in the sequence's order; the gradient is reduced and scattered over ranks."""
     group = parallel_state.get_context_parallel_group()
     gathered = gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=group)

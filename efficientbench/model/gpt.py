@@ -34,6 +34,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.devices.registry import device_called
 from efficientbench.model import context_parallel, megatron_patches, moe
 from efficientbench.model.cache import Cache
+from efficientbench.model.documents import Documents
 from efficientbench.model.engine_config import transformer_config
 from efficientbench.model.initial_weights import initialize, set_weights
 from efficientbench.model.kernels import few_tokens
@@ -103,6 +104,7 @@ class GPT(GPTModel):
         labels: torch.Tensor | None = None,
         loss_mask: torch.Tensor | None = None,
         only: torch.Tensor | None = None,
+        documents: Documents | None = None,
     ) -> torch.Tensor:
         """Compute one micro-batch on this stage.
 
@@ -111,13 +113,15 @@ class GPT(GPTModel):
             labels: [B, S] target ids; read by the last stage only. None: return logits.
             loss_mask: [B, S] weights of the targets' losses; read by the last stage only. None: return logits.
             only: [B, n] positions in each row whose logits to return, or [B], one for each row; None: all.
+            documents: the documents within which tokens attend; None: each row is one.
 
         Returns:
             Before the last stage: hidden states [S, B, H]. On it, with labels: the weighted sum of losses in float32,
             a scalar in training, [B] (one for each sequence) in evaluation. Without labels: this tensor-parallel
             rank's logits [B, S, V], or [B, n, V] for `only`.
         """
-        hidden = self.decoder(hidden_states=self._embed(tokens) if self.pre_process else None, attention_mask=None)
+        embedded = self._embed(tokens, documents) if self.pre_process else None
+        hidden = self.decoder(hidden_states=embedded, attention_mask=None, packed_seq_params=documents)
         if not self.post_process:
             return hidden
         if only is not None:
@@ -180,11 +184,13 @@ class GPT(GPTModel):
         """Set the routers' shares of the step before: see `model.moe.set_shares`."""
         moe.set_shares(self, shares)
 
-    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+    def _embed(self, tokens: torch.Tensor, documents: Documents | None) -> torch.Tensor:
         """Embed tokens [B, S] → [S, B, H]; with sequence parallelism this rank's part of the sequence."""
         embedded: torch.Tensor = self.embedding(tokens, position_ids=None)
         if self.cache is not None:
             positions = self.cache.begin(tokens, self.position).positions
+        elif documents is not None:
+            positions = documents.positions
         else:
             positions = context_parallel.positions(tokens.shape[1], embedded.device)
         if self.config.sequence_parallel:

@@ -105,13 +105,15 @@ class Layer(TransformerLayer):
     ) -> tuple[torch.Tensor, None]:
         """Compute hidden_states [S, B, H] → the same shape; the second value, Megatron's context, is None.
 
-        `others`: arguments of Megatron's block, which only Megatron's own forward pass uses.
+        `others`: arguments of Megatron's block. Only Megatron's own forward pass uses them, but for the documents.
         """
         trains = self.training or torch.is_grad_enabled()
         if trains and not self.config.fuse:
             output: tuple[torch.Tensor, None] = super().forward(hidden_states, attention_mask, **others)
             return output
-        attended = self.self_attention(self.input_layernorm(hidden_states), attention_mask=None)
+        documents = others.get("packed_seq_params")
+        normed = self.input_layernorm(hidden_states)
+        attended = self.self_attention(normed, attention_mask=None, packed_seq_params=documents)
         if trains:
             hidden_states, normed = self.pre_mlp_layernorm(_with_bias(*attended), hidden_states)
             return hidden_states + _with_bias(*self.mlp(normed)), None

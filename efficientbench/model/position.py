@@ -23,6 +23,8 @@ from efficientbench.model.kernels.rope import rotate
 
 WAVELENGTH = 10_000.0
 """The largest wavelength of the sinusoids, in units of 2π; the smallest is 1."""
+MOST_LENGTHS = 64
+"""Sequence lengths whose angles are kept at a time; documents have many."""
 POSITION_TABLE = "is_position_table"
 """The attribute that marks a trained table of positions, which has no weight decay."""
 
@@ -95,6 +97,8 @@ class Rope(Position):
         """Return cos and sin [S, 1, 1, dim / 2] for the sequence length, dtype and device of `like` [S, ...]."""
         key = (like.shape[0], stride, like.dtype)
         if key not in self._angles:
+            if len(self._angles) >= MOST_LENGTHS:
+                self._angles.clear()
             positions = stride * context_parallel.positions(like.shape[0], like.device)
             angles = self._of(positions[:, None])
             self._angles[key] = (angles.cos().to(like.dtype), angles.sin().to(like.dtype))

@@ -13,7 +13,7 @@ from efficientbench.architecture.registry import OWN, SECTIONS, attention_of, ou
 from efficientbench.architecture.variant import known, shown
 from efficientbench.basics.counted import number_of
 from efficientbench.config.budget import Budget, plan_budget
-from efficientbench.config.layout import Layout
+from efficientbench.config.layout import Layout, check_documents
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.costs.memory import RankMemory, memory_by_stage
 from efficientbench.costs.model import Flops, Parameters, count_parameters, flops_per_token
@@ -103,6 +103,22 @@ def tokenized(data: DataConfig) -> list[int] | None:
     return None if corpora is None else [corpus.tokens for corpus in corpora]
 
 
+def attended_tokens(config: RunConfig, corpora: Sequence[Corpus] | None) -> int:
+    """Return the tokens of the sequences within which a run attends, for its FLOPs.
+
+    That is `training.seq_len` or, where attention ends with documents, their mean length, rounded and at most a
+    sequence. `corpora`: those of the sources; None: they are not tokenized yet, and documents count as whole sequences.
+    """
+    longest = config.training.seq_len
+    if corpora is None or not config.data.attention_within_documents:
+        return longest
+    # Sources have shares of the tokens, not of the documents.
+    documents = sum(
+        weight * corpus.documents / corpus.tokens for weight, corpus in zip(config.data.weights, corpora, strict=True)
+    )
+    return min(max(round(1 / documents), 1), longest)
+
+
 def known_corpora(data: DataConfig) -> list[Corpus] | None:
     """Return the corpora of all sources, which are tokenized pairs with a manifest; None if one is not.
 
@@ -168,10 +184,15 @@ class Plan:
         return count_parameters(self.config.model)
 
     @cached_property
+    def attended_tokens(self) -> int:
+        """Tokens of a sequence or, where attention ends with documents, of a mean document: see the function."""
+        within = self.config.data.attention_within_documents
+        return attended_tokens(self.config, known_corpora(self.config.data) if within else None)
+
+    @cached_property
     def flops(self) -> Flops:
         """FLOPs per token."""
-        training = self.config.training
-        return flops_per_token(self.config.model, training.seq_len, training.recompute)
+        return flops_per_token(self.config.model, self.attended_tokens, self.config.training.recompute)
 
     @cached_property
     def memory(self) -> tuple[RankMemory, ...]:
@@ -213,10 +234,11 @@ def make_plan(config: RunConfig, layout: Layout, runtime_bytes: int) -> Plan:
 def plan_anywhere(config: RunConfig) -> Plan:
     """Return the plan of a run on any machine: with the fewest data-parallel replicas, and a CPU for `auto`.
 
-    Raises ConfigError: the layout cannot work. Raises DeviceError: the device type is unknown.
+    Raises ConfigError: the layout cannot work, or not on the device. Raises DeviceError: the device type is unknown.
     """
     device = planned_device(config)
     config = with_kernels(config, device)
+    check_documents(config, device.type)
     return make_plan(config, Layout.of(config, devices=1, oversubscribe=True), device.runtime_bytes)
 
 

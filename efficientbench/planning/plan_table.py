@@ -30,6 +30,7 @@ from efficientbench.planning.plan import (
     determinism,
     gigabytes,
     hidden,
+    known_corpora,
     memory_parts,
     plan_anywhere,
     planned_device,
@@ -123,7 +124,7 @@ def _matrix_row(plan: Plan) -> tuple[str, ...]:
         lambda: f"{plan.parameters.total:,}",
         lambda: f"{plan.parameters.active:,}",
         lambda: f"{plan.flops.training:,}",
-        lambda: f"{keys_read_per_query(model, training.seq_len):,.1f}",
+        lambda: f"{keys_read_per_query(model, plan.attended_tokens):,.1f}",
         lambda: f"{kv_cache_bytes_per_token(model, training.dtype):,}",
         lambda: f"{budget.tokens / plan.parameters.total:.2g}" if budget.counted else "n/a",
         lambda: f"{training.seq_len:,}",
@@ -153,7 +154,7 @@ def _matrix_notes(plans: Sequence[Plan]) -> list[str]:
 
 def _keys_read(plan: Plan) -> str:
     """Format the mean number of keys that a query reads, with dense attention's where that differs."""
-    model, seq_len = plan.config.model, plan.config.training.seq_len
+    model, seq_len = plan.config.model, plan.attended_tokens
     read, dense = keys_read_per_query(model, seq_len), dense_keys_per_query(seq_len)
     if read == dense:
         return f"{read:,.1f}"
@@ -189,6 +190,16 @@ def _optimizer_rows(training: TrainingConfig) -> list[tuple[str, str]]:
     if training.optimizer == "adamw":
         return []
     return [("optimizer", f"muon ({training.matrix_rate:g}) for layers' matrices; not the distributed optimizer")]
+
+
+def _document_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return the row of the documents with which attention ends; no row where it goes on."""
+    if not plan.config.data.attention_within_documents:
+        return []
+    counted = f"FLOPs and keys read are those of documents of their mean length, {plan.attended_tokens:,} tokens"
+    if known_corpora(plan.config.data) is None:
+        counted = "documents count as whole sequences, since their text is not tokenized yet"
+    return [("attention", f"within documents; {counted}")]
 
 
 def _rollout_rows(config: RunConfig, layout: Layout) -> list[tuple[str, str]]:
@@ -227,6 +238,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
         ("cache of a sequence", shown(lambda: f"{cache_bytes(config.model, training.seq_len, training.dtype):,} B")),
         ("sequence", f"{training.seq_len:,} tokens, {training.dtype}"),
         ("batch, in sequences", f"{batch} {layout.dp}"),
+        *_document_rows(plan),
         *_optimizer_rows(training),
         *_rollout_rows(config, layout),
         ("tokens per step", f"{budget.tokens_per_step:,}"),

@@ -16,6 +16,7 @@ from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
 from efficientbench.data_tools.tokenizing.corpus import Corpus, load_corpus, prepare_corpus
 from efficientbench.data_tools.tokens.frequencies import unigram_entropy
 from efficientbench.data_tools.tokens.indexed import bin_path, idx_path, map_index
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.tokens.intact import BlockReader, verified_part
 from efficientbench.data_tools.tokens.manifest import load_checksums, load_record
 from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
@@ -24,6 +25,9 @@ from efficientbench.metrics.records.record_parts import DataSource
 from efficientbench.planning.vocabulary import too_small
 from efficientbench.running.job import Job
 from efficientbench.training.reinforcement.questions import Questions, check_rewards
+
+SEEN_ENDS = 1000
+"""The most documents of a source whose ends are looked at, evenly spread."""
 
 
 def prepare_corpora(config: RunConfig) -> list[Corpus]:
@@ -52,6 +56,8 @@ def prepare_corpora(config: RunConfig) -> list[Corpus]:
         _check_questions(config, corpora[0])
     for corpus in corpora:
         check_split(data.split, corpus)
+        if data.attention_within_documents:
+            check_ends(corpus)
     # Here rather than in the ranks, where it would pass for a hang: it reads all tokens that were never split before.
     prefixes, cache = [corpus.prefix for corpus in corpora], Path(data.cache).absolute() / SPLITS
     with disk_errors_explained(cache):
@@ -132,6 +138,23 @@ def check_split(split: Sequence[float], corpus: Corpus) -> None:
             raise ConfigError(
                 f"data.split: {list(split)} leaves none of the {number_of(corpus.documents, 'document')} of "
                 f"{corpus.source} for {name}; {helps}"
+            )
+
+
+def check_ends(corpus: Corpus) -> None:
+    """Refuse documents that do not end with the tokenizer's end-of-document token; looks at SEEN_ENDS of them.
+
+    Raises:
+        ConfigError: the message names the document.
+    """
+    documents = IndexedDocuments(corpus.prefix)
+    for number in range(0, len(documents), -(-len(documents) // SEEN_ENDS)):
+        tokens = documents[number]
+        if len(tokens) and tokens[-1] != corpus.eod_id:
+            raise ConfigError(
+                f"data.attention_within_documents: document {number:,} of {corpus.source} ends with token {tokens[-1]} "
+                f"and not with the tokenizer's end-of-document token {corpus.eod_id}, by which a run finds the ends: "
+                "tokenize the text again with that token behind each document, or leave the key out"
             )
 
 

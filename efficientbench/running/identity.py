@@ -12,7 +12,8 @@ from efficientbench.costs.model import count_parameters, dense_keys_per_query, f
 from efficientbench.devices.base import Device
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.environment import collect_environment
-from efficientbench.running.corpora import recorded_sources
+from efficientbench.planning.plan import attended_tokens
+from efficientbench.running.corpora import load_corpora, recorded_sources
 from efficientbench.running.job import Job
 
 PACKAGES = ("efficientbench", "torch", "megatron-core", "torch-npu", "numpy", "tokenizers", "transformers")
@@ -42,7 +43,8 @@ def run_environment(config: RunConfig, device: Device) -> dict[str, Any]:
 def identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
     """Return what was run, on which devices and by which formulas, by the record's field names."""
     config, layout = job.config, job.layout
-    flops = known(lambda: flops_per_token(config.model, config.training.seq_len, config.training.recompute))
+    attended = attended_tokens(config, load_corpora(job) if config.data.attention_within_documents else None)
+    flops = known(lambda: flops_per_token(config.model, attended, config.training.recompute))
     return {
         **subject(config),
         **shared_identity(config, device, devices),
@@ -50,8 +52,8 @@ def identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
         "data_seed": config.order_seed,
         "seq_len": config.training.seq_len,
         **{axis: getattr(layout, axis) for axis in ("tp", "pp", "dp", "ep", "cp")},
-        "keys_read_per_query": known(lambda: keys_read_per_query(config.model, config.training.seq_len)),
-        "dense_keys_per_query": dense_keys_per_query(config.training.seq_len),
+        "keys_read_per_query": known(lambda: keys_read_per_query(config.model, attended)),
+        "dense_keys_per_query": dense_keys_per_query(attended),
         "paths": WRITTEN,
     }
 

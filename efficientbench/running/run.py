@@ -13,7 +13,7 @@ from efficientbench.basics.cgroup import memory_limit_bytes
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.budget import Budget
-from efficientbench.config.layout import Layout, fit_micro_batch
+from efficientbench.config.layout import Layout, check_documents, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
@@ -67,6 +67,7 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
             set_for_ranks({name: values[0] for name, values in site.device.deterministic_environment().items()})
         plan = plan_on(initialised(config, site.folder), site.device, site.nodes)
         site.device.check(plan.config.training.dtype)
+        check_documents(plan.config, site.device.type)
         print("\n".join(announcement(plan, site.device, config.training.micro_batch_size)), flush=True)
         return plan
 

@@ -266,10 +266,12 @@ class Trainer:
         """
         training = self.config.training
         interleaved = len(self.stages) > 1
+        # Every stage needs to know where documents end.
+        ends = self.config.data.attention_within_documents
         stored = get_forward_backward_func()(
             forward_step_func=self._forward_step,
             data_iterator=[
-                batches() if groups.reads_batches(index if interleaved else None) else None
+                batches() if ends or groups.reads_batches(index if interleaved else None) else None
                 for index in range(len(self.stages))
             ],
             model=list(self.stages),
@@ -292,7 +294,7 @@ class Trainer:
         if not model.training:
             return model(batch.tokens, batch.labels, batch.weights), partial(row_losses, batch, self.token_bytes)
         weights, function = self.loss.of(batch)
-        return model(batch.tokens, batch.labels, weights), function
+        return model(batch.tokens, batch.labels, weights, documents=batch.documents), function
 
     def _routing(self, routed: list[float]) -> Routing | None:
         """Return the event's routing from the routers' counts, summed over ranks; `routed`: layer after layer."""

@@ -24,8 +24,8 @@ from efficientbench.metrics.records.record_parts import ExpertLoad, ParameterGro
 from efficientbench.metrics.records.summarize import measured_parts, quality_curve, summarize
 from efficientbench.metrics.sensors.hardware import peak_flops
 from efficientbench.metrics.sensors.host import host_uuid
-from efficientbench.planning.plan import not_promised
-from efficientbench.running.corpora import recorded_sources, what_was_read
+from efficientbench.planning.plan import attended_tokens, not_promised
+from efficientbench.running.corpora import load_corpora, recorded_sources, what_was_read
 from efficientbench.running.identity import identity, run_environment, undeclared
 from efficientbench.running.job import Job
 from efficientbench.worker.listeners.recorder import Recorder
@@ -50,11 +50,10 @@ def run_facts(job: Job, device: Device, torch_device: torch.device) -> RunFacts:
     config, layout = job.config, job.layout
     model, training = config.model, config.training
     parameters = known(lambda: count_parameters(model))
-    flops = known(lambda: flops_per_token(model, training.seq_len, training.recompute))
+    attended = attended_tokens(config, load_corpora(job) if config.data.attention_within_documents else None)
+    flops = known(lambda: flops_per_token(model, attended, training.recompute))
     hardware = known(
-        lambda: hardware_flops_per_token(
-            model, training.seq_len, training.recompute, attention_work(config, device.type)
-        )
+        lambda: hardware_flops_per_token(model, attended, training.recompute, attention_work(config, device.type))
     )
     peak, source = config.measurement.peak_flops, "configuration (measurement.peak_flops)"
     if peak is None:
@@ -98,7 +97,6 @@ def build_record(
     and `groups` those of each optimizer; `spent` has the wall time by its parts.
     """
     from efficientbench.model.kernels.names import fallback_kernels, kernel_names, kernel_reasons
-    from efficientbench.training.data.sample_index import ATTENDS_ACROSS_DOCUMENTS
 
     config = job.config
     run = metrics.merge(measured)
@@ -129,7 +127,7 @@ def build_record(
         # The losses of a diverged model are NaN or infinite.
         validation_sequence_losses=list(scored) if all(map(math.isfinite, scored)) else [],
         validation_text=quality.validation_text,
-        attention_across_documents=ATTENDS_ACROSS_DOCUMENTS,
+        attention_across_documents=not config.data.attention_within_documents,
         quality_curve=quality_curve(run, recorder.validations),
         **measured_parts(run, summary.outliers),
         resumed_after_steps=recorder.resumed,

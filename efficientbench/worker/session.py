@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from efficientbench.worker.beside import Beside
 from efficientbench.worker.build_monitor import build_monitor
 from efficientbench.worker.build_record import build_record, parameter_groups, run_facts
 from efficientbench.worker.build_trainer import build_trainer
+from efficientbench.worker.documents_read import all_lengths, facts_of, figures_of
 from efficientbench.worker.listeners.goodput import Goodput, time_lost
 from efficientbench.worker.listeners.monitoring import Heartbeat, Measure
 from efficientbench.worker.listeners.profiler import Profiler
@@ -84,8 +85,9 @@ def train_rank(job: Job, rank: Rank, device: Device, torch_device: torch.device)
         stopped = trainer.train(rank.stop_requested)
         measured = gather(monitor.finish(), RankMeasurement)
         learned = beside.recorded(measured)
+        lengths = all_lengths(job.config, trainer.batches)
         if first is not None:
-            first.write_record(trainer, measured, learned, names, stopped)
+            first.write_record(trainer, measured, learned, names, lengths, stopped)
     return stopped
 
 
@@ -138,6 +140,7 @@ class RankZero:
         measured: Sequence[RankMeasurement],
         learned: Reinforcement | None,
         names: tuple[list[str], list[ParameterGroup]],
+        lengths: Mapping[int, int],
         stopped: bool,
     ) -> None:
         """Write the record of the run, which has ended.
@@ -147,13 +150,16 @@ class RankZero:
             measured: every rank's measurement, in the order of ranks.
             learned: the record's part on rollouts.
             names: the parameters with weight decay, and those of each optimizer.
+            lengths: the documents that the ranks have read, as `all_lengths` returns them.
             stopped: whether the run was stopped before its last step.
         """
         job, recorder, rank, spent = self.job, self.recorder, self.rank, self.goodput.spent()
         duration_s = time.monotonic() - rank.begin_s
-        of_run = job, self.device, self.facts, measured, recorder, *names
+        facts = facts_of(self.facts, job.config, self.device.type, lengths)
+        of_run = job, self.device, facts, measured, recorder, *names
         record = build_record(*of_run, trainer.batches, stopped, rank.started_at, duration_s, spent)
-        record = record.model_copy(update={"reinforcement": learned, **all_scores(job.output)})
+        read = figures_of(facts, job.config, lengths)
+        record = record.model_copy(update={"reinforcement": learned, **read, **all_scores(job.output)})
         recorder.write_curve(record.quality_curve)
         write_record(record, self.folder.record)
         recorder.sinks.figures(record)

@@ -49,11 +49,12 @@ def _tokens(record: RunRecord) -> str:
 
 def _data(record: RunRecord) -> str:
     section = record.section("data")
-    split = section.get("split")
+    within = ", attention within documents" if section.get("attention_within_documents") else ""
+    read = f"split {section.get('split')}{within}"
     if record.data is None:
-        return f"{section.get('path') or 'the embedded sample'}, split {split}" if section else "not named"
+        return f"{section.get('path') or 'the embedded sample'}, {read}" if section else "not named"
     sources = " + ".join(f"{each.weight:g} {each.source} ({each.fingerprint[:12]})" for each in record.data)
-    return f"{sources}, split {split}{_questions(record)}"
+    return f"{sources}, {read}{_questions(record)}"
 
 
 def _questions(record: RunRecord) -> str:

@@ -35,7 +35,10 @@ _SAME = (
 """Keys of folders, of W&B, of the batch in another unit, of meters, of a measurement, and of the run that the model's
 size was solved for: none changes the training."""
 _SEEDS = ("training.seed", "data.seed", "curriculum.seed", "own_loop.seed")
-_BEFORE = {"training.optimizer": "adamw", "evaluation.core_every": 0, "evaluation.core_limit": 100}
+_BEFORE = {
+    **{"training.optimizer": "adamw", "evaluation.core_every": 0, "evaluation.core_limit": 100},
+    "data.attention_within_documents": False,
+}
 """Key → what runs did before the key existed."""
 _BEFORE_WITH_EXPERTS = {"model.moe.auxiliary_over": "micro_batch"}
 """The same of a key that only a mixture of experts has."""
@@ -179,7 +182,7 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
         "kernels": record.kernels,
         "data": [(source.fingerprint, source.weight) for source in record.data or ()],
         "questions": None if record.reinforcement is None else record.reinforcement.files_sha256,
-        "model": [record.parameters, record.parameters_active, record.flops_per_token],
+        "model": [record.parameters, record.parameters_active, _counted_flops(record)],
         "status": record.status,
         # Each seed of a fine-tuning draws examples of different lengths.
         "tokens": [None if record.finetuning else record.tokens, record.steps_measured],
@@ -189,6 +192,11 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
     if "variant" not in without:
         content["run"] = [record.run, record.variant, record.size]
     return json.dumps(content, sort_keys=True)
+
+
+def _counted_flops(record: RunRecord) -> float | None:
+    """Return a run's FLOPs per token; None where they follow from the documents that it read, which a seed chooses."""
+    return None if record.section("data").get("attention_within_documents") else record.flops_per_token
 
 
 def dotted(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ class Outcome(Observed):
     gradients: dict[str, Part] = field(default_factory=dict)
     """Of the second step where there is one, by global names: in the first Megatron sends nothing early."""
     pp_rank: int = 0
+    document_lengths: Counter[int] = field(default_factory=Counter)
 
 
 def write_corpus(prefix: Path, vocab_size: int, documents: int = 60, length: int = 120) -> None:
@@ -68,6 +70,7 @@ def train(config: RunConfig, prefix: Path, steps: int, device_name: str = "cpu")
 
         trainer.optimizer.prepare_grads = prepare_after_keeping_gradients
         trainer.train(lambda: False)
+        outcome.document_lengths = trainer.batches.document_lengths
     return outcome
 
 

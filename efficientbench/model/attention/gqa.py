@@ -15,7 +15,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.architecture.variant import Decoder
 from efficientbench.model.cache import Chunk, KeysAndValues, Stateful
-from efficientbench.model.kernels.biased_attention import biased_causal_attention
+from efficientbench.model.documents import Documents
+from efficientbench.model.kernels.biased_attention import biased_by_blocks, biased_causal_attention
 from efficientbench.model.kernels.cached_attention import NAME as CACHED_ATTENTION
 from efficientbench.model.kernels.cached_attention import cached_attention
 from efficientbench.model.kernels.causal_attention import AttentionKernel
@@ -55,19 +56,24 @@ class CoreAttention(Stateful, MegatronModule):
         attention_mask: None,
         attn_mask_type: AttnMaskType | None = None,
         attention_bias: None = None,
-        packed_seq_params: None = None,
+        packed_seq_params: Documents | None = None,
     ) -> torch.Tensor:
         """Attend with this tensor-parallel rank's heads: query [S, B, heads, D], key and value [S, B, groups, D].
 
-        Megatron passes the other arguments, which are not used.
+        `packed_seq_params`: the documents within which to attend; None: each sequence is one. Megatron passes the
+        other arguments, which are not used.
 
         Returns:
             [S, B, heads · D]
         """
+        documents = packed_seq_params
         position = self.position if self.cache is None else self.cache.chunk.at_positions()
+        position = position if documents is None else documents.encoding(position)
         query, key = position.rotate(query), position.rotate(key)
         if self.config.qk_layernorm and not self.config.norm_weights:
             query, key = (rms_norm(x, None, self.config.layernorm_epsilon, self.config.fuse) for x in (query, key))
+        if documents is not None:
+            return documents.attend(self._kernel(query.shape[0]), query, key, value, self.scale)
         if self.attend is not None:
             return self.attend(query, key, value, self.scale)
         if self.cache is not None:
@@ -79,6 +85,13 @@ class CoreAttention(Stateful, MegatronModule):
         if bias is not None:
             return biased_causal_attention(query, key, value, self.scale, bias)
         return self.config.attention_kernel(query, key, value, self.scale)
+
+    def _kernel(self, longest: int) -> AttentionKernel:
+        """Return the kernel of a document of at most `longest` tokens."""
+        if self.attend is not None:
+            return self.attend
+        bias = self.position.bias(longest)
+        return self.config.attention_kernel if bias is None else biased_by_blocks(bias)
 
     def _keep(self, key: torch.Tensor, value: torch.Tensor, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
         """Add encoded keys and values [S, B, groups, D] to the state; return all tokens' [B, groups, reach, D]."""
@@ -106,7 +119,9 @@ class GroupedQueryAttention(SelfAttention):
         if self.training or torch.is_grad_enabled():
             output = super().forward(hidden_states, attention_mask, **others)
             return output
-        attended = self.core_attention(*self.get_query_key_value_tensors(hidden_states), attention_mask)
+        documents = others.get("packed_seq_params")
+        projected = self.get_query_key_value_tensors(hidden_states)
+        attended = self.core_attention(*projected, attention_mask, packed_seq_params=documents)
         output = self.linear_proj(attended)
         return output
 

@@ -9,6 +9,7 @@ P = width of the part of a key without position, R = width of the shared rotated
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -24,6 +25,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from efficientbench.architecture.mla import MLAConfig
 from efficientbench.architecture.variant import Decoder
 from efficientbench.model.cache import Chunk, State, Stateful
+from efficientbench.model.documents import Documents
 from efficientbench.model.kernels.cached_attention import NAME as CACHED_ATTENTION
 from efficientbench.model.kernels.cached_attention import cached_attention
 from efficientbench.model.layers import RMSNorm, column_parallel, row_parallel
@@ -92,11 +94,16 @@ class MultiLatentAttention(Stateful, MegatronModule):
         return linear
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: None = None, **unused: object
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: None = None,
+        packed_seq_params: Documents | None = None,
+        **unused: object,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend: hidden_states [S, B, H] → the same shape, and None for the bias.
 
         With sequence parallelism S is this rank's part. Megatron's TransformerLayer passes the unused arguments.
+        `packed_seq_params`: the documents within which to attend; None: each sequence is one.
         """
         widths = self.widths
         latent, shared_key = self.linear_kv_down_proj(hidden_states).split(
@@ -107,14 +114,18 @@ class MultiLatentAttention(Stateful, MegatronModule):
             return self.linear_proj(self._absorbed(self._query(hidden_states), self.cache.chunk))
         key_value, _ = self.linear_kv_up_proj(latent)
         projected = self._query(hidden_states), key_value, self._for_all_heads(shared_key)
+        attend = functools.partial(self._attend, packed_seq_params)
         if self.training and self.config.recompute_granularity == "selective":
-            return self.linear_proj(checkpoint(self._attend, False, *projected))
-        return self.linear_proj(self._attend(*projected))
+            return self.linear_proj(checkpoint(attend, False, *projected))
+        return self.linear_proj(attend(*projected))
 
-    def _attend(self, query: torch.Tensor, key_value: torch.Tensor, shared_key: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self, documents: Documents | None, query: torch.Tensor, key_value: torch.Tensor, shared_key: torch.Tensor
+    ) -> torch.Tensor:
         """Attend by keys and values of each head, without absorbed projections.
 
         Args:
+            documents: as for `forward`.
             query: [S, B, N · (P + R)]
             key_value: [S, B, N · (P + E)]
             shared_key: [S, B, R], not rotated yet.
@@ -125,9 +136,12 @@ class MultiLatentAttention(Stateful, MegatronModule):
         widths = self.widths
         key, value = self._heads(key_value).split([widths.qk_nope_head_dim, widths.v_head_dim], dim=-1)
         position = self.position if self.cache is None else self.cache.chunk.at_positions()
+        position = position if documents is None else documents.encoding(position)
         shared_key = position.rotate(shared_key.unsqueeze(2)).expand(-1, -1, key.shape[2], -1)
         query, key = position.rotate(self._heads(query)), torch.cat([key, shared_key], dim=-1)
-        return self.config.attention_kernel(query, key, value, 1 / math.sqrt(self.key_dim))
+        kernel = self.config.attention_kernel
+        kernel = kernel if documents is None else functools.partial(documents.attend, kernel)
+        return kernel(query, key, value, 1 / math.sqrt(self.key_dim))
 
     def _keep(self, latent: torch.Tensor, shared_key: torch.Tensor, chunk: Chunk) -> bool:
         """Add normalized latents [S, B, C] and shared keys [S, B, R] to the state; return whether it had tokens."""

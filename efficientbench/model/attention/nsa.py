@@ -24,6 +24,7 @@ from efficientbench.architecture.nsa import BRANCHES, NSAConfig
 from efficientbench.architecture.variant import Decoder
 from efficientbench.model.attention.nsa_state import NSAState, Tokens, continued
 from efficientbench.model.cache import Stateful
+from efficientbench.model.documents import Documents
 from efficientbench.model.kernels.nsa.choose_blocks import Choice
 from efficientbench.model.kernels.nsa.gate import gated_sum
 from efficientbench.model.kernels.nsa.range_attention import range_attention
@@ -111,11 +112,24 @@ class NativeSparseAttention(Stateful, MegatronModule):
         self.compress_value = Compression(config, self.nsa, self.dim, tp_group)
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: None = None, **unused: object
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: None = None,
+        packed_seq_params: Documents | None = None,
+        **unused: object,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend: hidden_states [S, B, H] → output [S, B, H], and None for the bias."""
+        """Attend: hidden_states [S, B, H] → output [S, B, H], and None for the bias.
+
+        `packed_seq_params`: the documents within which to attend; None: each sequence is one.
+        """
         mixed = self._mix(hidden_states)
         gates, _ = self.linear_gate(hidden_states)
+        if packed_seq_params is None:
+            return self.linear_proj(self._attend_sequences(gates, mixed))
+        return self.linear_proj(packed_seq_params.each(self._attend_sequences, (gates, mixed)))
+
+    def _attend_sequences(self, gates: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """Attend: projected gates [S, B, Hg · G · 3], mixed [S, B, Hg, G + 6, D] → [S, B, Hg · G · D]."""
         sequence, batch = gates.shape[:2]
         gates = gates.sigmoid().view(sequence, batch, -1, self.group, BRANCHES)
         gates = gates.permute(4, 1, 2, 0, 3).flatten(1, 2)[..., None]
@@ -126,7 +140,7 @@ class NativeSparseAttention(Stateful, MegatronModule):
         else:
             gated = self._attend(gates, *self._project(mixed))
         gated = gated.view(batch, -1, *gated.shape[1:]).permute(2, 0, 1, 3, 4)
-        return self.linear_proj(gated.reshape(sequence, batch, -1))
+        return gated.reshape(sequence, batch, -1)
 
     def _mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Project [S, B, H] → [S, B, Hg, G + 6, D]: queries, keys and values, without positional encoding."""

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from efficientbench.model.kernels import biased_attention_flex, flex, npu_fused
+from efficientbench.model.kernels.causal_attention import AttentionKernel
 
 BLOCK_ELEMENTS, BLOCK_ELEMENTS_OF_AN_ACCELERATOR = 2**20, 2**25
 """Scores in one block. On a CPU: few enough for its cache, with enough rows for the matmul's speed. On an accelerator:
@@ -27,10 +28,15 @@ BLOCKS = "blocks of queries, recomputed in the backward pass"
 def name(device_type: str, trained: Callable[[], bool]) -> str:
     """Return the name of a device type's kernel; `trained()`: whether the bias is trained, asked only if it matters."""
     if npu_fused.serves(device_type):
-        return f"{npu_fused.ATTENTION}; backward: {BLOCKS}" if trained() else npu_fused.ATTENTION
+        return name_by_blocks(device_type) if trained() else npu_fused.ATTENTION
     if flex.runs(device_type):
         return biased_attention_flex.TRAINED if trained() else flex.NAME
     return BLOCKS
+
+
+def name_by_blocks(device_type: str) -> str:
+    """Return the name of `biased_by_blocks`'s kernel."""
+    return f"{npu_fused.ATTENTION}; backward: {BLOCKS}" if npu_fused.serves(device_type) else BLOCKS
 
 
 def biased_causal_attention(
@@ -54,6 +60,19 @@ def biased_causal_attention(
         return npu_fused.biased_causal_attention(query, key, value, scale, bias)
     out: torch.Tensor = BlockedAttention.apply(query, key, value, scale, bias)
     return out
+
+
+def biased_by_blocks(bias: torch.Tensor) -> AttentionKernel:
+    """Return a kernel for sequences of many lengths, each at most that of `bias` [heads, S], on every device.
+
+    FlexAttention would be compiled for each length.
+    """
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        out: torch.Tensor = BlockedAttention.apply(query, key, value, scale, bias[:, : query.shape[0]])
+        return out
+
+    return attend
 
 
 class BlockedAttention(torch.autograd.Function):

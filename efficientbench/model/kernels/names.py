@@ -64,7 +64,10 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
     for own in map(_declared, (attention_of(model).kernels, position_of(model).kernels)):
         found |= own.fallbacks(config, device_type) if own else {}
     if names.get("attention") == biased_attention.BLOCKS and device_type == "cuda":
-        found["attention"] = "FlexAttention needs Triton"
+        within = config.data.attention_within_documents
+        found["attention"] = (
+            "FlexAttention would be compiled for each document's length" if within else "FlexAttention needs Triton"
+        )
     if model.moe is not None and device_type in ("cpu", "cuda") and not grouped_mm.has_grouped_mm(device_type):
         found["grouped_mm"] = "this torch has no grouped_mm"
     if device_type == "npu" and not npu_fused.serves(device_type):
@@ -102,6 +105,8 @@ def _attention(config: RunConfig, device_type: str) -> dict[str, str]:
     if choice is not None:
         return {"attention": choice.name}
     position = position_of(model)
+    if config.data.attention_within_documents:
+        return {"attention": biased_attention.name_by_blocks(device_type)}
     name = shown(lambda: biased_attention.name(device_type, lambda: position.costs.parameters(model) > 0))
     return {"attention": name}
 

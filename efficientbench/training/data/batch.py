@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from efficientbench.model.documents import Documents
 
 
 @dataclass(frozen=True)
@@ -22,3 +26,5 @@ class Batch:
     divisor: float
     """The divisor of the weighted losses in training: the step's targets over all ranks, divided by the number of
     micro-batches of all replicas (ranks of data and context parallelism)."""
+    documents: Documents | None = None
+    """The documents within which tokens attend; None: each row is one."""

@@ -6,8 +6,10 @@ B = micro-batch, S = sequence.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +24,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.tokens.intact import BlockReader
 from efficientbench.data_tools.tokens.splitting import SPLITS, Split, split_documents
+from efficientbench.model.documents import Documents, bounds_of, positions_of
 from efficientbench.training.data.batch import Batch
 from efficientbench.training.data.conversations import PackedConversations, open_conversations
 from efficientbench.training.data.sample_index import Vocabulary, no_document, open_training
@@ -50,8 +53,9 @@ def verify_reads(samples: GPTDataset | BlendedDataset, blocks: Mapping[Path, Blo
 
 
 Samples: TypeAlias = GPTDataset | BlendedDataset | PackedConversations | ValidationText
-HostBatch: TypeAlias = tuple[tuple[torch.Tensor, ...], int]
-"""Tokens, labels and weights of one micro-batch on the host, and its number of targets."""
+HostBatch: TypeAlias = tuple[tuple[torch.Tensor, ...], int, list[list[int]]]
+"""One micro-batch on the host: tokens, labels, weights, and positions where attention ends with documents; its number
+of targets; and the bounds of those documents."""
 
 
 class Batches:
@@ -100,6 +104,10 @@ class Batches:
             self.validation = ValidationText(open_validation(config, prefixes, splits, blocks or {}), training.seq_len)
         self.duplicates = [split.duplicates for split in splits]
         """Documents of each source that stay in training because their text occurs more than once."""
+        self.document_lengths: Counter[int] = Counter()
+        """Length → documents, or parts of documents, that this rank has trained on; empty where attention goes on."""
+        self._end = vocabulary.eod if config.data.attention_within_documents else None
+        self._counted_step = 0
         self._pins = _pins(device)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches", initializer=self._begin_reading)
         self._next_step: tuple[int, Future[HostBatch]] | None = None
@@ -134,7 +142,9 @@ class Batches:
             targets = size * self.config.training.seq_len
         replicas = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
         divisor = targets / (self.micro_batches * replicas)
-        return self._micro_batches(self.training, first, self.micro_batches, divisor, end)
+        # Interleaved stages and a recheck read a step again.
+        counted, self._counted_step = step != self._counted_step, step
+        return self._micro_batches(self.training, first, self.micro_batches, divisor, end, counted)
 
     @property
     def recheck_micro_batches(self) -> int:
@@ -166,20 +176,32 @@ class Batches:
         return range(first, first + count)
 
     def _micro_batches(
-        self, dataset: Samples, first: int, count: int, divisor: float, then: int | None = None
+        self,
+        dataset: Samples,
+        first: int,
+        count: int,
+        divisor: float,
+        then: int | None = None,
+        counted: bool = False,
     ) -> Iterator[Batch]:
-        """Yield `count` micro-batches of the samples from `first`; before the last, begin to read that from `then`."""
+        """Yield `count` micro-batches of the samples from `first`; before the last, begin to read that from `then`.
+
+        `counted`: whether to add their documents to `document_lengths`.
+        """
         size = self.config.training.micro_batch_size
         offset = parallel_state.get_data_parallel_rank() * count * size
         coming = self._reading(dataset, first + offset)
         for index in range(count):
-            parts, targets = coming.result()
-            tokens, labels, weights = (part.to(self.device, non_blocking=True) for part in parts)
+            parts, targets, bounds = coming.result()
+            tokens, labels, weights, *positions = (part.to(self.device, non_blocking=True) for part in parts)
+            documents = Documents(bounds, positions[0].t()) if positions else None
+            if counted:
+                self.document_lengths.update(end - begin for row in bounds for begin, end in pairwise(row))
             if index + 1 < count:
                 coming = self._read(dataset, first + offset + (index + 1) * size)
             elif then is not None and then < self.training_samples:
                 self._next_step = (then + offset, self._reading(dataset, then + offset))
-            yield Batch(tokens, labels, weights, targets, divisor)
+            yield Batch(tokens, labels, weights, targets, divisor, documents)
 
     def _reading(self, dataset: Samples, start: int) -> Future[HostBatch]:
         """Return the micro-batch of samples from `start`, which may be under way: a rank's stages read the same one."""
@@ -197,12 +219,16 @@ class Batches:
 
     def _read_now(self, dataset: Samples, start: int) -> HostBatch:
         samples = [dataset[sample] for sample in range(start, start + self.config.training.micro_batch_size)]
-        tokens, labels, weights = (
-            _own_part(torch.stack([sample[key] for sample in samples])) for key in ("tokens", "labels", "loss_mask")
-        )
+        whole = [torch.stack([sample[key] for sample in samples]) for key in ("tokens", "labels", "loss_mask")]
+        bounds: list[list[int]] = []
+        # A row of the validation text has one document.
+        if self._end is not None and dataset is self.training:
+            bounds = bounds_of(whole[0], self._end)
+            whole.append(positions_of(bounds))
+        own = [_own_part(each) for each in whole]
         # The device copies from pinned memory asynchronously, after its queued work.
-        parts = tuple(part.pin_memory() if self._pins else part for part in (tokens, labels, weights))
-        return parts, int(weights.count_nonzero())
+        parts = tuple(part.pin_memory() if self._pins else part for part in own)
+        return parts, int(own[2].count_nonzero()), bounds
 
 
 def _pins(device: torch.device) -> bool:

@@ -77,11 +77,6 @@ def _load(path: Path) -> np.ndarray | None:
     return None
 
 
-ATTENDS_ACROSS_DOCUMENTS = True
-"""A training sequence holds documents end to end, and a token attends to all tokens before it, also of other documents.
-An end-of-document token separates them, as in GPT-2 and by Megatron's default."""
-
-
 @dataclass(frozen=True)
 class Vocabulary:
     """The attributes that Megatron's datasets read of a tokenizer."""
@@ -177,7 +172,8 @@ def open_training(
         index_folder=cache,
         tokenizer=vocabulary,
         reset_position_ids=False,
-        reset_attention_mask=not ATTENDS_ACROSS_DOCUMENTS,
+        # Megatron would end attention by masks: model/documents.py does it without.
+        reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,
         mid_level_dataset_surplus=blend_surplus(len(prefixes), [samples]),

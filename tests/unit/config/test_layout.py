@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from efficientbench.architecture.registry import ATTENTION
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.budget import plan_budget
-from efficientbench.config.layout import Layout, fit_micro_batch, padded_vocab_size
+from efficientbench.config.layout import Layout, check_documents, fit_micro_batch, padded_vocab_size
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 
@@ -118,11 +120,36 @@ def test_impossible_layouts_are_refused(overrides: list[str], devices: int, node
             ["training.seq_len=2049", "training.micro_batch_size=1"],
             "2049 tokens are more than the 2048 positions",
         ),
+        (
+            "gqa_1.5B",
+            ["data.attention_within_documents=true", "training.objective=sft"],
+            "data.attention_within_documents: it separates documents, and training.objective=sft learns from",
+        ),
+        (
+            "gqa_1.5B",
+            ["data.attention_within_documents=true", "kernels.attention=flex"],
+            "data.attention_within_documents would compile it for each document's length",
+        ),
     ],
 )
 def test_layouts_that_a_variant_lacks_are_refused(name: str, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         layout(*overrides, name=name)
+
+
+def test_attention_within_documents_is_refused_where_no_kernel_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve("nsa_1.5B", overrides=["data.attention_within_documents=true"])
+    check_documents(config, "cpu")
+    check_documents(resolve("nsa_1.5B"), "cuda")
+    message = (
+        "attention 'nsa' can on cpu alone, and not on cuda: leave it out, or set model.attention.kind to gqa or mla"
+    )
+    with pytest.raises(ConfigError, match=message):
+        check_documents(config, "cuda")
+    silent = replace(ATTENTION["nsa"], within_documents=())
+    monkeypatch.setitem(ATTENTION, "nsa", silent)
+    with pytest.raises(ConfigError, match=r"attention 'nsa' does not declare that it can .*kind to gqa or mla"):
+        Layout.of(config, 1, oversubscribe=True)
 
 
 def test_an_unset_dp_fits_expert_parallelism() -> None:

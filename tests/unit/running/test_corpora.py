@@ -19,7 +19,7 @@ from efficientbench.data_tools.tokenizer.tokenizer import train_tokenizer
 from efficientbench.data_tools.tokenizing.corpus import Corpus
 from efficientbench.data_tools.tokens.manifest import pair_checksums, save_corpus
 from efficientbench.planning.plan import plan_anywhere
-from efficientbench.running.corpora import check_split, prepare_corpora
+from efficientbench.running.corpora import check_ends, check_split, prepare_corpora
 from efficientbench.running.run import counted
 
 SPLITS = [(99, 1, 0), (50, 50, 0), (1, 1, 1), (98, 1, 1), (100, 0, 0)]
@@ -106,6 +106,15 @@ def test_training_steps_whose_order_exceeds_the_memory_are_refused() -> None:
         ConfigError, match=r"training\.steps: the order of .* GB of memory, and this machine has 17\.2 GB"
     ):
         check(2**62)
+
+
+def test_documents_without_the_token_that_ends_them_are_refused(tmp_path: Path) -> None:
+    train_tokenizer(["apple pear 1 2 3"] * 50, 300, tmp_path / "tokenizer")
+    source = text(tmp_path / "apple.jsonl", "apple")
+    overrides = [f"data.path={source}", f"data.cache={tmp_path}", f"data.tokenizer={tmp_path / 'tokenizer'}"]
+    (corpus,) = prepare_corpora(resolve("gqa_1.5B", True, [*overrides, "data.attention_within_documents=true"]))
+    with pytest.raises(ConfigError, match=r"attention_within_documents: document 0 of .*apple\.jsonl ends with token"):
+        check_ends(replace(corpus, eod_id=corpus.eod_id + 1))
 
 
 def test_tokens_outside_the_vocabulary_are_named_before_training(tmp_path: Path) -> None:

@@ -66,6 +66,23 @@ def test_repeats_differ_only_in_their_seed() -> None:
     ]
 
 
+def test_rows_with_and_without_attention_within_documents_are_no_line() -> None:
+    across = run_of(flops_per_token=100.0)
+    within = [
+        run_of(
+            seed=seed,
+            flops_per_token=80.0 + seed,
+            config={**run_of(seed=seed).config, "data": {**CONFIG["data"], "attention_within_documents": True}},
+        )
+        for seed in (1, 2)
+    ]
+    [found] = differences(across, within[0])
+    assert (found.condition, found.other) == ("data", f"{found.one}, attention within documents")
+    assert group(across) != group(within[0])
+    # Seeds read other documents, and so compute other FLOPs.
+    assert [len(each.records) for each in group_repeats([across, *within])] == [1, 2]
+
+
 def test_the_interval_of_repeats_is_students() -> None:
     spread = group_of(*(run_of(seed=seed, al_s=al_s) for seed, al_s in enumerate((1.0, 2.0, 3.0)))).spread("al_s")
     assert (spread.mean, spread.std) == (2.0, 1.0)
