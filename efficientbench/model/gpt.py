@@ -180,7 +180,7 @@ class GPT(GPTModel):
         """Return the routers' counts since the last call: see `model.moe.take_routing`."""
         return moe.take_routing(self)
 
-    def _embed(self, tokens: torch.Tensor, documents: Documents | None) -> torch.Tensor:
+    def _embed(self, tokens: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
         """Embed tokens [B, S] → [S, B, H]; with sequence parallelism this rank's part of the sequence."""
         embedded: torch.Tensor = self.embedding(tokens, position_ids=None)
         if self.cache is not None:
