@@ -213,9 +213,9 @@ class AttentionVariant:
     """(model, t) → why t tensor-parallel ranks cannot share the layer, beside the number of heads; None: no two can."""
     context_parallel: bool = False
     """Whether context-parallel ranks can share a sequence."""
-    within_documents: tuple[str, ...] = ()
+    within_documents: tuple[str, ...] | None = None
     """Device types on which the layer's `forward` takes `packed_seq_params`, the Documents (model/documents.py) within
-    which its tokens attend."""
+    which its tokens attend; empty: all; None: none."""
     selective_recomputation: bool = False
     """Whether the layer recomputes attention between its projections for `training.recompute=selective`."""
     hidden_at: Callable[[Decoder, int], str | None] = lambda model, seq_len: None

@@ -260,7 +260,7 @@ def _document_problems(config: RunConfig) -> list[str]:
             "conversations: leave it out",
         ),
         (
-            not attention_of(config.model).within_documents,
+            attention_of(config.model).within_documents is None,
             f"{key}: attention {attention!r} does not declare that it can (AttentionVariant.within_documents): leave "
             f"it out, or set model.attention.kind to {_within_documents('cpu')}",
         ),
@@ -275,17 +275,18 @@ def _document_problems(config: RunConfig) -> list[str]:
 def check_documents(config: RunConfig, device_type: str) -> None:
     """Raise a ConfigError if the attention shall end at document ends, and cannot on this device type."""
     serves = attention_of(config.model).within_documents
-    if config.data.attention_within_documents and device_type not in serves:
+    if config.data.attention_within_documents and serves and device_type not in serves:
         raise ConfigError(
             f"data.attention_within_documents: attention {config.model.attention.kind!r} can on {' and '.join(serves)} "
             f"alone, and not on {device_type}: leave it out, or set model.attention.kind to "
-            f"{_within_documents(device_type) or 'a variant that can, on another device'}"
+            f"{_within_documents(device_type)}"
         )
 
 
 def _within_documents(device_type: str) -> str:
     """Return the attention variants that can end at document ends on a device type, for messages."""
-    return " or ".join(name for name, each in ATTENTION.items() if device_type in each.within_documents)
+    serves = {name: each.within_documents for name, each in ATTENTION.items()}
+    return " or ".join(name for name, types in serves.items() if types == () or device_type in (types or ()))
 
 
 def _expert_problems(config: RunConfig, dp: int) -> list[str]:

@@ -184,7 +184,7 @@ class GPT(GPTModel):
         """Set the routers' shares of the step before: see `model.moe.set_shares`."""
         moe.set_shares(self, shares)
 
-    def _embed(self, tokens: torch.Tensor, documents: Documents | None) -> torch.Tensor:
+    def _embed(self, tokens: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
         """Embed tokens [B, S] → [S, B, H]; with sequence parallelism this rank's part of the sequence."""
         embedded: torch.Tensor = self.embedding(tokens, position_ids=None)
         if self.cache is not None:

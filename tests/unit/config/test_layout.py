@@ -146,7 +146,7 @@ def test_attention_within_documents_is_refused_where_no_kernel_serves(monkeypatc
     )
     with pytest.raises(ConfigError, match=message):
         check_documents(config, "cuda")
-    silent = replace(ATTENTION["nsa"], within_documents=())
+    silent = replace(ATTENTION["nsa"], within_documents=None)
     monkeypatch.setitem(ATTENTION, "nsa", silent)
     with pytest.raises(ConfigError, match=r"attention 'nsa' does not declare that it can .*kind to gqa or mla"):
         Layout.of(config, 1, oversubscribe=True)

@@ -8,11 +8,18 @@ import pytest
 from support.configs import BACKBONE
 
 from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import attention_of
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.memory import RankMemory, memory_by_stage
-from efficientbench.costs.model import count_parameters, flops_per_token, kv_cache_bytes_per_token
+from efficientbench.costs.model import (
+    count_parameters,
+    dense_keys_per_query,
+    flops_per_token,
+    kv_cache_bytes_per_token,
+    over_documents,
+)
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM
@@ -295,3 +302,14 @@ def test_recomputation_costs_flops_and_saves_memory() -> None:
     memory = [memory_of("gqa_1.5B", f"training.recompute={each}")[0] for each in ("none", "selective", "full")]
     assert memory[0].activations > memory[1].activations > 5 * memory[2].activations
     assert memory[2].total < memory[0].total
+
+
+def test_flops_of_documents_count_their_own_pairs() -> None:
+    model = resolve("gqa_1.5B").model
+    lengths = {3: 2, 10: 1}
+    pairs = 2 * 3 * 4 / 2 + 10 * 11 / 2
+    assert over_documents(lengths, dense_keys_per_query) * 16 == pairs
+    costs = attention_of(model).costs
+    # The convention halves the square of each document.
+    halves = over_documents(lengths, lambda tokens: costs.causal_score_flops(model, tokens))
+    assert halves * 16 == 4 * model.heads * model.head_dim * (2 * 3**2 + 10**2) / 2
