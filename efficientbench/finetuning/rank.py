@@ -21,8 +21,7 @@ from efficientbench.finetuning.methods import find_method
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.records.record import FIGURES, read_record
-from efficientbench.metrics.records.sinks.steplog import cut_steps
-from efficientbench.metrics.records.sinks.tensorboard import cut_scalars
+from efficientbench.metrics.records.sinks.tensorboard import cut_logs
 from efficientbench.metrics.records.sinks.wandb_log import WandbLog
 from efficientbench.running.failures import diagnose
 from efficientbench.running.output_folder import OutputFolder
@@ -69,25 +68,24 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
     heartbeat.at(0, "reading examples and checkpoint")
     _read_plainly(job, heartbeat)
     if rank.number == 0 and job.resume is not None:
-        _cut_logs(OutputFolder(job.output), job.resumed_step)
+        cut_logs(OutputFolder(job.output).steps, OutputFolder(job.output).tensorboard, job.resumed_step, tokens=0)
     train, held_out, order, levels = read_examples(job.examples)
     # All ranks need the same order, or their batches overlap.
     _check_world(job, fingerprint_of(train, held_out, order))
     recording.measured_peak_flops = peak_on_the_spot(job, device, args.device)
     with _built_visibly(heartbeat):
         model, initial = build(job.config, job.model)
-    tokenizer = load_tokenizer(job.model)
-    measurement = job.config.measurement
-    monitor = EfficiencyCallback(warmup_steps=measurement.warmup_steps, meters=measurement.meters or ())
-    stop = Stop(rank.stop_requested, TimeInterval(job.config.checkpoint.interval_s), measurement.warmup_steps)
-    spent = Spent(rank.begin_s, measurement.warmup_steps, bool(job.resumed_step))
+    warmup_steps, meters = job.config.measurement.warmup_steps, job.config.measurement.meters or ()
+    monitor = EfficiencyCallback(warmup_steps=warmup_steps, meters=meters)
+    stop = Stop(rank.stop_requested, TimeInterval(job.config.checkpoint.interval_s), warmup_steps)
+    spent = Spent(rank.begin_s, warmup_steps, bool(job.resumed_step))
     with _sink(job, rank.number) as sink:
         callbacks = [Heartbeat(heartbeat), *listeners(stop, monitor, spent, job.output / "steps.jsonl", sink)]
         callbacks += [] if deepspeed is None else [DeepSpeedFile(job.output / "deepspeed.json")]
         ratio = job.config.adapter.lora_plus_ratio if find_method(job.config.method).two_rates else None
         shapes = saved_shapes(model)
         trainer = Tuner(
-            *(model, args, tokenizer, callbacks, train, held_out, order, ratio, job.held_out_losses),
+            *(model, args, load_tokenizer(job.model), callbacks, train, held_out, order, ratio, job.held_out_losses),
             *(TuningCheckpoints(job, rank.number), heartbeat),
         )
         trainer.before_evaluation = spent.evaluation_begins
@@ -126,17 +124,6 @@ def _read_plainly(job: TuningJob, heartbeat: HeartbeatWriter) -> None:
     if job.resume is not None:
         files = verify_together(job.resume, lambda what: heartbeat.at(0, f"verifying the checkpoint, {what}")).files
     use_plain_files(job.resume, files)
-
-
-def _cut_logs(folder: OutputFolder, step: int) -> None:
-    """Cut what an earlier attempt logged of the steps after `step`, which are trained again.
-
-    Raises MetricsError: a log cannot be read or written.
-    """
-    cut = cut_steps(folder.steps, step)
-    # The Trainer logs by steps, never by tokens.
-    for lost in [*([cut] if cut is not None else []), *cut_scalars(folder.tensorboard, step, 0)]:
-        print(f"warning: {lost}", flush=True)
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ class _Key:
     """A key of the model by which a figure grows."""
 
     section: str
-    """Of the model; empty for the backbone."""
+    """Section of `model` that has the key; empty for the backbone."""
     name: str
     choices: Sequence[int]
     """Values that it may have, from the least."""

@@ -27,7 +27,7 @@ class Best:
     chosen: str
     """Its values of the grid's keys, in words."""
     tried: tuple[str, ...]
-    """Those of all rows of the grid."""
+    """Values of those keys of all rows of the grid, in words."""
 
     def __str__(self) -> str:
         return f"{self.chosen} (tried: {'; '.join(self.tried)})"

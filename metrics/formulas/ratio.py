@@ -263,7 +263,7 @@ def repeats_to_tell(ratio: float, spread: float, comparisons: int = 1) -> int | 
     Args:
         ratio: the difference to find, one side over the other.
         spread: standard deviation of the logarithm of one run's figure.
-        comparisons: that of `corrected`.
+        comparisons: number of comparisons that share the level, as for `corrected`.
 
     Returns:
         The number, at least MIN_REPEATS; None above MOST_REPEATS.

@@ -105,8 +105,8 @@ def due_s(after_s: float, interval_s: float) -> float:
 
 
 _SLOWLY = (math.sqrt(5) - 1) / 10
-"""By this part of its way back and forth within the interval each round is further: irrational, so that no place comes
-back."""
+"""Share of its way back and forth within the interval by which each sample is further than the one before: irrational,
+so that no place comes back."""
 
 
 def sampling_threads(samplers: Sequence[SensorSampler], interval_s: float) -> list[SamplingThread]:

@@ -115,7 +115,8 @@ def _bases(comparison: Comparison) -> list[str]:
         first = first_figure(ratios, SAME, comparison.judge.order)
         shares = ""
         if first is not None:
-            shares = f": {FIRST_SHARE * SIGNIFICANCE:.1%} for {UNITS[first]}, all for the others once that differs"
+            named = next(UNITS[ratio.metric] for ratio in ratios if _asked(ratio) == first)
+            shares = f": {FIRST_SHARE * SIGNIFICANCE:.1%} for {named}, all for the others once that differs"
         lines.append(f"Verdicts: at {SIGNIFICANCE:.0%} for all figures together{shares} (Holm).")
         lines += _more_repeats(comparison)
     floors = [
@@ -128,12 +129,20 @@ def _bases(comparison: Comparison) -> list[str]:
 
 def _more_repeats(comparison: Comparison) -> list[str]:
     """Return the sentence that says how many repeats would tell the differences of which no verdict speaks."""
-    needed = []
+    needed: dict[str, str] = {}
     for ratio in comparison.ratios:
-        if ratio.metric in ORDER and ratio.measurable is False and ratio.spread is not None:
+        if _asked(ratio) in ORDER and ratio.measurable is False and ratio.spread is not None:
             runs = repeats_to_tell(ratio.ratio, ratio.spread)
-            needed.append(f"{UNITS[ratio.metric]} {ratio.change} takes {runs or f'above {MOST_REPEATS}'}")
-    return [f"Repeats that tell such differences in {POWER:.0%} of cases: {'; '.join(needed)}."] if needed else []
+            takes = f"{UNITS[ratio.metric]} {ratio.change} takes {runs or f'above {MOST_REPEATS}'}"
+            needed.setdefault(_asked(ratio), takes)
+    return (
+        [f"Repeats that tell such differences in {POWER:.0%} of cases: {'; '.join(needed.values())}."] if needed else []
+    )
+
+
+def _asked(ratio: Ratio) -> str:
+    """Return the figure that a ratio is of, or a form of."""
+    return SAME.get(ratio.metric, ratio.metric)
 
 
 NO_VERDICT = (

@@ -136,8 +136,9 @@ def test_waiting_requests_beyond_the_limit_are_refused(server: Server) -> None:
     statuses = [status(client) for client in clients]
     for client in clients:
         client.close()
-    # One has the model.
-    assert (statuses.count(200), statuses.count(503)) == (MAX_WAITING + 1, 29)
+    assert statuses.count(200) + statuses.count(503) == len(clients)
+    # One has the model, and each answer that is complete by now made room for one more.
+    assert MAX_WAITING + 1 <= statuses.count(200) < len(clients)
 
 
 def test_the_number_of_connections_is_bounded(server: Server) -> None:

@@ -131,16 +131,16 @@ def workers(pid: int) -> list[psutil.Process]:
     return sorted(psutil.Process(pid).children(), key=lambda worker: int(worker.environ()["RANK"]))
 
 
-def steps(folder: Path) -> list[dict[str, Any]]:
-    """The finished lines of `steps.jsonl`; none before it is there."""
-    path = folder / "steps.jsonl"
+def steps(folder: Path, file: str = "steps.jsonl") -> list[dict[str, Any]]:
+    """The finished lines of `steps.jsonl`, or of a copy of it; none before it is there."""
+    path = folder / file
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def losses(folder: Path) -> list[float]:
+def losses(folder: Path, file: str = "steps.jsonl") -> list[float]:
     """The training loss of every step."""
-    return [line["loss"] for line in steps(folder) if line["kind"] == "step"]
+    return [line["loss"] for line in steps(folder, file) if line["kind"] == "step"]
 
 
 def record(folder: Path) -> dict[str, Any]:

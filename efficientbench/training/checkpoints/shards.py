@@ -77,7 +77,7 @@ class ShardedParameter:
     writes_own_states: bool
     """Whether this rank writes its part of the optimizer states, if data-parallel ranks split them."""
     shares: torch.Tensor | None = None
-    """Of a router's weight: the router's `shares`."""
+    """The `shares` of the router whose weight this is; None for other weights."""
 
     def shards(self, prefix: str, storage: torch.Tensor, begin: int = 0) -> Iterator[Shard]:
         """Yield the rectangles within a storage that has the elements of this part from `begin` on.

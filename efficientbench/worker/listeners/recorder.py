@@ -21,8 +21,8 @@ from efficientbench.metrics.formulas.definitions import (
 )
 from efficientbench.metrics.records.facts import Quality, Validation
 from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, QualityPoint, Rechecks
-from efficientbench.metrics.records.sinks.steplog import StepLog, cut_steps, read_steps
-from efficientbench.metrics.records.sinks.tensorboard import cut_scalars
+from efficientbench.metrics.records.sinks.steplog import StepLog, read_steps
+from efficientbench.metrics.records.sinks.tensorboard import cut_logs
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.events import (
@@ -57,11 +57,7 @@ class Recorder:
         """Steps after which an earlier attempt has validated."""
         self.warmup_steps = config.measurement.warmup_steps + (manifest.step if manifest is not None else 0)
         if manifest is not None:
-            cut = cut_steps(folder.steps, manifest.step)
-            self.lost += [cut] if cut is not None else []
-            self.lost += cut_scalars(folder.tensorboard, manifest.step, manifest.progress["tokens"])
-            for lost in self.lost:
-                print(f"warning: {lost}", flush=True)
+            self.lost = cut_logs(folder.steps, folder.tensorboard, manifest.step, manifest.progress["tokens"])
             lines = read_steps(folder.steps) if folder.steps.exists() else []
             self._written = {line.get("step", 0) for line in lines if line["kind"] == "evaluation"}
         self.steps = StepLog(folder.steps)

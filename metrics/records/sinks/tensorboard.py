@@ -15,9 +15,32 @@ from pathlib import Path
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.files import whole_file
+from efficientbench.metrics.records.sinks.steplog import cut_steps
 
 FRAME_BYTES = 16
 """Bytes around each event of a file: its length, and the checksums of length and event."""
+
+
+def cut_logs(steps: Path, scalars: Path, step: int, tokens: int) -> list[str]:
+    """Cut the logs of a run that resumes after step `step`, since it trains the later steps again, and print each loss.
+
+    Args:
+        steps: the run's `steps.jsonl`.
+        scalars: its folder of event files.
+        step: the last step that stays.
+        tokens: tokens trained on by then; of no effect on a run that logs nothing by tokens, as a fine-tuning.
+
+    Returns:
+        A message on each loss by damage.
+
+    Raises:
+        MetricsError: a log cannot be read or written.
+    """
+    cut = cut_steps(steps, step)
+    lost = [*([] if cut is None else [cut]), *cut_scalars(scalars, step, tokens)]
+    for message in lost:
+        print(f"warning: {message}", flush=True)
+    return lost
 
 
 def cut_scalars(folder: Path, step: int, tokens: int) -> list[str]:

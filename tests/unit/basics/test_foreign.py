@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from support.synthetic_runs import gpu_run
 from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.files import no_link
 from efficientbench.basics.foreign import MOST_BYTES, open_regular, parse_json, plain_text, read_whole
+from efficientbench.metrics.records.plausible import contradictions
 from efficientbench.metrics.records.record import RunRecord, read_record, write_record
 from efficientbench.metrics.records.sinks.steplog import read_steps
 from efficientbench.metrics.report.build import build_report
@@ -135,8 +137,8 @@ def hostile_record() -> tuple[dict[str, Any], int]:
     names = ("memory_used_gb", "utilization", "power_w")
     lists = {f"{name}_{kind}": [1.0] for name in names for kind in ("mean", "max")}
     timeline = {"device": "0", "device_name": "GPU", "scope": "gpu", "bucket_s": 1.0, "time_s": [0.5], **lists}
-    content["timelines"] = [timeline]
-    RunRecord.model_validate_json(json.dumps(content))
+    content |= {"timelines": [timeline], "amu_fraction": 0.9}
+    assert is_true(content)
     content["unavailable"] |= {f"{ESCAPE}=1+1": f"{ESCAPE}no"}
     for place in spots(content):
         holder = content
@@ -144,12 +146,20 @@ def hostile_record() -> tuple[dict[str, Any], int]:
             holder = holder[key]
         before = holder[place[-1]]
         holder[place[-1]] = f"{before}{ESCAPE}"
-        try:
-            RunRecord.model_validate_json(json.dumps(content))
+        if is_true(content):
             changed += 1
-        except ValidationError:
+        else:
             holder[place[-1]] = before
     return content, changed
+
+
+def is_true(content: dict[str, Any]) -> bool:
+    """Whether a report takes the record."""
+    try:
+        record = RunRecord.model_validate_json(json.dumps(content))
+    except ValidationError:
+        return False
+    return not list(contradictions(record, datetime.now(timezone.utc)))
 
 
 def test_text_of_a_record_cannot_control_a_terminal(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import re
 
 import numpy as np
+from support.metrics_parts import printed
 from support.simulated_rows import in_turns, simulated_rows
 
 from efficientbench.metrics.analysis.compare import compare
@@ -13,7 +14,8 @@ from efficientbench.metrics.analysis.needed import what_repeats_tell
 from efficientbench.metrics.analysis.noise import IdenticalRuns
 from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.analysis.rivals import QUESTIONS, Rivals
-from efficientbench.metrics.formulas.ratio import MIN_REPEATS
+from efficientbench.metrics.formulas.ratio import MIN_REPEATS, repeats_to_tell
+from efficientbench.metrics.report.comparison import print_comparison
 
 SPREAD, FASTER = 0.01, 0.05
 
@@ -39,6 +41,16 @@ def test_three_repeats_find_a_model_that_is_5_percent_faster() -> None:
     # 97 % and 90 % of many sets; of 60, fewer than these would have a chance of 1 in 10,000.
     assert found >= 52
     assert named >= 43
+
+
+def test_a_comparison_says_how_many_repeats_would_tell_what_it_does_not() -> None:
+    alike = rows_of(3, np.random.default_rng(5))[1:]
+    text = " ".join(printed(print_comparison, compare(*alike), width=400).split())
+    assert "all figures together: 4.7% for tokens/s, all for the others once that differs (Holm)." in text
+    told = {ratio.metric: ratio for ratio in compare(*alike).ratios}["tokens_per_s"]
+    assert told.spread is not None
+    runs = repeats_to_tell(told.ratio, told.spread)
+    assert f"in 80% of cases: tokens/s {told.change} takes {runs}; AMU, GB " in text
 
 
 def test_what_repeats_tell_follows_from_the_spread_of_records_at_hand() -> None:

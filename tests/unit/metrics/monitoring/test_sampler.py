@@ -241,7 +241,8 @@ def test_sampling_slows_down_where_it_is_costly() -> None:
     time.sleep(1.5)
     for thread in threads:
         thread.stop()
-    assert threads[0].interval_s == 0.2
+    # On a slow machine, waking up alone costs more than the share of 0.2 s.
+    assert 0.2 <= threads[0].interval_s < 1
     # 10 ms of work at half of 0.4 % of a core: one sample in 5 s.
     assert 4.9 <= threads[1].interval_s < 20
     assert len(taken_s) == 3  # at the opening, and two until the cost is known
