@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -64,22 +65,33 @@ def read_messages(value: Any, key: str = "messages") -> tuple[Message, ...]:
             message is empty; a part has an unknown kind; a call has no result; no message is supervised.
     """
     messages = parse_messages(value, key)
-    _check_order(messages, ASSISTANT, key)
+    _check_order(messages, (ASSISTANT,), key)
     check_learned(messages, key)
     return messages
 
 
 def read_prompt(value: Any) -> tuple[Message, ...]:
-    """Parse and check the `messages` of a prompt: as `read_messages` does, but the last message is the user's.
+    """Parse and check the `messages` of a prompt: as `read_messages` does, but the last message may be the user's.
 
-    An assistant's message may be empty: a model may end its answer at once.
+    If it is the assistant's, its answer continues it. An assistant's message may be empty: a model may end its answer
+    at once. Messages of the user, or the system, may follow each other; see `joined`.
 
     Raises:
         RowError: see `read_messages`.
     """
     messages = parse_messages(value, "messages", (ASSISTANT,))
-    _check_order(messages, USER, "messages")
+    _check_order(messages, (USER, ASSISTANT), "messages", may_repeat=(SYSTEM, USER))
     return messages
+
+
+def joined(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return messages with those of one role that follow each other as one, with an empty line between their texts."""
+    groups = [list(group) for _, group in itertools.groupby(messages, lambda message: message.role)]
+    between = (Part(TEXT, "\n\n"),)
+    return tuple(
+        replace(group[0], parts=sum(((*between, *each.parts) for each in group[1:]), group[0].parts))
+        for group in groups
+    )
 
 
 def parse_messages(value: Any, key: str, may_be_empty: Collection[str] = ()) -> tuple[Message, ...]:
@@ -172,20 +184,20 @@ def _check_calls(parts: Sequence[Part], place: str) -> None:
             raise RowError(f"{place}[{number}]: a {RESULT} part needs its {CALL} part right before it")
 
 
-def _check_order(messages: Sequence[Message], last: str, key: str) -> None:
-    first = int(messages[0].role == SYSTEM)
-    for number, message in enumerate(messages[first:]):
-        wanted = (USER, ASSISTANT)[number % 2]
-        if message.role != wanted:
+def _check_order(messages: Sequence[Message], last: Sequence[str], key: str, may_repeat: Collection[str] = ()) -> None:
+    before, wanted = SYSTEM, USER
+    for number, message in enumerate(messages):
+        is_first_system = number == 0 and message.role == SYSTEM
+        repeats = number > 0 and message.role == before and before in may_repeat
+        if message.role != wanted and not is_first_system and not repeats:
             raise RowError(
-                f"{key}[{first + number}].role: it is {message.role!r}, and must be {wanted!r}: after a system "
+                f"{key}[{number}].role: it is {message.role!r}, and must be {wanted!r}: after a system "
                 "message, if there is one, user and assistant alternate"
             )
-    if messages[-1].role != last:
-        what = "a conversation" if last == ASSISTANT else "what is to be answered"
-        raise RowError(
-            f"{key}[{len(messages) - 1}].role: {what} ends with the {last}, this one with the {messages[-1].role}"
-        )
+        before, wanted = message.role, ASSISTANT if message.role == USER else USER
+    if before not in last:
+        what = "what is to be answered" if USER in last else "a conversation"
+        raise RowError(f"{key}[{len(messages) - 1}].role: {what} ends with the {last[0]}, this one with the {before}")
 
 
 def _shown(value: Any) -> str:
