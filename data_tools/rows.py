@@ -81,6 +81,19 @@ class FileRows:
                 yield row
 
 
+def attempts(rows: FileRows | HeldRows, numbers: np.ndarray) -> Iterator[Any]:
+    """Yield the rows with these ascending numbers; in place of an invalid row, the RowError that says why."""
+    done = 0
+    while done < len(numbers):
+        try:
+            for row in rows.read(numbers[done:]):
+                done += 1
+                yield row
+        except RowError as error:
+            done += 1
+            yield error
+
+
 @dataclass(frozen=True)
 class HeldRows:
     """Rows in memory."""

@@ -2,7 +2,8 @@
 
 `PREFIX.bin` and `PREFIX.idx` hold the ids, one conversation per document; `PREFIX.mask.bin` and `PREFIX.mask.idx` one
 byte per id, 1 where the token is supervised. Finished parts stay in `PREFIX.parts` until all are merged. The manifest
-is written last: a pair that has one is complete. An invalid row ends the work, and the parts are deleted.
+is written last: a pair that has one is complete. An invalid row ends the work, and the parts are deleted, unless the
+mixture drops such rows.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from efficientbench.basics.errors import DataError
 from efficientbench.basics.files import disk_errors_explained, sha256_of_each
 from efficientbench.data_tools.chat.examples import Examples
 from efficientbench.data_tools.chat.find_task import code_files
-from efficientbench.data_tools.chat.mixture import Mixture, Source, draw_order, open_mixture, read_mixture
+from efficientbench.data_tools.chat.mixture import Mixture, Source, draw_order, open_mixture, read_mixture, without
 from efficientbench.data_tools.chat.record import ConversationRecord, TaskRecord, check_mask
 from efficientbench.data_tools.chat.render import Renderer, make_renderer
 from efficientbench.data_tools.chat.styles import Style
 from efficientbench.data_tools.chat.task import Example
+from efficientbench.data_tools.rows import RowError, reason_of
 from efficientbench.data_tools.tokenizer.engine import Engine
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
 from efficientbench.data_tools.tokenizing.building import (
@@ -35,8 +37,9 @@ from efficientbench.data_tools.tokenizing.building import (
     compare_plans,
     start_workers,
 )
+from efficientbench.data_tools.tokenizing.documents import Reject
 from efficientbench.data_tools.tokenizing.inputs import InputState
-from efficientbench.data_tools.tokenizing.parts import Document, PartCounts, PartMaker, merge_parts, total
+from efficientbench.data_tools.tokenizing.parts import Document, PartCounts, PartMaker, merge_parts, part_file, total
 from efficientbench.data_tools.tokens.indexed import bin_path, idx_path, mask_prefix
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.tokens.manifest import Corpus, load_record, versions
@@ -60,12 +63,21 @@ class _ConversationParts(PartMaker):
     states: tuple[InputState, ...]
     """The states of all input files."""
     renderer: Renderer
+    drops: bool
+    """Whether unusable rows are left out."""
 
-    def documents(self, task: tuple[int, np.ndarray], counts: PartCounts) -> Iterator[Document]:
+    def documents(self, task: tuple[int, np.ndarray], counts: PartCounts) -> Iterator[Document | Reject]:
         source, numbers = task
-        for example in self.examples[source].read(numbers):
-            rendered = self.renderer.conversation(example.messages)
-            yield Document(rendered.ids, _texts(example), rendered.mask)
+        examples = self.examples[source]
+        for number, example in zip(numbers.tolist(), examples.attempts(numbers), strict=True):
+            if not isinstance(example, RowError):
+                rendered = self.renderer.conversation(example.messages)
+                yield Document(rendered.ids, _texts(example), rendered.mask)
+                continue
+            detail = f"{examples.place(number)}: {example}"
+            if not self.drops:
+                raise RowError(f"{detail}; `unusable: drop` in the mixture leaves such rows out, and counts them")
+            yield Reject(number + 1, reason_of(example), detail)
         for state in self.states:
             state.check_unchanged()
 
@@ -89,8 +101,10 @@ class _Job(PairJob):
             "tokenizer": self.tokenizer.fingerprint,
             "style": self.style.template,
             "inputs": [[str(path.absolute()), digest] for path, digest in self.sha256.items()],
-            "mixture": self.mixture.model_dump(),
+            "mixture": self.mixture.model_dump(exclude={"unusable"}),
         }
+        # Where every row was usable, the pair is the same.
+        content |= {"unusable": "drop"} if self.mixture.unusable == "drop" else {}
         return json.loads(json.dumps(content))  # type: ignore[no-any-return]
 
     def check_complete(self, corpus: Corpus) -> None:
@@ -101,16 +115,20 @@ class _Job(PairJob):
         check_mask(corpus)
 
     def sample(self) -> list[str]:
-        read = (example for source in self.sources for example in source.examples.read(source.numbers[:_SAMPLE_ROWS]))
-        return [text for example in read for text in _texts(example)]
+        read = (each for source in self.sources for each in source.examples.attempts(source.numbers[:_SAMPLE_ROWS]))
+        return [text for example in read if isinstance(example, Example) for text in _texts(example)]
 
     def part_maker(self, engine: Engine) -> _ConversationParts:
         examples = tuple(source.examples for source in self.sources)
         renderer = make_renderer(self.tokenizer, "", engine.encode)
-        return _ConversationParts(self.folder, engine, self.dtype, examples, tuple(self.inputs.values()), renderer)
+        states, drops = tuple(self.inputs.values()), self.mixture.unusable == "drop"
+        return _ConversationParts(self.folder, engine, self.dtype, examples, states, renderer, drops)
 
     def merge(self, engine: Engine, counts: Sequence[PartCounts]) -> Corpus:
-        order = draw_order(self.sources, self.mixture.seed)
+        order = without(draw_order(self.sources, self.mixture.seed), self._rejected())
+        if not len(order):
+            reason = next(iter(total(counts).rejected))
+            raise DataError(f"{self.mixture_file}: every row is unusable, such as by this reason: {reason}")
         merge_parts(self.folder, counts, self.prefix, self.dtype, order)
         by_source = [
             total(count for (source, _), count in zip(self.tasks, counts, strict=True) if source == place)
@@ -120,10 +138,11 @@ class _Job(PairJob):
             TaskRecord(
                 task=source.entry.task,
                 files=[str(path.absolute()) for path in source.examples.files],
-                conversations=len(source.numbers),
+                conversations=sums.documents,
                 epochs=source.entry.epochs,
                 tokens=sums.tokens,
                 supervised_tokens=sums.supervised_tokens,
+                rejected=sums.rejected,
             )
             for source, sums in zip(self.sources, by_source, strict=True)
         ]
@@ -143,6 +162,15 @@ class _Job(PairJob):
         mask = mask_prefix(self.prefix)
         size = (len(order), tokens, utf8_bytes)
         return self.save(size, str(self.mixture_file), record, (bin_path(mask), idx_path(mask)))
+
+    def _rejected(self) -> np.ndarray:
+        """Return the indices of the rows that were left out, ascending, into the concatenated rows of all sources."""
+        found, first = [np.empty(0, np.int64)], 0
+        for part, (_, numbers) in enumerate(self.tasks):
+            lines = part_file(self.folder, part, "rejects.jsonl").read_bytes().splitlines()
+            found.append(first + np.searchsorted(numbers, [json.loads(line)["line"] - 1 for line in lines]))
+            first += len(numbers)
+        return np.concatenate(found)
 
 
 def build_conversations(

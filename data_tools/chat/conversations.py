@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -16,6 +17,9 @@ LEARNED = (TEXT, CALL)
 """Kinds of parts that the assistant writes itself, and learns; the tool's results stay outside of the mask."""
 
 _MESSAGE_KEYS = ("role", "content", "loss_weight")
+_SAME_KEYS = {"from": "role", "value": "content", "weight": "loss_weight"}
+"""ShareGPT's and OpenAI's names of these keys."""
+_SAME_ROLES = {"human": USER, "gpt": ASSISTANT, "developer": SYSTEM}
 
 
 @dataclass(frozen=True)
@@ -44,61 +48,96 @@ class Message:
         return "".join(part.text for part in self.parts if part.kind == TEXT)
 
 
-def read_messages(value: Any) -> tuple[Message, ...]:
-    """Parse and check the `messages` of a complete conversation, as JSON has them.
+def messages_key(row: Mapping[str, Any]) -> str:
+    """Return the key under which a row has its messages: ShareGPT's rows have `conversations`."""
+    return "conversations" if row.get("messages") is None and row.get("conversations") is not None else "messages"
 
-    A message is `{"role": …, "content": …}`; the content is a text, or a list of parts `{"type": …, "text": …}`. The
-    key of a part's text may also be `value`. An assistant's message with `loss_weight` 0 is not supervised.
+
+def read_messages(value: Any, key: str = "messages") -> tuple[Message, ...]:
+    """Parse and check the messages of a complete conversation, as JSON has them; errors name the row's `key`.
+
+    A message is `{"role": …, "content": …}`, or ShareGPT's `{"from": …, "value": …}`; the content is a text, or a list
+    of parts `{"type": …, "text": …}`. The key of a part's text may also be `value`. An assistant's message with
+    `loss_weight` (or `weight`) 0 is not supervised.
 
     Raises:
         RowError: the roles do not alternate from the user (after an optional system message) to the assistant; a
             message is empty; a part has an unknown kind; a call has no result; no message is supervised.
     """
-    messages = _messages(value, ASSISTANT)
-    if not any(message.supervised for message in messages if message.role == ASSISTANT):
-        raise RowError("messages: every message of the assistant has loss_weight 0: there is nothing to learn")
+    messages = parse_messages(value, key)
+    _check_order(messages, (ASSISTANT,), key)
+    check_learned(messages, key)
     return messages
 
 
 def read_prompt(value: Any) -> tuple[Message, ...]:
-    """Parse and check the `messages` of a prompt: as `read_messages` does, but the last message is the user's.
+    """Parse and check the `messages` of a prompt: as `read_messages` does, but the last message may be the user's.
 
-    An assistant's message may be empty: a model may end its answer at once.
+    If it is the assistant's, its answer continues it. An assistant's message may be empty: a model may end its answer
+    at once. Messages of the user, or the system, may follow each other; see `joined`.
 
     Raises:
         RowError: see `read_messages`.
     """
-    return _messages(value, USER, empty_answers=True)
-
-
-def _messages(value: Any, last: str, empty_answers: bool = False) -> tuple[Message, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise RowError(f"messages: a list of messages is needed, it is: {_shown(value)}")
-    messages = tuple(_message(each, f"messages[{number}]", empty_answers) for number, each in enumerate(value))
-    _check_order(messages, last)
+    messages = parse_messages(value, "messages", (ASSISTANT,))
+    _check_order(messages, (USER, ASSISTANT), "messages", may_repeat=(SYSTEM, USER))
     return messages
 
 
-def _message(value: Any, place: str, empty_answers: bool) -> Message:
+def joined(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return messages with those of one role that follow each other as one, with an empty line between their texts."""
+    groups = [list(group) for _, group in itertools.groupby(messages, lambda message: message.role)]
+    between = (Part(TEXT, "\n\n"),)
+    return tuple(
+        replace(group[0], parts=sum(((*between, *each.parts) for each in group[1:]), group[0].parts))
+        for group in groups
+    )
+
+
+def parse_messages(value: Any, key: str, may_be_empty: Collection[str] = ()) -> tuple[Message, ...]:
+    """Parse and check each of a row's messages, see `read_messages`; their order is not checked.
+
+    Args:
+        value: the messages.
+        key: the row's key that has them.
+        may_be_empty: roles whose messages may be empty.
+
+    Raises:
+        RowError: a message cannot be used.
+    """
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise RowError(f"{key}: a list of messages is needed, it is: {_shown(value)}")
+    return tuple(_message(each, f"{key}[{number}]", may_be_empty) for number, each in enumerate(value))
+
+
+def check_learned(messages: Sequence[Message], key: str) -> None:
+    """Raise a RowError if no message is supervised."""
+    if not any(message.supervised for message in messages if message.role == ASSISTANT):
+        raise RowError(f"{key}: every message of the assistant has loss_weight 0: there is nothing to learn")
+
+
+def _message(value: Any, place: str, may_be_empty: Collection[str]) -> Message:
     if not isinstance(value, Mapping):
         raise RowError(f"{place}: an object with role and content is needed, it is: {_shown(value)}")
-    # Parquet has every key in every row, with null for a missing value.
-    if unknown := [key for key, each in value.items() if key not in _MESSAGE_KEYS and each is not None]:
+    # Parquet has every key in every row, with null or an empty list for a missing value.
+    keys = {_SAME_KEYS.get(key, key): key for key, each in value.items() if each is not None}
+    if unknown := [key for own, key in keys.items() if own not in _MESSAGE_KEYS and value[key] != []]:
         raise RowError(f"{place}.{unknown[0]}: unknown key; a message has {', '.join(_MESSAGE_KEYS)}")
-    role = value.get("role")
+    role_key, content_key, weight_key = (keys.get(own, own) for own in _MESSAGE_KEYS)
+    role, content, weight = (value.get(key) for key in (role_key, content_key, weight_key))
+    role = _SAME_ROLES.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
-        raise RowError(f"{place}.role: {_shown(role)} is none of {', '.join(ROLES)}{_nearest(role, ROLES)}")
-    parts = tuple(_parts(value.get("content"), f"{place}.content"))
-    if not any(part.text.strip() for part in parts) and not (empty_answers and role == ASSISTANT):
-        raise RowError(f"{place}.content: the message is empty")
+        raise RowError(f"{place}.{role_key}: {_shown(role)} is none of {', '.join(ROLES)}{_nearest(role, ROLES)}")
+    parts = tuple(_parts(content, f"{place}.{content_key}"))
+    if not any(part.text.strip() for part in parts) and role not in may_be_empty:
+        raise RowError(f"{place}.{content_key}: the message is empty")
     if role != ASSISTANT and any(part.kind != TEXT for part in parts):
-        raise RowError(f"{place}.content: only the assistant calls tools, not the {role}")
-    _check_calls(parts, f"{place}.content")
-    weight = value.get("loss_weight")
+        raise RowError(f"{place}.{content_key}: only the assistant calls tools, not the {role}")
+    _check_calls(parts, f"{place}.{content_key}")
     if weight is not None and weight not in (0, 1):
-        raise RowError(f"{place}.loss_weight: 0 (not learned) or 1 is needed, it is: {_shown(weight)}")
+        raise RowError(f"{place}.{weight_key}: 0 (not learned) or 1 is needed, it is: {_shown(weight)}")
     if weight == 1 and role != ASSISTANT:
-        raise RowError(f"{place}.loss_weight: only the assistant's messages are learned, the {role}'s have 0")
+        raise RowError(f"{place}.{weight_key}: only the assistant's messages are learned, the {role}'s have 0")
     return Message(role, parts, weight != 0)
 
 
@@ -145,20 +184,20 @@ def _check_calls(parts: Sequence[Part], place: str) -> None:
             raise RowError(f"{place}[{number}]: a {RESULT} part needs its {CALL} part right before it")
 
 
-def _check_order(messages: Sequence[Message], last: str) -> None:
-    first = int(messages[0].role == SYSTEM)
-    for number, message in enumerate(messages[first:]):
-        wanted = (USER, ASSISTANT)[number % 2]
-        if message.role != wanted:
+def _check_order(messages: Sequence[Message], last: Sequence[str], key: str, may_repeat: Collection[str] = ()) -> None:
+    before, wanted = SYSTEM, USER
+    for number, message in enumerate(messages):
+        is_first_system = number == 0 and message.role == SYSTEM
+        repeats = number > 0 and message.role == before and before in may_repeat
+        if message.role != wanted and not is_first_system and not repeats:
             raise RowError(
-                f"messages[{first + number}].role: it is {message.role!r}, and must be {wanted!r}: after a system "
+                f"{key}[{number}].role: it is {message.role!r}, and must be {wanted!r}: after a system "
                 "message, if there is one, user and assistant alternate"
             )
-    if messages[-1].role != last:
-        what = "a conversation" if last == ASSISTANT else "what is to be answered"
-        raise RowError(
-            f"messages[{len(messages) - 1}].role: {what} ends with the {last}, this one with the {messages[-1].role}"
-        )
+        before, wanted = message.role, ASSISTANT if message.role == USER else USER
+    if before not in last:
+        what = "what is to be answered" if USER in last else "a conversation"
+        raise RowError(f"{key}[{len(messages) - 1}].role: {what} ends with the {last[0]}, this one with the {before}")
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,7 @@ from efficientbench.basics.errors import DataError
 from efficientbench.data_tools.chat.conversations import Message
 from efficientbench.data_tools.chat.find_task import TASKS, find_task
 from efficientbench.data_tools.chat.task import Example, HubFiles, Task
-from efficientbench.data_tools.rows import CSV_SUFFIXES, ROW_SUFFIXES, FileRows, HeldRows, Row, RowError
+from efficientbench.data_tools.rows import CSV_SUFFIXES, ROW_SUFFIXES, FileRows, HeldRows, Row, RowError, attempts
 from efficientbench.data_tools.tokenizing.inputs import find_inputs
 
 _ALL_FILES = 1_000_000
@@ -50,20 +50,29 @@ class Examples:
         Raises:
             RowError: a row cannot be read, or does not fit the task; the message names its file and line.
         """
-        rows = self._rows.read(numbers)
-        for number in numbers.tolist():
+        for number, example in zip(numbers.tolist(), self.attempts(numbers), strict=True):
+            if isinstance(example, RowError):
+                raise RowError(f"{self.place(number)}: {example}")
+            yield example
+
+    def place(self, number: int) -> str:
+        """Return the file and line of an example's row, for messages."""
+        return self._rows.place(number)
+
+    def attempts(self, numbers: np.ndarray) -> Iterator[Example | RowError]:
+        """Yield the examples with these ascending numbers; in place of an unusable row, the error without its place."""
+        for row in attempts(self._rows, numbers):
             try:
-                yield _checked(self.task.example(next(rows)))
+                yield row if isinstance(row, RowError) else _checked(self.task.example(row))
             except RowError as error:
-                raise RowError(f"{self._rows.place(number)}: {error}") from None
+                yield error
             except DataError:
                 raise
             except Exception as error:
                 if self.name in TASKS:
                     raise
                 # Third-party code can fail in any way.
-                place = self._rows.place(number)
-                raise RowError(f"{place}: {self.name}: {type(error).__name__}: {error}") from None
+                yield RowError(f"{self.name}: {type(error).__name__}: {error}")
 
 
 def _checked(found: Any) -> Example:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import yaml
@@ -54,6 +54,8 @@ class Mixture(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     seed: Annotated[StrictInt, Field(ge=0, le=_MAX_SEED)] = 42
+    unusable: Literal["error", "drop"] = "error"
+    """Whether a row that cannot be used ends the work, or is left out and counted."""
     tasks: Annotated[list[Entry], Field(min_length=1)]
 
 
@@ -164,3 +166,9 @@ def draw_order(sources: Sequence[Source], seed: int) -> np.ndarray:
         first += len(source.numbers)
     random.Random(seed).shuffle(order)
     return np.array(order, np.int64)
+
+
+def without(order: np.ndarray, rejected: np.ndarray) -> np.ndarray:
+    """Return an order without the indices `rejected`, which ascend; the other indices count the rows that are left."""
+    kept = order[~np.isin(order, rejected)]
+    return kept - np.searchsorted(rejected, kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,6 +34,8 @@ class TaskRecord:
     epochs: int
     tokens: int
     supervised_tokens: int
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Rows left out as unusable, by reason."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ def describe_conversations(corpus: Corpus, record: ConversationRecord) -> Iterat
             f"  {task.task}: {task.conversations:,}{epochs} conversations, {task.tokens:,} tokens, "
             f"{task.supervised_tokens:,} supervised"
         )
+        for reason, count in sorted(task.rejected.items()):
+            yield f"    {number_of(count, 'row')} left out (unusable: drop): {reason}"
     yield f"style: {record.style}; encoded by {record.engine}"
     special = ", ".join(f"{count:,} x {string}" for string, count in record.special_token_strings.items())
     yield f"names of special tokens in the text, kept as text: {special or 'none'}"

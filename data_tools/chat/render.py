@@ -51,6 +51,12 @@ class Renderer:
         before = messages[:-1] if messages[-1].role == ASSISTANT else messages
         return self._rendered(itertools.chain(self.style.pieces(before), self.style.opening)).ids
 
+    def continued(self, messages: Sequence[Message]) -> np.ndarray:
+        """Return the ids, uint32 [T], after which the assistant continues its message, which is the last one."""
+        pieces = list(self.style.pieces(messages))
+        ends = [number for number, piece in enumerate(pieces) if piece.is_token and piece.text == self.style.end]
+        return self._rendered(pieces[: ends[-1]]).ids
+
     @property
     def end_id(self) -> int:
         """The id of the token with which the assistant ends its message."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efficientbench.basics.errors import ConfigError
-from efficientbench.data_tools.chat.conversations import CALL, RESULT, TEXT, Message, Part
+from efficientbench.data_tools.chat.conversations import ASSISTANT, CALL, RESULT, TEXT, Message, Part
 from efficientbench.data_tools.chat.record import ConversationRecord
 from efficientbench.data_tools.chat.render import Renderer, make_renderer
 from efficientbench.data_tools.tokens.manifest import load_record
@@ -85,8 +85,9 @@ class Chat:
     warnings: tuple[str, ...]
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens after which the model answers the last message."""
-        tokens: list[int] = self.renderer.prompt(messages).tolist()
+        """Return the tokens after which the model answers the user's last message, or continues the assistant's."""
+        render = self.renderer.continued if messages[-1].role == ASSISTANT else self.renderer.prompt
+        tokens: list[int] = render(messages).tolist()
         return tokens
 
     def answer(

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from starlette.requests import ClientDisconnect, Request
 
 from efficientbench.basics.errors import nearest
-from efficientbench.data_tools.chat.conversations import ASSISTANT, SYSTEM, Message, RowError, read_prompt
+from efficientbench.data_tools.chat.conversations import ASSISTANT, Message, RowError, joined, read_prompt
 
 MAX_BYTES = 1 << 20
 """Most bytes of a request: more than its most characters take."""
@@ -147,7 +147,7 @@ def read_request(body: bytes) -> tuple[ChatRequest, tuple[Message, ...]]:
     except RowError as error:
         raise RequestError(400, str(error), str(error).partition(":")[0]) from None
     _check_characters(messages)
-    return request, messages
+    return request, joined(messages)
 
 
 def _field(location: Sequence[int | str]) -> str:
@@ -155,9 +155,7 @@ def _field(location: Sequence[int | str]) -> str:
 
 
 def _as_ours(message: Any) -> Any:
-    """Return a message; a developer's as the system's, an answer of ours that comes back with its parts as content."""
-    if isinstance(message, dict) and message.get("role") == "developer":
-        return {**message, "role": SYSTEM}
+    """Return a message; an answer of ours that comes back with its parts as content."""
     if not isinstance(message, dict) or message.get("role") != ASSISTANT or message.get("parts") is None:
         return message
     return {**{key: value for key, value in message.items() if key != "parts"}, "content": message["parts"]}

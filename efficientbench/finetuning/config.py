@@ -51,7 +51,7 @@ class ExamplesConfig(Part):
     path: str | None = Field(
         default=None,
         description="JSON, JSONL or parquet file, or a dataset of the Hugging Face hub as owner/name; rows are "
-        "{instruction, input, output}, {prompt, completion} or {messages}; unset: Python's manual",
+        "{instruction, input, output}, {prompt, completion}, {messages} or {conversations}; unset: Python's manual",
     )
     validation: str | None = Field(
         default=None, description="examples that are held out, as `path`; unset: `validation_share` of `path`"
@@ -69,8 +69,8 @@ class ExamplesConfig(Part):
     )
     unusable: Literal["error", "drop"] = Field(
         default="error",
-        description="what happens to rows that the chat template refuses, or in which names of special tokens "
-        "cannot stay text; drop leaves them out and counts them by reason",
+        description="what happens to rows that cannot be read, that the chat template refuses, or in which names of "
+        "special tokens cannot stay text; drop leaves them out and counts them by reason",
     )
     workers: NonNegativeInt = Field(
         default=0, description="processes of each rank that fill up its batches; 0: the rank itself; the order stays"

@@ -69,7 +69,7 @@ def prepare(config: FinetuneConfig, model: str) -> Prepared:
     """
     tokenizer = load_tokenizer(model)
     unusable: Counter[str] | None = Counter() if config.data.unusable == "drop" else None
-    rows, held_rows = _split(config)
+    rows, held_rows = _split(config, unusable)
     train, kept, too_long = tokenized(rows, tokenizer, config.data, unusable)
     held_out, held_kept, held_out_too_long = tokenized(held_rows, tokenizer, config.data, unusable)
     rows, held_rows = [rows[number] for number in kept], [held_rows[number] for number in held_kept]
@@ -98,12 +98,12 @@ def prepare(config: FinetuneConfig, model: str) -> Prepared:
     return Prepared(tokenizer, train, held_out, levels, order, steps, warmup, data, held_out_too_long, left_out)
 
 
-def _split(config: FinetuneConfig) -> tuple[list[Row], list[Row]]:
+def _split(config: FinetuneConfig, unusable: Counter[str] | None) -> tuple[list[Row], list[Row]]:
     """Return the training rows and the held-out rows."""
     field, levels = config.curriculum.field, config.curriculum.levels
-    rows = read_rows(config.data.path, field, levels)
+    rows = read_rows(config.data.path, field, levels, unusable)
     if config.data.validation is not None:
-        return rows, read_rows(config.data.validation, field, levels)[: config.data.validation_examples]
+        return rows, read_rows(config.data.validation, field, levels, unusable)[: config.data.validation_examples]
     if len(rows) < 2:
         raise DataError(f"{config.data.path}: one example is too few to hold one out: name data.validation")
     count = min(max(1, round(config.data.validation_share * len(rows))), config.data.validation_examples, len(rows) - 1)

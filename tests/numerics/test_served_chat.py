@@ -119,6 +119,17 @@ def test_an_answer_ends_before_a_stop_string_over_several_tokens(server: Served,
     assert (choice.message.content, choice.finish_reason) == (text, "length")
 
 
+def test_a_last_message_of_the_assistant_is_continued(server: Served, chat: Chat) -> None:
+    begun: list[Any] = [*ASKED, {"role": "assistant", "content": "It is"}]
+    prompt = chat.prompt(read_prompt(begun))
+    assert prompt == [*chat.prompt(read_prompt(ASKED)), *byte_ids("It is")]
+    assert chat.prompt(read_prompt([*ASKED, {"role": "assistant", "content": ""}])) == chat.prompt(read_prompt(ASKED))
+    made = server.client.chat.completions.create(model="tiny", messages=begun, seed=3, max_tokens=20)
+    assert made.choices[0].message.content == expected(chat, begun, 3, 20)
+    assert made.usage is not None
+    assert made.usage.prompt_tokens == len(prompt)
+
+
 def test_concurrent_clients_get_their_own_answers(server: Served, chat: Chat) -> None:
     before = server.stats()
 
@@ -292,6 +303,8 @@ def test_calls_of_the_calculator_are_shown_and_may_be_sent_back(
         # The client's own object goes back, with its parts: without them the second question is another one.
         messages: list[Any] = [*asked, answer.message, *then]
         assert create(model="tiny", messages=messages, temperature=0).choices[0].message.content == "21."
+        begun: list[Any] = [*asked, {"role": "assistant", "content": "It is "}]
+        assert create(model="tiny", messages=begun, temperature=0).choices[0].message.content == "42."
         streamed: dict[str, str] = {}
         for chunk in create(model="tiny", messages=asked, temperature=0, stream=True):
             delta = chunk.choices[0].delta

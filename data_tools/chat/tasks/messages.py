@@ -1,19 +1,20 @@
-"""Conversations from any file whose rows have `messages`."""
+"""Conversations from any file whose rows have `messages`, or ShareGPT's `conversations`."""
 
 from __future__ import annotations
 
-from efficientbench.data_tools.chat.conversations import RowError, read_messages
+from efficientbench.data_tools.chat.conversations import RowError, messages_key, read_messages
 from efficientbench.data_tools.chat.task import Example, Task
 from efficientbench.data_tools.rows import Row
 
 
 class Messages(Task):
-    """Reads rows with `messages`, and ignores other keys."""
+    """Reads rows with `messages` or `conversations`, and ignores other keys."""
 
     name = "messages"
     about = "conversations of your own files"
 
     def example(self, row: Row) -> Example:
-        if "messages" not in row:
+        key = messages_key(row)
+        if key not in row:
             raise RowError(f"messages: the key is missing; keys there: {', '.join(map(repr, row)) or 'none':.200}")
-        return Example(read_messages(row["messages"]))
+        return Example(read_messages(row[key], key))

@@ -43,8 +43,8 @@ def write_losses(config: FinetuneConfig, file: Path) -> int:
     device.check(config.training.dtype)
     base = find_model(config.model, Path(config.cache))
     tokenizer = load_tokenizer(base)
-    rows = read_rows(config.data.path, config.curriculum.field, config.curriculum.levels)
     dropped: Counter[str] | None = Counter() if config.data.unusable == "drop" else None
+    rows = read_rows(config.data.path, config.curriculum.field, config.curriculum.levels, dropped)
     examples, kept, _ = tokenized(rows, tokenizer, config.data, dropped)
     from transformers import AutoModelForCausalLM, logging
 

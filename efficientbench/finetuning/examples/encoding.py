@@ -17,7 +17,7 @@ CHATML = (
 _PRIVATE = range(0xE000, 0xF900)
 """Unicode's characters for private use, one of which marks a place in a text."""
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 class RowEncoder:
@@ -58,7 +58,7 @@ class RowEncoder:
             for text, is_answer in ((prompt[len(done) :], False), (whole[len(prompt) :], True)):
                 part = self._apart(text, hidden) if hidden else self._encoded(text)
                 ids += part
-                learned += [is_answer] * len(part)
+                learned += [is_answer and message.get("loss_weight") != 0] * len(part)
             done = whole
         return ids, learned
 

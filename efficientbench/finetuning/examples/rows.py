@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,21 @@ from typing import Any
 import numpy as np
 
 from efficientbench.basics.errors import DataError, first_line, nearest
+from efficientbench.data_tools.chat.conversations import (
+    ASSISTANT,
+    ROLES,
+    TEXT,
+    check_learned,
+    messages_key,
+    parse_messages,
+)
 from efficientbench.data_tools.download.hub_names import is_of_modelscope
-from efficientbench.data_tools.rows import FileRows, RowError
+from efficientbench.data_tools.rows import FileRows, RowError, attempts, reason_of
 
-Message = dict[str, str]
-FORMS = "{instruction, input, output}, {prompt, completion} or {messages}"
-_KNOWN = ("instruction", "input", "output", "prompt", "completion", "messages")
+Message = dict[str, Any]
+FORMS = "{instruction, input, output}, {prompt, completion}, {messages} or {conversations}"
+_KNOWN = ("instruction", "input", "output", "prompt", "completion", "messages", "conversations")
 DROP_KEY = "data.unusable=drop leaves such rows out, and counts them"
-_ROLES = ("system", "user", "assistant")
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -28,32 +36,46 @@ class Row:
     """One example before tokenization."""
 
     messages: tuple[Message, ...]
-    """The turns, each with `role` and `content`; the last is the assistant's."""
+    """The turns, each with `role` and `content`, and with `loss_weight` 0 if it is not learned; the last is the
+    assistant's."""
     difficulty: object
     """The value of the difficulty's column, as in the file; None if the row has none."""
     place: str
     """The row's file and line for messages, like `train.jsonl:17`."""
 
 
-def read_rows(path: str | None, difficulty_field: str, levels: Sequence[str]) -> list[Row]:
+def read_rows(
+    path: str | None, difficulty_field: str, levels: Sequence[str], dropped: Counter[str] | None = None
+) -> list[Row]:
     """Return the rows of a file, of a dataset on the hub, or of Python's manual.
 
     Args:
         path: the configuration's `data.path`; None: Python's manual.
         difficulty_field: the column of the difficulty.
         levels: the names of the levels that the manual's examples get, by the length of their answers.
+        dropped: counts unusable rows by reason, which are left out; None: such a row is an error.
 
     Raises:
         DataError: there is nothing to read, or a row has another form; the message names file, line and key.
     """
     found = _manual(levels, difficulty_field) if path is None else _entries(path)
-    rows = [Row(_messages(entry, place), entry.get(difficulty_field), place) for place, entry in found]
+    rows = []
+    for place, entry in found:
+        try:
+            if isinstance(entry, RowError):
+                raise RowError(f"{entry}; an example is {FORMS}")
+            rows.append(Row(_messages(entry), entry.get(difficulty_field), place))
+        except RowError as error:
+            if dropped is None:
+                raise DataError(f"{place}: {error}; {DROP_KEY}") from None
+            dropped[reason_of(error)] += 1
     if not rows:
-        raise DataError(f"{path}: holds no example")
+        reasons = "".join(f"; left out: {reason}" for reason in dropped or ())
+        raise DataError(f"{path}: holds no example{reasons}")
     return rows
 
 
-def _entries(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _entries(path: str) -> Iterator[tuple[str, Mapping[str, Any] | RowError]]:
     file = Path(path)
     if not file.is_file():
         if is_of_modelscope(path):
@@ -68,12 +90,7 @@ def _entries(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield from _of_hub(path)
         return
     rows = FileRows([file])
-    entries = rows.read(np.arange(len(rows)))
-    for place in map(rows.place, range(len(rows))):
-        try:
-            yield place, next(entries)
-        except RowError as error:
-            raise DataError(f"{place}: {error}; an example is {FORMS}") from None
+    yield from zip(map(rows.place, range(len(rows))), attempts(rows, np.arange(len(rows))), strict=True)
 
 
 def _of_hub(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -102,9 +119,9 @@ def _manual(levels: Sequence[str], difficulty_field: str) -> Iterator[tuple[str,
         yield f"Python's manual: paragraph {number + 1}", {**entry, difficulty_field: level[number]}
 
 
-def _messages(entry: Mapping[str, Any], place: str) -> tuple[Message, ...]:
-    if entry.get("messages") is not None:
-        return _checked(entry["messages"], place, "messages")
+def _messages(entry: Mapping[str, Any]) -> tuple[Message, ...]:
+    if entry.get(key := messages_key(entry)) is not None:
+        return _checked(entry[key], key)
     if "prompt" in entry and "completion" in entry:
         prompt, completion = entry["prompt"], entry["completion"]
         if isinstance(prompt, str):
@@ -112,29 +129,31 @@ def _messages(entry: Mapping[str, Any], place: str) -> tuple[Message, ...]:
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]
         if not isinstance(prompt, list) or not isinstance(completion, list):
-            raise DataError(f"{place}: prompt and completion are texts, or lists of messages")
-        return _checked([*prompt, *completion], place, "completion")
+            raise RowError("prompt and completion are texts, or lists of messages")
+        return _checked([*prompt, *completion], "completion")
     if "instruction" in entry and "output" in entry:
         texts = {key: entry.get(key) or "" for key in ("instruction", "input", "output")}
         for key, text in texts.items():
             if not isinstance(text, str):
-                raise DataError(f"{place}: {key}: {str(text)[:60]!r} is no text")
+                raise RowError(f"{key}: {str(text)[:60]!r} is no text")
         asked = "\n".join(text for text in (texts["instruction"], texts["input"]) if text)
         turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": texts["output"]}]
-        return _checked(turns, place, "output")
+        return _checked(turns, "output")
     near = {key: known for key in entry if key not in _KNOWN and (known := nearest(str(key), _KNOWN))}
     hint = "".join(f"; did you mean {known} for {key}?" for key, known in near.items())
-    raise DataError(f"{place}: has the keys {', '.join(map(str, entry)) or 'none'}; an example is {FORMS}{hint}")
+    raise RowError(f"has the keys {', '.join(map(str, entry)) or 'none'}; an example is {FORMS}{hint}")
 
 
-def _checked(turns: Any, place: str, key: str) -> tuple[Message, ...]:
-    if not isinstance(turns, list) or not turns:
-        raise DataError(f"{place}: {key}: is no list of {{role, content}}")
-    for number, turn in enumerate(turns, 1):
-        if not isinstance(turn, Mapping) or turn.get("role") not in _ROLES or not isinstance(turn.get("content"), str):
-            raise DataError(
-                f"{place}: {key}: message {number} is not {{role, content}}, with a text and one of {', '.join(_ROLES)}"
-            )
-    if turns[-1]["role"] != "assistant" or not turns[-1]["content"].strip():
-        raise DataError(f"{place}: {key}: the last message is no answer of the assistant, of which it could be learned")
-    return tuple({"role": turn["role"], "content": turn["content"]} for turn in turns)
+def _checked(turns: Any, key: str) -> tuple[Message, ...]:
+    """Return the turns of a row, in any order that the tokenizer's chat template may take."""
+    messages = parse_messages(turns, key, ROLES)
+    if messages[-1].role != ASSISTANT or not messages[-1].text.strip():
+        raise RowError(f"{key}: the last message is no answer of the assistant, of which it could be learned")
+    check_learned(messages, key)
+    if any(part.kind != TEXT for message in messages for part in message.parts):
+        raise RowError(f"{key}: it calls the calculator, which chat templates do not know; `data chat` takes such rows")
+    weights = [{} if message.supervised else {"loss_weight": 0} for message in messages]
+    return tuple(
+        {"role": message.role, "content": message.text, **weight}
+        for message, weight in zip(messages, weights, strict=True)
+    )

@@ -11,6 +11,7 @@ from efficientbench.chat.request import MAX_ALL_CHARACTERS, MAX_CHARACTERS, Requ
 from efficientbench.data_tools.chat.conversations import CALL, RESULT, TEXT, Part
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
+SYSTEM: dict[str, Any] = {"role": "system", "content": "Be brief."}
 ASSISTANT: dict[str, Any] = {"role": "assistant", "content": "Hello"}
 
 
@@ -30,6 +31,19 @@ def test_fields_at_values_without_effect_are_taken_and_a_developer_is_the_system
     noop = {"tools": [], "logit_bias": {}, "response_format": {"type": "text"}, "store": False, "logprobs": False}
     _, messages = read_request(body(messages=[{"role": "developer", "content": "Be brief."}, USER], **noop))
     assert [(each.role, each.text) for each in messages] == [("system", "Be brief."), ("user", "Hi")]
+
+
+def test_messages_of_one_role_are_joined_and_counted_apart() -> None:
+    long = {**USER, "content": "a" * MAX_CHARACTERS}
+    _, messages = read_request(body(messages=[SYSTEM, SYSTEM, USER, ASSISTANT, long, USER]))
+    assert [(each.role, each.text) for each in messages] == [
+        ("system", "Be brief.\n\nBe brief."),
+        ("user", "Hi"),
+        ("assistant", "Hello"),
+        ("user", f"{long['content']}\n\nHi"),
+    ]
+    _, messages = read_request(body(messages=[USER, ASSISTANT]))
+    assert (messages[-1].role, messages[-1].text) == ("assistant", "Hello")
 
 
 def test_an_answer_sent_back_keeps_its_calls() -> None:
@@ -63,10 +77,11 @@ def test_an_answer_sent_back_keeps_its_calls() -> None:
             "messages[0].content[0].type",
             "'image_url' is none of text",
         ),
-        (body(messages=[USER, USER]), "messages[1].role", "must be 'assistant'"),
-        (body(messages=[USER, ASSISTANT]), "messages[1].role", "ends with the user"),
+        (body(messages=[USER, USER, ASSISTANT, ASSISTANT]), "messages[3].role", "must be 'user'"),
+        (body(messages=[USER, SYSTEM]), "messages[1].role", "must be 'assistant'"),
+        (body(messages=[SYSTEM, SYSTEM]), "messages[1].role", "ends with the user"),
         (body(messages=[ASSISTANT, USER]), "messages[0].role", "must be 'user'"),
-        (body(messages=[{**USER, "content": "a" * (MAX_CHARACTERS + 1)}]), "messages[0].content", "8,001 characters"),
+        (body(messages=[USER, {**USER, "content": "a" * 8_001}]), "messages[1].content", "8,001 characters"),
         (
             body(messages=[{**USER, "content": "a" * MAX_CHARACTERS}, ASSISTANT] * 4 + [USER]),
             "messages",

@@ -62,6 +62,51 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_unusable_rows_are_left_out_of_the_order_and_counted(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
+    lines = rows.read_text().splitlines()
+    wrong = {"messages": [{"role": "user", "content": "Hi"}]}
+    # At a part's begin and end, side by side, and the last one.
+    for place, line in {0: "{broken", 5: json.dumps(wrong), 6: "[]", 7: json.dumps({**wrong, "n": 1}), 40: "5"}.items():
+        lines.insert(place, line)
+    (tmp_path / "some.jsonl").write_text("\n".join(lines))
+    tasks = ({"task": "messages", "path": "some.jsonl", "epochs": 2}, {"task": "support.outside_task:Spelling"})
+    file = tmp_path / "mixture.yaml"
+    file.write_text(json.dumps({"unusable": "drop", "tasks": [*tasks, {"task": "messages", "path": "some.jsonl"}]}))
+    corpus = build_conversations(file, tmp_path / "chat", chat_bpe)
+    counts = Counter(map(key, found(corpus.prefix)))
+    good = [*map(key, wanted(rows, chat_bpe))]
+    assert [counts[pair] for pair in good] == [3] * 40
+    assert (len(counts), corpus.documents) == (40 + len(WORDS), 3 * 40 + len(WORDS))
+    record = load_record(corpus.manifest, ConversationRecord)
+    assert record is not None
+    assert [task.conversations for task in record.tasks] == [40, len(WORDS), 40]
+    assert [sorted(task.rejected.values()) for task in record.tasks] == [[1, 1, 1, 2], [], [1, 1, 1, 2]]
+    hashes = np.fromfile(hashes_path(corpus.prefix), np.uint64).tolist()
+    ids = IndexedDocuments(corpus.prefix)
+    assert hashes == [int.from_bytes(document_hash(ids[each].tobytes()), "little") for each in range(len(ids))]
+
+
+def test_a_mixture_of_unusable_rows_alone_is_refused(tmp_path: Path, chat_bpe: Path) -> None:
+    (tmp_path / "some.jsonl").write_text("{broken")
+    file = tmp_path / "mixture.yaml"
+    file.write_text(json.dumps({"unusable": "drop", "tasks": [{"task": "messages", "path": "some.jsonl"}]}))
+    with pytest.raises(DataError, match=r"mixture\.yaml: every row is unusable, such as by this reason: not JSON"):
+        build_conversations(file, tmp_path / "chat", chat_bpe)
+
+
+def test_sharegpts_rows_are_those_of_messages(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
+    named = {"user": "human", "assistant": "gpt"}
+    turns = [json.loads(line)["messages"] for line in rows.read_text().splitlines()]
+    shared = [[{"from": named[each["role"]], "value": each["content"]} for each in row] for row in turns]
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps({"conversations": row}) + "\n" for row in shared))
+    made = [
+        build_conversations(mixture(tmp_path, {"task": "messages", "path": name}), tmp_path / name[:4], chat_bpe)
+        for name in ("rows.jsonl", "some.jsonl")
+    ]
+    assert made[0].fingerprint == made[1].fingerprint
+
+
+@pytest.mark.usefixtures("small")
 def test_a_mixture_takes_its_rows_epochs_and_ranges(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
     file = mixture(
         tmp_path,

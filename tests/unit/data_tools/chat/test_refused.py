@@ -55,6 +55,7 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
     ([USER, assistant("Yo", loss_weight=0.5)], r"messages\[1\]\.loss_weight: 0 \(not learned\) or 1 is needed"),
     ([{**USER, "loss_weight": 1}, ASSISTANT], r"messages\[0\]\.loss_weight: only the assistant's messages are learned"),
     ([USER, assistant("Yo", loss_weight=0)], r"messages: every message of the assistant has loss_weight 0"),
+    ([{"from": "human", "value": "Hi"}, {"from": "bot", "value": "Yo"}], r"messages\[1\]\.from: 'bot' is none of sys"),
     ([USER, assistant("\ud800")], r"messages\[1\]\.content: half of a surrogate pair \('\\ud800'\) stands alone"),
 ]
 
@@ -132,7 +133,8 @@ def test_mistakes_are_reported_in_one_line_without_traceback(rows: Path, tmp_pat
     code, out, error = run("chat", file, "--tokenizer", chat_bpe, *options)
     assert (code, out) == (2, "")
     assert error == (
-        f"error: {rows}:41: messages[0].role: a conversation ends with the assistant, this one with the user\n"
+        f"error: {rows}:41: messages[0].role: a conversation ends with the assistant, this one with the user; "
+        "`unusable: drop` in the mixture leaves such rows out, and counts them\n"
     )
     train_tokenizer(["some text"], 300, tmp_path / "plain")
     code, out, error = run("chat", file, "--tokenizer", tmp_path / "plain", *options)

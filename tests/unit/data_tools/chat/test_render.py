@@ -246,6 +246,8 @@ def test_a_prompt_is_the_beginning_of_its_conversation(words: Path, qwen: Path, 
         assert whole.mask[len(prompt)] == 1
         assert whole.ids[whole.mask.nonzero()[0][-1]] == renderer.end_id
         assert renderer.prompt(messages[:-1]).tolist() == prompt.tolist()
+        # An unfinished message lacks its end.
+        assert renderer.continued(messages).tolist() == whole.ids[: whole.mask.nonzero()[0][-1]].tolist()
 
 
 def by_transformers(folder: Path, messages: list[dict[str, Any]], **more: bool | str) -> Any:

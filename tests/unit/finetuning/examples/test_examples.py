@@ -38,6 +38,9 @@ def test_only_answers_and_their_end_tokens_are_learned(tokenizer: Any) -> None:
     text = tokenizer.apply_chat_template(list(talk.messages), tokenize=False)
     assert (tokenizer.decode(ids), kept, too_long) == (text, [0], 0)
     assert tokenizer.decode(ids[learned]) == "1<|im_end|>\n2<|im_end|>\n"
+    unlearned = Row((*talk.messages[:2], {**talk.messages[2], "loss_weight": 0}, *talk.messages[3:]), None, "")
+    same, marks = tokenized([unlearned], tokenizer, ExamplesConfig())[0][0]
+    assert (same.tolist(), tokenizer.decode(same[marks])) == (ids.tolist(), "2<|im_end|>\n")
     (trained,) = examples.rows()
     assert trained["input_ids"] == ids.tolist()
     assert [label for label in trained["labels"] if label != -100] == ids[learned].tolist()

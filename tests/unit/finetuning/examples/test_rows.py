@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from efficientbench.basics.errors import DataError
+from efficientbench.data_tools.chat.examples import Examples
+from efficientbench.data_tools.chat.find_task import find_task
 from efficientbench.finetuning.examples.rows import read_rows
 
 LEVELS = ("explain", "reasoning", "topology")
@@ -20,6 +23,14 @@ PAIR = {"prompt": "Add.\n1 + 1", "completion": "2", "difficulty": "explain"}
 CHAT = {
     "messages": [{"role": "user", "content": "Add.\n1 + 1"}, {"role": "assistant", "content": "2"}],
     "difficulty": "explain",
+}
+CALLS = {
+    "role": "assistant",
+    "content": [
+        {"type": "python", "text": "1+1"},
+        {"type": "python_output", "text": "2"},
+        {"type": "text", "text": "2"},
+    ],
 }
 
 
@@ -56,7 +67,10 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, suffix: s
         ({**ALPACA, "output": 3}, "output: '3' is no text"),
         ({**ALPACA, "output": " "}, "output: the last message is no answer"),
         ({"messages": [{"role": "user", "content": "a"}]}, "messages: the last message is no answer"),
-        ({"messages": [{"role": "robot", "content": "a"}]}, "messages: message 1 is not {role, content}"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role: 'robot' is none of system"),
+        ({"messages": [{"role": "user", "content": "a"}, {**CALLS, "tool_calls": [1]}]}, "messages[1].tool_calls: unk"),
+        ({"messages": [{"role": "user", "content": "a"}, CALLS]}, "messages: it calls the calculator"),
+        ({"messages": [*CHAT["messages"][:1], {**CHAT["messages"][1], "loss_weight": 0}]}, "there is nothing to learn"),
         (["a"], "a row is one JSON object, this one is ['a']; an example is {instruction, input, output}"),
     ],
 )
@@ -66,6 +80,45 @@ def test_a_bad_row_is_reported_with_file_line_and_key(tmp_path: Path, row: Any, 
         read_rows(path, "difficulty", LEVELS)
     assert str(caught.value).startswith(f"{path}:2: ")
     assert told in str(caught.value)
+
+
+def test_unusable_rows_are_left_out_and_counted_by_reason(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    asked = [{"messages": [{"role": "user", "content": text}]} for text in ("a", "b")]
+    rows = [json.dumps(row) for row in (ALPACA, asked[0], PAIR, asked[1], CHAT)]
+    path.write_text("\n".join(["{broken", *rows, "5"]))
+    dropped = Counter[str]()
+    read = read_rows(str(path), "difficulty", LEVELS, dropped)
+    assert [row.place for row in read] == [f"{path}:{line}" for line in (2, 4, 6)]
+    assert {reason[:20]: count for reason, count in dropped.items()} == {
+        "not JSON at characte": 1,
+        "messages: the last m": 2,
+        "a row is one JSON ob": 1,
+    }
+    path.write_text("{broken")
+    with pytest.raises(DataError, match="holds no example; left out: not JSON"):
+        read_rows(str(path), "difficulty", LEVELS, dropped)
+
+
+@pytest.mark.parametrize("names", [("messages", "role", "content"), ("conversations", "from", "value")])
+def test_parts_and_weights_are_those_of_data_chat(tmp_path: Path, names: tuple[str, str, str]) -> None:
+    key, role, content = names
+    parts = [{"type": "text", "text": "1, "}, {"type": "text", "text": "2"}]
+    turns = [
+        {role: "user", content: "Count."},
+        {role: "assistant", content: "No.", "loss_weight": 0},
+        {role: "human", content: "Please."},
+        {role: "gpt", content: parts},
+    ]
+    path = write(tmp_path / "rows.jsonl", [{key: turns}])
+    (read,) = read_rows(path, "difficulty", LEVELS)
+    assert [(each["role"], each["content"], each.get("loss_weight")) for each in read.messages] == [
+        ("user", "Count.", None),
+        ("assistant", "No.", 0),
+        ("user", "Please.", None),
+        ("assistant", "1, 2", None),
+    ]
+    assert len(Examples("messages", find_task("messages"), [Path(path)])[0].messages) == 4
 
 
 def test_invalid_json_is_reported_with_its_line(tmp_path: Path) -> None:
