@@ -214,6 +214,9 @@ def unknown_key(key: str, keys: Mapping[str, FieldInfo]) -> str:
     """Return the message for a key that is not in `keys`, with the key that was probably meant."""
     if key in _DECIDED:
         return f"{key}: is decided by {_DECIDED[key]} and cannot be overridden"
+    if key in TRAINING and key not in ALIASES:
+        # A name without a key of its own, where a value cannot be put into another: as an axis.
+        return f"{key}: no key; {TRAINING[key]}"
     below = [known for known in keys if known.startswith(f"{key}.")]
     if below:
         return f"{key}: is a section; set its keys: {', '.join(below)}"

@@ -150,8 +150,8 @@ def key_of(meaning: str) -> str | None:
 
 
 def keys_of(meanings: Mapping[str, str]) -> dict[str, str]:
-    """Return the key of each name that stands for one."""
-    return {name: key for name, meaning in meanings.items() if (key := key_of(meaning))}
+    """Return the key of each name whose value is the key's own."""
+    return {name: meaning for name, meaning in meanings.items() if key_of(meaning) == meaning}
 
 
 ALIASES = keys_of(TRAINING)

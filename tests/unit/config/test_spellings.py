@@ -86,6 +86,13 @@ def test_a_name_without_a_key_is_answered(override: str, told: str) -> None:
     assert told in problem
 
 
+def test_an_axis_takes_no_name_whose_value_means_another() -> None:
+    # A ratio of 20 is no 20 tokens.
+    for axis in ("target_param_data_ratio=20,40", "bf16=True,False", "batch_size=1,2"):
+        with pytest.raises(ConfigError, match=r"no key; training\."):
+            parse_axes([axis])
+
+
 def test_text_is_no_number() -> None:
     config = resolve("gqa_1.5B", overrides=["label=10B", "data.path=1e9"])
     assert (config.label, config.data.path) == ("10B", "1e9")
