@@ -24,6 +24,7 @@ from efficientbench.config import combination_table
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.spellings import SPELLINGS, key_of
 from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token, keys_read_per_query
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.metrics.records.figure import rows_of
@@ -101,6 +102,19 @@ def _key_table(root: dict[str, Any], parts: Sequence[str]) -> str:
             default = "unset" if schema.get("default", "") is None else default
             rows.append([_code(key), _type(schema), default, schema["description"]])
     return _table(["key", "type", "default", "meaning"], rows)
+
+
+def spellings() -> str:
+    """Return a table of the names in other projects, and of what they mean in trainings and in fine-tunings."""
+
+    def cell(meaning: str) -> str:
+        return f"`{meaning.replace('{}', 'N')}`" if key_of(meaning) else meaning or "–"
+
+    rows = []
+    for each in SPELLINGS:
+        names = ", ".join(f"`{name}`" for name in each.names.split())
+        rows.append([names, cell(each.training), "the same" if each.tuning == each.training else cell(each.tuning)])
+    return _table(["there", "training", "fine-tuning"], rows)
 
 
 def parameters() -> str:
@@ -231,7 +245,7 @@ def interval(name: str, *key: str) -> str:
 
 
 _BLOCKS: tuple[Callable[..., str], ...] = (
-    *(keys, tuning_keys, parameters, planned, runs, sizes, caches, columns, generation_columns),
+    *(keys, tuning_keys, spellings, parameters, planned, runs, sizes, caches, columns, generation_columns),
     *(measured, rows, how, figure, interval),
 )
 BLOCKS = {block.__name__: block for block in _BLOCKS} | {"combinations": combination_table.table}

@@ -84,8 +84,47 @@ def add_examples(group: Any, program: str, examples: Mapping[str, Sequence[str]]
         command.epilog = "\n".join(["\b", title, *(f"  {program} {words}" for words in examples[name])])
 
 
+def read_arguments(group: Any, arguments: Sequence[str], is_key: Callable[[str], bool]) -> list[str]:
+    """Return a command line with the options of other projects as the command below `group` takes them.
+
+    `--num_files 2` becomes the command's own `--num-files 2`. Where the command takes `key=value`, `--lora_r 8`,
+    `--lora-r=8` and `--rl.samples 8` become keys behind all else; a key without a value is true. Other options stay for
+    the command to refuse.
+
+    Args:
+        group: the click group.
+        arguments: the arguments behind the program's name.
+        is_key: whether a word, with `_` for `-`, is a key or another name of one.
+    """
+    place = next((place for place, word in enumerate(arguments) if word in group.commands), None)
+    if place is None:
+        return list(arguments)
+    parameters = group.commands[arguments[place]].params
+    options = {name for each in parameters for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+    takes_keys = any(each.param_type_name == "argument" and each.nargs == -1 for each in parameters)
+    own, keys, left = list(arguments[: place + 1]), [], list(arguments[place + 1 :])
+    while left and left[0] != "--":
+        argument = left.pop(0)
+        option, sign, text = argument.partition("=")
+        word, dashed = option[2:].replace("-", "_"), option.replace("_", "-")
+        if option[:2] != "--" or option in options:
+            own.append(argument)
+        elif dashed in options:
+            own.append(dashed + sign + text)
+        elif not takes_keys or not is_key(word):
+            own.append(argument)
+        else:
+            value = text if sign else left.pop(0) if left and left[0][:2] != "--" else "true"
+            keys.append(f"{word}={value}")
+    return [*own, *keys, *left]
+
+
 def run_program(
-    app: typer.Typer, program: str, examples: Mapping[str, Sequence[str]], extras: Mapping[str, str]
+    app: typer.Typer,
+    program: str,
+    examples: Mapping[str, Sequence[str]],
+    extras: Mapping[str, str],
+    is_key: Callable[[str], bool] = lambda word: False,
 ) -> None:
     """Run the command that was typed; exit with 2 where names are not UTF-8 or a package is missing.
 
@@ -94,6 +133,7 @@ def run_program(
         program: the program's name in a shell.
         examples: the examples of each command, see `add_examples`.
         extras: import name of a package → the extras of efficientbench that bring the package.
+        is_key: whether a word is a key, or another name of one: see `read_arguments`.
     """
     if problem := find_other_bytes():
         print(f"error: {problem}", file=sys.stderr)
@@ -103,7 +143,7 @@ def run_program(
     if is_chinese():
         translate_help(command)
     try:
-        command()
+        command(read_arguments(command, sys.argv[1:], is_key))
     except ModuleNotFoundError as error:
         extra = extras.get((error.name or "").partition(".")[0])
         if extra is None:

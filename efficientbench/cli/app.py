@@ -39,6 +39,7 @@ from efficientbench.cli.plan import plan
 from efficientbench.cli.speedrun import speedrun
 from efficientbench.cli.sweep import sweep
 from efficientbench.cli.variant import check_variant, new_variant, variant_names
+from efficientbench.config.spellings import is_name
 
 app = typer.Typer(
     help="Trains language models that differ in one architectural choice and measures what each choice costs.",
@@ -243,7 +244,7 @@ def run_command() -> None:
     use_utf8()
     os.environ.update(writable_caches(os.environ))
     try:
-        run_program(app, "efficientbench", EXAMPLES, _EXTRAS)
+        run_program(app, "efficientbench", EXAMPLES, _EXTRAS, is_name)
     except Exception as error:
         from efficientbench.launchers.processes.supervision import print_stderr
         from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory, unusable_path

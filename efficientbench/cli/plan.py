@@ -126,11 +126,11 @@ def _print_search(config: RunConfig, given: list[str], world: int, per_node: int
     """Print the fastest layouts, and the command of the first; `given` are the words of the command line."""
     from rich.console import Console
 
-    from efficientbench.config.spellings import ALIASES
+    from efficientbench.config.spellings import TRAINING, spelled
     from efficientbench.planning.search import print_search, search, words_of
 
-    keys = [word.partition("=")[0] for word in given]
-    found = search(config, world, per_node, device, {ALIASES.get(key, key) for key in keys})
+    keys = {spelled(word, TRAINING)[0].partition("=")[0] for word in given}
+    found = search(config, world, per_node, device, keys)
     words = [*given, *words_of(found.ranked[0].config, config)]
     if found.nodes > 1:
         command = ["launch", *words, "--to", "slurm", "--nodes", str(found.nodes), "--devices-per-node", str(per_node)]

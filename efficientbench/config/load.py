@@ -20,7 +20,7 @@ from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.part import Part
 from efficientbench.config.matrix import MATRIX, Matrix, Overlay, RunName, Smoke, load_matrix, load_smoke
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.spellings import ALIASES, plain_number
+from efficientbench.config.spellings import ALIASES, TRAINING, plain_number, spelled
 from efficientbench.config.training import BATCHES, LENGTHS
 
 _DECIDED = {
@@ -50,9 +50,11 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
     values: Overlay = {}
     problems: list[str] = []
     for override in overrides:
-        key, separator, text = override.partition("=")
-        key = ALIASES.get(key, key)
-        if not separator:
+        ours, answer = spelled(override, TRAINING)
+        key, separator, text = ours.partition("=")
+        if answer is not None:
+            problems.append(answer)
+        elif not separator:
             problems.append(f"{_shown(override)}: an override is written key=value, like training.seq_len=1024")
         elif key not in keys:
             problems.append(unknown_key(key, keys))
@@ -212,6 +214,9 @@ def unknown_key(key: str, keys: Mapping[str, FieldInfo]) -> str:
     """Return the message for a key that is not in `keys`, with the key that was probably meant."""
     if key in _DECIDED:
         return f"{key}: is decided by {_DECIDED[key]} and cannot be overridden"
+    if key in TRAINING and key not in ALIASES:
+        # A name without a key of its own, where a value cannot be put into another: as an axis.
+        return f"{key}: no key; {TRAINING[key]}"
     below = [known for known in keys if known.startswith(f"{key}.")]
     if below:
         return f"{key}: is a section; set its keys: {', '.join(below)}"

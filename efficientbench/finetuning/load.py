@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -15,7 +16,7 @@ from efficientbench.basics.part import Name, Part
 from efficientbench.config.load import merged, parse, unknown_key
 from efficientbench.config.matrix import EXPERIMENTS, Overlay, load_matrix, load_yaml
 from efficientbench.config.scripts import script
-from efficientbench.config.spellings import ALIASES
+from efficientbench.config.spellings import TUNING, keys_of, spelled
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.methods import find_method
 
@@ -86,9 +87,11 @@ def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()
         tree = merged(tree, layer)
     problems = []
     for override in overrides:
-        word, separator, text = override.partition("=")
-        key = word if word in keys else WORDS.get(word, word)
-        if not separator:
+        ours, answer = (override, None) if override.partition("=")[0] in keys else spelled(override, TUNING)
+        key, separator, text = ours.partition("=")
+        if answer is not None:
+            problems.append(answer)
+        elif not separator:
             problems.append(f"{override[:80]!r}: an override is written key=value, like training.steps=100")
         elif key not in keys:
             # A pretraining key like training.seq_len may have a counterpart here under the same last word.
@@ -136,43 +139,11 @@ def _leaves(part: type[Part], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
 def _value(key: str, text: str, field: FieldInfo) -> object:
     if key == "curriculum.use":
         return _USES.get(text.lower(), text)
-    # A list comes with brackets, or as words with commas.
+    # A list comes with brackets, or as words with commas or spaces.
     if key == "adapter.targets" and not text.startswith("["):
-        return [name.strip() for name in text.split(",")]
+        return re.split(r"\s*,\s*|\s+", text.strip())
     return parse(key, text, field)
 
 
-WORDS = {word: key for word, key in ALIASES.items() if key in settable_keys()} | {
-    "use_curriculum": "curriculum.use",
-    "curriculum": "curriculum.use",
-    "curriculum_seed": "curriculum.seed",
-    "lora_r": "adapter.r",
-    "lora_alpha": "adapter.alpha",
-    "lora_dropout": "adapter.dropout",
-    "target_modules": "adapter.targets",
-    "lora_target_modules": "adapter.targets",
-    "cutoff_len": "data.max_length",
-    "batch_size": "training.global_batch_size",
-    "per_device_train_batch_size": "training.micro_batch_size",
-    "epochs": "training.epochs",
-    "num_epochs": "training.epochs",
-    "num_train_epochs": "training.epochs",
-    "max_steps": "training.steps",
-    "warmup_steps": "training.warmup_steps",
-    "grad_clip": "training.clip",
-    "clip_grad": "training.clip",
-    "max_grad_norm": "training.clip",
-    "seq_len": "data.max_length",
-    "seq_length": "data.max_length",
-    "max_seq_len": "data.max_length",
-    "eval_every": "training.validate_every_steps",
-    "eval_interval": "training.validate_every_steps",
-    "eval_steps": "training.validate_every_steps",
-    "save_steps": "checkpoint.interval",
-    "dataloader_num_workers": "data.workers",
-    "dataloader_pin_memory": "data.pin_memory",
-    "base_model": "model",
-    "data_path": "data.path",
-    "output_dir": "output",
-}
-"""Our key for each word of other recipes and of pretraining."""
+WORDS = keys_of(TUNING)
+"""Our key for each name of other recipes and of pretraining."""

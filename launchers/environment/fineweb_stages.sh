@@ -72,6 +72,11 @@ fineweb_read_arguments() { # script arguments...
             ;;
         -h | --help) fineweb_usage "$script" 2>&1 && exit 0 ;;
         *=*) fineweb_overrides+=("$1") ;;
+        --*_*)
+            # As nanochat's scripts take it.
+            echo "error: $1: a key is written key=value, like ${1#--}=${2:-VALUE}" >&2
+            return 2
+            ;;
         *)
             echo "error: unknown argument '$1'" >&2 && fineweb_usage "$script"
             return 2

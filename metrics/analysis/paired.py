@@ -8,8 +8,9 @@ says nothing about other seeds.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -71,14 +72,32 @@ def pair_evaluations(first: Path, second: Path) -> Evaluations:
 
     Raises MetricsError if a file of results cannot be read.
     """
+    found, notes = _pair(first, second, (FILES,))
+    return Evaluations(tuple(_corrected(found)), (*_of_repeats(first), *_of_repeats(second), *notes))
+
+
+def pair_stages(folders: Sequence[Path]) -> list[Evaluations]:
+    """Return the paired figures of each folder of a run and the next one, whose steps may differ.
+
+    The p values of all of them are corrected together.
+
+    Raises MetricsError if a file of results cannot be read.
+    """
+    found = [_pair(first, second, (FILES, "step")) for first, second in itertools.pairwise(folders)]
+    corrected = iter(_corrected([each for paired, _ in found for each in paired]))
+    return [Evaluations(tuple(itertools.islice(corrected, len(paired))), tuple(notes)) for paired, notes in found]
+
+
+def _pair(first: Path, second: Path, may_differ: Collection[str]) -> tuple[list[Paired], list[str]]:
+    """Return the figures of two runs, not yet corrected, and the notes; `may_differ` has settings without a note."""
     found: list[Paired] = []
-    notes = [note for folder in (first, second) for note in _of_repeats(folder)]
+    notes: list[str] = []
     for path in sorted((first / FOLDER).glob("*.jsonl")):
         other = second / FOLDER / path.name
         if not other.is_file():
             continue
         (header, ours), (their_header, theirs) = read_items(path), read_items(other)
-        notes += _differences(path.stem, header, their_header)
+        notes += _differences(path.stem, header, their_header, may_differ)
         pairs = {
             name: (item, theirs[name])
             for name, item in ours.items()
@@ -94,7 +113,7 @@ def pair_evaluations(first: Path, second: Path) -> Evaluations:
             found += _means("loss, nats per token", "nats", sums, tokens, unpaired)
         else:
             found += _answers(path.stem, pairs, unpaired)
-    return Evaluations(tuple(_corrected(found)), tuple(notes))
+    return found, notes
 
 
 def _of_repeats(folder: Path) -> list[str]:
@@ -105,13 +124,15 @@ def _of_repeats(folder: Path) -> list[str]:
     return [f"{folder}: evaluations of repeats are not paired: compare those of one each, as {repeats[0]}"]
 
 
-def _differences(task: str, header: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def _differences(
+    task: str, header: Mapping[str, Any], other: Mapping[str, Any], may_differ: Collection[str]
+) -> list[str]:
     """Return a note that names the step and the settings in which two evaluations of a task differ."""
     ours, theirs = ({"step": each.get("step"), **each["settings"]} for each in (header, other))
     shown = []
     for key in ours | theirs:
         values = [each.get(key) for each in (ours, theirs)]
-        if key != FILES and values[0] != values[1]:
+        if key not in may_differ and values[0] != values[1]:
             # Some settings are long lists, of which the note has the name alone.
             short = all(isinstance(value, int | float | None) for value in values)
             shown.append(f"{key} {values[0]} and {values[1]}" if short else key)

@@ -1,4 +1,4 @@
-"""Student's t: p values, quantiles and intervals of means of a few values."""
+"""Student's t: p values, quantiles and intervals of means of a few values; Wilson's interval of a share."""
 
 from __future__ import annotations
 
@@ -33,6 +33,34 @@ def half_interval_95(standard_error: float | None, values: int | None) -> float 
     if standard_error is None or values is None or values < 2:
         return None
     return t_quantile_95(values - 1) * standard_error
+
+
+def score_interval_95(mean: float, standard_error: float | None, items: int) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean score: Wilson's where each item is right or wrong, else Student's.
+
+    Args:
+        mean: the mean over the items.
+        standard_error: the mean's, from the items' sample standard deviation; None for a single item.
+        items: number of items, 1 or more.
+
+    Returns:
+        The interval; None where a single item says nothing of the spread.
+    """
+    # Scores between 0 and 1 have the largest variance that their mean allows where each of them is 0 or 1.
+    if 0 <= mean <= 1 and math.isclose(
+        (standard_error or 0.0) ** 2 * (items - 1), mean * (1 - mean), rel_tol=1e-6, abs_tol=1e-12
+    ):
+        return wilson_95(mean, items)
+    margin = half_interval_95(standard_error, items)
+    return None if margin is None else (mean - margin, mean + margin)
+
+
+def wilson_95(share: float, items: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of the share of right items (JASA 22, 1927); it has a width at 0 and 1 too."""
+    surplus = Z_95**2 / items
+    centre = (share + surplus / 2) / (1 + surplus)
+    margin = Z_95 * math.sqrt((share * (1 - share) + surplus / 4) / items) / (1 + surplus)
+    return max(centre - margin, 0.0), min(centre + margin, 1.0)
 
 
 def t_quantile_95(degrees_of_freedom: float) -> float:

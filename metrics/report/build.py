@@ -49,7 +49,7 @@ def build_report(folder: Path, paper: bool = False, price_per_hour: float | None
     if report.evaluations:
         texts[EVALUATIONS_CSV] = evaluations_csv(report.evaluated)
     if report.card:
-        texts[CARD_NAME] = card_markdown(report.card, report.pipelines)
+        texts[CARD_NAME] = card_markdown(report.card, report.changes, report.pipelines)
     for name, text in texts.items():
         write_whole(folder / name, text)
     names, warnings = list(texts), list(report.damaged)

@@ -17,6 +17,7 @@ from efficientbench.metrics.report.sections.evaluations import Evaluated, evalua
 from efficientbench.metrics.report.sections.failures import FailedRun
 from efficientbench.metrics.report.sections.generation import Generated, beside
 from efficientbench.metrics.report.sections.rank_table import Profiled
+from efficientbench.metrics.report.sections.stage_changes import stage_changes
 from efficientbench.metrics.report.suites import Rows
 from efficientbench.metrics.report.table import Table
 
@@ -72,3 +73,8 @@ class Report:
     def card(self) -> Table:
         """Return the report card, without rows where no runs are stages of one model."""
         return card_table(self.pipelines, self.evaluations, self.price_per_hour)
+
+    @cached_property
+    def changes(self) -> Table:
+        """Return what each stage changed, without rows where no two stages evaluated the same items."""
+        return stage_changes(self.pipelines)

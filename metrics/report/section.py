@@ -24,6 +24,7 @@ from efficientbench.metrics.report.plots.scaling_plots import scaling_figures
 from efficientbench.metrics.report.plots.share_plots import share_figures
 from efficientbench.metrics.report.plots.svg import MOST_RUNS, Figure, Run
 from efficientbench.metrics.report.report import Report
+from efficientbench.metrics.report.sections.card import STAGE_CHANGES
 from efficientbench.metrics.report.sections.cautions import cautions
 from efficientbench.metrics.report.sections.environments import environments, listed_environments, settings_table
 from efficientbench.metrics.report.sections.failures import TITLE as FAILURES
@@ -205,6 +206,7 @@ SECTIONS = (
     Section("learning", "Cost to a quality", drawn=_learning, text=_learning_text),
     Section("evaluations", "Evaluations", lambda report: report.evaluations),
     Section("card", "Report card", drawn=lambda report: report.card),
+    Section("changes", STAGE_CHANGES, drawn=lambda report: report.changes),
     Section("contexts", "Long contexts", drawn=lambda report: context_figures(report.contexts)),
     Section("noise", "Noise", drawn=lambda report: noise_floors(report.records)),
     Section("time", "Over time", drawn=_of_runs(over_time, lambda record: record.timelines)),

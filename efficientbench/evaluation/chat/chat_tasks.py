@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -44,9 +45,13 @@ def chat_core(summaries: Mapping[str, Summary]) -> Summary | None:
     """Return ChatCORE, the mean of (accuracy − baseline) / (1 − baseline) over five tasks; None if one is missing."""
     if not BASELINES.keys() <= summaries.keys():
         return None
-    centred = {}
+    centred, errors = {}, []
     for name, baseline in BASELINES.items():
-        accuracy = summaries[name].figures["accuracy"]
+        accuracy, error = summaries[name].figures["accuracy"], summaries[name].parts.get("standard_error")
         assert accuracy is not None
         centred[name] = (accuracy - baseline) / (1 - baseline)
-    return Summary({"chat_core": fmean(centred.values())}, parts={"centred": centred})
+        # A single question has no standard error.
+        errors.append(math.nan if error is None else error / (1 - baseline))
+    error = math.hypot(*errors) / len(errors)
+    parts = {"centred": centred, "standard_error": None if math.isnan(error) else error}
+    return Summary({"chat_core": fmean(centred.values())}, parts=parts)

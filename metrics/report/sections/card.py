@@ -93,6 +93,8 @@ class Served:
 
 
 CARD_NAME = "report_card.md"
+STAGE_CHANGES = "What each stage changed, on the same items"
+"""Title of the table of evaluations that are paired over stages."""
 BASE, MID, SFT, RL = STAGES = ("base", "mid", "SFT", "RL")
 _OF_OBJECTIVE = {"sft": SFT, "rl": RL}
 ALL = "all"
@@ -105,6 +107,7 @@ class Stage:
 
     run: str
     """The run's folder, relative to the reported folder."""
+    folder: Path
     record: RunRecord
     generation: GenerationRecord | None
     """The record of its model's generation; None if not measured."""
@@ -131,7 +134,7 @@ def load_pipelines(folder: Path) -> list[Pipeline]:
     for path in current_files(folder, RECORD_NAME):
         with contextlib.suppress(MetricsError):
             run = str(path.parent.relative_to(folder))
-            stages[run] = Stage(plain_text(run), read_record(path), generation_of(path.parent))
+            stages[run] = Stage(plain_text(run), path.parent, read_record(path), generation_of(path.parent))
     earlier = {run: _before(stage, folder, stages) for run, stage in stages.items()}
     chains = [_chain(run, earlier) for run in stages if run not in earlier.values()]
     return [[stages[run] for run in chain] for chain in chains if len(chain) > 1]
@@ -161,10 +164,10 @@ def _chain(run: str, earlier: Mapping[str, str | None]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Scores:
-    """The first figure of each task for each run of the pipelines."""
+    """The first figure of each task for each run of the pipelines, with interval, number of items and limit."""
 
     values: dict[str, dict[str, str]]
-    """Run → task → figure."""
+    """Run → task → cell."""
     tasks: list[str]
     reasons: list[str]
     """Why scores are n/a."""
@@ -174,9 +177,10 @@ class _Scores:
         """Return the scores of these runs."""
         values: dict[str, dict[str, str]] = {}
         absent: dict[str, None] = {}
-        for run, task, figure, value, *_ in evaluations.rows:
+        for run, task, figure, value, interval, items, limit, _ in evaluations.rows:
             if run in runs and task not in values.get(run, {}) and (figure == CORE or task != CORE):
-                values.setdefault(run, {})[task] = value
+                about = [f"({interval})"] * bool(interval) + [f"n {items}"] + [f"limit {limit}"] * bool(limit)
+                values.setdefault(run, {})[task] = ABSENT if value == ABSENT else " ".join([value, *about])
                 if value == ABSENT:
                     absent[f"{ABSENT} {figure}"] = None
         tasks = list(dict.fromkeys(task for found in values.values() for task in found))
@@ -267,6 +271,12 @@ def _notes(pipelines: Sequence[Pipeline], scores: _Scores, price: float | None) 
         "and kJ are both of the training steps alone: of all of them, at the measured ones' rates, RL's with the "
         "answers that it samples before them.",
     ]
+    if scores.tasks:
+        notes.append(
+            "Scores: in brackets the 95 % interval over items (Wilson's where each is right or wrong), n the items, "
+            "limit the most items that --limit allowed, of CORE of each of its tasks. Intervals that overlap may hide "
+            f"a difference on the same items: see {STAGE_CHANGES!r}."
+        )
     no_price = "No cost: it needs the price of a device and hour (--price-per-hour X)."
     notes.append(no_price if price is None else f"Cost: {price:,.3g} for a device and hour.")
     for pipeline in pipelines:
@@ -313,9 +323,10 @@ def _stage_notes(stage: Stage, scores: _Scores) -> list[str]:
     return notes
 
 
-def card_markdown(table: Table, pipelines: Sequence[Pipeline]) -> str:
-    """Return the text of report_card.md: the table, and the environments of its runs."""
+def card_markdown(table: Table, changes: Table, pipelines: Sequence[Pipeline]) -> str:
+    """Return the text of report_card.md: the table, what each stage changed, and the environments of its runs."""
     records = {stage.run: stage.record for pipeline in pipelines for stage in pipeline}
     where = listed_environments(list(records.values()))
-    parts = ["# Report card", markdown_table(table), bullets(table.notes), "## Environment", *where]
+    paired = [f"## {STAGE_CHANGES}", markdown_table(changes), bullets(changes.notes)] if changes else []
+    parts = ["# Report card", markdown_table(table), bullets(table.notes), *paired, "## Environment", *where]
     return "\n\n".join(parts) + "\n"

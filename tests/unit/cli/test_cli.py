@@ -10,11 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from support.repository import ROOT
 
+from efficientbench.basics.program import read_arguments
 from efficientbench.cli import main
+from efficientbench.cli.app import app
 from efficientbench.cli.options import of_depth, overrides_of, resolve_arguments
 from efficientbench.config.load import resolve
+from efficientbench.config.spellings import is_name
 
 # As for a user, whose first call keeps the byte code for the others.
 WITH_BYTE_CODE = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -229,3 +233,31 @@ def test_run_and_launch_accept_a_depth_and_list_the_known_ones(command: Command)
     assert "base_d16" in written
     refused = (2, "", "error: there is no run called 'nanochat_d20': did you mean nanochat_d12?\n")
     assert command("plan", "nanochat", "depth=20") == refused
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("run --depth=16 base_d12 --device_batch_size 8", "run base_d12 depth=16 device_batch_size=8"),
+        ("finetune lora_7B --plan --use_curriculum True", "finetune lora_7B --plan use_curriculum=True"),
+        ("finetune lora_7B --bf16 --lora-r=8 --data x.json", "finetune lora_7B --data x.json bf16=true lora_r=8"),
+        ("finetune lora_7B --memory_gb 8 --zero.hpz 2", "finetune lora_7B --memory-gb 8 zero.hpz=2"),
+        # What nobody knows, and what a command does not take, is for the command to refuse.
+        ("run gqa_1.5B --frobnicate 3", "run gqa_1.5B --frobnicate 3"),
+        ("report runs --seed 3", "report runs --seed 3"),
+        ("run gqa_1.5B -- --seed", "run gqa_1.5B -- --seed"),
+        ("--version", "--version"),
+    ],
+)
+def test_options_of_other_projects_become_keys(typed: str, read: str) -> None:
+    assert read_arguments(typer.main.get_command(app), typed.split(), is_name) == read.split()
+
+
+def test_the_seeds_command_lines_are_taken_or_answered(command: Command) -> None:
+    curriculum = ("--use_curriculum", "True", "--curriculum_seed", "42", "--micro_batch_size", "2")
+    code, told, error = command("finetune", "lora_32B", "--plan", *curriculum, "--cutoff_len", "1024")
+    assert (code, error) == (0, "")
+    assert "1,024" in told
+    code, told, error = command("plan", "base", "--depth=16", "--batch_size", "16")
+    assert (code, told) == (2, "")
+    assert "batch_size: training.micro_batch_size counts a device's sequences" in error

@@ -9,7 +9,7 @@ import pytest
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import load_matrix
-from efficientbench.config.spellings import ALIASES, plain_number
+from efficientbench.config.spellings import ALIASES, SPELLINGS, TRAINING, TUNING, key_of, plain_number
 from efficientbench.costs.model import count_parameters
 from efficientbench.sweep.combinations import parse_axes
 from efficientbench.sweep.selection import select
@@ -52,6 +52,45 @@ def test_short_names_set_the_same_keys() -> None:
     )
     assert set(ALIASES.values()) <= settable_keys().keys()
     assert parse_axes(["lr=1e-3,2e-3"]) == {"training.learning_rate": ("1e-3", "2e-3")}
+
+
+def test_a_name_has_one_meaning() -> None:
+    names = [name for each in SPELLINGS for name in each.names.split()]
+    assert len(names) == len(set(names))
+    # What is no key is a sentence for people.
+    assert all(" " in each for each in {*TRAINING.values(), *TUNING.values()} if key_of(each) is None)
+
+
+def test_names_of_switches_and_shares_set_our_keys() -> None:
+    typed = ["bf16=True", "gradient-checkpointing=true", "target_param_data_ratio=20", "adam-beta2=0.9"]
+    training = resolve("gqa_1.5B", overrides=typed).training
+    assert (training.dtype, training.recompute, training.beta2) == ("bf16", "full", 0.9)
+    assert training == resolve("gqa_1.5B", overrides=["tokens=20x", "recompute=full", "training.beta2=0.9"]).training
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("batch_size=8", "batch_size: training.micro_batch_size counts a device's sequences, training.global_batch"),
+        ("gradient_accumulation_steps=4", "it follows: training.global_batch_size = micro-batch × data-parallel"),
+        ("logging_steps=10", "logging_steps: every step is logged; leave it out"),
+        ("bf16=False", "bf16=False: leave it out, or set training.dtype; bf16=true is training.dtype=bf16"),
+        ("warmup_steps=100", "training.lr_warmup_fraction is a share of the steps"),
+        ("deepspeed=ds_config_zero3.json", "deepspeed: parallel.* shards a training"),
+    ],
+)
+def test_a_name_without_a_key_is_answered(override: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve("gqa_1.5B", overrides=[override])
+    (problem,) = caught.value.problems
+    assert told in problem
+
+
+def test_an_axis_takes_no_name_whose_value_means_another() -> None:
+    # A ratio of 20 is no 20 tokens.
+    for axis in ("target_param_data_ratio=20,40", "bf16=True,False", "batch_size=1,2"):
+        with pytest.raises(ConfigError, match=r"no key; training\."):
+            parse_axes([axis])
 
 
 def test_text_is_no_number() -> None:

@@ -178,6 +178,20 @@ def test_generated_blocks_are_up_to_date() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_what_the_seeds_name_stands_on_the_page_for_those_who_come_from_them() -> None:
+    page = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    names = (
+        *("use_curriculum", "--depth", "micro_batch_size", "gradient_accumulation_steps", "offload_optimizer"),
+        *("gradient_checkpointing", "bf16", "lr_scheduler_type", "logging_steps", "model_name_or_path"),
+        *("train_on_inputs", "deepspeed", "target_examples_per_step", "examples_per_step", "base_checkpoint"),
+        *("mid_checkpoint", "sft_checkpoint", "-n", "--config", "base_loss", "base_checkpoints/", "NODE_RANK"),
+        *("tensorboard --logdir output/efficientllm_benchmark", "HF_DATASETS_CACHE", "NCCL_TIMEOUT"),
+        *("HF_ENDPOINT=https://hf-mirror.com", "HCCL_CONNECT_TIMEOUT", "trainer_log.txt", "DummyWandb"),
+        *("token_bytes.pt", "CUDAPrefetcher", "50 to 80 samples/s"),
+    )
+    assert [name for name in names if name not in page] == []
+
+
 def test_a_block_whose_script_has_not_been_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     assert spec is not None

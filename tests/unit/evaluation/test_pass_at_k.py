@@ -24,7 +24,7 @@ ACCURACIES = {"arc_easy": 0.4, "arc_challenge": 0.25, "mmlu": 0.1, "gsm8k": 0.05
 
 
 def summaries(names: list[str]) -> dict[str, Summary]:
-    return {name: Summary({"accuracy": ACCURACIES[name]}) for name in names}
+    return {name: Summary({"accuracy": ACCURACIES[name]}, parts={"standard_error": 0.01}) for name in names}
 
 
 def test_chat_core_is_centred_on_guessing() -> None:
@@ -34,6 +34,8 @@ def test_chat_core_is_centred_on_guessing() -> None:
     assert found is not None
     assert found.figures["chat_core"] == pytest.approx((0.2 + 0.0 - 0.2 + 0.05 + 0.0) / 5)
     assert found.parts["centred"]["mmlu"] == pytest.approx(-0.2)
+    # Three tasks of four choices, and two in which nobody guesses.
+    assert found.parts["standard_error"] == pytest.approx((3 * (0.01 / 0.75) ** 2 + 2 * 0.01**2) ** 0.5 / 5)
 
 
 def test_chat_core_is_absent_where_a_task_is_missing() -> None:

@@ -69,6 +69,14 @@ def test_the_keys_of_pretraining_and_of_transformers_are_accepted() -> None:
     assert set(WORDS.values()) <= set(settable_keys())
 
 
+def test_the_words_of_the_trainer_and_of_llm_adapters_are_accepted() -> None:
+    words = ["model_name_or_path=owner/name", "offload_optimizer=True", "gradient_checkpointing=False", "bf16=True"]
+    config = resolve_tuning("lora_tiny", overrides=[*words, "target_modules=q_proj v_proj"])
+    assert (config.model, config.zero.offload) == ("owner/name", "optimizer")
+    assert (config.training.recompute, config.training.dtype) == (False, "bf16")
+    assert config.adapter.targets == ("q_proj", "v_proj")
+
+
 @pytest.mark.parametrize(
     ("name", "override", "told"),
     [
@@ -77,6 +85,9 @@ def test_the_keys_of_pretraining_and_of_transformers_are_accepted() -> None:
         ("lora_tiny", "zero.stage=1", "zero.stage: "),
         ("lora_tiny", "curriculum=maybe", "curriculum.use: "),
         ("lora_tiny", "steps", "an override is written key=value"),
+        ("lora_tiny", "train_on_inputs=False", "only answers are learned, as by train_on_inputs=False; leave it out"),
+        ("lora_tiny", "lr_scheduler_type=linear", "the learning rate falls by a cosine to 0; leave it out"),
+        ("lora_tiny", "deepspeed=ds.json", "deepspeed: zero.* keys are written into DeepSpeed's configuration"),
         # Names of trainings: keys that a fine-tuning lacks are not offered.
         ("lora_tiny", "tp=2", "tp: unknown key; keys begin with adapter, "),
     ],

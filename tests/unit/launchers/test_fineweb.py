@@ -172,6 +172,7 @@ def test_two_concurrent_calls_prepare_data_once(machine: Machine) -> None:
     ("arguments", "message"),
     [
         (["--frobnicate"], "unknown argument '--frobnicate'"),
+        (["--device_batch_size", "16"], "a key is written key=value, like device_batch_size=16"),
         (["--data"], "--data needs a value"),
         (["--devices", "four"], "whole numbers above 0"),
         (["--devices", "0"], "whole numbers above 0"),

@@ -7,11 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+from scipy import stats
 from support.metrics_parts import make_record
 
 from efficientbench.metrics.records.record import RECORD_NAME, write_record
 from efficientbench.metrics.report.build import build_report
-from efficientbench.metrics.report.sections.evaluations import evaluations_table, load_evaluations
+from efficientbench.metrics.report.sections.evaluations import core_interval, evaluations_table, load_evaluations
 
 
 def write(folder: Path, task: str, figures: dict[str, float | None], unavailable: dict[str, str]) -> None:
@@ -33,10 +36,10 @@ def test_evaluation_figures_are_in_every_report(tmp_path: Path) -> None:
     (first / "evaluation" / "huge.json").write_text(json.dumps(huge))
     table = evaluations_table(load_evaluations(tmp_path)[0])
     assert table.rows == [
-        ("gqa_0.5B", "core", "core", "n/a", "2,229", "1,200"),
-        ("gqa_0.5B", "core", "copa", "0.55", "2,229", "1,200"),
-        ("gqa_0.5B", "loss", "loss", "3.142", "2,229", "1,200"),
-        ("gqa_0.5B", "loss", "bits_per_byte", "n/a", "2,229", "1,200"),
+        ("gqa_0.5B", "core", "core", "n/a", "", "2,229", "", "1,200"),
+        ("gqa_0.5B", "core", "copa", "0.55", "", "2,229", "", "1,200"),
+        ("gqa_0.5B", "loss", "loss", "3.142", "", "2,229", "", "1,200"),
+        ("gqa_0.5B", "loss", "bits_per_byte", "n/a", "", "2,229", "", "1,200"),
     ]
     assert table.notes == ("n/a core: 1 of its 22 tasks", "n/a bits_per_byte: no bytes <b>")
     assert tmp_path / "evaluations.csv" in build_report(tmp_path).written
@@ -56,6 +59,52 @@ def test_evaluation_figures_are_in_every_report(tmp_path: Path) -> None:
     assert "3.142" in markdown
     assert 'id="evaluations"' in page
     assert "no bytes &lt;b&gt;" in page
+
+
+@pytest.mark.parametrize(
+    ("figures", "parts", "low", "high"),
+    [
+        # Of right and wrong Wilson's interval, of scores between them and of several samples Student's.
+        (
+            {"accuracy": 0.25},
+            {"standard_error": (0.25 * 0.75 / 19) ** 0.5},
+            *stats.binomtest(5, 20).proportion_ci(method="wilson"),
+        ),
+        ({"accuracy": 0.25}, {"standard_error": 0.02}, *stats.t.interval(0.95, 19, 0.25, 0.02)),
+        ({"accuracy": 0.0}, {"standard_error": 0.0}, *stats.binomtest(0, 20).proportion_ci(method="wilson")),
+        ({"word_perplexity": 31.0, "word_perplexity_stderr": 2.0}, {}, *stats.t.interval(0.95, 19, 31, 2)),
+        ({"acc,strict": 0.5, "acc_stderr,strict": 0.05}, {}, *stats.t.interval(0.95, 19, 0.5, 0.05)),
+        ({"accuracy": 0.25}, {}, None, None),
+        ({"loss": 3.2}, {"tokens": 7}, None, None),
+    ],
+)
+def test_a_figure_has_the_interval_that_its_summary_allows(
+    figures: dict[str, float], parts: dict[str, float], low: float | None, high: float | None, tmp_path: Path
+) -> None:
+    (tmp_path / "evaluation").mkdir()
+    content = {"step": 1, "items": 20, "figures": figures, "unavailable": {}, "parts": parts}
+    (tmp_path / "evaluation" / "task.json").write_text(json.dumps(content))
+    [task], problems = load_evaluations(tmp_path)
+    assert problems == []
+    wanted = None if low is None or high is None else pytest.approx((low, high), rel=1e-5, abs=1e-9)
+    assert task.figures[0].interval == wanted
+
+
+def test_the_interval_of_core_is_that_of_a_mean_of_centred_accuracies() -> None:
+    generator = np.random.default_rng(7)
+    truth, baselines = generator.uniform(0.3, 0.8, 22), generator.choice([0.0, 0.25, 0.5], 22)
+    centred = float(np.mean((truth - baselines) / (1 - baselines)))
+    inside = 0
+    for _ in range(300):
+        shares = generator.binomial(100, truth) / 100
+        found = (shares - baselines) / (1 - baselines)
+        parts = {
+            f"task{n}": {"accuracy": share, "items": 100, "baseline": baseline}
+            for n, (share, baseline) in enumerate(zip(shares, baselines, strict=True))
+        }
+        low, high = core_interval(float(found.mean()), parts.values()) or (1, 0)
+        inside += low <= centred <= high
+    assert 276 <= inside <= 296
 
 
 def test_without_evaluations_there_is_no_section(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 from support.generated import failed_row, generation, row
 from support.metrics_parts import make_record
 
@@ -17,6 +19,7 @@ from efficientbench.metrics.records.record_parts import DataSource, PhaseCost, R
 from efficientbench.metrics.report.build import build_report
 from efficientbench.metrics.report.sections.card import CARD_NAME, card_table, load_pipelines
 from efficientbench.metrics.report.sections.evaluations import evaluations_table, load_evaluations
+from efficientbench.metrics.report.sections.stage_changes import stage_changes
 
 NO_SENSOR = "no sensor of energy"
 
@@ -76,9 +79,9 @@ def test_every_stage_has_a_row_and_every_pipeline_its_sums(folder: Path) -> None
     header = ("pipeline", "stage", "data", "tokens", "loss", "core", "arc_easy", *costs)
     assert tuple(table.header) == header
     assert [tuple(row) for row in table.rows] == [
-        ("gqa/sft", "base", "web text (2.00M)", "1.00M", "3.2500", "0.12", "n/a", "1", "4", "3", "2,000", "10"),
+        ("gqa/sft", "base", "web text (2.00M)", "1.00M", "3.2500", "0.12 n 20", "n/a", "1", "4", "3", "2,000", "10"),
         ("gqa/sft", "mid", "n/a", "1.00M", "n/a", "n/a", "n/a", "1", "4", "3", "500", "10"),
-        ("gqa/sft", "SFT (stopped)", "n/a", "1.00M", "1.5000", "n/a", "0.4", "1", "4", "3", "n/a", "10"),
+        ("gqa/sft", "SFT (stopped)", "n/a", "1.00M", "1.5000", "n/a", "0.4 n 20", "1", "4", "3", "n/a", "10"),
         ("gqa/sft", "RL", *["n/a"] * 10),
         ("gqa/sft", "all", *[""] * 5, "3", "12", "9", "n/a", "30"),
         ("mla/sft", "base", "n/a", "1.00M", *["n/a"] * 3, "1", "4", "3", "1,000", "10"),
@@ -145,6 +148,68 @@ def test_an_absent_score_has_a_reason(folder: Path) -> None:
     assert table.rows[0][5] == "n/a"
     assert "n/a core: 19 of 22 tasks are missing" in table.notes
     assert "n/a core, arc_easy of gqa/mid: not evaluated." in table.notes
+
+
+def answer(folder: Path, task: str, right: Sequence[bool], step: int, limit: int | None = None) -> None:
+    """Write what `evaluate` writes of a task of right and wrong answers."""
+    (folder / "evaluation").mkdir(exist_ok=True)
+    header = {"task": task, "step": step, "settings": {"limit": limit}}
+    share, count = sum(right) / len(right), len(right)
+    parts = {"standard_error": (share * (1 - share) / (count - 1)) ** 0.5}
+    content = {**header, "items": count, "figures": {"accuracy": share}, "unavailable": {}, "parts": parts}
+    (folder / "evaluation" / f"{task}.json").write_text(json.dumps(content))
+    items = [{"item": f"row/{n}", "prompt_sha256": f"{n}", "right": each} for n, each in enumerate(right)]
+    lines = "".join(json.dumps(line) + "\n" for line in (header, *items))
+    (folder / "evaluation" / f"{task}.jsonl").write_text(lines)
+
+
+def test_a_score_has_its_interval_its_items_and_its_limit(folder: Path) -> None:
+    answer(folder / "gqa" / "mid", "mmlu", [True] * 4 + [False] * 8, step=5, limit=12)
+    answer(folder / "gqa" / "sft", "mmlu", [False] * 10 + [True] * 2, step=6, limit=12)
+    answer(folder / "mla" / "sft", "mmlu", [False] * 30, step=6)
+    table = card_table(load_pipelines(folder), evaluations_table(load_evaluations(folder)[0]), None)
+    cells = {tuple(row[:2]): dict(zip(table.header, row, strict=True))["mmlu"] for row in table.rows}
+    wilson = [stats.binomtest(right, items).proportion_ci(method="wilson") for right, items in ((4, 12), (2, 12))]
+    ranges = [f"{each.low:.3g} to {each.high:.3g}" for each in wilson]
+    assert cells["gqa/sft", "mid"] == f"0.3333 ({ranges[0]}) n 12 limit 12"
+    assert cells["gqa/sft", "SFT (stopped)"] == f"0.1667 ({ranges[1]}) n 12 limit 12"
+    assert cells["mla/sft", "SFT"] == "0 (0 to 0.114) n 30"
+    assert any(note.startswith("Scores: in brackets the 95 % interval over items") for note in table.notes)
+
+
+def test_stages_are_paired_on_the_items_that_both_were_given(folder: Path) -> None:
+    rights = [True] * 30 + [False] * 30, [True] * 50 + [False] * 10
+    for run, right, step in (("mid", rights[0], 5), ("sft", rights[1], 6)):
+        answer(folder / "gqa" / run, "mmlu", right, step)
+        answer(folder / "gqa" / run, "arc_easy", [True, False] * 6, step)
+    report = build_report(folder)
+    table = stage_changes(report.pipelines)
+    assert tuple(table.header[:3]) == ("pipeline", "stages", "task")
+    shown = {row[2]: tuple(row) for row in table.rows}
+    # McNemar: 20 answers became right and none wrong; by Holm's correction twice that, of two tasks.
+    assert shown["mmlu"][:7] == ("gqa/sft", "mid → SFT", "mmlu", "60", "50.0%", "83.3%", "+33.3%")
+    assert shown["mmlu"][-2:] == (f"{2 * stats.binomtest(0, 20).pvalue:.2g}", "checkpoints differ")
+    assert shown["arc_easy"][-2:] == ("1", "no difference shown")
+    # Stages are of other steps by nature.
+    assert not any("evaluated otherwise" in note for note in table.notes)
+    text = (folder / CARD_NAME).read_text()
+    assert "## What each stage changed, on the same items" in text
+    assert "| gqa/sft | mid → SFT | mmlu | 60 |" in text
+    assert "What each stage changed" in (folder / "report.html").read_text()
+
+
+def test_stages_with_other_items_or_damaged_ones_are_told(folder: Path) -> None:
+    answer(folder / "gqa" / "mid", "mmlu", [True, False] * 10, step=5, limit=20)
+    answer(folder / "gqa" / "sft", "mmlu", [True, False] * 6, step=6, limit=12)
+    table = stage_changes(load_pipelines(folder))
+    assert [row[3] for row in table.rows] == ["12"]
+    assert "gqa/sft, mmlu: 8 items have no partner in gqa/mid" in table.notes
+    assert "mid → SFT of gqa/sft, mmlu: A and B were evaluated otherwise: limit 20 and 12" in table.notes
+    with (folder / "gqa" / "mid" / "evaluation" / "mmlu.jsonl").open("a") as file:
+        file.write("{}\n")
+    table = stage_changes(load_pipelines(folder))
+    assert [tuple(row) for row in table.rows] == [("gqa/sft", *["n/a"] * 9)]
+    assert any("mmlu.jsonl, line 22: it is no result of an item" in note for note in table.notes)
 
 
 def test_hours_of_the_last_attempt_alone_are_no_cost(tmp_path: Path) -> None:
