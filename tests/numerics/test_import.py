@@ -38,6 +38,14 @@ EXPERTS = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
 FOREIGN: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True, "rope_theta": 1e6, "use_sliding_window": False, "max_window_layers": 1},
     "llama": {"rms_norm_eps": 1e-5, "num_key_value_heads": 4},
+    "llama, scaled": {
+        **{"rope_theta": 1e4, "tie_word_embeddings": True},
+        "rope_scaling": {
+            **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "mistral": {"sliding_window": None, "head_dim": 16},
     "mixtral": {"num_local_experts": 4, **EXPERTS},
     "qwen2_moe": {
         **{"num_experts": 5, "moe_intermediate_size": 40, "norm_topk_prob": True},
@@ -49,7 +57,7 @@ FOREIGN: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"head_dim": 16},
 }
-"""Model type → keys of a folder that none of our code wrote."""
+"""Model type, and what is special → keys of a folder that none of our code wrote."""
 
 
 def with_weights(config: RunConfig, weights: dict[str, torch.Tensor]) -> GPT:
@@ -97,7 +105,7 @@ def test_an_exported_model_is_imported_unchanged(
 def test_a_model_saved_by_transformers_has_its_logits(kind: str, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **TINY | FOREIGN[kind]))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind.partition(",")[0], **TINY | FOREIGN[kind]))
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():
         if parameter.dim() == 1:
