@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from oracles.oracle import build, relative_error, text, weights_of
+from support import nanochat_files
 from support.exported import CASES, checkpointed, config_of
 from support.releases import TRANSFORMERS_5
 
 from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.chat.styles import CHAT_TOKENS
+from efficientbench.data_tools.tokenizer.engine import HARD_STRINGS
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.export.foreign_config import read_config
 from efficientbench.export.hugging_face import Model, write_model
-from efficientbench.export.importing import with_dtype
+from efficientbench.export.importing import read_model, with_dtype
 from efficientbench.export.safetensors_folder import Tensors
 from efficientbench.export.tensors import imported, weight_shapes
 
@@ -119,6 +122,28 @@ def test_a_model_saved_by_transformers_has_its_logits(kind: str, tmp_path: Path)
     assert (config.training.dtype, config.training.seq_len, config.model.init_std) == ("fp32", 32, 0.2)
     tokens = text(config, 32)
     assert relative_error(with_weights(config, weights)(tokens), model.eval()(tokens).logits) < 1e-5
+
+
+def test_nanochats_own_files_have_transformers_logits_and_tiktokens_ids(
+    tokenizers: dict[str, TextTokenizer], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, NanoChatConfig
+
+    encoding = nanochat_files.encoding_of(tokenizers["own"])
+    # nanochat's epsilon is torch's own.
+    shapes = TINY | {"vocab_size": encoding.n_vocab, "intermediate_size": 192, "rms_norm_eps": torch.finfo().eps}
+    model = AutoModelForCausalLM.from_config(NanoChatConfig(**shapes)).eval()
+    model.model.embed_tokens.weight.data = model.model.embed_tokens.weight.bfloat16().float()
+    nanochat_files.write(tmp_path / "d2", model, encoding)
+    config, architecture, tensors, tokenizer = read_model(tmp_path / "d2", "d2")
+    assert (config.name, config.training.dtype, config.training.seq_len) == ("nanochat_d2", "fp32", 32)
+    weights = dict(imported(tensors, config.model, architecture))
+    tokens = text(config, 32)
+    assert relative_error(with_weights(config, weights)(tokens), model(tokens).logits) < 1e-5
+    assert tokenizer.special_tokens() == {name: encoding.encode_single_token(name) for name in CHAT_TOKENS}
+    assert tokenizer.eod_id == encoding.encode_single_token("<|bos|>")
+    texts = [*HARD_STRINGS, Path(__file__).read_text(), "12345 aaaaaaa  words'LL", "<|bos|>"]
+    assert tokenizer.encode_batch(texts) == [encoding.encode_ordinary(each) for each in texts]
 
 
 def test_bf16_stays_bf16(tokenizers: dict[str, TextTokenizer], tmp_path: Path) -> None:
