@@ -86,8 +86,10 @@ class NanochatFolder:
             OSError: the file cannot be read.
             ConfigError: it is damaged, holds anything but tensors, or tensors of another model.
         """
-        tensors = {}
-        for name, tensor in _read_plain(self.model, mmap=True).items():
+        content, tensors = _read_plain(self.model, mmap=True), {}
+        if not isinstance(content, dict):
+            raise ConfigError(f"{self.model}: it holds no tensors by name")
+        for name, tensor in content.items():
             # torch.compile puts this before each name.
             short = str(name).removeprefix("_orig_mod.")
             found = next((pattern for pattern in NAMES if re.fullmatch(pattern, short)), None)
@@ -110,7 +112,7 @@ class NanochatFolder:
             ConfigError, DataError: the file is missing, damaged, holds anything but an encoding, or does not fit
                 `token_bytes.pt`.
         """
-        places = (self.folder, self.folder.resolve().parents[1] / "tokenizer")
+        places = (self.folder, self.folder.resolve().parent.parent / "tokenizer")
         path = next((place / "tokenizer.pkl" for place in places if (place / "tokenizer.pkl").is_file()), None)
         if path is None:
             raise ConfigError(f"{places[0] / 'tokenizer.pkl'} is missing, and {places[1]} has none")

@@ -47,6 +47,11 @@ def model_that_runs_code(folder: Path) -> str:
     return f"{folder / 'model_000020.pt'}: refused, damaged or no plain data (Weights only load failed"
 
 
+def model_without_names(folder: Path) -> str:
+    torch.save(torch.ones(1), folder / "model_000020.pt")
+    return f"{folder / 'model_000020.pt'}: it holds no tensors by name"
+
+
 def tokenizer_that_runs_code(folder: Path) -> str:
     (folder / "tokenizer.pkl").write_bytes(pickle.dumps(RunsCode()))
     return f"{folder / 'tokenizer.pkl'}: refused, it uses "
@@ -114,7 +119,14 @@ def a_later_model(folder: Path) -> str:
     [
         *(model_that_runs_code, tokenizer_that_runs_code, tokenizer_that_runs_code_when_its_state_is_set),
         *(tokenizer_that_takes_all_memory, lengths_that_run_code, cut_the_tokenizer, no_encoding),
-        *(remove_the_tokenizer, another_tokenizers_lengths, remove_the_configuration, windows, a_later_model),
+        *(
+            model_without_names,
+            remove_the_tokenizer,
+            another_tokenizers_lengths,
+            remove_the_configuration,
+            windows,
+            a_later_model,
+        ),
     ],
 )
 def test_what_is_refused(
