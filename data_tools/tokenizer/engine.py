@@ -182,8 +182,8 @@ def _tiktoken_parts(spec: dict[str, Any]) -> tuple[str | None, dict[bytes, int],
     if pattern is None:
         return None, {}, "text is not split by one regular expression and cut into bytes"
     vocab: dict[str, int] = model["vocab"]
-    table = {ord(character): byte for byte, character in enumerate(_byte_characters())}
-    tokens = _byte_characters()
+    table = {ord(character): byte for byte, character in enumerate(byte_characters())}
+    tokens = byte_characters()
     for merge in model["merges"]:
         tokens.append(merge.replace(" ", "") if isinstance(merge, str) else merge[0] + merge[1])
     try:
@@ -217,7 +217,7 @@ def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
     return pattern
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """Return the character that stands for each byte in a byte-level vocabulary: itself if it is visible."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(0x100, 0x200))

@@ -129,11 +129,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: Path, cha
             f"a byte-level tokenizer needs at least {smallest} tokens (256 bytes and the end of a document{more}), "
             f"not {vocab_size}"
         )
-    tokenizer = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_level(models.BPE(), SPLIT_PATTERN)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=special,
@@ -141,7 +137,17 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: Path, cha
         show_progress=False,
     )
     tokenizer.train_from_iterator(_first(documents, MAX_TRAINING_CHARACTERS), trainer)
-    _text_tokenizer(tokenizer, END_OF_DOCUMENT, folder).save(folder)
+    text_tokenizer(tokenizer, END_OF_DOCUMENT, folder).save(folder)
+
+
+def byte_level(model: models.BPE, pattern: str) -> Tokenizer:
+    """Return a tokenizer that splits text by a regular expression, and the bytes of each piece by a model."""
+    tokenizer = Tokenizer(model)
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, cut])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _first(documents: Iterable[str], characters: int) -> Iterator[str]:
@@ -170,7 +176,7 @@ def load_tokenizer(path_or_name: str | Path) -> TextTokenizer:
             raise DataError(f"{tokenizer_json} cannot be read as a tokenizer: {first_line(error)}") from None
     else:
         backend = _load_with_transformers(folder)
-    return _text_tokenizer(backend, eos_token(folder), folder)
+    return text_tokenizer(backend, eos_token(folder), folder)
 
 
 def _load_with_transformers(folder: Path) -> Tokenizer:
@@ -191,7 +197,11 @@ def _load_with_transformers(folder: Path) -> Tokenizer:
     return backend
 
 
-def _text_tokenizer(backend: Tokenizer, eos_token: str | None, folder: Path) -> TextTokenizer:
+def text_tokenizer(backend: Tokenizer, eos_token: str | None, folder: Path) -> TextTokenizer:
+    """Return a tokenizer as a corpus needs it; `folder` is where it came from.
+
+    Raises DataError: it has neither `<|endoftext|>` nor `eos_token`.
+    """
     # A tokenizer.json may carry these for a model's sake; they would cut or pad documents silently.
     backend.no_truncation()
     backend.no_padding()

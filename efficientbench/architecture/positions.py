@@ -14,10 +14,29 @@ from efficientbench.architecture.variant import (
     PositionCosts,
     PositionVariant,
 )
-from efficientbench.basics.part import PositiveFloat, PositiveInt
+from efficientbench.basics.part import Part, PositiveFloat, PositiveInt
 
 KIND = "positional encoding"
 LAYERS = "efficientbench.model.position"
+
+
+class RopeScaling(Part):
+    """Llama 3.1's frequencies for contexts beyond the trained length, which transformers calls `llama3`."""
+
+    factor: PositiveFloat = Field(default=8.0, description="divisor of the frequencies of the longest wavelengths")
+    low_freq_factor: PositiveFloat = Field(
+        default=1.0, description="wavelengths above `original_seq_len` / this have frequencies divided by `factor`"
+    )
+    high_freq_factor: PositiveFloat = Field(
+        default=4.0, description="wavelengths below `original_seq_len` / this stay; those between pass over"
+    )
+    original_seq_len: PositiveInt = Field(default=8192, description="tokens of the sequences before the scaling")
+
+    @model_validator(mode="after")
+    def _passes_over(self) -> RopeScaling:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(f"high_freq_factor must be above low_freq_factor, which is {self.low_freq_factor:g}")
+        return self
 
 
 class RopeConfig(PositionConfig):
@@ -25,10 +44,15 @@ class RopeConfig(PositionConfig):
 
     kind: Literal["rope"] = Field(default="rope", description=KIND)
     base: PositiveFloat = Field(default=1e6, description="base of the rotation frequencies")
+    scaling: RopeScaling | None = Field(default=None, description="Llama 3.1's scaling of the frequencies")
 
     @property
     def rope_base(self) -> float:
         return self.base
+
+    @property
+    def rope_scaling(self) -> RopeScaling | None:
+        return self.scaling
 
 
 class AbsoluteConfig(PositionConfig):

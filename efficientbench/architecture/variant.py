@@ -72,6 +72,11 @@ class PositionConfig(Part):
         """The base of the frequencies of RoPE as transformers computes it; None for another encoding."""
         return None
 
+    @property
+    def rope_scaling(self) -> Part | None:
+        """Llama 3.1's scaling of these frequencies; None without it."""
+        return None
+
 
 class Decoder(Backbone):
     """A model as the formulas of its variants see it: the backbone, with the keys of attention and position."""

@@ -182,11 +182,14 @@ def export(
 
 def import_(
     source: Annotated[
-        Path, typer.Argument(metavar="HF_FOLDER", help="config.json, safetensors and tokenizer.json of a model")
+        Path,
+        typer.Argument(
+            metavar="HF_FOLDER", help="config.json, safetensors and tokenizer.json of a model, or nanochat's files"
+        ),
     ],
     output: Annotated[Path | None, option("RUN", "the run's folder, new or empty; output/imported/<its name>")] = None,
 ) -> None:
-    """Make a run's folder of a model that transformers saved, so that runs can begin with its weights."""
+    """Make a run's folder of a model that transformers or nanochat saved, so that runs can begin with its weights."""
     from efficientbench.export.importing import import_folder
 
     made = import_folder(source, output)

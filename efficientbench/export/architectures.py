@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 Architecture = Literal[
-    "qwen2", "llama", "qwen3", "smollm3", "nanochat", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2"
+    "qwen2", "llama", "mistral", "qwen3", "smollm3", "nanochat", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2"
 ]
 
 CLASSES: dict[Architecture, str] = {
     "qwen2": "Qwen2ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "nanochat": "NanoChatForCausalLM",
@@ -127,6 +128,28 @@ def transformers_config(config: RunConfig, architecture: Architecture, eos_token
     return found
 
 
+SCALING = {
+    **{name: name for name in ("factor", "low_freq_factor", "high_freq_factor")},
+    "original_seq_len": "original_max_position_embeddings",
+}
+"""transformers' names of the keys of RoPE's scaling, by ours."""
+
+
+def rope_type(model: ModelConfig) -> dict[str, Any]:
+    """Return the keys of transformers' `rope_parameters` beside the base."""
+    scaling = model.position.rope_scaling
+    if scaling is None:
+        return {"rope_type": "default"}
+    return {"rope_type": "llama3", **{SCALING[key]: value for key, value in scaling.model_dump().items()}}
+
+
+def rope_keys(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of our RoPE from transformers' `rope_parameters`; a scaling of another type has none."""
+    scaled = parameters.get("rope_type") == "llama3"
+    scaling = {key: parameters.get(name) for key, name in SCALING.items()} if scaled else None
+    return {"kind": "rope", "base": parameters.get("rope_theta"), "scaling": scaling}
+
+
 def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) -> dict[str, Any]:
     model = config.model
     settings: dict[str, Any] = {
@@ -149,8 +172,10 @@ def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) 
         "pad_token_id": None,
     }
     if model.position.rope_base is not None:
-        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": model.position.rope_base}
+        settings["rope_parameters"] = {"rope_theta": model.position.rope_base, **rope_type(model)}
     settings |= exporter_of(model).settings(model, architecture)
+    if architecture == "mistral":
+        settings["sliding_window"] = None
     if architecture == "mixtral":
         assert model.moe is not None
         settings |= {"num_local_experts": model.moe.experts, "sliding_window": None}

@@ -86,7 +86,14 @@ def read_config(folder: Path, size: str) -> tuple[RunConfig, Architecture]:
             key and what would be right.
     """
     path = folder / "config.json"
-    content = _read(path)
+    return config_of(path, _read(path), size)
+
+
+def config_of(path: Path, content: dict[str, Any], size: str) -> tuple[RunConfig, Architecture]:
+    """Return transformers' keys as `read_config` does; `path`: where they come from.
+
+    Raises ConfigError: they describe a model that is not one of ours.
+    """
     architecture = _architecture(path, content)
     found = _parsed(path, architecture, content)
     try:

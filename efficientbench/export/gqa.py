@@ -1,4 +1,4 @@
-"""GQA and MQA in transformers: Qwen2 and Qwen3, dense and with experts, Llama, SmolLM3, NanoChat and Mixtral."""
+"""GQA and MQA in transformers: Qwen2, Qwen3, Llama, SmolLM3, NanoChat, Mistral and Mixtral."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from efficientbench.architecture.gqa import GQAConfig
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.registry import position_of
-from efficientbench.export.architectures import Architecture, Exporter, is_nanochats, refusal
+from efficientbench.export.architectures import Architecture, Exporter, is_nanochats, refusal, rope_keys
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 IMPORTED: tuple[Architecture, ...] = (
-    *("qwen2", "llama", "qwen3", "smollm3", "nanochat"),
+    *("qwen2", "llama", "mistral", "qwen3", "smollm3", "nanochat"),
     *("mixtral", "qwen2_moe", "qwen3_moe"),
 )
 ONE_BIAS_FOR_ALL = ("llama", "smollm3", "qwen3", "qwen3_moe", "nanochat")
@@ -71,12 +71,12 @@ def _settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
 
 
 def _keys(found: PretrainedConfig) -> dict[str, Any]:
-    # The Qwen2 classes always have this bias, Mixtral never does.
-    bias = found.attention_bias if found.model_type in ONE_BIAS_FOR_ALL else found.model_type != "mixtral"
+    # The Qwen2 classes always have this bias, Mistral's never do.
+    bias = found.attention_bias if found.model_type in ONE_BIAS_FOR_ALL else found.model_type.startswith("qwen2")
     rotates = found.model_type != "smollm3"
     return {
         "attention": {"kind": "gqa", "query_groups": found.num_key_value_heads, "qkv_bias": bias},
-        "position": {"kind": "rope", "base": found.rope_parameters.get("rope_theta")} if rotates else {"kind": "none"},
+        "position": rope_keys(found.rope_parameters) if rotates else {"kind": "none"},
         "head_dim": found.head_dim,
     }
 

@@ -14,7 +14,7 @@ from efficientbench.basics.files import write_file
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
-from efficientbench.export.architectures import CLASSES, Architecture, architecture_of, transformers_config
+from efficientbench.export.architectures import CLASSES, Architecture, architecture_of, rope_type, transformers_config
 from efficientbench.export.card import model_card
 from efficientbench.export.target_folder import claimed, refuse_taken
 from efficientbench.metrics.records.record import read_record
@@ -180,8 +180,10 @@ def _write_configuration(model: Model, folder: Path) -> None:
     transformers_config(model.config, model.architecture, eos_token_id).save_pretrained(folder)
     base = model.config.model.position.rope_base
     if base is not None:
-        # Releases before 5 read the base from this key; without it they use a default of their own.
+        # Releases before 5 read the rotation from these keys; without them they use a default of their own.
         path = folder / "config.json"
         content = json.loads(path.read_bytes()) | {"rope_theta": base}
+        if model.config.model.position.rope_scaling is not None:
+            content["rope_scaling"] = rope_type(model.config.model)
         write_file(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
     GenerationConfig(eos_token_id=eos_token_id, pad_token_id=eos_token_id).save_pretrained(folder)

@@ -1,10 +1,11 @@
-"""Make a run's folder from a model that transformers saved (`efficientbench import`): the inverse of `export`."""
+"""Make a run's folder from a model of transformers or nanochat (`efficientbench import`): the inverse of `export`."""
 
 from __future__ import annotations
 
 import os
 import re
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +20,8 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
-from efficientbench.export.architectures import CLASSES
-from efficientbench.export.foreign_config import read_config
+from efficientbench.export.architectures import CLASSES, Architecture
+from efficientbench.export.foreign_config import config_of, read_config
 from efficientbench.export.target_folder import claimed, refuse_taken
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.running.job import Job
@@ -53,13 +54,13 @@ class Imported:
 
 
 def import_folder(source: Path, output: Path | None = None) -> Imported:
-    """Write a run's folder with the model, the weights and the tokenizer of a folder that transformers saved.
+    """Write a run's folder with model, weights and tokenizer of a folder that transformers or nanochat saved.
 
     The run has one checkpoint, at step 0, which holds only weights, in the dtype of the files. No code of the source
-    is run, and nothing of it is unpickled.
+    is run, and nothing of it is unpickled but plain data of nanochat's.
 
     Args:
-        source: the folder with config.json, safetensors and tokenizer.json.
+        source: the folder with config.json, safetensors and tokenizer.json; or with nanochat's own files.
         output: the run's folder, new or empty; None for `output/imported/<name of the source>`.
 
     Raises:
@@ -75,12 +76,7 @@ def import_folder(source: Path, output: Path | None = None) -> Imported:
         target = Path(os.path.realpath(output or IMPORTED / size))
         refuse_taken(target)
         verify_where_listed(source)
-        from efficientbench.export.safetensors_folder import Tensors
-
-        config, architecture = read_config(source, size)
-        tensors = Tensors(source)
-        config = with_dtype(config, tensors.dtype)
-        tokenizer = _tokenizer(source, config)
+        config, architecture, tensors, tokenizer = read_model(source, size)
         parameters = count_parameters(config.model).total
         with claimed(target, DTYPE_BYTES[config.training.dtype] * parameters) as partial:
             from efficientbench.export.tensors import imported
@@ -106,18 +102,38 @@ def _name(source: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", source.resolve().name).strip("._-")[:64] or "model"
 
 
-def _tokenizer(source: Path, config: RunConfig) -> TextTokenizer:
+def read_model(source: Path, size: str) -> tuple[RunConfig, Architecture, Mapping[str, torch.Tensor], TextTokenizer]:
+    """Return configuration, model type, weights by transformers' names, and tokenizer; see `import_folder`."""
+    from efficientbench.export.nanochat_files import NanochatFolder
+    from efficientbench.export.safetensors_folder import Tensors
+
+    tensors: Mapping[str, torch.Tensor]
+    if NanochatFolder.is_one(source):
+        nanochat = NanochatFolder(source)
+        path = nanochat.meta
+        config, architecture = config_of(path, nanochat.config(), size)
+        tensors, dtype = nanochat.tensors()
+        tokenizer = nanochat.tokenizer()
+    else:
+        path = source / "config.json"
+        config, architecture = read_config(source, size)
+        tensors = saved = Tensors(source)
+        dtype = saved.dtype
+        tokenizer = _tokenizer(source)
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise ConfigError(
+            f"{path}: vocab_size is {config.model.vocab_size:,}, and the tokenizer has {tokenizer.vocab_size:,} "
+            "tokens: no fewer than that would be right"
+        )
+    return with_dtype(config, dtype), architecture, tensors, tokenizer
+
+
+def _tokenizer(source: Path) -> TextTokenizer:
     path = source / "tokenizer.json"
     if not path.is_file():
         # Without it, transformers would have to make a fast tokenizer, perhaps by code of the folder's own.
         raise ConfigError(f"{path} is missing: save_pretrained of a fast tokenizer (AutoTokenizer) writes it")
-    tokenizer = load_tokenizer(source)
-    if tokenizer.vocab_size > config.model.vocab_size:
-        raise ConfigError(
-            f"{source / 'config.json'}: vocab_size is {config.model.vocab_size:,}, and the tokenizer has "
-            f"{tokenizer.vocab_size:,} tokens: no fewer than that would be right"
-        )
-    return tokenizer
+    return load_tokenizer(source)
 
 
 def _write_run(

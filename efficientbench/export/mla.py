@@ -9,7 +9,7 @@ import torch
 from efficientbench.architecture.mla import MLAConfig
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.registry import position_of
-from efficientbench.export.architectures import Architecture, Exporter, refusal
+from efficientbench.export.architectures import Architecture, Exporter, refusal, rope_keys
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -53,7 +53,7 @@ def _settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
 def _keys(found: PretrainedConfig) -> dict[str, Any]:
     return {
         "attention": {"kind": "mla", **{key: getattr(found, key) for key in MLAConfig.model_fields if key != "kind"}},
-        "position": {"kind": "rope", "base": found.rope_parameters.get("rope_theta")},
+        "position": rope_keys(found.rope_parameters),
         # Our head_dim is the default of qk_nope_head_dim.
         "head_dim": found.qk_nope_head_dim,
     }

@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer import TransformerConfig
 
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.positions import LearnableAbsoluteConfig, RelativeConfig, RopeConfig
+from efficientbench.architecture.positions import LearnableAbsoluteConfig, RelativeConfig, RopeConfig, RopeScaling
 from efficientbench.architecture.registry import position_of
 from efficientbench.architecture.variant import imported
 from efficientbench.model import context_parallel
@@ -74,12 +74,13 @@ class Position:
 class Rope(Position):
     """Rotary position embedding (arXiv 2104.09864, equation 34): rotates by angles that grow with position."""
 
-    def __init__(self, base: float, dim: int, fuse: bool = False) -> None:
-        """Take the frequencies' `base`, and `dim`, how many of a head's last dimensions to rotate.
+    def __init__(self, base: float, dim: int, scaling: RopeScaling | None = None, fuse: bool = False) -> None:
+        """Take the frequencies' `base` and `scaling`, and `dim`, how many of a head's last dimensions to rotate.
 
         `fuse`: use a compiled kernel.
         """
         self.base = base
+        self.scaling = scaling
         self.dim = dim
         self.fuse = fuse
         self._angles: dict[tuple[int, int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -87,7 +88,7 @@ class Rope(Position):
     @classmethod
     def of(cls, model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:
         assert isinstance(model.position, RopeConfig)
-        return cls(model.position.base, model.rotated_dim, config.fuse)
+        return cls(model.position.base, model.rotated_dim, model.position.scaling, config.fuse)
 
     def rotate(self, x: torch.Tensor, stride: int = 1) -> torch.Tensor:
         cos, sin = self.angles(x, stride)
@@ -112,7 +113,13 @@ class Rope(Position):
         """Return the angles [S, B or 1, 1, dim / 2] of positions [S, B or 1]."""
         # In float32 for every dtype, because bf16 cannot tell apart positions above 256.
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device=positions.device) / self.dim
-        return positions.float()[:, :, None, None] * self.base**-exponents
+        frequencies = self.base**-exponents
+        if self.scaling is not None:
+            low, high = self.scaling.low_freq_factor, self.scaling.high_freq_factor
+            # 1 where so many wavelengths fit in the original sequence, `high`, that the frequency stays.
+            kept = ((self.scaling.original_seq_len / (2 * math.pi) * frequencies - low) / (high - low)).clamp(0, 1)
+            frequencies = frequencies * (kept + (1 - kept) / self.scaling.factor)
+        return positions.float()[:, :, None, None] * frequencies
 
 
 class Rotation(Position):

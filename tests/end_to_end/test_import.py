@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracles.oracle import relative_error
+from support import nanochat_files
 from support.checkpoints import read_weights
 from support.command_line import TINY, Finished, efficientbench, losses, record
 from support.releases import TRANSFORMERS_5
 
+from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer, train_tokenizer
 from efficientbench.running.trained import TrainedRun
 
 pytestmark = [pytest.mark.proof, TRANSFORMERS_5]
@@ -33,6 +36,35 @@ def evaluated(run: Path, tmp_path: Path) -> dict[str, float]:
     efficientbench("evaluate", str(run), "--text", str(text), expect=0)
     figures: dict[str, float] = json.loads((run / "evaluation" / "loss.json").read_text())["figures"]
     return figures
+
+
+def test_nanochats_own_files_are_exported_with_the_same_logits_and_ids(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, NanoChatConfig
+
+    train_tokenizer([Path(__file__).read_text()], 300, tmp_path / "own")
+    encoding = nanochat_files.encoding_of(load_tokenizer(tmp_path / "own"))
+    # nanochat's epsilon is torch's own.
+    shapes = {"hidden_size": 48, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = NanoChatConfig(
+        vocab_size=encoding.n_vocab, initializer_range=0.2, rms_norm_eps=torch.finfo().eps, **shapes
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.model.embed_tokens.weight.data = model.model.embed_tokens.weight.bfloat16().float()
+    nanochat_files.write(tmp_path / "d2", model, encoding)
+    # Where nanochat keeps it.
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "d2").rename(tmp_path / "checkpoints" / "d2")
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "checkpoints" / "d2" / "tokenizer.pkl").rename(tmp_path / "tokenizer" / "tokenizer.pkl")
+    done = efficientbench("import", "checkpoints/d2", "--output", "run", cwd=tmp_path, expect=0, stderr="")
+    assert done.stdout.startswith("NanoChatForCausalLM, ")
+    efficientbench("export", "run", "exported", cwd=tmp_path, expect=0)
+    tokens = torch.tensor([encoding.encode_ordinary("from pathlib import Path, 1234")])
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()(tokens).logits
+    assert relative_error(found, model(tokens).logits) < 1e-5
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert tokenizer.encode("from pathlib import Path, 1234") == tokens[0].tolist()
+    assert tokenizer.chat_template is not None
 
 
 def test_an_imported_export_is_equal_bit_for_bit_and_trains_further(base: Path, cache: str, tmp_path: Path) -> None:

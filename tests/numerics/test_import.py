@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from oracles.oracle import build, relative_error, text, weights_of
+from support import nanochat_files
 from support.exported import CASES, checkpointed, config_of
 from support.releases import TRANSFORMERS_5
 
 from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.chat.styles import CHAT_TOKENS
+from efficientbench.data_tools.tokenizer.engine import HARD_STRINGS
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.export.foreign_config import read_config
 from efficientbench.export.hugging_face import Model, write_model
-from efficientbench.export.importing import with_dtype
+from efficientbench.export.importing import read_model, with_dtype
 from efficientbench.export.safetensors_folder import Tensors
 from efficientbench.export.tensors import imported, weight_shapes
 
@@ -38,6 +41,14 @@ EXPERTS = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
 FOREIGN: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True, "rope_theta": 1e6, "use_sliding_window": False, "max_window_layers": 1},
     "llama": {"rms_norm_eps": 1e-5, "num_key_value_heads": 4},
+    "llama, scaled": {
+        **{"rope_theta": 1e4, "tie_word_embeddings": True},
+        "rope_scaling": {
+            **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "mistral": {"sliding_window": None, "head_dim": 16},
     "mixtral": {"num_local_experts": 4, **EXPERTS},
     "qwen2_moe": {
         **{"num_experts": 5, "moe_intermediate_size": 40, "norm_topk_prob": True},
@@ -49,7 +60,7 @@ FOREIGN: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"head_dim": 16},
 }
-"""Model type → keys of a folder that none of our code wrote."""
+"""Model type, and what is special → keys of a folder that none of our code wrote."""
 
 
 def with_weights(config: RunConfig, weights: dict[str, torch.Tensor]) -> GPT:
@@ -97,7 +108,7 @@ def test_an_exported_model_is_imported_unchanged(
 def test_a_model_saved_by_transformers_has_its_logits(kind: str, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **TINY | FOREIGN[kind]))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind.partition(",")[0], **TINY | FOREIGN[kind]))
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():
         if parameter.dim() == 1:
@@ -111,6 +122,28 @@ def test_a_model_saved_by_transformers_has_its_logits(kind: str, tmp_path: Path)
     assert (config.training.dtype, config.training.seq_len, config.model.init_std) == ("fp32", 32, 0.2)
     tokens = text(config, 32)
     assert relative_error(with_weights(config, weights)(tokens), model.eval()(tokens).logits) < 1e-5
+
+
+def test_nanochats_own_files_have_transformers_logits_and_tiktokens_ids(
+    tokenizers: dict[str, TextTokenizer], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, NanoChatConfig
+
+    encoding = nanochat_files.encoding_of(tokenizers["own"])
+    # nanochat's epsilon is torch's own.
+    shapes = TINY | {"vocab_size": encoding.n_vocab, "intermediate_size": 192, "rms_norm_eps": torch.finfo().eps}
+    model = AutoModelForCausalLM.from_config(NanoChatConfig(**shapes)).eval()
+    model.model.embed_tokens.weight.data = model.model.embed_tokens.weight.bfloat16().float()
+    nanochat_files.write(tmp_path / "d2", model, encoding)
+    config, architecture, tensors, tokenizer = read_model(tmp_path / "d2", "d2")
+    assert (config.name, config.training.dtype, config.training.seq_len) == ("nanochat_d2", "fp32", 32)
+    weights = dict(imported(tensors, config.model, architecture))
+    tokens = text(config, 32)
+    assert relative_error(with_weights(config, weights)(tokens), model(tokens).logits) < 1e-5
+    assert tokenizer.special_tokens() == {name: encoding.encode_single_token(name) for name in CHAT_TOKENS}
+    assert tokenizer.eod_id == encoding.encode_single_token("<|bos|>")
+    texts = [*HARD_STRINGS, Path(__file__).read_text(), "12345 aaaaaaa  words'LL", "<|bos|>"]
+    assert tokenizer.encode_batch(texts) == [encoding.encode_ordinary(each) for each in texts]
 
 
 def test_bf16_stays_bf16(tokenizers: dict[str, TextTokenizer], tmp_path: Path) -> None:

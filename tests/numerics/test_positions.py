@@ -15,7 +15,7 @@ from oracles.qwen2 import to_qwen2
 from support.configs import has_table, tiny
 from support.repository import ROOT
 
-from efficientbench.architecture.positions import RelativeConfig
+from efficientbench.architecture.positions import RelativeConfig, RopeScaling
 from efficientbench.architecture.registry import POSITIONS
 from efficientbench.config.schema import RunConfig
 from efficientbench.doctor.variant.cases import BASE
@@ -52,6 +52,28 @@ def test_logits_loss_and_gradients_equal_the_oracle(kind: str, multiplied: list[
         vanishes = key.endswith("k_proj.bias") and POSITIONS[kind].place != "queries and keys"
         scale = expected_gradients[key.replace("bias", "weight")] if vanishes else gradient
         assert (gradients[key] - gradient).abs().max() < 1e-5 * scale.abs().max(), key
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_scaled_rope_has_transformers_frequencies_in_training_and_decoding(factor: float) -> None:
+    """At the shapes of Llama 3.1 and 3.2, where most frequencies stay, some pass over, and the others are divided."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from efficientbench.model.position import Rope
+
+    keys = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rotation = {"rope_type": "llama3", "rope_theta": 5e5, **keys, "original_max_position_embeddings": 8192}
+    theirs = LlamaConfig(head_dim=128, max_position_embeddings=131_072, rope_parameters=rotation)
+    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs)
+    rope = Rope(5e5, 128, RopeScaling(**keys))
+    positions = torch.tensor([[0], [1], [2]])
+    cos, sin = rope.angles(torch.zeros(3, 1, 1, 128))
+    decoding = rope.at(positions)
+    for turned in ((cos, sin), (decoding.cos, decoding.sin)):
+        angles = torch.atan2(turned[1], turned[0])[1, 0, 0]
+        assert relative_error(angles, expected) < 1e-6
+        assert ((angles / expected - 1).abs() < 1e-5).all()
 
 
 @pytest.mark.parametrize("kind", POSITIONS)

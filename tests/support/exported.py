@@ -13,6 +13,7 @@ UNBIASED = "model.attention.qkv_bias=false"
 TIED = "model.embedding_multiplier=1"
 UNTIED = "model.tied=false"
 UNWEIGHTED = "model.norm_weights=false"
+SCALED = "model.position.scaling.original_seq_len=32"
 
 
 def is_exported(name: str) -> bool:
@@ -25,6 +26,8 @@ CASES = {
     "mqa": ("mqa_0.5B", ["model.position.base=500"], "qwen2", "Qwen2ForCausalLM"),
     "gqa with another tokenizer": ("gqa_1.5B", [], "own", "LlamaForCausalLM"),
     "gqa without bias": ("gqa_1.5B", [UNBIASED], "qwen2", "LlamaForCausalLM"),
+    "gqa, scaled RoPE": ("gqa_1.5B", [SCALED, "model.position.scaling.factor=3"], "qwen2", "Qwen2ForCausalLM"),
+    "mla, scaled RoPE": ("mla_1.5B", [SCALED], "own", "DeepseekV2ForCausalLM"),
     "wide heads": ("gqa_1.5B", ["model.head_dim=16"], "qwen2", "Qwen2ForCausalLM"),
     "none": ("none_1.5B", [], "own", "SmolLM3ForCausalLM"),
     "none without bias": ("none_1.5B", [UNBIASED], "own", "SmolLM3ForCausalLM"),

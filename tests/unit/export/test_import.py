@@ -76,7 +76,7 @@ def test_releases_of_transformers_that_keep_the_rotation_elsewhere(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, 'model_type is "gpt2"; those that can be read: qwen2, llama, qwen3, '),
+        ({"model_type": "gpt2"}, 'model_type is "gpt2"; those that can be read: qwen2, llama, mistral, '),
         ({"model_type": "lama"}, 'model_type is "lama"; did you mean llama?'),
         ({"model_type": ["llama"]}, 'model_type is ["llama"]; those that can be read'),
         ({"hidden_act": "gelu"}, 'hidden_act is "gelu", "silu" would be right'),
@@ -85,6 +85,8 @@ def test_releases_of_transformers_that_keep_the_rotation_elsewhere(
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}},
             '"factor": 2.0',
         ),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "refuses it: "),
+        ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window is 4096, null would be right"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_parameters is {"),
         ({"num_key_value_heads": 3}, "cannot be shared evenly by 3 query groups: num_key_value_heads must divide"),
         ({"num_hidden_layers": "two"}, "transformers 5"),
