@@ -173,7 +173,7 @@ PARTS = {
     "run": tuple(Identity.model_fields),
     "finetuning": FINETUNING,
     "peak": ("mfu_of_measured_peak", "measured_peak_flops"),
-    "wall": ("wall_s", "goodput", *WALL_TIME),
+    "wall": ("wall_s", "goodput", *WALL_TIME, "checkpoint_bound_s"),
     "idle": ("power_idle_w", "energy_net_j", "energy_net_j_per_token"),
 }
 """Part → its columns, which stand on pages of their own."""

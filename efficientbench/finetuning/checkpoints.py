@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -28,13 +29,16 @@ class _Hashed:
 class TuningCheckpoints:
     """Publishes the checkpoints that the Trainer writes. All ranks must call each method together."""
 
-    def __init__(self, job: TuningJob, rank: int) -> None:
-        self._job, self._rank = job, rank
+    def __init__(self, job: TuningJob, rank: int, progress: Callable[[], dict[str, Any]]) -> None:
+        """`progress`: returns the state of rank 0's listeners for the next attempt, as plain data."""
+        self._job, self._rank, self._progress = job, rank, progress
         self.folder = job.output / "checkpoint"
         self.partial = self.folder / f"{PARTIAL}tuning"
         """The folder in which the Trainer writes; a run that is killed meanwhile leaves no checkpoint."""
         self.hashing_s = 0.0
         """The slowest rank's hashing time, summed over all checkpoints."""
+        self.steps: list[int] = []
+        """The steps after which this attempt has saved."""
 
     def publish(self, step: int, by_deepspeed: Iterable[Path], report: Report) -> None:
         """Publish the files below `partial` as the checkpoint after `step` steps.
@@ -48,6 +52,7 @@ class TuningCheckpoints:
             OSError: the disk is full.
         """
         folder = self.partial / f"checkpoint-{step}"
+        self.steps.append(step)
         if not self._rank:
             # DeepSpeed copies its conversion scripts into the folder.
             for program in folder.glob("*.py"):
@@ -64,7 +69,7 @@ class TuningCheckpoints:
         everyones = gather(mine, _Hashed)
         self.hashing_s += max(each.time_s for each in everyones)
         if not self._rank:
-            content = self._job.manifest(step, "everything")
+            content = self._job.manifest(step, "everything", self._progress())
             for each in everyones:
                 content.files.update(each.files)
             publish(folder, self.folder / folder.name, content, self._job.config.checkpoint.keep, report)

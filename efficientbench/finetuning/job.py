@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -63,8 +64,11 @@ class TuningJob(AnyJob):
         """The file of the held-out losses so far, which a resumed run reads."""
         return self.output / HELD_OUT_LOSSES
 
-    def manifest(self, step: int, holds: str) -> Manifest:
-        """Return the manifest of the state after `step` steps, still without files; `holds`: see `Manifest`."""
+    def manifest(self, step: int, holds: str, progress: dict[str, Any]) -> Manifest:
+        """Return the manifest of the state after `step` steps, still without files.
+
+        `holds` and `progress`: see `Manifest`.
+        """
         return Manifest(
             step=step,
             stopped=False,
@@ -77,7 +81,7 @@ class TuningJob(AnyJob):
             optimizer_step=step,
             # DeepSpeed saves its own loss scale.
             loss_scale=None,
-            progress={},
+            progress=progress,
         )
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,27 +34,48 @@ class Spent(TrainerCallback):
     """
 
     def __init__(
-        self, begin_s: float, warmup_steps: int, resumed: bool, clock: Callable[[], float] = time.monotonic
+        self,
+        begin_s: float,
+        warmup_steps: int,
+        earlier: Mapping[str, Any] | None = None,
+        lost_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin with the set-up.
 
         Args:
-            begin_s: the run's start on `clock`.
+            begin_s: this attempt's start on `clock`.
             warmup_steps: the number of first steps, which compile and fill caches.
-            resumed: whether earlier attempts spent time, which is not known here.
+            earlier: the `progress` that the checkpoint to resume from holds; None: the run starts at step 1.
+            lost_s: how long earlier attempts worked after that checkpoint.
             clock: a monotonic clock in seconds.
         """
-        self._clock, self._since_s, self._resumed = clock, begin_s, resumed
+        self._clock, self._since_s = clock, begin_s
         # The first step compiles even if there are no warm-up steps.
         self._first_steps = max(1, warmup_steps)
-        self._seconds = dict.fromkeys(TimeSpent.__dataclass_fields__, 0.0)
-        self._between = "start_s"
+        kept = (earlier or {}).get("goodput", {})
+        self._is_known = earlier is None or bool(kept)
+        self._seconds = dict.fromkeys(TimeSpent.__dataclass_fields__, 0.0) | kept
+        self._seconds["restarts_s"] += lost_s
+        self._elapsed_begin_s = begin_s - lost_s - elapsed_of(earlier)
+        self._between = "start_s" if earlier is None else "restarts_s"
         """The part for which time between events counts by default."""
         self._step_times_s: list[float] = []
 
+    @property
+    def elapsed_s(self) -> float:
+        """Return the time of all attempts so far, s."""
+        return self._clock() - self._elapsed_begin_s
+
+    def progress(self) -> dict[str, Any]:
+        """Return the state that the next attempt resumes from, as plain data, in the middle of a checkpoint."""
+        self._count("checkpoints_s")
+        known = {"goodput": self._by_part()} if self._is_known else {}
+        return {**known, "elapsed_s": self.elapsed_s}
+
     def step_begins(self) -> None:
         """Count the set-up, or from the second step on the wait for examples, during which the device idles."""
-        self._count("start_s" if self._between == "start_s" else "data_wait_s")
+        self._count("data_wait_s" if self._between == "rest_s" else self._between)
         self._between = "rest_s"
 
     def evaluation_begins(self) -> None:
@@ -78,12 +99,13 @@ class Spent(TrainerCallback):
         self._count("checkpoints_s")
 
     def spent(self) -> TimeSpent | None:
-        """Return the wall time so far by part; None if there were earlier attempts."""
+        """Return the wall time so far by part; None if earlier attempts' times are not known."""
         self._count(self._between)
-        if self._resumed:
-            return None
+        return TimeSpent(**self._by_part()) if self._is_known else None
+
+    def _by_part(self) -> dict[str, float]:
         first, later = self._step_times_s[: self._first_steps], self._step_times_s[self._first_steps :]
-        return TimeSpent(**TimeSpent.first_steps_apart(self._seconds, first, later))
+        return TimeSpent.first_steps_apart(self._seconds, first, later)
 
     def _count(self, part: str) -> float:
         """Count the time since the last event for a part; return that time, s."""
@@ -91,6 +113,11 @@ class Spent(TrainerCallback):
         passed_s, self._since_s = now_s - self._since_s, now_s
         self._seconds[part] += passed_s
         return passed_s
+
+
+def elapsed_of(progress: Mapping[str, Any] | None) -> float:
+    """Return the elapsed time in a checkpoint's `Spent.progress`, s; 0 without a checkpoint, or in an older one."""
+    return float((progress or {}).get("elapsed_s", 0.0))
 
 
 class StepBegins(TrainerCallback):
@@ -110,8 +137,8 @@ LINES = 20
 class Journal(TrainerCallback):
     """Writes each step and held-out loss to `steps.jsonl` on rank 0, and prints some of them."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, spent: Spent) -> None:
+        self._path, self._spent = path, spent
         self._log: StepLog | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -125,12 +152,13 @@ class Journal(TrainerCallback):
         if log is None:
             return
         if "eval_loss" in logs:
-            log.write("evaluation", {"step": state.global_step, "loss": logs["eval_loss"]})
+            elapsed = {"elapsed_s": self._spent.elapsed_s}
+            log.write("evaluation", {"step": state.global_step, "loss": logs["eval_loss"], **elapsed})
             print(f"step {state.global_step:,}: held-out loss {logs['eval_loss']:.4f}", flush=True)
         elif "loss" in logs:
             names = ("loss", "grad_norm", "learning_rate")
-            tokens = {"tokens_trained": int(state.num_input_tokens_seen)}
-            log.write("step", {"step": state.global_step, **{name: float(logs[name]) for name in names}, **tokens})
+            read = {"tokens_trained": int(state.num_input_tokens_seen), "elapsed_s": self._spent.elapsed_s}
+            log.write("step", {"step": state.global_step, **{name: float(logs[name]) for name in names}, **read})
             if state.global_step % max(1, state.max_steps // LINES) == 0:
                 rate = logs["learning_rate"]
                 print(
@@ -169,16 +197,18 @@ class Stop(TrainerCallback):
     """
 
     def __init__(self, requested: Callable[[], bool], by_time: TimeInterval, warmup_steps: int) -> None:
-        self._requested, self._by_time, self._warmup_steps = requested, by_time, warmup_steps
+        self._requested, self.by_time, self._warmup_steps = requested, by_time, warmup_steps
         self._first_step = 0
         self.stopped = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._first_step = state.global_step
+        if state.is_world_process_zero:
+            logger.info(self.by_time.announcement(max(1, self._first_step + self._warmup_steps)))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         measures = state.global_step >= self._first_step + self._warmup_steps
-        due = state.is_world_process_zero and measures and self._by_time.is_due()
+        due = state.is_world_process_zero and measures and self.by_time.is_due()
         asked = torch.tensor([float(self._requested()), float(due)], device=args.device)
         if dist.is_initialized():
             dist.all_reduce(asked, dist.ReduceOp.MAX)
@@ -187,16 +217,16 @@ class Stop(TrainerCallback):
             self.stopped = True
             control.should_training_stop = control.should_save = True
         control.should_save |= bool(save)
-        self._by_time.begins()
+        self.by_time.begins()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # The Trainer validates before it saves.
-        self._by_time.begins()
+        self.by_time.begins()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._by_time.ends(saved=True)
+        self.by_time.ends(saved=True)
         if state.is_world_process_zero:
-            bound_s = self._by_time.bound_s
+            bound_s = self.by_time.bound_s
             logger.info(
                 f"checkpoint after step {state.global_step}; the next is due after {bound_s:,.4g} s at the latest"
             )
@@ -259,4 +289,11 @@ def listeners(
         sink: gets the same steps and losses as the Journal; None: no sink.
     """
     # `stop` first: the monitor pauses for checkpoints, and only `stop` knows of the one after a request to stop.
-    return [stop, StepBegins(spent), monitor, spent, Journal(steps_file), *([] if sink is None else [Sent(sink)])]
+    return [
+        stop,
+        StepBegins(spent),
+        monitor,
+        spent,
+        Journal(steps_file, spent),
+        *([] if sink is None else [Sent(sink)]),
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,13 @@ from efficientbench.finetuning.methods import find_method
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.records.record import FIGURES, read_record
+from efficientbench.metrics.records.sinks.steplog import StepLog, keep_lost, time_lost
 from efficientbench.metrics.records.sinks.tensorboard import cut_logs
 from efficientbench.metrics.records.sinks.wandb_log import WandbLog
 from efficientbench.running.failures import diagnose
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.rank_process import Rank, Work
-from efficientbench.training.checkpoints.manifest import seal
+from efficientbench.training.checkpoints.manifest import read_manifest, seal
 from efficientbench.training.checkpoints.timing import TimeInterval
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
         job = replace(job, resume=gather(job.resume, Path | None)[0])
     heartbeat.at(0, "reading examples and checkpoint")
     _read_plainly(job, heartbeat)
-    if rank.number == 0 and job.resume is not None:
-        cut_logs(OutputFolder(job.output).steps, OutputFolder(job.output).tensorboard, job.resumed_step, tokens=0)
+    earlier = read_manifest(job.resume).progress if job.resume is not None else None
+    lost_s = _cut_logs(OutputFolder(job.output), job.resumed_step, earlier) if rank.number == 0 else 0.0
     train, held_out, order, levels = read_examples(job.examples)
     # All ranks need the same order, or their batches overlap.
     _check_world(job, fingerprint_of(train, held_out, order))
@@ -78,7 +79,7 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
     warmup_steps, meters = job.config.measurement.warmup_steps, job.config.measurement.meters or ()
     monitor = EfficiencyCallback(warmup_steps=warmup_steps, meters=meters)
     stop = Stop(rank.stop_requested, TimeInterval(job.config.checkpoint.interval_s), warmup_steps)
-    spent = Spent(rank.begin_s, warmup_steps, bool(job.resumed_step))
+    spent = Spent(rank.begin_s, warmup_steps, earlier, lost_s)
     with _sink(job, rank.number) as sink:
         callbacks = [Heartbeat(heartbeat), *listeners(stop, monitor, spent, job.output / "steps.jsonl", sink)]
         callbacks += [] if deepspeed is None else [DeepSpeedFile(job.output / "deepspeed.json")]
@@ -86,7 +87,7 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
         shapes = saved_shapes(model)
         trainer = Tuner(
             *(model, args, load_tokenizer(job.model), callbacks, train, held_out, order, ratio, job.held_out_losses),
-            *(TuningCheckpoints(job, rank.number), heartbeat),
+            *(TuningCheckpoints(job, rank.number, spent.progress), heartbeat),
         )
         trainer.before_evaluation = spent.evaluation_begins
         trainer.load_held_out_losses(job.resumed_step)
@@ -95,7 +96,9 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
         dist.barrier()
         spent.saved()
         assert monitor.run is not None  # the training has ended
-        recording.write(job, trainer, monitor.run, train, held_out, order, levels, saved, spent.spent())
+        recording.write(
+            job, trainer, monitor.run, train, held_out, order, levels, saved, spent.spent(), stop.by_time.longest_s
+        )
         if sink is not None:
             record = read_record(OutputFolder(job.output).record)
             sink.figures({name: getattr(record, name) for name in FIGURES})
@@ -124,6 +127,24 @@ def _read_plainly(job: TuningJob, heartbeat: HeartbeatWriter) -> None:
     if job.resume is not None:
         files = verify_together(job.resume, lambda what: heartbeat.at(0, f"verifying the checkpoint, {what}")).files
     use_plain_files(job.resume, files)
+
+
+def _cut_logs(folder: OutputFolder, step: int, earlier: Mapping[str, Any] | None) -> float:
+    """Cut what earlier attempts logged of the steps after `step`; return the time that is lost, s.
+
+    `earlier`: the progress that the checkpoint of that step holds; None: this attempt starts at step 1.
+
+    Raises MetricsError: a log cannot be read or written.
+    """
+    from efficientbench.finetuning.listeners import elapsed_of
+
+    lost_s = time_lost(folder.steps, elapsed_of(earlier))
+    if earlier is not None:
+        # The Trainer logs by steps, never by tokens.
+        cut_logs(folder.steps, folder.tensorboard, step, tokens=0)
+        with contextlib.closing(StepLog(folder.steps)) as log:
+            keep_lost(log, step, lost_s, elapsed_of(earlier))
+    return lost_s
 
 
 @contextlib.contextmanager
@@ -222,5 +243,5 @@ def _save(
             shapes = doubled(shapes)
         tied = frozenset() if has_adapter else frozenset(trainer.model.all_tied_weights_keys)
         numbers = verify(partial, shapes, tied, report=report)
-        seal(partial, job.manifest(job.steps, "weights"), report)
+        seal(partial, job.manifest(job.steps, "weights", {}), report)
     return numbers

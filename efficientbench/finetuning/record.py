@@ -89,6 +89,7 @@ class Recording:
         levels: np.ndarray,
         saved_numbers: int | None,
         spent: TimeSpent | None,
+        checkpoint_bound_s: float,
     ) -> None:
         """Write the record of a completed or stopped run; all ranks may call this, and rank 0 writes.
 
@@ -102,6 +103,7 @@ class Recording:
             levels: the held-out examples' levels; -1: none.
             saved_numbers: how many numbers the verified files hold; None: the run was stopped.
             spent: the wall time by part; None: earlier attempts spent time that is not known.
+            checkpoint_bound_s: the longest time after which a checkpoint fell due, s.
         """
         if self._rank.number:
             return
@@ -115,7 +117,7 @@ class Recording:
         tuned = Tuning(
             trained, len(run.step_numbers) * config.training.global_batch_size, read.padded(run.step_numbers)
         )
-        summary = summarize(run, facts, quality, tuned=tuned, spent=spent)
+        summary = summarize(run, facts, quality, tuned=tuned, spent=spent, checkpoint_bound_s=checkpoint_bound_s)
         unknown = "the costs of this model's architecture, or of this method, are not known"
         missing = {} if flops is not None else {"flops_per_token": unknown}
         known = described(job, self._device, parameters, None if flops is None else flops.training)
@@ -272,10 +274,8 @@ def _quality(trainer: Tuner, run: RunMeasurement, held_out: Examples, read: _Rea
 
 def _ends_of_windows(trainer: Tuner, measured: Sequence[int]) -> list[int]:
     """Return the steps that end a measured window: the monitor pauses for held-out losses and checkpoints."""
-    args, last = trainer.args, trainer.state.global_step
-    pauses = {step for step in range(1, last + 1) if step % args.eval_steps == 0 or step % args.save_steps == 0} | {
-        last
-    }
+    last = trainer.state.global_step
+    pauses = {*range(0, last + 1, trainer.args.eval_steps), *trainer.checkpoints.steps, last} - {0}
     ends, begin = [], 0
     for pause in sorted(pauses):
         if any(begin < step <= pause for step in measured):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,9 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PreparedTuning, TuningJob])
                 "label=NAME takes another folder"
             )
         return newest
+
+    def is_same(self, prepared: PreparedTuning, earlier: Mapping[str, Any]) -> bool:
+        return trains_the_same(earlier, prepared.plan.config)
 
     def job(self, prepared: PreparedTuning, folder: OutputFolder, node: int, resume: Path | None) -> TuningJob:
         """Write the node's examples, and return its job."""

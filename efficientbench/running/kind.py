@@ -124,6 +124,10 @@ class Kind(ABC, Generic[Config, Planned, Prepared, Job]):
         """
 
     @abstractmethod
+    def is_same(self, prepared: Prepared, earlier: Mapping[str, Any]) -> bool:
+        """Return whether an earlier job's configuration, read from JSON, is one that this run could resume."""
+
+    @abstractmethod
     def job(self, prepared: Prepared, folder: OutputFolder, node: int, resume: Path | None) -> Job:
         """Return the job of a node's ranks, and write what they read besides it. Raises ConfigError, OSError."""
 

@@ -45,12 +45,22 @@ def with_micro_batch(config: RunConfig, mode: str) -> RunConfig:
         DeviceError: the device cannot be used.
         LaunchError: a size was tried and failed for another reason than memory.
     """
-    if config.training.micro_batch_size != AUTO:
-        return config
+    size = decide_together([config], mode)
+    return config if size is None else resized(config, size)
+
+
+def decide_together(configs: Sequence[RunConfig], mode: str, trial: bool = True) -> int | None:
+    """Return the size for all of these runs, of one suite and device, that say `auto`; None where none does.
+
+    `trial`: see `decide`. Raises ConfigError, DeviceError, LaunchError: as `with_micro_batch`.
+    """
+    asking = [config for config in configs if config.training.micro_batch_size == AUTO]
+    if not asking:
+        return None
     if mode == "dlc" and Cluster.from_environment(os.environ).nodes > 1:
         raise ConfigError("training.micro_batch_size: auto tries sizes on one machine: give several nodes a number")
-    device = find_device(config.device)
-    return resized(config, decide([(config, device)], device.type, device.names()[0]))
+    device = find_device(asking[0].device)
+    return decide([(config, device) for config in asking], device.type, device.names()[0], trial)
 
 
 def resized(config: RunConfig, size: int) -> RunConfig:

@@ -127,7 +127,9 @@ def _write_job(
     """Prepare the folder, and write this node's job; return the job and its file."""
     first = link.node == 0
     # After all checks that refuse a run: a user's mistake must leave an earlier run's files where they are.
-    resume = prepare_folder(folder, partial(kind.usable, prepared, folder), fresh) if first else None
+    resume = None
+    if first:
+        resume = prepare_folder(folder, partial(kind.usable, prepared, folder), partial(kind.is_same, prepared), fresh)
     try:
         # On a file system that is not shared, or late to show it, the first node's folder is not here.
         folder.path.mkdir(parents=True, exist_ok=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from efficientbench.basics.errors import CheckpointError, ConfigError, MetricsError
+from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.metrics.analysis.repeats import dotted
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record import RunRecord, read_record
+from efficientbench.metrics.records.sinks.steplog import StepLog, keep_lost, time_lost
 from efficientbench.running.initialisation import initialised
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import (
@@ -76,15 +79,18 @@ def complete_record(
     return record if same else None
 
 
-def prepare_folder(folder: OutputFolder, usable: Callable[[], Path | None], fresh: bool) -> Path | None:
+def prepare_folder(
+    folder: OutputFolder, usable: Callable[[], Path | None], is_same: Callable[[Mapping[str, Any]], bool], fresh: bool
+) -> Path | None:
     """Decide at which step the run begins, print it, and prepare the folder.
 
     The run resumes from the newest intact checkpoint of an interrupted attempt that it may resume from. Else everything
-    that an earlier run wrote moves to `previous/`.
+    that an earlier run wrote moves to `previous/`; of attempts at this run, the time that they took stays in its steps.
 
     Args:
         folder: the run's folder, which this process has locked.
         usable: returns that checkpoint, and prints why others are skipped; None if there is none.
+        is_same: whether an earlier attempt's configuration, read from JSON, is this run's.
         fresh: start at step 1, whatever checkpoint there is.
 
     Returns:
@@ -92,12 +98,18 @@ def prepare_folder(folder: OutputFolder, usable: Callable[[], Path | None], fres
 
     Raises:
         ConfigError: the folder cannot be written.
+        MetricsError: an earlier attempt's steps cannot be read.
     """
     try:
         remove_partial(folder.path)
-        checkpoint = None if fresh or _is_completed(folder) else usable()
+        anew = fresh or _is_completed(folder)
+        checkpoint = None if anew else usable()
         if checkpoint is None:
+            lost_s = 0.0 if anew else _time_of_attempts(folder, is_same)
             folder.set_aside()
+            if lost_s:
+                with contextlib.closing(StepLog(folder.steps)) as log:
+                    keep_lost(log, 0, lost_s, 0.0)
             return None
         set_damaged_aside(folder.path, checkpoint)
         # The interrupted attempt's record must not stand for this one, which may end without a record.
@@ -106,6 +118,15 @@ def prepare_folder(folder: OutputFolder, usable: Callable[[], Path | None], fres
         raise folder.unwritable(error) from None
     _print(f"resumes after step {read_manifest(checkpoint).step:,}, from {checkpoint}")
     return checkpoint
+
+
+def _time_of_attempts(folder: OutputFolder, is_same: Callable[[Mapping[str, Any]], bool]) -> float:
+    """Return how long the attempts in the folder worked, s; 0 where they were attempts at another run."""
+    try:
+        earlier = parse_json(read_whole(folder.config))["config"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0.0  # no attempt has come as far, or the file is damaged
+    return time_lost(folder.steps, 0.0) if isinstance(earlier, dict) and is_same(earlier) else 0.0
 
 
 def _is_completed(folder: OutputFolder) -> bool:
@@ -126,6 +147,11 @@ def newest_intact(folder: OutputFolder, check: Callable[[Path], Manifest] | None
     return checkpoint
 
 
+def may_not_resume(recorded: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Return the keys for which `config` cannot resume an earlier attempt's configuration, which is read from JSON."""
+    return differences(settings(recorded, MAY_DIFFER), settings(config.model_dump(mode="json"), MAY_DIFFER))
+
+
 def usable(folder: OutputFolder, config: RunConfig, data: Sequence[str]) -> Path | None:
     """Return the newest checkpoint from which this pretraining may resume, and print why newer ones are skipped.
 
@@ -142,8 +168,7 @@ def usable(folder: OutputFolder, config: RunConfig, data: Sequence[str]) -> Path
             f"trains under {FORMULAS}: it moves to previous/"
         )
         return None
-    wanted = config.model_dump(mode="json")
-    differing = differences(settings(manifest.config, MAY_DIFFER), settings(wanted, MAY_DIFFER))
+    differing = may_not_resume(manifest.config, config)
     if not differing:
         return checkpoint
     if differing == ["data.path"] and _has_moved(manifest, config, data):

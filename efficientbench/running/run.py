@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from efficientbench.running.job import Job
 from efficientbench.running.kind import Asked, Kind, ask, set_for_ranks
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.parent import perform
-from efficientbench.running.resume import complete_record, usable
+from efficientbench.running.resume import complete_record, may_not_resume, usable
 from efficientbench.training.data.packing import packed_epoch
 from efficientbench.training.reinforcement.questions import Questions
 
@@ -82,6 +82,9 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
 
     def usable(self, prepared: Tokenized, folder: OutputFolder) -> Path | None:
         return usable(folder, prepared.plan.config, [corpus.fingerprint for corpus in prepared.corpora])
+
+    def is_same(self, prepared: Tokenized, earlier: Mapping[str, Any]) -> bool:
+        return not may_not_resume(earlier, prepared.plan.config)
 
     def job(self, prepared: Tokenized, folder: OutputFolder, node: int, resume: Path | None) -> Job:
         """Return the job; the first node's process copies the tokenizer into the run's folder."""

@@ -17,7 +17,7 @@ from efficientbench.devices.registry import device_called
 from efficientbench.planning.plan import Plan, known_corpora, plan_anywhere
 from efficientbench.running.corpora import prepare_corpora
 from efficientbench.running.kind import ask
-from efficientbench.running.micro_batch import decide, resized
+from efficientbench.running.micro_batch import decide_together, resized
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.run import counted, plan_on
 from efficientbench.speedrun.request import MIXTURES, Request
@@ -41,7 +41,8 @@ def check_runs(request: Request, configs: Sequence[RunConfig]) -> None:
     for stage in MIXTURES:
         for entry in read_mixture(request.mixture(stage)).tasks if stage in request.stages else ():
             find_task(entry.task)
-    plans = _of_each(configs, lambda config: _planned(config, request))
+    size = _size_for_auto(request, configs)
+    plans = _of_each(configs, lambda config: _planned(config, request, size))
     _check_disk(request.work, plans)
 
 
@@ -50,10 +51,11 @@ def check_texts(request: Request, configs: Sequence[RunConfig]) -> None:
 
     Raises ConfigError: a text is damaged, or does not suit its run; the message names the run.
     """
+    size = _size_for_auto(request, configs)
 
     def check(config: RunConfig) -> None:
         if known_corpora(config.data) is not None:
-            plan = _planned(config, request)
+            plan = _planned(config, request, size)
             counted(plan, prepare_corpora(plan.config), memory_limit_bytes())
 
     _of_each(configs, check)
@@ -75,18 +77,25 @@ def _of_each(configs: Sequence[RunConfig], check: Callable[[RunConfig], Plan | N
     return found
 
 
-def _planned(config: RunConfig, request: Request) -> Plan:
-    """Return the plan of a run, after the checks that `run` makes up to it."""
+def _size_for_auto(request: Request, configs: Sequence[RunConfig]) -> int | None:
+    """Return the micro-batch that all runs that say `auto` can use, by plan; None where none does."""
+    if device_called(request.device).unavailable_reason() is not None:
+        return 1
+    return decide_together(configs, request.mode, trial=False)
+
+
+def _planned(config: RunConfig, request: Request, size: int | None) -> Plan:
+    """Return the plan of a run, after the checks that `run` makes up to it; `size`: the micro-batch for `auto`."""
     if config.training.objective == "rl":
         _check_rewards(config, request)
+    if config.training.micro_batch_size == AUTO and size is not None:
+        config = resized(config, size)
     device = device_called(config.device)
     if device.unavailable_reason() is not None:
         # The first step says more of the device.
-        return plan_anywhere(resized(config, 1) if config.training.micro_batch_size == AUTO else config)
+        return plan_anywhere(config)
     site = ask(config, request.mode, OutputFolder.of_repeat(config)).site
     device.check(config.training.dtype)
-    if config.training.micro_batch_size == AUTO:
-        config = resized(config, decide([(config, device)], device.type, device.names()[0], trial=False))
     return plan_on(config, device, site.nodes)
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from efficientbench.basics.errors import ConfigError
@@ -20,6 +19,7 @@ from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 from efficientbench.launchers.processes.launch import received_signals
 from efficientbench.launchers.processes.worker_process import module_command
+from efficientbench.running.micro_batch import decide_together
 from efficientbench.speedrun.check import check_runs, check_texts
 from efficientbench.speedrun.request import Request, keep_choices
 from efficientbench.speedrun.steps import DATA_TOOLS, TOOLS, Kind, Step, make_pipeline
@@ -69,7 +69,13 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
             announce(step, number, len(pipeline.steps))
         check_texts(request, pipeline.runs)
         return 0
-    if code := perform(pipeline.steps, request.work, node, partial(check_texts, request, pipeline.runs)):
+
+    def before_training() -> None:
+        check_texts(request, pipeline.runs)
+        # Else the first run would decide for itself alone, and a later one could not use its size.
+        decide_together(pipeline.runs, request.mode)
+
+    if code := perform(pipeline.steps, request.work, node, before_training):
         return code
     for folder in pipeline.chat:
         print(f"\n{folder}: talk with it")
@@ -93,7 +99,7 @@ def perform(steps: Sequence[Step], work: Path, node: int = 0, before_training: C
         before_training: called before the first run, when all texts are tokenized; None: nothing.
 
     Raises:
-        ConfigError: as `before_training`.
+        ConfigError, LaunchError: as `before_training`.
         DataError: the mark of a complete step cannot be written.
     """
     for number, step in enumerate(steps, start=1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,8 @@ from efficientbench.training.update import finite
 from efficientbench.training.update.muon import set_momentum
 from efficientbench.training.update.optimizer import QueuedUpdate, can_queue, gather_weights, set_rates
 from efficientbench.training.update.schedule import learning_rate
+
+logger = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -99,6 +102,8 @@ class Trainer:
             Whether any rank was asked to stop, which ends the training early.
         """
         step, stopped, every = self.load(), False, self.config.training.recheck_every
+        if self.checkpoints is not None and dist.get_rank() == 0:
+            logger.info(self.checkpoints.announcement())
         while step < self.steps and not stopped:
             step += 1
             # After the last step a request to stop changes nothing: the run is complete.

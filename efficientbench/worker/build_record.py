@@ -90,11 +90,12 @@ def build_record(
     started_at: datetime,
     duration_s: float,
     spent: TimeSpent | None,
+    checkpoint_bound_s: float | None,
 ) -> RunRecord:
     """Return the record of a run that has ended.
 
     `measured` has every rank's measurement, in the order of ranks; `decayed` names the parameters with weight decay,
-    and `groups` those of each optimizer; `spent` has the wall time by its parts.
+    and `groups` those of each optimizer; `spent` has the wall time by its parts; `checkpoint_bound_s`: see `Measured`.
     """
     from efficientbench.model.kernels.names import fallback_kernels, kernel_names, kernel_reasons
 
@@ -108,7 +109,9 @@ def build_record(
     if facts.measured_peak_flops is not None:
         doubt = why_too_low(facts.measured_peak_flops, job.output, names, environment)
         facts = replace(facts, measured_peak_doubt=doubt)
-    summary = summarize(run, facts, quality, recorder.interruptions, reading, spent=spent)
+    summary = summarize(
+        run, facts, quality, recorder.interruptions, reading, spent=spent, checkpoint_bound_s=checkpoint_bound_s
+    )
     return RunRecord(
         **names,
         **summary.values,

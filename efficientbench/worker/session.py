@@ -20,6 +20,7 @@ from efficientbench.metrics.monitoring.measurement import RankMeasurement
 from efficientbench.metrics.records.facts import RunFacts
 from efficientbench.metrics.records.record import write_record
 from efficientbench.metrics.records.record_parts import ParameterGroup, Reinforcement
+from efficientbench.metrics.records.sinks.steplog import time_lost
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.rank_process import Rank
@@ -35,7 +36,7 @@ from efficientbench.worker.build_monitor import build_monitor
 from efficientbench.worker.build_record import build_record, parameter_groups, run_facts
 from efficientbench.worker.build_trainer import build_trainer
 from efficientbench.worker.documents_read import all_lengths, facts_of, figures_of
-from efficientbench.worker.listeners.goodput import Goodput, time_lost
+from efficientbench.worker.listeners.goodput import Goodput
 from efficientbench.worker.listeners.monitoring import Heartbeat, Measure
 from efficientbench.worker.listeners.profiler import Profiler
 from efficientbench.worker.listeners.progress import ProgressDisplay
@@ -65,9 +66,10 @@ def train_rank(job: Job, rank: Rank, device: Device, torch_device: torch.device)
         measure = Measure(monitor, counts_tokens=rank.number == 0)
         facts = run_facts(job, device, torch_device)
         # Before the recorder cuts the lines of an earlier attempt.
-        lost_s = time_lost(OutputFolder(job.output).steps, manifest) if rank.number == 0 else 0.0
+        kept_s = manifest.progress["elapsed_s"] if manifest is not None else 0.0
+        lost_s = time_lost(OutputFolder(job.output).steps, kept_s) if rank.number == 0 else 0.0
         goodput = Goodput(rank.begin_s, device, measure, job.budget.warmup_steps, manifest, lost_s)
-        first = RankZero(job, rank, device, measure, facts, goodput, manifest) if rank.number == 0 else None
+        first = RankZero(job, rank, device, measure, facts, goodput, manifest, lost_s) if rank.number == 0 else None
         if first is not None:
             closing.callback(first.close)
         beside = Beside(job, device, rank, measure, manifest)
@@ -110,11 +112,16 @@ class RankZero:
         facts: RunFacts,
         goodput: Goodput,
         manifest: Manifest | None,
+        lost_s: float,
     ) -> None:
-        """`manifest`: the manifest of the checkpoint to resume from; None: the run starts at step 1."""
+        """Open the run's files.
+
+        `manifest`: the manifest of the checkpoint to resume from; None: the run starts at step 1. `lost_s`: how long
+        earlier attempts worked after it.
+        """
         self.job, self.rank, self.device, self.facts, self.goodput = job, rank, device, facts, goodput
         self.folder = OutputFolder(job.output)
-        self.recorder = Recorder(job.config, self.folder, measure, manifest)
+        self.recorder = Recorder(job.config, self.folder, measure, manifest, rank.begin_s, lost_s)
         peak_flops = facts.peak_flops * facts.devices if facts.peak_flops is not None else None
         steps = job.budget.steps
         self.display = ProgressDisplay(
@@ -157,7 +164,8 @@ class RankZero:
         duration_s = time.monotonic() - rank.begin_s
         facts = facts_of(self.facts, job.config, self.device.type, lengths)
         of_run = job, self.device, facts, measured, recorder, *names
-        record = build_record(*of_run, trainer.batches, stopped, rank.started_at, duration_s, spent)
+        bound_s = trainer.checkpoints.longest_bound_s if trainer.checkpoints is not None else None
+        record = build_record(*of_run, trainer.batches, stopped, rank.started_at, duration_s, spent, bound_s)
         read = figures_of(facts, job.config, lengths)
         record = record.model_copy(update={"reinforcement": learned, **read, **all_scores(job.output)})
         recorder.write_curve(record.quality_curve)

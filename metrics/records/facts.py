@@ -19,6 +19,9 @@ from efficientbench.metrics.records.record_parts import NOT_TIMED, Outlier, Time
 NOT_SAID = "the training loop did not say what it read"
 """Why the figures that need a run's `Reading` are absent."""
 
+UNBOUNDED = "no checkpoint fell due by time: checkpoint.interval=0, or another training loop"
+"""Why there is no bound of what a kill loses."""
+
 
 @dataclass(frozen=True)
 class RunFacts:
@@ -133,6 +136,8 @@ class Measured:
     """What a fine-tuning trained; None: the run is no fine-tuning."""
     spent: TimeSpent | None = None
     """Where the wall time went; None: not known."""
+    checkpoint_bound_s: float | None = None
+    """Longest time after which a checkpoint fell due, s; None: none fell due by time."""
 
     def measured(self, name: str) -> Any:
         """Return a field of the measurement of all ranks."""
@@ -257,6 +262,11 @@ class Measured:
     def wall(self) -> TimeSpent:
         """Return where the wall time went."""
         return known(self.spent, NOT_TIMED)
+
+    @property
+    def kill_bound_s(self) -> float:
+        """Return the longest time of training that a kill loses, s."""
+        return known(self.checkpoint_bound_s, UNBOUNDED)
 
     @property
     def text(self) -> Reading:

@@ -258,3 +258,6 @@ class Metrics(BaseModel):
         lambda m: m.net_energy_j, better="lower")
     energy_net_j_per_token: float | None = figure("J/token", "net energy over K",
         lambda m: definitions.energy_per_token(m.net_energy_j, m.run.tokens), better="lower")
+    checkpoint_bound_s: float | None = figure("s",
+        "training that a kill loses at most, beside the step under way: by then a checkpoint falls due",
+        lambda m: m.kill_bound_s, better="lower")

@@ -68,9 +68,10 @@ def summarize(
     reading: Reading | None = None,
     tuned: Tuning | None = None,
     spent: TimeSpent | None = None,
+    checkpoint_bound_s: float | None = None,
 ) -> Summary:
     """Return every figure of a record, absent ones with their reasons; the arguments are those of `Measured`."""
-    measured = Measured(run, facts, quality, interruptions or {}, reading, tuned, spent)
+    measured = Measured(run, facts, quality, interruptions or {}, reading, tuned, spent, checkpoint_bound_s)
     values, unavailable = computed(rows_of(Metrics), measured, measured.measured)
     counts = {"tokens": run.tokens, "steps_measured": len(run.step_times_s)}
     return Summary(counts | values, unavailable, measured.outliers)

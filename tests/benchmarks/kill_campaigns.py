@@ -22,15 +22,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import psutil
 from replicas.places import job_environment
-from support.campaigns import CAMPAIGNS, Campaign
-from support.command_line import ROOT, children
+from support.campaigns import CAMPAIGNS, LIMIT_S, Campaign, kill
+from support.command_line import ROOT
 from support.measured import commit, options, write_row
 
 KILLS = 10
-LIMIT_S = 1800
-"""No command here takes that long, nor does what it leaves when one of its processes is killed."""
 
 
 class Attempts:
@@ -88,20 +85,6 @@ class Attempts:
             sys.exit(f"{self.output}: not what {self.folder / 'undisturbed'} holds: see found.txt, expected.txt there")
         self.completed += 1
         self.output = self.folder / f"killed_{self.completed}"
-
-
-def kill(process: subprocess.Popen[bytes], every: bool, chance: random.Random) -> bool:
-    """Kill all processes of a command or a random one, and wait for all to end; whether it was cut short."""
-    family = [psutil.Process(process.pid), *children(process.pid)]
-    # The last first, so that none is told to save.
-    for each in reversed(family) if every else [chance.choice(family)]:
-        with suppress(psutil.NoSuchProcess):
-            each.kill()
-    code = process.wait(timeout=LIMIT_S)
-    _, left = psutil.wait_procs(family[1:], timeout=LIMIT_S)
-    if left:
-        sys.exit(f"processes outlive a killed command: {left}")
-    return code != 0
 
 
 def run(name: str, folder: Path) -> dict[str, str]:

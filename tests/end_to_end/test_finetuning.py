@@ -23,7 +23,6 @@ from support.command_line import (
 from efficientbench.finetuning.examples.examples import Examples, read_examples
 from efficientbench.finetuning.methods import METHODS
 from efficientbench.finetuning.saved import merge
-from efficientbench.metrics.records.record_parts import NOT_TIMED
 from efficientbench.metrics.report.sections.rank_table import PARTS
 
 pytestmark = [
@@ -102,7 +101,9 @@ def test_a_resumed_fine_tuning_has_the_losses_of_an_uninterrupted_one(tuned: Pat
         assert (again["learning_rate"], again["tokens_trained"]) == (whole["learning_rate"], whole["tokens_trained"])
     content = record(tuned / name_of(method, 3))
     assert content["resumed_after_steps"] == [2]
-    assert (content["wall_s"], content["unavailable"]["goodput"]) == (None, NOT_TIMED)
+    assert sum(content[part] for part in PARTS) == pytest.approx(content["wall_s"])
+    [lost] = lines(tuned / name_of(method, 3), "lost")
+    assert 0 < lost["lost_s"] < content["restarts_s"] < content["wall_s"]
     # The loss before the first step is that of the first attempt.
     assert [point["step"] for point in content["finetuning"]["held_out"]] == [0, 4]
     assert [point["step"] for point in content["quality_curve"]] == [4]

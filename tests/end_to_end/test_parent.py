@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.campaigns import kill
 from support.command_line import (
     LONG,
     TIME_LIMIT_S,
@@ -21,6 +23,7 @@ from support.command_line import (
     started,
     steps,
     stop_in_a_step,
+    until,
     wait_for_steps,
     workers,
 )
@@ -129,6 +132,34 @@ def test_a_stopped_run_resumes_after_its_last_step(kind: Kind, tmp_path: Path) -
         assert read_manifest(saved).step == len(losses(folder))
         assert f"last good checkpoint: {saved}; run the same command again to resume" in stderr
     assert [line["step"] for line in steps(folder) if line["kind"] == "step"] == list(range(1, len(losses(folder)) + 1))
+
+
+def test_the_time_of_attempts_that_saved_nothing_is_counted(kind: Kind, tmp_path: Path) -> None:
+    folder, elapsed_s = tmp_path / kind.name, [0.0]
+
+    def is_set_aside() -> bool:
+        return elapsed_s[-1] not in [line["elapsed_s"] for line in steps(folder) if line["kind"] != "lost"]
+
+    for _ in range(2):
+        with started(*kind.words, *LONG) as run:
+            until(is_set_aside, "a folder set aside")
+            wait_for_steps(folder, 2, run)
+            assert kill(run, every=True, chance=random.Random(0))
+            run.communicate(timeout=TIME_LIMIT_S)
+        assert find_good(folder)[0] is None
+        elapsed_s.append(steps(folder)[-1]["elapsed_s"])
+    assert elapsed_s[2] > elapsed_s[1] > 0
+    with started(*kind.words, *LONG) as run:
+        until(is_set_aside, "a folder set aside")
+        wait_for_steps(folder, 2, run)
+        os.kill(run.pid, signal.SIGTERM)
+        run.communicate(timeout=TIME_LIMIT_S)
+    lost, content = steps(folder)[0], record(folder)
+    assert lost == {"kind": "lost", "step": 0, "lost_s": elapsed_s[2], "elapsed_s": elapsed_s[2]}
+    assert (content["restarts_s"], content["status"]) == (pytest.approx(elapsed_s[2]), "stopped")
+    assert content["wall_s"] > content["duration_s"]
+    assert content["checkpoint_bound_s"] >= 600
+    assert "a kill loses at most 600 s of training" in (folder / "log" / "rank_0.log").read_text()
 
 
 def test_a_disk_that_fills_up_is_named(kind: Kind, small_disk: Callable[[int], Path]) -> None:

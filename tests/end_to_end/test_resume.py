@@ -46,7 +46,9 @@ def whole(train: Callable[..., Finished]) -> Path:
 
 def told(folder: Path) -> list[tuple[str, int, float]]:
     """Every step and validation with its loss, in order."""
-    return [(line["kind"], line["step"], line["loss"]) for line in steps(folder) if line["kind"] != "quality"]
+    return [
+        (line["kind"], line["step"], line["loss"]) for line in steps(folder) if line["kind"] not in ("quality", "lost")
+    ]
 
 
 def learned(content: dict[str, Any]) -> list[Any]:

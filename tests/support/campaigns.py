@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from support.chat_tokenizers import of_bytes
 from support.checkpoints import read_weights
-from support.command_line import TINY, command, record, steps
+from support.command_line import TINY, children, command, record, steps
 from support.conversation_pairs import VOCABULARY, row, write_conversations
 from support.outside_rewards import write_questions
 from support.repository import ROOT
@@ -23,6 +27,8 @@ from efficientbench.training.checkpoints.manifest import complete
 SAVED = ("training.steps=40", "checkpoint.interval=2")
 MEASURED = ("measured", "step_time_s", "elapsed_s", "time_s", "memory_used_bytes", "power_w")
 """Keys of a line of `steps.jsonl` that no two runs have in common."""
+LIMIT_S = 1800
+"""No command here takes that long, nor does what it leaves when one of its processes is killed."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,20 @@ class Campaign:
     """Longest time to a kill, as a share of what the command takes that nobody kills."""
 
 
+def kill(process: subprocess.Popen[Any], every: bool, chance: random.Random) -> bool:
+    """Kill all processes of a command or a random one, and wait for all to end; whether it was cut short."""
+    family = [psutil.Process(process.pid), *children(process.pid)]
+    # The last first, so that none is told to save.
+    for each in reversed(family) if every else [chance.choice(family)]:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    code = process.wait(timeout=LIMIT_S)
+    _, left = psutil.wait_procs(family[1:], timeout=LIMIT_S)
+    if left:
+        sys.exit(f"processes outlive a killed command: {left}")
+    return code != 0
+
+
 def _learned(folder: Path) -> dict[str, object]:
     """Return what a run has learned: each line of its log, its validation loss, the bits of its weights."""
     lines = [{key: value for key, value in line.items() if key not in MEASURED} for line in steps(folder)]
@@ -50,7 +70,7 @@ def _learned(folder: Path) -> dict[str, object]:
         digest.update(weight.contiguous().numpy().tobytes())
     content = record(folder)
     return {
-        "lines": [line for line in lines if line["kind"] != "quality"],
+        "lines": [line for line in lines if line["kind"] not in ("quality", "lost")],
         "validation_loss": (content["status"], content["validation_loss"]),
         "weights": digest.hexdigest(),
     }

@@ -65,10 +65,25 @@ class Checkpoints:
         self.by_time = TimeInterval(config.checkpoint.interval_s)
 
     @property
+    def has_bound(self) -> bool:
+        """Whether a checkpoint falls due by time."""
+        return self.config.checkpoint.interval > 0 or self.config.checkpoint.interval_s is not None
+
+    @property
     def bound_s(self) -> float | None:
         """Longest time of training that a kill loses, s, once the measured window is over; None: no time is set."""
-        asked = self.config.checkpoint.interval > 0 or self.config.checkpoint.interval_s is not None
-        return self.by_time.bound_s if asked else None
+        return self.by_time.bound_s if self.has_bound else None
+
+    @property
+    def longest_bound_s(self) -> float | None:
+        """The longest `bound_s` that held so far, s."""
+        return self.by_time.longest_s if self.has_bound else None
+
+    def announcement(self) -> str:
+        """Return what a kill loses, in words."""
+        if not self.has_bound:
+            return "a kill loses all training: checkpoint.interval=0, and checkpoint.interval_s is not set"
+        return self.by_time.announcement(self._restored_step + self._window)
 
     def asks_by_time(self, step: int) -> bool:
         """Return whether this rank asks for a checkpoint after this step, since the last one was long ago.
@@ -77,7 +92,7 @@ class Checkpoints:
         """
         begun = self._restored_step + self._window
         waits = dist.get_rank() != 0 or step < begun or self.saver.writing is not None
-        return not waits and self.bound_s is not None and self.by_time.is_due()
+        return not waits and self.has_bound and self.by_time.is_due()
 
     def is_due(self, step: int, stopped: bool, asked: bool = False) -> bool:
         """Return whether a checkpoint is due after this step: at each interval, at a stop, and at the run's end.

@@ -24,6 +24,8 @@ class TimeInterval:
         self._asked_s, self._clock = asked_s, clock
         self._since_s = self._begin_s = clock()
         self._held_up_s = 0.0
+        self.longest_s = self.bound_s
+        """The longest bound that held so far, s."""
 
     @property
     def bound_s(self) -> float:
@@ -34,9 +36,17 @@ class TimeInterval:
         """Return whether the last checkpoint is that long ago."""
         return self._clock() - self._since_s >= self.bound_s
 
+    def announcement(self, first_step: int) -> str:
+        """Return what a kill loses, in words; `first_step`: the first after which a checkpoint may fall due by time."""
+        return (
+            f"a kill loses at most {self.bound_s:,.4g} s of training and the step under way: a checkpoint follows that "
+            f"long after the one before, from step {first_step:,} on"
+        )
+
     def begins(self) -> None:
         """Note that a checkpoint begins to hold up training."""
         self._begin_s = self._clock()
+        self.longest_s = max(self.longest_s, self.bound_s)
 
     def ends(self, saved: bool) -> None:
         """Note that training continues.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efficientbench.devices.base import Device
 from efficientbench.metrics.records.record_parts import TimeSpent
-from efficientbench.metrics.records.sinks.steplog import last_elapsed_s
 from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.events import (
     CheckpointEnded,
@@ -66,7 +64,7 @@ class Goodput:
             measure: knows the step times; comes before `ends` in the order of listeners.
             warmup_steps: first steps of each attempt, which compile and fill caches.
             manifest: the manifest of the checkpoint to resume from; None: the run starts at step 1.
-            lost_s: how long the previous attempt worked after that checkpoint.
+            lost_s: how long earlier attempts worked after that checkpoint.
             clock: a monotonic clock in seconds.
         """
         self._device, self._measure, self._clock = device, measure, clock
@@ -152,12 +150,3 @@ class Goodput:
                 yield batch
 
         return stamped
-
-
-def time_lost(steps: Path, manifest: Manifest | None) -> float:
-    """Return how many seconds the previous attempt worked after the checkpoint to resume from; 0 without one.
-
-    `steps`: the log of steps, not yet cut. Of several attempts that saved no checkpoint it has the last one.
-    """
-    elapsed_s = None if manifest is None else last_elapsed_s(steps)
-    return 0.0 if manifest is None or elapsed_s is None else max(0.0, elapsed_s - manifest.progress["elapsed_s"])

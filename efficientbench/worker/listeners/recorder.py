@@ -21,7 +21,7 @@ from efficientbench.metrics.formulas.definitions import (
 )
 from efficientbench.metrics.records.facts import Quality, Validation
 from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, QualityPoint, Rechecks
-from efficientbench.metrics.records.sinks.steplog import StepLog, read_steps
+from efficientbench.metrics.records.sinks.steplog import StepLog, keep_lost, read_steps
 from efficientbench.metrics.records.sinks.tensorboard import cut_logs
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest
@@ -47,9 +47,24 @@ class Recorder:
     """Writes rank 0's files during training."""
 
     def __init__(
-        self, config: RunConfig, folder: OutputFolder, measure: Measure, manifest: Manifest | None = None
+        self,
+        config: RunConfig,
+        folder: OutputFolder,
+        measure: Measure,
+        manifest: Manifest | None = None,
+        begin_s: float | None = None,
+        lost_s: float = 0.0,
     ) -> None:
-        """`manifest`: the manifest of the checkpoint to resume from; lines of later steps are cut off."""
+        """Open the files.
+
+        Args:
+            config: the run's configuration.
+            folder: the run's folder.
+            measure: knows the step times.
+            manifest: the manifest of the checkpoint to resume from; lines of later steps are cut off.
+            begin_s: when this attempt began, on the monotonic clock; None: now.
+            lost_s: how long earlier attempts worked after that checkpoint.
+        """
         self.measure = measure
         self.lost: list[str] = []
         """Damaged parts of earlier attempts' files, which were cut off."""
@@ -61,6 +76,8 @@ class Recorder:
             lines = read_steps(folder.steps) if folder.steps.exists() else []
             self._written = {line.get("step", 0) for line in lines if line["kind"] == "evaluation"}
         self.steps = StepLog(folder.steps)
+        if manifest is not None:
+            keep_lost(self.steps, manifest.step, lost_s, manifest.progress["elapsed_s"])
         self.sinks = Sinks(config, folder, manifest.step if manifest is not None else 0)
         self.losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
         self.validation: ValidationEnded | None = None
@@ -73,7 +90,7 @@ class Recorder:
         self.auxiliary_losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
         self.tokens_per_expert: tuple[tuple[int, ...], ...] = ()
         """[layers][experts], over the measured steps."""
-        self._begin_s = time.monotonic()
+        self._begin_s = (time.monotonic() if begin_s is None else begin_s) - lost_s
         self._step_number = 0
         self.tokens = 0
         """Tokens trained on since the start of the run."""

@@ -40,7 +40,7 @@ class StepLog:
         """Append one line.
 
         Args:
-            kind: 'step', 'evaluation', 'rollouts' or 'sample', written under the key `kind`.
+            kind: 'step', 'evaluation', 'rollouts', 'sample' or 'lost', written under the key `kind`.
             values: names with units, such as step, loss, learning_rate, grad_norm, step_time_s, tokens. A number
                 that is not finite is written as null, with its name and text under `not_finite`.
         """
@@ -98,14 +98,26 @@ def cut_steps(path: Path, step: int) -> str | None:
     return None if damage is None else f"{path.name}, {damage}: its lines after step {last_step:,} are lost"
 
 
-def last_elapsed_s(path: Path) -> float | None:
-    """Return the last elapsed time that an intact line has, s; None where no line has one.
+def time_lost(path: Path, elapsed_s: float) -> float:
+    """Return how long earlier attempts worked beyond the state from which the run goes on, s.
 
-    Raises MetricsError: the file cannot be read.
+    `path`: the file, not yet cut; of an attempt that logged no step nothing is known. `elapsed_s`: the elapsed time of
+    that state; 0 for step 1. Raises MetricsError: the file cannot be read.
     """
     lines = _whole_lines(path)[0] if path.exists() else []
     elapsed = (values["elapsed_s"] for _, values in reversed(lines) if isinstance(values.get("elapsed_s"), float))
-    return next(elapsed, None)
+    return max(0.0, next(elapsed, 0.0) - elapsed_s)
+
+
+def keep_lost(log: StepLog, step: int, lost_s: float, elapsed_s: float) -> None:
+    """Keep in a file that was cut after `step` what `time_lost` has found there; `elapsed_s`: as given to that.
+
+    Else the time of an attempt that is killed before its first step would be the last that the file knows.
+
+    Raises MetricsError: the file cannot be written.
+    """
+    if lost_s:
+        log.write("lost", {"step": step, "lost_s": lost_s, "elapsed_s": elapsed_s + lost_s})
 
 
 def _whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], str | None]:

@@ -24,7 +24,7 @@ def test_files_of_a_checkpoint_are_hashed_in_parallel(tmp_path: Path) -> None:
     unused = cast(Any, None)
     config = resolve_tuning("lora_tiny")
     job = TuningJob(config, tmp_path, 1, 1, "", tmp_path / "examples", "", 4, 0, unused, unused)
-    checkpoints = TuningCheckpoints(job, 0)
+    checkpoints = TuningCheckpoints(job, 0, lambda: {"elapsed_s": 7.0})
     written = checkpoints.partial / "checkpoint-2"
     written.mkdir(parents=True)
     for name in ("model.safetensors", "optimizer.pt"):
@@ -36,4 +36,6 @@ def test_files_of_a_checkpoint_are_hashed_in_parallel(tmp_path: Path) -> None:
             both.wait(WAIT_S)
 
     checkpoints.publish(2, [], report)
-    assert verify(checkpoints.folder / "checkpoint-2").files.keys() == {"model.safetensors", "optimizer.pt"}
+    found = verify(checkpoints.folder / "checkpoint-2")
+    assert found.files.keys() == {"model.safetensors", "optimizer.pt"}
+    assert (found.progress, checkpoints.steps) == ({"elapsed_s": 7.0}, [2])

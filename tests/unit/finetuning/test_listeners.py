@@ -21,7 +21,7 @@ SAVING_S = 0.3
 
 def test_the_checkpoint_of_a_stopped_run_is_not_measured(tmp_path: Path) -> None:
     monitor = EfficiencyCallback(tokens_per_step=1, warmup_steps=0, sensors=[])
-    spent = Spent(time.monotonic(), 0, False)
+    spent = Spent(time.monotonic(), 0)
     stop = Stop(lambda: True, TimeInterval(None), 0)
     callbacks = [DefaultFlowCallback, *listeners(stop, monitor, spent, tmp_path / "steps.jsonl")]
     handler = CallbackHandler(callbacks, None, None, None, None)

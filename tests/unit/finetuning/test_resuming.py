@@ -22,6 +22,7 @@ from efficientbench.finetuning.run import FineTuning, PlannedTuning, PreparedTun
 from efficientbench.launchers.network.node_link import NodeLink
 from efficientbench.launchers.network.secret import Seal
 from efficientbench.metrics.records.record_parts import DataSource
+from efficientbench.metrics.records.sinks.steplog import read_steps
 from efficientbench.running.kind import Site
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.parent import _write_job
@@ -45,7 +46,7 @@ def save(job: TuningJob, step: int, formula: str) -> Path:
     folder = job.output / "checkpoint" / f"checkpoint-{step}"
     folder.mkdir(parents=True)
     (folder / "optimizer.pt").write_bytes(b"of step %d" % step)
-    seal(folder, replace(job.manifest(step, "everything"), formula=formula))
+    seal(folder, replace(job.manifest(step, "everything", {}), formula=formula))
     return folder
 
 
@@ -56,9 +57,23 @@ def test_an_update_of_the_formulas_does_not_make_it_start_anew(
     folder.path.mkdir()
     tuning, kind = prepared(folder), FineTuning()
     newest = save(kind.job(tuning, folder, 0, None), 2, "efficientllm-2505.13840/1")
-    assert prepare_folder(folder, partial(kind.usable, tuning, folder), fresh=False) == newest
+    decide = partial(kind.usable, tuning, folder), partial(kind.is_same, tuning)
+    assert prepare_folder(folder, *decide, fresh=False) == newest
     assert capsys.readouterr().out == f"resumes after step 2, from {newest}\n"
     assert not (folder.path / "previous").exists()
+
+
+@pytest.mark.parametrize(("override", "lost_s"), [("checkpoint.interval_s=9", 30.0), ("training.epochs=2", None)])
+def test_time_before_a_first_checkpoint_stays_in_the_steps(tmp_path: Path, override: str, lost_s: float | None) -> None:
+    folder, kind = OutputFolder(tmp_path / "lora_tiny"), FineTuning()
+    folder.path.mkdir()
+    kind.job(prepared(folder), folder, 0, None).write(folder.config)
+    folder.steps.write_text('{"kind": "step", "step": 1, "elapsed_s": 30.0}\n')
+    again = prepared(folder, override)
+    decide = partial(kind.usable, again, folder), partial(kind.is_same, again)
+    assert prepare_folder(folder, *decide, fresh=False) is None
+    found = [line["lost_s"] for line in read_steps(folder.steps)] if folder.steps.exists() else [None]
+    assert found == [lost_s]
 
 
 @pytest.mark.parametrize(

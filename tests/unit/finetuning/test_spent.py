@@ -47,7 +47,7 @@ def trained(spent: Spent, clock: HandClock) -> None:
 def test_each_second_of_wall_time_counts_for_one_part() -> None:
     clock = HandClock()
     begin_s = clock()
-    spent = Spent(begin_s, 1, False, clock)
+    spent = Spent(begin_s, 1, clock=clock)
     trained(spent, clock)
     clock.pass_time(7)
     spent.saved()
@@ -68,6 +68,30 @@ def test_each_second_of_wall_time_counts_for_one_part() -> None:
 
 def test_wall_time_is_unknown_after_an_earlier_attempt_without_it() -> None:
     clock = HandClock()
-    spent = Spent(clock(), 1, True, clock)
+    spent = Spent(clock(), 1, {}, clock=clock)
     trained(spent, clock)
-    assert spent.spent() is None
+    assert (spent.spent(), spent.progress().keys()) == (None, {"elapsed_s"})
+
+
+def test_a_resumed_fine_tuning_has_the_times_of_both_attempts_and_the_lost_time() -> None:
+    clock = HandClock()
+    first = Spent(clock(), 1, clock=clock)
+    trained(first, clock)
+    clock.pass_time(1)
+    # In the middle of a checkpoint.
+    kept = first.progress()
+    assert kept["elapsed_s"] == 25.5
+    clock.pass_time(100)
+    second = Spent(clock(), 1, kept, 12, clock)
+    assert second.elapsed_s == 25.5 + 12
+    trained(second, clock)
+    assert second.spent() == TimeSpent(
+        start_s=6,
+        first_steps_s=4,
+        productive_s=12,
+        data_wait_s=1,
+        evaluation_s=6,
+        checkpoints_s=13.5,
+        restarts_s=18,
+        rest_s=1.5,
+    )

@@ -21,9 +21,18 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record import write_record
+from efficientbench.metrics.records.sinks.steplog import read_steps
 from efficientbench.running.failures import FailureFiles
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.resume import MAY_DIFFER, complete_record, differences, prepare_folder, settings, usable
+from efficientbench.running.resume import (
+    MAY_DIFFER,
+    complete_record,
+    differences,
+    may_not_resume,
+    prepare_folder,
+    settings,
+    usable,
+)
 from efficientbench.training.checkpoints import manifest
 from efficientbench.training.checkpoints.hashing import fingerprint
 from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, read_manifest
@@ -59,7 +68,9 @@ def folder(tmp_path: Path) -> OutputFolder:
 
 
 def prepared(folder: OutputFolder, config: RunConfig, data: list[str], fresh: bool) -> Path | None:
-    return prepare_folder(folder, partial(usable, folder, config, data), fresh)
+    return prepare_folder(
+        folder, partial(usable, folder, config, data), lambda earlier: not may_not_resume(earlier, config), fresh
+    )
 
 
 def set_aside(folder: OutputFolder) -> set[str]:
@@ -100,6 +111,23 @@ def test_a_checkpoint_of_the_last_step_without_a_record_is_skipped(
     assert found == (checkpoint_folder(folder.path, 4) if older else None)
     assert capsys.readouterr().out.startswith(f"skipped: {last}: checkpoint of the last step of a run without a")
     assert not last.exists()
+
+
+@pytest.mark.parametrize("why", ["nothing saved", "fresh", "completed", "differs", "no job"])
+def test_the_time_of_attempts_that_saved_nothing_stays_in_the_steps(tmp_path: Path, why: str) -> None:
+    folder = OutputFolder(tmp_path)
+    for attempt, elapsed_s in enumerate((30.0, 70.0)):
+        folder.config.write_text(json.dumps({"config": CONFIG.model_dump(mode="json")}))
+        with folder.steps.open("a") as file:
+            file.write(json.dumps({"kind": "step", "step": 1, "elapsed_s": elapsed_s}) + "\n")
+        if attempt and why == "no job":
+            folder.config.write_text("{")
+        if attempt and why == "completed":
+            write_record(make_record({"status": "completed"}), folder.record)
+        config = tiny("gqa_1.5B", "training.learning_rate=1" if attempt and why == "differs" else "checkpoint.keep=7")
+        assert prepared(folder, config, TOKENS, fresh=attempt == 1 and why == "fresh") is None
+    kept = [{"kind": "lost", "step": 0, "lost_s": 70.0, "elapsed_s": 70.0}]
+    assert (read_steps(folder.steps) if folder.steps.exists() else []) == (kept if why == "nothing saved" else [])
 
 
 @pytest.mark.parametrize("why", ["fresh", "completed", "all damaged", "none"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from support.core_bundle import write_bundle
 from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.cli.speedrun import speedrun as command
 from efficientbench.cli.sweep import sweep
-from efficientbench.speedrun.check import check_texts
+from efficientbench.devices.registry import device_called
+from efficientbench.running.micro_batch import FILE, decide_together
+from efficientbench.speedrun.check import check_runs, check_texts
 from efficientbench.speedrun.perform import speedrun
 from efficientbench.speedrun.request import STAGES, Request, keep_choices, kept_request
 from efficientbench.speedrun.steps import make_pipeline
@@ -82,6 +85,21 @@ def test_a_text_that_does_not_suit_its_run_is_refused_before_any_trains(request_
     request = replace(request_, overrides=(f"sft:data.path={pair}",))
     with pytest.raises(ConfigError, match=r"^sft_d4: data\.split: \[9\.0, 1\.0, 0\.0\] leaves none of the 3 doc"):
         check_texts(request, make_pipeline(request).runs)
+
+
+def test_a_micro_batch_of_auto_is_one_that_every_stage_can_use(request_: Request) -> None:
+    request_.work.mkdir()
+    sizes = ("training.micro_batch_size=auto", "training.global_batch_size=8", "sft:training.global_batch_size=12")
+    request = replace(request_, overrides=sizes)
+    runs = make_pipeline(request).runs
+    assert [decide_together(each, "dsw", trial=False) for each in (runs[:1], runs)] == [8, 4]
+    check_runs(request, runs)
+    # A trial of the base alone, as an earlier attempt or a run of its own has left it.
+    (request.work / "runs").mkdir()
+    content = {"micro_batch_size": 8, "device": device_called("cpu").names()[0]}
+    (request.work / "runs" / FILE).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="auto is 8 in this suite"):
+        check_runs(request, runs)
 
 
 def test_questions_that_are_named_need_no_other_file(request_: Request, tmp_path: Path) -> None:

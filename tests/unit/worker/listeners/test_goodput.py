@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from support.metrics_parts import HandClock, make_record, measure_steps
 
-from efficientbench.metrics.records.facts import Quality, RunFacts
+from efficientbench.metrics.records.facts import UNBOUNDED, Quality, RunFacts
 from efficientbench.metrics.records.record import FIGURES
 from efficientbench.metrics.records.record_parts import NOT_TIMED, TimeSpent
-from efficientbench.metrics.records.sinks.steplog import StepLog, last_elapsed_s
+from efficientbench.metrics.records.sinks.steplog import StepLog, cut_steps, keep_lost, time_lost
 from efficientbench.metrics.records.summarize import summarize
 from efficientbench.metrics.report.sections.rank_table import PARTS, wall_time_table
 from efficientbench.training.events import (
@@ -28,7 +28,7 @@ from efficientbench.training.events import (
     ValidationEnded,
     ValidationStarted,
 )
-from efficientbench.worker.listeners.goodput import Goodput, time_lost
+from efficientbench.worker.listeners.goodput import Goodput
 
 
 class Loop:
@@ -118,13 +118,12 @@ def test_a_resumed_run_has_the_times_of_both_attempts_and_the_lost_time(tmp_path
     first = worked(Loop())
     manifest: Any = SimpleNamespace(step=3, progress={**first.goodput.progress(), "elapsed_s": 50.0})
     steps = tmp_path / "steps.jsonl"
-    assert (time_lost(steps, manifest), time_lost(steps, None)) == (0, 0)
+    assert time_lost(steps, 50) == 0
     with closing(StepLog(steps)) as log:
         log.write("step", {"step": 3, "elapsed_s": 40.0})
         log.write("step", {"step": 4, "elapsed_s": 62.0})
         log.write("sample", {"step": 4})
-    assert last_elapsed_s(steps) == 62
-    lost_s = time_lost(steps, manifest)
+    lost_s = time_lost(steps, 50)
     assert lost_s == 12
     second = Loop(manifest=manifest, lost_s=lost_s)
     second.clock.pass_time(30)
@@ -142,6 +141,26 @@ def test_a_resumed_run_has_the_times_of_both_attempts_and_the_lost_time(tmp_path
     )
 
 
+def test_of_several_attempts_in_a_row_that_saved_nothing_all_are_known(tmp_path: Path) -> None:
+    steps = tmp_path / "steps.jsonl"
+
+    def attempt(step: int, kept_s: float, *worked_s: float) -> float:
+        lost_s = time_lost(steps, kept_s)
+        cut_steps(steps, step)
+        with closing(StepLog(steps)) as log:
+            keep_lost(log, step, lost_s, kept_s)
+            for number, each_s in enumerate(worked_s, start=step + 1):
+                log.write("step", {"step": number, "elapsed_s": kept_s + lost_s + each_s})
+        return lost_s
+
+    assert attempt(0, 0, 10.0, 20.0, 30.0) == 0
+    # After a checkpoint of step 2, at 21 s: two attempts, and one that is killed before its first step.
+    assert [attempt(2, 21.0, 40.0), attempt(2, 21.0), attempt(2, 21.0, 5.0, 6.0)] == [9, 49, 49]
+    # Step 4 was saved at 76 s and is damaged.
+    assert attempt(4, 76.0, 100.0) == 0
+    assert attempt(2, 21.0) == 155
+
+
 def test_times_are_unknown_after_a_checkpoint_without_them() -> None:
     manifest: Any = SimpleNamespace(step=3, progress={"elapsed_s": 50.0})
     loop = worked(Loop(manifest=manifest))
@@ -153,11 +172,12 @@ FACTS = RunFacts(1000, 1000, 1, 6e3, 7e3, 8e3, 1e6, "datasheet")
 
 def test_the_record_has_the_parts_of_wall_time_or_a_reason() -> None:
     run = measure_steps(HandClock(), times_s=(1, 2))
-    values = summarize(run, FACTS, Quality(), spent=EXPECTED).values
-    assert (values["wall_s"], values["goodput"]) == (50, pytest.approx(0.12))
+    values = summarize(run, FACTS, Quality(), spent=EXPECTED, checkpoint_bound_s=600).values
+    assert (values["wall_s"], values["goodput"], values["checkpoint_bound_s"]) == (50, pytest.approx(0.12), 600)
     assert sum(values[part] for part in PARTS) == values["wall_s"]
     absent = summarize(run, FACTS, Quality())
     assert {absent.unavailable[name] for name in ("wall_s", "goodput", *PARTS)} == {NOT_TIMED}
+    assert absent.unavailable["checkpoint_bound_s"] == UNBOUNDED
 
 
 def test_the_report_has_a_row_for_each_run_that_knows_its_time() -> None:

@@ -84,7 +84,10 @@ def test_rechecks_are_counted_over_all_attempts(tmp_path: Path) -> None:
     assert first.interruptions == dict.fromkeys((2, 3), "the first step after a recheck")
     kept = json.loads(json.dumps(first.progress()))
     manifest = Manifest(2, False, "everything", {}, [], {}, "f", 0, 2.0, None, kept)
-    second = Recorder(resolve("gqa_1.5B"), OutputFolder(tmp_path), MEASURE, manifest)
+    second = Recorder(resolve("gqa_1.5B"), OutputFolder(tmp_path), MEASURE, manifest, lost_s=90.0)
+    [*_, lost] = read_steps(tmp_path / "steps.jsonl")
+    assert lost == {"kind": "lost", "step": 2, "lost_s": 90.0, "elapsed_s": kept["elapsed_s"] + 90.0}
+    assert second.progress()["elapsed_s"] > lost["elapsed_s"]
     second(RecheckEnded(3, ()))
     second.close()
     assert second.rechecks == Rechecks(3, 1, [mismatch])
