@@ -52,8 +52,8 @@ class Chunk:
     reach: int
     """How many positions to read: the first `reach` hold all tokens so far."""
     position: Position
-    """The positional encoding."""
-    _at_positions: Position | None = field(default=None, init=False)
+    """The positional encoding of embedding and scores."""
+    _at_positions: dict[int, Position] = field(default_factory=dict, init=False)
     _mask: torch.Tensor | None = field(default=None, init=False)
 
     def keep(self, kept: torch.Tensor, new: torch.Tensor) -> None:
@@ -64,11 +64,11 @@ class Chunk:
         else:
             write_tokens(kept, new, self.positions)
 
-    def at_positions(self) -> Position:
-        """Return the encoding that rotates queries and keys by the chunk's positions."""
-        if self._at_positions is None:
-            self._at_positions = self.position.at(self.positions)
-        return self._at_positions
+    def at_positions(self, position: Position) -> Position:
+        """Return a layer's encoding that rotates queries and keys by the chunk's positions."""
+        if position.number not in self._at_positions:
+            self._at_positions[position.number] = position.at(self.positions)
+        return self._at_positions[position.number]
 
     def mask(self) -> torch.Tensor:
         """Return the mask to add to scores, [B, heads or 1, S, reach] float32: −∞ for later keys, else the bias."""

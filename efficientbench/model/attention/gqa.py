@@ -67,7 +67,7 @@ class CoreAttention(Stateful, MegatronModule):
             [S, B, heads · D]
         """
         documents = packed_seq_params
-        position = self.position if self.cache is None else self.cache.chunk.at_positions()
+        position = self.position if self.cache is None else self.cache.chunk.at_positions(self.position)
         position = position if documents is None else documents.encoding(position)
         query, key = position.rotate(query), position.rotate(key)
         if self.config.qk_layernorm and not self.config.norm_weights:
