@@ -33,6 +33,7 @@ from efficientbench.architecture.registry import (
     attention_of,
     find,
     outside,
+    plain_scores,
     position_of,
     positions_at,
 )
@@ -197,6 +198,11 @@ class ModelConfig(Decoder):
                 ),
             ),
             (
+                position.place != "scores" or attention.plain_scores is None or plain_scores(self) is not None,
+                f"position.kind: {self.position.kind} puts a bias on scores, which the kernel of a window "
+                "(attention.window) does not take: leave the window out",
+            ),
+            (
                 self.position.rope_base is None or self.rotated_dim % 2 == 0,
                 f"RoPE rotates pairs of dimensions: {self.attention.rotated_key} must be even, not {self.rotated_dim}",
             ),
@@ -240,7 +246,9 @@ def _differences(own: Mapping[str, Any], view: ModelConfig) -> dict[str, Any]:
             continue
         dumped, before = value.model_dump(), own[key]
         if dumped["kind"] == before["kind"]:
-            dumped = {name: each for name, each in dumped.items() if each != before.get(name)}
+            # A section leaves out some keys that are unset.
+            both = {name: dumped.get(name) for name in (*dumped, *before)}
+            dumped = {name: each for name, each in both.items() if each != before.get(name)}
         found |= {key: dumped} if dumped else {}
     return found
 

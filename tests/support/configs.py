@@ -57,11 +57,12 @@ ENCODINGS: Models = {
 }
 """The models of every positional encoding but the default, which the attention variants have."""
 EVERY_KEY = "every key of the backbone"
-PATTERN = "layers of two kinds"
+PATTERN, WINDOW = "layers of two kinds", "window"
 BACKBONES: Models = {
     "moe": ("moe_1.5Bx8", ()),
     "nanochat": ("nanochat_d12", ()),
     EVERY_KEY: (BASE, tuple(BACKBONE)),
+    WINDOW: (BASE, ("model.attention.window=5",)),
     PATTERN: (
         BASE,
         ("model.pattern=[bare,mla]", "model.kinds={bare: {position: {kind: none}, qk_norm: true}}"),
