@@ -53,7 +53,10 @@ OPTIMIZATION = frozenset(
     )
 )
 """Keys of `training` that have a page of their own, as if `optimization` were a part of the configuration."""
-TYPES = {"integer": "integer", "number": "number", "boolean": "true, false", "string": "text", "array": "list"}
+TYPES = {
+    **{"integer": "integer", "number": "number", "boolean": "true, false", "string": "text"},
+    **{"array": "list", "object": "mapping"},
+}
 """Type in a JSON schema → the reader's word for it."""
 
 

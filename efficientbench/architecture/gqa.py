@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from efficientbench.architecture.variant import (
     AttentionConfig,
@@ -26,6 +26,15 @@ class GQAConfig(AttentionConfig):
         description="key/value heads; each serves heads / query_groups query heads; heads: as many as those (MHA)",
     )
     qkv_bias: bool = Field(default=True, description="bias on the Q, K and V projections, as in Qwen2.5")
+    window: PositiveInt | None = Field(
+        default=None,
+        description="keys that a query sees, its own and those before it (arXiv 2004.05150); unset: all before it",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave an unset `window` out: the attention is then what it was before this key."""
+        return {key: value for key, value in handler(self).items() if key != "window" or value is not None}
 
     def key_value_heads(self, heads: int) -> int:
         return self.query_groups
@@ -60,12 +69,34 @@ def _saved(model: Decoder, tp: int) -> int:
     """
     groups = max(_gqa(model).query_groups // tp, 1)
     heads = model.heads // tp
-    return ((heads + 2 * groups) + (heads + groups) + heads) * model.head_dim
+    # The kernel of a window keeps values and output in an order of its own.
+    ordered = 0 if _gqa(model).window is None else heads + groups
+    return ((heads + 2 * groups) + (heads + groups) + heads + ordered) * model.head_dim
+
+
+def _seen(model: Decoder, tokens: int) -> int:
+    """Return how many keys the last of so many tokens sees."""
+    return min(tokens, _gqa(model).window or tokens)
+
+
+def _keys_per_query(model: Decoder, seq_len: int) -> float:
+    """Return the mean number of keys: the first queries of a window see fewer, as all do without one."""
+    seen = _seen(model, seq_len)
+    return (seq_len + 1) / 2 if seen == seq_len else seen - seen * (seen - 1) / (2 * seq_len)
 
 
 def _product(model: Decoder, seq_len: int) -> int:
     """Count forward FLOPs per token in the scores, or in their product with the values, over the keys in sight."""
-    return model.heads * model.head_dim * seq_len
+    width, seen = model.heads * model.head_dim, _seen(model, seq_len)
+    # A full square is halved, as everywhere; a window has its exact number of keys.
+    return width * seq_len if seen == seq_len else width * (2 * seen * seq_len - seen * (seen - 1)) // seq_len
+
+
+def _hidden_at(model: Decoder, seq_len: int) -> str | None:
+    window = _gqa(model).window
+    if window is None or window < seq_len:
+        return None
+    return f"a window of {window:,} tokens holds all {seq_len:,} of a sequence (attention.window, training.seq_len)"
 
 
 def _uneven(model: Decoder, tp: int) -> list[str]:
@@ -102,13 +133,15 @@ VARIANT = AttentionVariant(
     costs=AttentionCosts(
         parameters=_parameters,
         projection_flops=lambda model: 2 * model.hidden_size * (_qkv(model) + model.heads * model.head_dim),
-        score_flops=lambda model, seq_len: 4 * _product(model, seq_len),
+        score_flops=lambda model, seq_len: 4 * model.heads * model.head_dim * _seen(model, seq_len),
         causal_score_flops=lambda model, seq_len: 2 * _product(model, seq_len),
         products=lambda model, seq_len: (_product(model, seq_len), _product(model, seq_len)),
-        keys_read_per_query=lambda model, seq_len: (seq_len + 1) / 2,
-        cached=lambda model: 2 * _gqa(model).query_groups * model.head_dim,
-        state_bytes=lambda model, tokens, tp, element_bytes: 2 * _key(model, tp) * tokens * element_bytes,
-        decode_flops=lambda model, tokens: 4 * _product(model, tokens),
+        keys_read_per_query=_keys_per_query,
+        # A window keeps no more for further tokens.
+        cached=lambda model: 0 if _gqa(model).window else 2 * _key(model, 1),
+        state_bytes=lambda model, tokens, tp, element_bytes: 2 * _key(model, tp) * _seen(model, tokens) * element_bytes,
+        decode_reads=lambda model, tokens: 2 * _key(model, 1) * _seen(model, tokens),
+        decode_flops=lambda model, tokens: 4 * model.heads * model.head_dim * _seen(model, tokens),
         saved=_saved,
         recomputed=_key,
         gathered=lambda model, tp: 2 * _key(model, tp),
@@ -119,13 +152,15 @@ VARIANT = AttentionVariant(
     ),
     places=frozenset({"nothing", "embedding", "queries and keys", "scores"}),
     qk_norm=True,
-    plain_scores=lambda model: (model.head_dim, model.head_dim),
+    plain_scores=lambda model: None if _gqa(model).window else (model.head_dim, model.head_dim),
+    kernels="efficientbench.model.kernels.window_attention:KERNELS",
     matrices=_matrices,
     cache_choices=group_choices,
     tensor_parallel=_uneven,
-    context_parallel=True,
+    context_parallel=lambda model: _gqa(model).window is None,
     within_documents=(),
     selective_recomputation=True,
+    hidden_at=_hidden_at,
     exporter="efficientbench.export.gqa:EXPORTER",
     exportable="GQA and MQA with rope, with experts or without, with qk_norm or without; GQA and MQA without positions "
     "or experts",

@@ -1,19 +1,25 @@
 """The architecture: an attention variant and a positional encoding in the backbone.
 
-`kind` names the variant, whose declaration has the keys of its section: see architecture/variant.py.
+`kind` names the variant, whose declaration has the keys of its section: see architecture/variant.py. Layers of several
+kinds follow a pattern; each kind has a view, a model all of whose layers are of that kind.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias, Union
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from pydantic import (
     Field,
     SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import PydanticUseDefault
@@ -22,15 +28,18 @@ from efficientbench.architecture.registry import (
     ATTENTION,
     OWN,
     POSITIONS,
+    SECTIONS,
     Section,
     attention_of,
     find,
     outside,
+    plain_scores,
     position_of,
     positions_at,
 )
 from efficientbench.architecture.variant import AttentionConfig, AttentionVariant, Decoder, PositionConfig
-from efficientbench.basics.part import require
+from efficientbench.basics.errors import nearest
+from efficientbench.basics.part import Part, require
 
 if TYPE_CHECKING:
     _Attention: TypeAlias = AttentionConfig
@@ -40,8 +49,14 @@ else:
     _Position = Union[tuple(each.config for each in POSITIONS.values())]  # noqa: UP007
 
 
+OWN_LAYER = "own"
+"""The name in a pattern of a layer with the model's own keys."""
+OF_A_KIND = (*SECTIONS, "qk_norm", "ffn_hidden_size")
+"""The keys of the model that a kind of layer may have instead of the model's."""
+
+
 class ModelConfig(Decoder):
-    """The decoder: its backbone with an attention variant and a positional encoding."""
+    """The decoder: its backbone with an attention variant and a positional encoding, or several in a pattern."""
 
     attention: SerializeAsAny[_Attention] = Field(
         default=next(variant.config(kind=kind) for kind, variant in ATTENTION.items()),
@@ -52,6 +67,17 @@ class ModelConfig(Decoder):
         default=next(variant.config(kind=kind) for kind, variant in POSITIONS.items()),
         discriminator="kind",
         description="the positional encoding",
+    )
+    pattern: tuple[str, ...] | None = Field(
+        default=None,
+        description="kinds of the layers in their order, repeated to the last layer: names of model.kinds, kinds of "
+        f"attention with their defaults, or {OWN_LAYER}, which has the model's own keys; unset: layers are alike",
+    )
+    kinds: dict[str, dict[str, Any]] | None = Field(
+        default=None,
+        validate_default=True,
+        description=f"kinds of layers by name, each with what it has instead of the model's {', '.join(OF_A_KIND)}; "
+        "one key: model.kinds.NAME.attention.KEY=VALUE",
     )
 
     @field_validator("attention", "position", mode="wrap")
@@ -78,8 +104,80 @@ class ModelConfig(Decoder):
             given = {key: info.data["heads"] if value == "heads" else value for key, value in given.items()}
         return handler(given) if variant is None or kind in OWN[section] else variant.config.model_validate(given)
 
+    @field_validator("pattern")
+    @classmethod
+    def _within_the_depth(cls, pattern: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
+        layers = info.data.get("layers")
+        if pattern is not None and layers is not None and not 0 < len(pattern) <= layers:
+            raise ValueError(f"a pattern of {len(pattern)} layers does not fit a model of {layers} (model.layers)")
+        return pattern
+
+    @field_validator("kinds")
+    @classmethod
+    def _resolved(cls, kinds: dict[str, dict[str, Any]] | None, info: ValidationInfo) -> dict[str, Any] | None:
+        """Validate each kind of the pattern as a model of its own; return the keys in which it differs."""
+        pattern = info.data.get("pattern")
+        if pattern is None or len(info.data) < len(cls.model_fields) - 1:
+            # What is missing has its own error, which kinds without it would only repeat.
+            if kinds and "pattern" in info.data:
+                raise ValueError("name them in the order of the layers, as model.pattern=[NAME,NAME,own]")
+            return None
+        own = {name: value.model_dump() if isinstance(value, Part) else value for name, value in info.data.items()}
+        own["pattern"], given = None, kinds or {}
+        found: dict[str, Any] = {}
+        problems = [f"{name}: no layer of model.pattern is of this kind" for name in given if name not in pattern]
+        for name in dict.fromkeys(pattern):
+            problem = _unknown(name, given)
+            if problem:
+                problems.append(problem)
+                continue
+            default = {} if name == OWN_LAYER else {"attention": {"kind": name}}
+            try:
+                view = cls.model_validate(own | _overlaid(own, given.get(name, default)))
+                _places_fit(view.model_copy(update={"position": info.data["position"]}), view)
+            except ValueError as error:
+                problems += _messages(name, error)
+            else:
+                found |= {} if name == OWN_LAYER else {name: _differences(own, view)}
+        require((not problems, "; ".join(problems)))
+        return found
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave `pattern` and `kinds` out where they are unset: the model is then what it was before these keys."""
+        dumped: dict[str, Any] = handler(self)
+        unset = {"pattern", "kinds"} if self.pattern is None else set()
+        return {key: value for key, value in dumped.items() if key not in unset}
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """The name of each layer's kind."""
+        return tuple(islice(cycle(self.pattern or (OWN_LAYER,)), self.layers))
+
+    @property
+    def views(self) -> dict[str, ModelConfig]:
+        """The view of each kind of layer: the model as if all layers were of this kind."""
+        if self.pattern is None:
+            return {OWN_LAYER: self}
+        own, kinds = self.own_view, self.kinds or {}
+        return {name: own.model_copy(update=_changes(own, kinds.get(name, {}))) for name in dict.fromkeys(self.pattern)}
+
+    @property
+    def own_view(self) -> ModelConfig:
+        """The model as if all layers had its own keys; its positional encoding is that of embedding and scores."""
+        return self if self.pattern is None else self.model_copy(update={"pattern": None, "kinds": None})
+
+    @property
+    def counted_views(self) -> list[tuple[ModelConfig, int]]:
+        """Each view with the number of its layers."""
+        numbers = Counter(self.layer_kinds)
+        return [(view, numbers[name]) for name, view in self.views.items()]
+
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelConfig:
+        if self.pattern is not None:
+            # `_resolved` has validated each view.
+            return self
         attention, position = attention_of(self), position_of(self)
         normed = " and ".join(kind for kind, each in ATTENTION.items() if each.qk_norm)
         require(
@@ -100,8 +198,94 @@ class ModelConfig(Decoder):
                 ),
             ),
             (
+                position.place != "scores" or attention.plain_scores is None or plain_scores(self) is not None,
+                f"position.kind: {self.position.kind} puts a bias on scores, which the kernel of a window "
+                "(attention.window) does not take: leave the window out",
+            ),
+            (
                 self.position.rope_base is None or self.rotated_dim % 2 == 0,
                 f"RoPE rotates pairs of dimensions: {self.attention.rotated_key} must be even, not {self.rotated_dim}",
             ),
         )
         return self
+
+
+def _unknown(name: str, given: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return what is wrong with a name of the pattern or with the keys of its kind; None if nothing is."""
+    if name == OWN_LAYER:
+        return f"{name}: stands for the model's own keys: give the kind another name" if name in given else None
+    if name not in given:
+        if find("attention", name) is not None:
+            return None
+        valid = (OWN_LAYER, *given, *ATTENTION)
+        near = nearest(name, valid)
+        return f"{name}: is in model.pattern, and neither here nor an attention; " + (
+            f"did you mean {near}?" if near else f"the names are {', '.join(valid)}"
+        )
+    strange = [key for key in given[name] if key not in OF_A_KIND]
+    return f"{name}.{strange[0]}: a kind has {', '.join(OF_A_KIND)} alone" if strange else None
+
+
+def _overlaid(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a kind: within a section the same kind adds keys, another kind replaces the section."""
+    return {key: _section(own[key], value) if key in SECTIONS else value for key, value in given.items()}
+
+
+def _section(own: Mapping[str, Any], given: Any) -> Any:
+    same = isinstance(given, Mapping) and given.get("kind", own["kind"]) == own["kind"]
+    return {**own, **given} if same else given
+
+
+def _differences(own: Mapping[str, Any], view: ModelConfig) -> dict[str, Any]:
+    """Return the keys in which a view differs from the model's own, so that `_overlaid` gives the view again."""
+    found: dict[str, Any] = {}
+    for key in OF_A_KIND:
+        value = getattr(view, key)
+        if key not in SECTIONS:
+            found |= {key: value} if value != own[key] else {}
+            continue
+        dumped, before = value.model_dump(), own[key]
+        if dumped["kind"] == before["kind"]:
+            # A section leaves out some keys that are unset.
+            both = {name: dumped.get(name) for name in (*dumped, *before)}
+            dumped = {name: each for name, each in both.items() if each != before.get(name)}
+        found |= {key: dumped} if dumped else {}
+    return found
+
+
+def _changes(own: ModelConfig, differences: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a view's keys from those in which it differs; sections are validated as declared."""
+    changed = dict(differences)
+    for section in SECTIONS:
+        if section in differences:
+            keys = _section(getattr(own, section).model_dump(), differences[section])
+            variant = find(section, keys["kind"])
+            assert variant is not None
+            changed[section] = variant.config.model_validate(keys)
+    return changed
+
+
+def _places_fit(own: ModelConfig, view: ModelConfig) -> None:
+    """Raise ValueError if a kind changes the encoding of the embedding or of scores, which all layers share."""
+    shared = {position_of(own).place, position_of(view).place} & {"embedding", "scores"}
+    require(
+        (
+            own.position == view.position or not shared,
+            f"position.kind: layers with {own.position.kind!r} and with {view.position.kind!r} positions cannot be in "
+            f"one model: a kind may differ only among {positions_at(frozenset({'nothing', 'queries and keys'}))}",
+        )
+    )
+
+
+def _messages(name: str, error: ValueError) -> list[str]:
+    """Return the problems of a kind's view, each with the path of its key."""
+    if not isinstance(error, ValidationError):
+        return [f"{name}.{error}"]
+    found = []
+    for each in error.errors(include_url=False):
+        # After a section pydantic inserts the kind.
+        path = [
+            str(step) for place, step in enumerate(each["loc"]) if place != 1 or step not in {*ATTENTION, *POSITIONS}
+        ]
+        found.append(f"{'.'.join([name, *path])}: {each['msg'].removeprefix('Value error, ')}")
+    return found

@@ -29,17 +29,43 @@ OWN: dict[Section, Mapping[str, AttentionVariant | PositionVariant]] = {"attenti
 
 
 def attention_of(model: Decoder) -> AttentionVariant:
-    """Return the declaration of a model's attention."""
+    """Return the declaration of a model's attention.
+
+    Raises TypeError: the model has a pattern, so that only a view has one attention (`ModelConfig.views`).
+    """
+    _refuse_pattern(model)
     found = find("attention", model.attention.kind)
     assert isinstance(found, AttentionVariant)
     return found
 
 
 def position_of(model: Decoder) -> PositionVariant:
-    """Return the declaration of a model's positional encoding."""
+    """Return the declaration of a model's positional encoding. Raises TypeError as `attention_of`."""
+    _refuse_pattern(model)
     found = find("position", model.position.kind)
     assert isinstance(found, PositionVariant)
     return found
+
+
+def plain_scores(model: Decoder) -> tuple[int, int] | None:
+    """Return the widths of a key and a value head of plain causal attention, which the configured kernel computes.
+
+    None: the layer computes its scores by itself.
+    """
+    widths = attention_of(model).plain_scores
+    return None if widths is None else widths(model)
+
+
+def shares_sequence(model: Decoder) -> bool:
+    """Return whether context-parallel ranks can share a sequence in a model's attention."""
+    declared = attention_of(model).context_parallel
+    return declared if isinstance(declared, bool) else declared(model)
+
+
+def _refuse_pattern(model: Decoder) -> None:
+    """Raise TypeError for a model whose layers are of several kinds, so that no formula answers for the wrong ones."""
+    if model.pattern is not None:
+        raise TypeError("the layers of a model with a pattern are of several kinds: ask its views (ModelConfig.views)")
 
 
 def find(section: Section, kind: object) -> AttentionVariant | PositionVariant | None:
@@ -95,10 +121,18 @@ def named_kind(config: Mapping[str, Any], section: Section) -> str | None:
 
 def load_named(config: Mapping[str, Any]) -> None:
     """Import the declarations from outside this project that a configuration names. Raises ConfigError as `load`."""
-    for section in SECTIONS:
-        kind = named_kind(config, section)
-        if kind is not None:
-            load(section, kind)
+    model = config.get("model")
+    model = model if isinstance(model, Mapping) else {}
+    kinds = model.get("kinds")
+    for each in (model, *(kinds.values() if isinstance(kinds, Mapping) else ())):
+        for section in SECTIONS:
+            kind = named_kind({"model": each}, section)
+            if kind is not None:
+                load(section, kind)
+    pattern = model.get("pattern")
+    for name in pattern if isinstance(pattern, Sequence) else ():
+        if isinstance(name, str):
+            load("attention", name)
 
 
 def load_kinds(arguments: Sequence[str]) -> None:

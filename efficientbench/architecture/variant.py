@@ -79,10 +79,14 @@ class PositionConfig(Part):
 
 
 class Decoder(Backbone):
-    """A model as the formulas of its variants see it: the backbone, with the keys of attention and position."""
+    """A model as the formulas of its variants see it: the backbone, with the keys of attention and position.
+
+    A model whose layers are of several kinds has a `pattern`, and formulas see a view of it for each kind.
+    """
 
     attention: AttentionConfig
     position: PositionConfig
+    pattern: tuple[str, ...] | None = None
 
     @property
     def key_value_heads(self) -> int:
@@ -202,9 +206,9 @@ class AttentionVariant:
     """Error message for an encoding of another place."""
     qk_norm: bool = False
     """Whether the layer has norms on the heads' queries and keys where `model.qk_norm` asks for them."""
-    plain_scores: Callable[[Decoder], tuple[int, int]] | None = None
+    plain_scores: Callable[[Decoder], tuple[int, int] | None] | None = None
     """Widths of a key and a value head, where the configured kernel computes the scores as plain causal attention;
-    None: the layer computes its scores by itself."""
+    None, or a function that returns None: the layer computes its scores by itself."""
     kernels: str | None = None
     """Dotted name of the OwnKernels (model/kernels/own_kernels.py) of a layer that computes its scores by itself."""
     matrices: Callable[[Decoder], dict[str, Stack]] | None = None
@@ -216,8 +220,8 @@ class AttentionVariant:
     `match=cache` is refused."""
     tensor_parallel: Callable[[Decoder, int], list[str]] | None = None
     """(model, t) → why t tensor-parallel ranks cannot share the layer, beside the number of heads; None: no two can."""
-    context_parallel: bool = False
-    """Whether context-parallel ranks can share a sequence."""
+    context_parallel: bool | Callable[[Decoder], bool] = False
+    """Whether context-parallel ranks can share a sequence; a function where it depends on the model's keys."""
     within_documents: tuple[str, ...] | None = None
     """Device types on which the layer's `forward` takes `packed_seq_params`, the Documents (model/documents.py) within
     which its tokens attend; empty: all; None: none."""

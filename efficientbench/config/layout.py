@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 
-from efficientbench.architecture.registry import ATTENTION, attention_of, position_of
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import ATTENTION, attention_of, position_of, shares_sequence
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.part import AUTO
 from efficientbench.config.schema import RunConfig
+
+_WITHIN = "data.attention_within_documents"
 
 
 @dataclass(frozen=True)
@@ -158,12 +162,8 @@ def _shape_problems(config: RunConfig) -> list[str]:
     tp, rows = parallel.tp, seq_len if model.position.longest is None else model.position.longest
     return [
         *_messages((model.heads % tp, f"parallel.tp: {tp} does not divide the {model.heads} heads (model.heads)")),
-        *_attention_problems(config),
+        *_of_each_kind(model, lambda view: _layer_problems(config, view)),
         *_messages(
-            (
-                model.ffn_hidden_size % tp and parallel.ep == 1,
-                f"parallel.tp: {tp} does not divide the feed-forward width {model.ffn_hidden_size}",
-            ),
             (
                 parallel.sp and tp == 1,
                 "parallel.sp: sequence parallelism splits over tensor-parallel ranks: set parallel.tp above 1",
@@ -181,12 +181,17 @@ def _shape_problems(config: RunConfig) -> list[str]:
     ]
 
 
-def _attention_problems(config: RunConfig) -> list[str]:
-    """Return the problems of the model's attention in this layout: what it cannot do, or does not declare."""
-    attention, kind, tp = attention_of(config.model), config.model.attention.kind, config.parallel.tp
+def _of_each_kind(model: ModelConfig, problems: Callable[[ModelConfig], list[str]]) -> list[str]:
+    """Return the problems of each view; where kinds have the same problem, it is named once."""
+    return list(dict.fromkeys(problem for view in model.views.values() for problem in problems(view)))
+
+
+def _layer_problems(config: RunConfig, view: ModelConfig) -> list[str]:
+    """Return the problems of a kind of layer in this layout: what it cannot do, or does not declare."""
+    attention, kind, tp = attention_of(view), view.attention.kind, config.parallel.tp
     shared = attention.tensor_parallel
     return [
-        *(shared(config.model, tp) if shared else []),
+        *(shared(view, tp) if shared else []),
         *_messages(
             (
                 tp > 1 and shared is None,
@@ -197,12 +202,19 @@ def _attention_problems(config: RunConfig) -> list[str]:
                 f"training.recompute: attention {kind!r} does not declare that it can be computed again by itself: set "
                 "training.recompute to none or full",
             ),
+            (
+                view.ffn_hidden_size % tp and config.parallel.ep == 1,
+                f"parallel.tp: {tp} does not divide the feed-forward width {view.ffn_hidden_size}",
+            ),
         ),
     ]
 
 
 def _pipeline_problems(config: RunConfig) -> list[str]:
     layers, pp, vpp = config.model.layers, config.parallel.pp, config.parallel.vpp
+    kinds = config.model.layer_kinds
+    uneven = layers % (pp * vpp) == 0 and not _stages_alike(kinds, pp * vpp)
+    even = [str(stages) for stages in range(1, layers + 1) if layers % stages == 0 and _stages_alike(kinds, stages)]
     return _messages(
         (layers % pp, f"parallel.pp: {pp} stages do not divide the {layers} layers (model.layers)"),
         (
@@ -213,25 +225,26 @@ def _pipeline_problems(config: RunConfig) -> list[str]:
             vpp > 1 and pp == 1,
             "parallel.vpp: virtual stages interleave those of several ranks: set parallel.pp above 1",
         ),
+        (
+            uneven,
+            f"parallel.pp: {pp} × vpp {vpp} stages of {layers // (pp * vpp)} layers would differ in the kinds of their "
+            f"layers (model.pattern), and the others would wait for the slowest: {' or '.join(even)} stages are alike",
+        ),
     )
+
+
+def _stages_alike(kinds: Sequence[str], stages: int) -> bool:
+    """Return whether so many stages have equally many layers of each kind."""
+    size = len(kinds) // stages
+    return len({tuple(sorted(kinds[first : first + size])) for first in range(0, len(kinds), size)}) == 1
 
 
 def _context_problems(config: RunConfig) -> list[str]:
     model, parallel, seq_len = config.model, config.parallel, config.training.seq_len
-    cp, kind = parallel.cp, model.position.kind
+    cp = parallel.cp
     if cp == 1:
         return []
-    biased = position_of(model).place == "scores"
-    positions = f"the scores' bias of {kind!r} positions" if biased else f"the encoding {kind!r}"
-    return _messages(
-        (
-            not attention_of(model).context_parallel,
-            f"parallel.cp: attention {model.attention.kind!r} does not share a sequence over ranks: set parallel.cp=1",
-        ),
-        (
-            not position_of(model).context_parallel,
-            f"parallel.cp: {positions} does not share a sequence over ranks: set parallel.cp=1",
-        ),
+    return _of_each_kind(model, _not_shared) + _messages(
         (
             seq_len % (2 * cp),
             f"parallel.cp: {cp} ranks hold two chunks of a sequence each, and 2 × {cp} do not divide its {seq_len} "
@@ -245,28 +258,47 @@ def _context_problems(config: RunConfig) -> list[str]:
     )
 
 
-def _document_problems(config: RunConfig) -> list[str]:
-    key, attention, position = (
-        "data.attention_within_documents",
-        config.model.attention.kind,
-        config.model.position.kind,
+def _not_shared(view: ModelConfig) -> list[str]:
+    """Return why context-parallel ranks cannot share a sequence in a kind of layer."""
+    attention, kind = view.attention.kind, view.position.kind
+    biased = position_of(view).place == "scores"
+    positions = f"the scores' bias of {kind!r} positions" if biased else f"the encoding {kind!r}"
+    return _messages(
+        (
+            not shares_sequence(view),
+            f"parallel.cp: attention {attention!r} does not share a sequence over ranks: set parallel.cp=1",
+        ),
+        (
+            not position_of(view).context_parallel,
+            f"parallel.cp: {positions} does not share a sequence over ranks: set parallel.cp=1",
+        ),
     )
+
+
+def _document_problems(config: RunConfig) -> list[str]:
     if not config.data.attention_within_documents:
         return []
     return _messages(
         (
             config.training.objective != "pretrain",
-            f"{key}: it separates documents, and training.objective={config.training.objective} learns from "
+            f"{_WITHIN}: it separates documents, and training.objective={config.training.objective} learns from "
             "conversations: leave it out",
         ),
+    ) + _of_each_kind(config.model, _not_within_documents)
+
+
+def _not_within_documents(view: ModelConfig) -> list[str]:
+    """Return why attention cannot end at document ends in a kind of layer."""
+    return _messages(
         (
-            attention_of(config.model).within_documents is None,
-            f"{key}: attention {attention!r} does not declare that it can (AttentionVariant.within_documents): leave "
-            f"it out, or set model.attention.kind to {_within_documents('cpu')}",
+            attention_of(view).within_documents is None,
+            f"{_WITHIN}: attention {view.attention.kind!r} does not declare that it can "
+            f"(AttentionVariant.within_documents): leave it out, or set model.attention.kind to "
+            f"{_within_documents('cpu')}",
         ),
         (
-            not position_of(config.model).decodes,
-            f"{key}: the encoding {position!r} does not declare that a row can have positions of its own "
+            not position_of(view).decodes,
+            f"{_WITHIN}: the encoding {view.position.kind!r} does not declare that a row can have positions of its own "
             "(PositionVariant.decodes): leave it out",
         ),
     )
@@ -274,13 +306,13 @@ def _document_problems(config: RunConfig) -> list[str]:
 
 def check_documents(config: RunConfig, device_type: str) -> None:
     """Raise a ConfigError if the attention shall end at document ends, and cannot on this device type."""
-    serves = attention_of(config.model).within_documents
-    if config.data.attention_within_documents and serves and device_type not in serves:
-        raise ConfigError(
-            f"data.attention_within_documents: attention {config.model.attention.kind!r} can on {' and '.join(serves)} "
-            f"alone, and not on {device_type}: leave it out, or set model.attention.kind to "
-            f"{_within_documents(device_type)}"
-        )
+    for view in config.model.views.values():
+        serves = attention_of(view).within_documents
+        if config.data.attention_within_documents and serves and device_type not in serves:
+            raise ConfigError(
+                f"{_WITHIN}: attention {view.attention.kind!r} can on {' and '.join(serves)} alone, and not on "
+                f"{device_type}: leave it out, or set model.attention.kind to {_within_documents(device_type)}"
+            )
 
 
 def _within_documents(device_type: str) -> str:

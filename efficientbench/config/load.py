@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import reprlib
 import types
@@ -14,7 +15,8 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from efficientbench.architecture.registry import OWN, SECTIONS, load_named, named_kind
+from efficientbench.architecture.model import OF_A_KIND
+from efficientbench.architecture.registry import OWN, SECTIONS, load_named
 from efficientbench.architecture.variant import AttentionConfig, PositionConfig
 from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.part import Part
@@ -32,6 +34,8 @@ _DECIDED = {
 }
 """Keys that no override may set → what decides them."""
 _OWN_KINDS = {kind for variants in OWN.values() for kind in variants}
+_KIND = re.compile(rf"(model\.(?:kinds\.[^.=]+\.)?(?:{'|'.join(SECTIONS)})\.kind)=(.*)", re.DOTALL)
+"""An override of the kind of a section, of the model or of a kind of its layers."""
 _NULL_WORDS = frozenset({"", "~", "null", "none", "None", "Null", "NULL"})
 
 
@@ -56,18 +60,16 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
             problems.append(answer)
         elif not separator:
             problems.append(f"{_shown(override)}: an override is written key=value, like training.seq_len=1024")
-        elif key not in keys:
+        elif (field := _field(key, keys)) is None:
             problems.append(unknown_key(key, keys))
         else:
             try:
-                values[key] = parse(key, text, keys[key])
+                values[key] = parse(key, text, field)
             except (yaml.YAMLError, RecursionError):
                 problems.append(f"{key}: {_shown(text)} is not a list or a mapping as YAML writes them")
     layer: Overlay = {}
     for key, value in values.items():
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        layer = merged(layer, value)
+        layer = merged(layer, _nested(key, value))
     tree = _laid_over(tree, layer)
     if _of_training(tree, "optimizer") == "muon":
         # Muon updates complete matrices, which the distributed optimizer would split among ranks.
@@ -86,14 +88,39 @@ def _with_kinds(tree: Overlay, overrides: Sequence[str]) -> Overlay:
 
     A different kind replaces its section, whose keys it does not have.
     """
-    for section in SECTIONS:
-        key = f"model.{section}.kind="
-        for kind in [text.removeprefix(key) for text in overrides if text.startswith(key)][-1:]:
-            if named_kind(tree, section) not in (None, kind):
-                tree = {**tree, "model": {**tree["model"], section: {}}}
-            tree = merged(tree, {"model": {section: {"kind": kind}}})
+    matches = filter(None, map(_KIND.fullmatch, overrides))
+    for key, kind in {found[1]: found[2] for found in matches}.items():
+        if _at(tree, key) not in (None, kind):
+            tree = merged(tree, _nested(key.removesuffix(".kind"), None))
+        tree = merged(tree, _nested(key, kind))
     load_named(tree)
+    for override in overrides:
+        key, _, text = override.partition("=")
+        if key in ("model.pattern", "model.kinds") and text[:1] in ("[", "{"):
+            with contextlib.suppress(yaml.YAMLError, RecursionError):
+                load_named(_nested(key, yaml.load(text, yaml.BaseLoader)))
     return tree
+
+
+def _nested(key: str, value: object) -> Overlay:
+    """Return the tree in which a dotted key has a value."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return typing.cast(Overlay, value)
+
+
+def _at(tree: Mapping[str, Any], key: str) -> object:
+    """Return the value of a dotted key; None where there is none."""
+    found: Any = tree
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def _field(key: str, keys: Mapping[str, FieldInfo]) -> FieldInfo | None:
+    """Return the field of a key; for one of `model.kinds.NAME` that of the model; None for an unknown key."""
+    kind = re.fullmatch(rf"model\.kinds\.[^.]+\.(({'|'.join(OF_A_KIND)})(\..+)?)", key)
+    return keys.get(f"model.{kind[1]}" if kind else key)
 
 
 def settable_keys() -> dict[str, FieldInfo]:

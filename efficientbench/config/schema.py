@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import attention_of, position_of
+from efficientbench.architecture.registry import attention_of, plain_scores, position_of
 from efficientbench.basics.part import (
     Label,
     Meters,
@@ -277,18 +277,19 @@ class RunConfig(Part):
 
     @model_validator(mode="after")
     def _optimizer_serves(self) -> RunConfig:
-        training, kind = self.training, self.model.attention.kind
+        training = self.training
         muon = training.optimizer == "muon"
         if muon and self.parallel.distributed_optimizer:
             raise ValueError(
                 "parallel.distributed_optimizer: training.optimizer=muon updates whole matrices, and the distributed "
                 "optimizer gives ranks parts of them: leave it unset or set it to false"
             )
-        if muon and attention_of(self.model).matrices is None:
-            raise ValueError(
-                f"training.optimizer: attention {kind!r} does not declare its matrices (AttentionVariant.matrices), "
-                "which muon updates one by one: set training.optimizer=adamw"
-            )
+        for view in self.model.views.values():
+            if muon and attention_of(view).matrices is None:
+                raise ValueError(
+                    f"training.optimizer: attention {view.attention.kind!r} does not declare its matrices "
+                    "(AttentionVariant.matrices), which muon updates one by one: set training.optimizer=adamw"
+                )
         if training.head_learning_rate is not None and self.model.tied:
             raise ValueError(
                 "training.head_learning_rate: the output projection is the embedding (model.tied=true): set "
@@ -301,8 +302,12 @@ class RunConfig(Part):
         asked, model = self.kernels.attention, self.model
         if asked == "auto":
             return self
-        own, biased = attention_of(model).plain_scores is None, position_of(model).place == "scores"
-        reason = f"attention {model.attention.kind!r} has kernels of its own" if own else None
+        views = model.views.values()
+        biased = position_of(model.own_view).place == "scores"
+        own = " and ".join(repr(kind) for kind in dict.fromkeys(view.attention.kind for view in views))
+        # One kind of layer with plain causal attention is work enough for the kernel.
+        plain = any(plain_scores(view) is not None for view in views)
+        reason = None if plain else f"attention {own} has kernels of its own"
         reason = f"{model.position.kind!r} positions put a bias on the scores" if biased else reason
         within = self.data.attention_within_documents and asked == "flex"
         reason = "data.attention_within_documents would compile it for each document's length" if within else reason

@@ -13,6 +13,7 @@ from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs.layers import over_stage, stage_views
 from efficientbench.costs.matrices import gathered_matrices
 from efficientbench.costs.memory import rank_embedding, rank_experts, rank_parameters, rank_tokens
 from efficientbench.costs.model import (
@@ -95,38 +96,51 @@ def _tensor_parallel(config: RunConfig, layout: Layout, stage: int) -> Iterator[
         return
     model = config.model
     unit = rank_tokens(config, layout) * DTYPE_BYTES[config.training.dtype]
-    forwards = 2 if config.training.recompute == "full" else 1
-    attention = attention_of(model).costs
-    columns = sum(attention.column_inputs(model))
-    rows = model.hidden_size
-    if model.moe is None:
-        columns, rows = columns + model.hidden_size, 2 * model.hidden_size
     # The first stage sums its embedding like a row-parallel layer. The last stage's output projection takes the hidden
     # states like a column-parallel layer, and computes its own weight's gradient, so it gathers them once.
     embedded = model.hidden_size if stage == 0 else 0
     projected = model.hidden_size if stage == layout.pp - 1 else 0
-    shared, layers = attention.read_by_all_heads(model), layout.layers_per_stage
-    widths: dict[Operation, int]
-    if layout.sp:
-        widths = {
-            "all-gather": layers * ((forwards + 1) * columns + forwards * shared + rows) + embedded + projected,
-            "reduce-scatter": layers * (forwards * rows + columns + shared) + embedded + projected,
-        }
-    else:
-        widths = {"all-reduce": layers * (forwards * rows + columns + shared) + embedded + projected}
+    widths: dict[Operation, int] = {"all-gather": 0, "reduce-scatter": 0} if layout.sp else {"all-reduce": 0}
+    for each, count in stage_views(config, layout):
+        for operation, width in _layer_widths(each, layout).items():
+            widths[operation] += count * width
     for operation, width in widths.items():
-        yield Transfer("tensor parallelism: activations", operation, "tp", unit * width)
-    # Every rank gathers the heads that it shares with other ranks, and keeps its own.
-    wide = layers * unit * attention.gathered_heads(model, layout.tp)
-    yield Transfer("tensor parallelism: activations", "all-gather", "tp", forwards * wide)
-    yield Transfer("tensor parallelism: activations", "reduce-scatter", "tp", wide)
+        yield Transfer("tensor parallelism: activations", operation, "tp", unit * (width + embedded + projected))
+    for each, count in stage_views(config, layout):
+        yield from _weights_and_heads(each, layout, count)
     if projected:
         # Three numbers for each token: the largest logit, the sum of exponentials, and the label's logit.
         yield Transfer(
             "loss over a split vocabulary", "all-reduce", "tp", 3 * rank_tokens(config, layout) * FLOAT32_BYTES
         )
+
+
+def _layer_widths(config: RunConfig, layout: Layout) -> dict[Operation, int]:
+    """Return the elements per token of the activations that one layer's operations transfer."""
+    model, forwards = config.model, 2 if config.training.recompute == "full" else 1
+    attention = attention_of(model).costs
+    columns, shared = sum(attention.column_inputs(model)), attention.read_by_all_heads(model)
+    rows = model.hidden_size
+    if model.moe is None:
+        columns, rows = columns + model.hidden_size, 2 * model.hidden_size
+    if layout.sp:
+        return {
+            "all-gather": (forwards + 1) * columns + forwards * shared + rows,
+            "reduce-scatter": forwards * rows + columns + shared,
+        }
+    return {"all-reduce": forwards * rows + columns + shared}
+
+
+def _weights_and_heads(config: RunConfig, layout: Layout, layers: int) -> Iterator[Transfer]:
+    """Yield the heads that tp ranks gather in layers of one kind, and the gradients that they sum in a micro-batch."""
+    model, forwards = config.model, 2 if config.training.recompute == "full" else 1
+    attention, element_bytes = attention_of(model).costs, DTYPE_BYTES[config.training.dtype]
+    # Every rank gathers the heads that it shares with other ranks, and keeps its own.
+    wide = layers * rank_tokens(config, layout) * element_bytes * attention.gathered_heads(model, layout.tp)
+    yield Transfer("tensor parallelism: activations", "all-gather", "tp", forwards * wide)
+    yield Transfer("tensor parallelism: activations", "reduce-scatter", "tp", wide)
     if attention.replicated_summed == "in a micro-batch":
-        weights = layers * attention.replicated_parameters(model) * DTYPE_BYTES[config.training.dtype]
+        weights = layers * attention.replicated_parameters(model) * element_bytes
         yield Transfer("gradients of weights on every tp rank", "all-reduce", "tp", weights)
 
 
@@ -136,8 +150,8 @@ def _context_parallel(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
         return
     forwards = 1 if config.training.recompute == "none" else 2
     tokens = rank_tokens(config, layout) * layout.cp
-    elements = attention_of(config.model).costs.exchanged(config.model, layout.tp)
-    size = layout.layers_per_stage * tokens * elements * DTYPE_BYTES[config.training.dtype]
+    elements = over_stage(config, layout, lambda each: attention_of(each.model).costs.exchanged(each.model, layout.tp))
+    size = tokens * elements * DTYPE_BYTES[config.training.dtype]
     yield Transfer("context parallelism: keys and values", "all-gather", "cp", forwards * size)
     yield Transfer("context parallelism: keys and values", "reduce-scatter", "cp", size)
 
@@ -211,13 +225,13 @@ def _shared_weights(config: RunConfig, layout: Layout, stage: int) -> Iterator[T
     These are a tied embedding on the first and the last stage, T5's table on every stage, the norms that each tp rank
     applies to its own heads, and with sequence parallelism the weights that it applies to its own tokens.
     """
-    model, position = config.model, position_of(config.model)
+    model, position = config.model, position_of(config.model.own_view)
     first, last = stage == 0, stage == layout.pp - 1
     if layout.pp > 1 and model.tied and (first or last):
         size = rank_embedding(config, layout) * FLOAT32_BYTES
         yield Transfer("gradient of the tied embedding", "all-reduce", "embedding", size)
     if layout.pp > 1 and position.place == "scores":
-        table = position.costs.rank_parameters(model, layout.tp, first) * FLOAT32_BYTES
+        table = position.costs.rank_parameters(model.own_view, layout.tp, first) * FLOAT32_BYTES
         yield Transfer("gradient of the shared table", "all-reduce", "pp", table)
     if layout.tp > 1:
         count = _whole_on_tp_ranks(config, layout, stage)
@@ -226,16 +240,19 @@ def _shared_weights(config: RunConfig, layout: Layout, stage: int) -> Iterator[T
 
 def _whole_on_tp_ranks(config: RunConfig, layout: Layout, stage: int) -> int:
     """Count the weights whose gradients the tp ranks of a stage sum, each having only its heads' or tokens' part."""
-    model = config.model
+    model, position = config.model, position_of(config.model.own_view)
     if not layout.sp:
-        return layout.layers_per_stage * head_norm_parameters(model)
-    whole = layer_norm_parameters(model) + router_parameters(model)
-    attention, position = attention_of(model).costs, position_of(model)
-    if attention.replicated_summed == "in a step":
-        whole += attention.replicated_parameters(model)
-    count = layout.layers_per_stage * whole + outer_norm_parameters(model, stage == 0, stage == layout.pp - 1)
+        return over_stage(config, layout, lambda each: head_norm_parameters(each.model))
+
+    def whole(each: RunConfig) -> int:
+        attention = attention_of(each.model).costs
+        summed = attention.replicated_summed == "in a step"
+        replicated = attention.replicated_parameters(each.model) if summed else 0
+        return layer_norm_parameters(each.model) + router_parameters(each.model) + replicated
+
+    count = over_stage(config, layout, whole) + outer_norm_parameters(model, stage == 0, stage == layout.pp - 1)
     if position.place == "embedding" and stage == 0:
-        count += position.costs.parameters(model)
+        count += position.costs.parameters(model.own_view)
     return count
 
 

@@ -6,6 +6,7 @@ operations that this project runs: no cache is credited, and no fusion that it d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
@@ -14,8 +15,16 @@ from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.training import Recompute
+from efficientbench.costs.layers import over_layers, stage_views
 from efficientbench.costs.matrices import muon_flops
-from efficientbench.costs.memory import rank_embedding, rank_experts, rank_parameters, rank_tokens, vocabulary_rows
+from efficientbench.costs.memory import (
+    layer_experts,
+    rank_embedding,
+    rank_experts,
+    rank_parameters,
+    rank_tokens,
+    vocabulary_rows,
+)
 from efficientbench.costs.model import (
     FLOAT32_BYTES,
     feed_forward_matrices,
@@ -44,23 +53,27 @@ class AttentionWork:
     """FLOPs per token of products that a layer's backward pass computes once more than with `scores_again`."""
 
 
-def hardware_flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute, work: AttentionWork) -> int:
-    """Count the FLOPs per token that devices compute in training: the model's, those of recomputation and of `work`.
+def hardware_flops_per_token(
+    model: ModelConfig, seq_len: int, recompute: Recompute, work_of: Callable[[ModelConfig], AttentionWork]
+) -> int:
+    """Count the FLOPs per token that devices compute in training: the model's, and those of recomputation and kernels.
 
-    Raises UndeclaredError: the attention's declaration lacks a formula.
+    `work_of`: returns the work of the attention kernel of a view. Raises UndeclaredError: the attention's declaration
+    lacks a formula.
     """
-    costs = attention_of(model).costs
-    needed = costs.products(model, seq_len)
-    scores, values = (costs.computed_products or costs.products)(model, seq_len)
-    if work.pads_values:
-        values = scores
     forwards = 1 if recompute == "none" else 2
-    forward = scores + values - sum(needed)
-    backward = 2 * forward + (scores if work.scores_again else 0)
-    flops = flops_per_token(model, seq_len, recompute)
-    return flops.training_hardware + model.layers * (
-        forwards * (forward + work.again) + backward + work.again_in_backward
-    )
+
+    def beyond(view: ModelConfig) -> int:
+        costs, work = attention_of(view).costs, work_of(view)
+        needed = costs.products(view, seq_len)
+        scores, values = (costs.computed_products or costs.products)(view, seq_len)
+        if work.pads_values:
+            values = scores
+        forward = scores + values - sum(needed)
+        backward = 2 * forward + (scores if work.scores_again else 0)
+        return forwards * (forward + work.again) + backward + work.again_in_backward
+
+    return flops_per_token(model, seq_len, recompute).training_hardware + over_layers(model, beyond)
 
 
 @dataclass(frozen=True)
@@ -83,14 +96,16 @@ Works = tuple[Work, ...]
 
 def micro_batch_work(config: RunConfig, layout: Layout, stage: int) -> dict[str, Works]:
     """Return the work of a rank of a pipeline stage for one micro-batch, forward and backward, by kind."""
-    layers = layout.layers_per_stage
-    work = {
-        "matmuls": _matmuls(config, layout),
-        "attention": (_attention(config, layout),),
-        "norms": (_norms(config, layout),),
-        "elementwise": (_elementwise(config, layout),),
-    }
-    work = {kind: tuple(each.times(layers) for each in parts) for kind, parts in work.items()}
+    work: dict[str, Works] = {}
+    for each, count in stage_views(config, layout):
+        layer = {
+            "matmuls": _matmuls(each, layout),
+            "attention": (_attention(each, layout),),
+            "norms": (_norms(each, layout),),
+            "elementwise": (_elementwise(each, layout),),
+        }
+        for kind, parts in layer.items():
+            work[kind] = work.get(kind, ()) + tuple(part.times(count) for part in parts)
     if stage == 0:
         work["embedding"] = (_embedding(config, layout),)
     if stage == layout.pp - 1:
@@ -137,7 +152,7 @@ def _matmuls(config: RunConfig, layout: Layout) -> Works:
     if model.moe is None:
         weights += feed_forward_parameters(model) / tp
     else:
-        weights += rank_experts(config, layout) / layout.layers_per_stage
+        weights += layer_experts(config, layout)
     inner = feed_forward_matrices(model) * model.ffn_hidden_size * computed + sum(attention.column_inputs(model))
     elements = (inner + attention.projection_flops(model) / model.hidden_size) / tp + 2 * model.hidden_size
     moved = weights * (passes - 1) * dtype_bytes + weights * 2 * FLOAT32_BYTES

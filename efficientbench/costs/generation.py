@@ -9,6 +9,7 @@ from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.costs.compute import Work, Works
+from efficientbench.costs.layers import over_layers
 from efficientbench.costs.model import (
     cache_bytes,
     count_parameters,
@@ -28,12 +29,12 @@ def prefill_work(model: ModelConfig, prompt_tokens: int, rows: int, dtype: str) 
 
     Raises UndeclaredError: the model cannot generate, or its declaration lacks a formula.
     """
-    scores = attention_of(model).costs.causal_score_flops(model, prompt_tokens)
+    scores = over_layers(model, lambda view: attention_of(view).costs.causal_score_flops(view, prompt_tokens))
     tokens = rows * prompt_tokens
     written = rows * cache_bytes(model, prompt_tokens, dtype)
     return {
         "matmuls": _matmuls(model, tokens, rows, dtype),
-        "attention": (Work(tokens * model.layers * scores, written),),
+        "attention": (Work(tokens * scores, written),),
     }
 
 
@@ -42,10 +43,10 @@ def decode_work(model: ModelConfig, tokens: int, rows: int, dtype: str) -> dict[
 
     Raises UndeclaredError: the model cannot generate, or its declaration lacks a formula.
     """
-    flops = attention_of(model).costs.decode_flops(model, tokens)
+    flops = over_layers(model, lambda view: attention_of(view).costs.decode_flops(view, tokens))
     return {
         "matmuls": _matmuls(model, rows, rows, dtype),
-        "attention": (Work(rows * model.layers * flops, rows * cache_bytes_read(model, tokens, dtype)),),
+        "attention": (Work(rows * flops, rows * cache_bytes_read(model, tokens, dtype)),),
     }
 
 
@@ -53,7 +54,7 @@ def _matmuls(model: ModelConfig, tokens: int, rows: int, dtype: str) -> Works:
     """Return the work of the layers' matmuls for all tokens, and of the output projection for one token of each row."""
     table = model.vocab_size * model.hidden_size
     weights = weight_bytes_read(model, tokens, dtype, experts_touched(model, tokens)) - table * DTYPE_BYTES[dtype]
-    flops = tokens * model.layers * layer_matmul_flops(model)
+    flops = tokens * over_layers(model, layer_matmul_flops)
     return Work(flops, weights), Work(rows * 2 * table, table * DTYPE_BYTES[dtype])
 
 
@@ -74,9 +75,12 @@ def cache_bytes_read(model: ModelConfig, tokens: int, dtype: str) -> int:
 
     `tokens` is the sequence's length, the new token included.
     """
-    costs = attention_of(model).costs
-    elements = costs.cached(model) * tokens if costs.decode_reads is None else costs.decode_reads(model, tokens)
-    return model.layers * elements * DTYPE_BYTES[dtype]
+
+    def elements(view: ModelConfig) -> int:
+        costs = attention_of(view).costs
+        return costs.cached(view) * tokens if costs.decode_reads is None else costs.decode_reads(view, tokens)
+
+    return over_layers(model, elements) * DTYPE_BYTES[dtype]
 
 
 def weight_bytes_read(model: ModelConfig, batch: int, dtype: str, experts_touched: float | None = None) -> float:
@@ -88,10 +92,11 @@ def weight_bytes_read(model: ModelConfig, batch: int, dtype: str, experts_touche
     read: float = counted.total
     if not model.tied:
         read -= (model.vocab_size - batch) * model.hidden_size
-    if position_of(model).place == "embedding":
+    if position_of(model.own_view).place == "embedding":
         read -= counted.position - min(batch * model.hidden_size, counted.position)
     if model.moe is not None and experts_touched is not None:
-        read -= model.layers * (model.moe.experts - experts_touched) * feed_forward_parameters(model)
+        for view, count in model.counted_views:
+            read -= count * (model.moe.experts - experts_touched) * feed_forward_parameters(view)
     return read * DTYPE_BYTES[dtype]
 
 
@@ -126,12 +131,14 @@ def largest_batch(
 
 def _weight_bytes(model: ModelConfig, dtype: str, tp: int) -> int:
     # Norms and routers, which every rank holds in full too, are too small to count.
-    whole = model.layers * attention_of(model).costs.replicated_parameters(model) if tp > 1 else 0
+    replicated = over_layers(model, lambda view: attention_of(view).costs.replicated_parameters(view))
+    whole = replicated if tp > 1 else 0
     return ((count_parameters(model).total - whole) // tp + whole) * DTYPE_BYTES[dtype]
 
 
 def _sequence_bytes(model: ModelConfig, prompt_tokens: int, new_tokens: int, dtype: str, tp: int) -> int:
     """Estimate the bytes of a sequence: its cache, and a layer's inner elements for each token of its prompt."""
-    inner = feed_forward_matrices(model) * model.ffn_hidden_size * (model.moe.top_k if model.moe else 1)
+    widest = max(view.ffn_hidden_size for view in model.views.values())
+    inner = feed_forward_matrices(model) * widest * (model.moe.top_k if model.moe else 1)
     prompt = prompt_tokens * (inner // tp + 4 * model.hidden_size) * DTYPE_BYTES[dtype]
     return cache_bytes(model, prompt_tokens + new_tokens, dtype, tp) + prompt

@@ -9,6 +9,7 @@ from efficientbench.architecture.registry import attention_of
 from efficientbench.architecture.variant import Stack, UndeclaredError
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs.layers import over_stage, stage_views
 from efficientbench.costs.model import FLOAT32_BYTES
 
 NEWTON_SCHULZ_STEPS = 5
@@ -16,7 +17,7 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 def layer_matrices(model: ModelConfig) -> dict[str, Stack]:
-    """Return the matrices of one layer by their weight's name within the layer, without the router.
+    """Return the matrices of a view's layer by their weight's name within the layer, without the router.
 
     Raises UndeclaredError: the attention does not declare its matrices.
     """
@@ -36,7 +37,7 @@ def layer_matrices(model: ModelConfig) -> dict[str, Stack]:
 
 def rank_matrices(config: RunConfig, layout: Layout) -> int:
     """Count the parameters of one rank that Muon updates: all matrices of its layers."""
-    return sum(count for count, _ in _on_rank(config, layout))
+    return sum(count * held for each, count in stage_views(config, layout) for held, _ in _on_rank(each, layout))
 
 
 def muon_flops(config: RunConfig, layout: Layout) -> float:
@@ -46,20 +47,28 @@ def muon_flops(config: RunConfig, layout: Layout) -> float:
     matrix: 2 m² n + 2 m³ + 2 m² n. Every rank computes the complete matrix that tensor-parallel ranks share, and every
     replica computes the same.
     """
-    flops = 0.0
-    for _, stack in _on_rank(config, layout):
-        for short, long in map(sorted, stack.shapes):
-            flops += _copies(stack, layout) * NEWTON_SCHULZ_STEPS * 2 * short**2 * (2 * long + short)
-    return layout.layers_per_stage * flops
+
+    def layer_flops(each: RunConfig) -> float:
+        flops = 0.0
+        for _, stack in _on_rank(each, layout):
+            for short, long in map(sorted, stack.shapes):
+                flops += _copies(stack, layout) * NEWTON_SCHULZ_STEPS * 2 * short**2 * (2 * long + short)
+        return flops
+
+    return over_stage(config, layout, layer_flops)
 
 
 def gathered_matrices(config: RunConfig, layout: Layout) -> int:
     """Count the parameters of the complete matrices that one rank gathers from the other tensor-parallel ranks."""
-    counted = 0
-    for name, stack in layer_matrices(config.model).items():
-        ranks = _ranks(config, name, stack)
-        counted += stack.parameters // stack.copies * _copies(stack, layout) if ranks > 1 else 0
-    return layout.layers_per_stage * counted
+
+    def layer_elements(each: RunConfig) -> int:
+        return sum(
+            stack.parameters // stack.copies * _copies(stack, layout)
+            for name, stack in layer_matrices(each.model).items()
+            if _ranks(each, name, stack) > 1
+        )
+
+    return over_stage(config, layout, layer_elements)
 
 
 def muon_bytes(config: RunConfig, layout: Layout) -> int:
@@ -68,16 +77,16 @@ def muon_bytes(config: RunConfig, layout: Layout) -> int:
     They are three float32 tensors of the complete weight, the clipped gradient, the new momentum and Nesterov's update,
     and tensors in the products' dtype that amount to two more.
     """
-    stacks = layer_matrices(config.model).values()
+    stacks = [stack for view in config.model.views.values() for stack in layer_matrices(view).values()]
     largest = max(stack.parameters // stack.copies * _copies(stack, layout) for stack in stacks)
     return largest * 5 * FLOAT32_BYTES
 
 
 def _on_rank(config: RunConfig, layout: Layout) -> Iterator[tuple[int, Stack]]:
-    """Yield each weight of a layer with the number of its parameters, over all layers, that one rank holds."""
+    """Yield each weight of a layer with the number of its parameters that one rank holds."""
     for name, stack in layer_matrices(config.model).items():
         held = stack.parameters // stack.copies * _copies(stack, layout) // _ranks(config, name, stack)
-        yield layout.layers_per_stage * held, stack
+        yield held, stack
 
 
 def _copies(stack: Stack, layout: Layout) -> int:

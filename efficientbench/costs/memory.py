@@ -8,6 +8,7 @@ from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.config.layout import Layout, padded_vocab_size
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs.layers import over_stage, stage_views
 from efficientbench.costs.matrices import muon_bytes, rank_matrices
 from efficientbench.costs.model import (
     FLOAT32_BYTES,
@@ -94,24 +95,31 @@ def rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
     """
     model, tp = config.model, layout.tp
     first, last = stage == 0, stage == layout.pp - 1
-    attention = attention_of(model).costs
-    whole = attention.replicated_parameters(model) if tp > 1 else 0
-    split = attention.parameters(model) - whole
-    if model.moe is None:
-        split += feed_forward_parameters(model)
-    count = layout.layers_per_stage * (split // tp + whole + router_parameters(model) + layer_norm_parameters(model))
-    count += position_of(model).costs.rank_parameters(model, tp, first)
+    own = model.own_view
+
+    def layer_parameters(each: RunConfig) -> int:
+        view, attention = each.model, attention_of(each.model).costs
+        whole = attention.replicated_parameters(view) if tp > 1 else 0
+        split = attention.parameters(view) - whole + (0 if view.moe else feed_forward_parameters(view))
+        return split // tp + whole + router_parameters(view) + layer_norm_parameters(view)
+
+    count = over_stage(config, layout, layer_parameters)
+    count += position_of(own).costs.rank_parameters(own, tp, first)
     count += vocabulary_tables(model, first, last) * rank_embedding(config, layout)
     return count + outer_norm_parameters(model, first, last)
 
 
 def rank_experts(config: RunConfig, layout: Layout) -> int:
     """Count the parameters of one rank's experts; 0 in a dense model."""
+    return over_stage(config, layout, lambda each: layer_experts(each, layout))
+
+
+def layer_experts(config: RunConfig, layout: Layout) -> int:
+    """Count the parameters of one rank's experts in a layer; 0 in a dense model."""
     model = config.model
     if model.moe is None:
         return 0
-    each = feed_forward_parameters(model) // config.parallel.expert_tp
-    return layout.layers_per_stage * model.moe.experts // layout.ep * each
+    return model.moe.experts // layout.ep * (feed_forward_parameters(model) // config.parallel.expert_tp)
 
 
 def rank_embedding(config: RunConfig, layout: Layout) -> int:
@@ -138,13 +146,17 @@ def _activation_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
     """
     model, training, tp = config.model, config.training, layout.tp
     residual = model.hidden_size // tp if layout.sp else model.hidden_size
-    layer = residual if training.recompute == "full" else _layer_elements(config, layout)
     in_flight = layout.pp - stage
     if layout.vpp > 1:
         # megatron's warm-up of interleaved 1F1B, and the micro-batch that follows it; each has one virtual stage.
         in_flight = 2 * (layout.pp - stage) - 1 + (layout.vpp - 1) * layout.pp
     in_flight = min(in_flight, layout.micro_batches * layout.vpp)
-    per_token = in_flight * (layout.layers_per_stage // layout.vpp) * layer
+
+    def kept(each: RunConfig) -> int:
+        return residual if training.recompute == "full" else _layer_elements(each, layout)
+
+    # Every virtual stage has equally many layers of each kind.
+    per_token = in_flight * (over_stage(config, layout, kept) // layout.vpp)
     if stage == layout.pp - 1:
         per_token += 2 * residual
     if stage == 0 and model.embedding_norm:
@@ -192,9 +204,12 @@ def _workspace_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
     model, training = config.model, config.training
     dtype_bytes = DTYPE_BYTES[training.dtype]
     tokens = rank_tokens(config, layout)
-    layer = tokens * (_feed_forward_elements(config) + 2 * model.hidden_size) * dtype_bytes
-    if training.recompute == "full":
-        layer += tokens * _layer_elements(config, layout) * dtype_bytes
+
+    def backward(each: RunConfig) -> int:
+        again = _layer_elements(each, layout) if training.recompute == "full" else 0
+        return tokens * (_feed_forward_elements(each) + 2 * model.hidden_size + again) * dtype_bytes
+
+    layer = max(backward(each) for each, _ in stage_views(config, layout))
     embedding = rank_embedding(config, layout) * dtype_bytes
     first, last = stage == 0, stage == layout.pp - 1
     waiting = embedding if last and model.tied else 0

@@ -13,6 +13,7 @@ from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.config.training import Recompute
+from efficientbench.costs.layers import over_layers
 
 
 def feed_forward_matrices(model: ModelConfig) -> int:
@@ -91,16 +92,19 @@ class Parameters:
 
 def count_parameters(model: ModelConfig) -> Parameters:
     """Count a model's parameters by part; for GQA as many as `transformers.Qwen2ForCausalLM` has in these shapes."""
-    moe = model.moe
-    feed_forward = router_parameters(model) + _feed_forward_copies(model) * feed_forward_parameters(model)
-    idle = (moe.experts - moe.top_k) * feed_forward_parameters(model) if moe else 0
+    own, moe = model.own_view, model.moe
+
+    def feed_forward(view: ModelConfig) -> int:
+        return router_parameters(view) + _feed_forward_copies(view) * feed_forward_parameters(view)
+
+    idle = (moe.experts - moe.top_k) * over_layers(model, feed_forward_parameters) if moe else 0
     return Parameters(
         embedding=vocabulary_tables(model, first=True, last=True) * model.vocab_size * model.hidden_size,
-        position=position_of(model).costs.parameters(model),
-        attention=model.layers * attention_of(model).costs.parameters(model),
-        feed_forward=model.layers * feed_forward,
-        norms=model.layers * layer_norm_parameters(model) + outer_norm_parameters(model, first=True, last=True),
-        idle=model.layers * idle,
+        position=position_of(own).costs.parameters(own),
+        attention=over_layers(model, lambda view: attention_of(view).costs.parameters(view)),
+        feed_forward=over_layers(model, feed_forward),
+        norms=over_layers(model, layer_norm_parameters) + outer_norm_parameters(model, first=True, last=True),
+        idle=idle,
     )
 
 
@@ -154,14 +158,13 @@ class Flops:
 
 def flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute = "none") -> Flops:
     """Count FLOPs per token in sequences of `seq_len` tokens, averaged over their positions."""
-    attention = attention_of(model).costs
     logits = 2 * model.hidden_size * model.vocab_size
-    linear = model.layers * layer_matmul_flops(model) + logits
-    square = attention.score_flops(model, seq_len)
-    causal = attention.causal_score_flops(model, seq_len)
-    forward = linear + model.layers * causal
-    recomputed = {"none": 0, "selective": model.layers * causal, "full": forward - logits}[recompute]
-    return Flops(forward=forward, recomputed=recomputed, forward_full_square=linear + model.layers * square)
+    linear = over_layers(model, layer_matmul_flops) + logits
+    square = over_layers(model, lambda view: attention_of(view).costs.score_flops(view, seq_len))
+    causal = over_layers(model, lambda view: attention_of(view).costs.causal_score_flops(view, seq_len))
+    forward = linear + causal
+    recomputed = {"none": 0, "selective": causal, "full": forward - logits}[recompute]
+    return Flops(forward=forward, recomputed=recomputed, forward_full_square=linear + square)
 
 
 def over_documents(lengths: Mapping[int, int], per_token: Callable[[int], float]) -> float:
@@ -181,13 +184,15 @@ def dense_keys_per_query(seq_len: float) -> float:
 
 
 def keys_read_per_query(model: ModelConfig, seq_len: int) -> float:
-    """Return the mean number of keys that a query of this model's attention reads."""
-    return attention_of(model).costs.keys_read_per_query(model, seq_len)
+    """Return the mean number of keys that a query of this model's attention reads, over queries and layers."""
+    read = [(attention_of(view).costs.keys_read_per_query(view, seq_len), n) for view, n in model.counted_views]
+    # The sum and the quotient would round the mean of equal numbers.
+    return read[0][0] if len(read) == 1 else sum(keys * count for keys, count in read) / model.layers
 
 
 def kv_cache_bytes_per_token(model: ModelConfig, dtype: str) -> int:
     """Count the bytes that decoding keeps for each token, over all layers."""
-    return model.layers * attention_of(model).costs.cached(model) * DTYPE_BYTES[dtype]
+    return over_layers(model, lambda view: attention_of(view).costs.cached(view)) * DTYPE_BYTES[dtype]
 
 
 def cache_bytes(model: ModelConfig, tokens: int, dtype: str, tp: int = 1) -> int:
@@ -195,10 +200,14 @@ def cache_bytes(model: ModelConfig, tokens: int, dtype: str, tp: int = 1) -> int
 
     Raises UndeclaredError: the attention declares no state, or the positional encoding does not decode.
     """
-    if not position_of(model).decodes:
-        raise UndeclaredError(
-            f"model.position.kind={model.position.kind} does not declare that rows can have positions of their own, "
-            "and so cannot generate"
-        )
-    state_bytes = attention_of(model).costs.state_bytes(model, tokens, tp, DTYPE_BYTES[dtype])
-    return model.layers * state_bytes + COUNTER_BYTES
+    for view in model.views.values():
+        if not position_of(view).decodes:
+            raise UndeclaredError(
+                f"model.position.kind={view.position.kind} does not declare that rows can have positions of their own, "
+                "and so cannot generate"
+            )
+
+    def state_bytes(view: ModelConfig) -> int:
+        return attention_of(view).costs.state_bytes(view, tokens, tp, DTYPE_BYTES[dtype])
+
+    return over_layers(model, state_bytes) + COUNTER_BYTES

@@ -56,6 +56,8 @@ class Exporter:
 
 def exporter_of(model: ModelConfig) -> Exporter:
     """Return the exporter of the model's attention. Raises ConfigError if its declaration names none."""
+    if model.pattern is not None:
+        raise refusal("model.pattern", "models whose layers are of several kinds are not exported yet")
     variant = attention_of(model)
     if variant.exporter is None:
         raise refusal(f"model.attention.kind={model.attention.kind}", variant.not_exported)
@@ -72,7 +74,7 @@ def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -
     Raises:
         ConfigError: no class computes this model; the message names what the nearest classes lack.
     """
-    if not is_nanochats(model):
+    if model.pattern is None and not is_nanochats(model):
         _refuse_parts_of_nanochat(model)
     return exporter_of(model).architecture(model, tokenizer_survives_qwen2)
 

@@ -34,6 +34,32 @@ class KeysAndValues(State):
         self.keys, self.values = keys, values
 
 
+class Ring(KeysAndValues):
+    """The keys and values of the latest tokens: a token has the place of its position modulo their number W."""
+
+    def positions(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Return the position of the token in each place, [B, W], in rows of so many tokens [B]; negative: none."""
+        places = torch.arange(self.keys.shape[2], device=lengths.device)
+        last = lengths[:, None] - 1
+        return last - (last - places) % len(places)
+
+    def keep(self, chunk: Chunk, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write the tokens of a chunk [S, B, groups, D] that count and are among the latest W of their row."""
+        lengths = chunk.positions[0]
+        offsets = (self.positions(lengths + chunk.counts) - lengths[:, None])[:, None, :, None]
+        for kept, new in ((self.keys, key), (self.values, value)):
+            by_row = new.permute(1, 2, 0, 3)
+            index = offsets.clamp(min=0).expand(-1, by_row.shape[1], -1, by_row.shape[3])
+            kept.copy_(torch.where(offsets >= 0, by_row.gather(2, index), kept))
+
+    def hidden(self, chunk: Chunk, window: int) -> torch.Tensor:
+        """Return the mask to add to scores of a chunk over the tokens kept before it and its own, [B, 1, S, W + S]."""
+        own = chunk.positions.t()
+        keys = torch.cat([self.positions(own[:, 0]), own], dim=1)[:, None]
+        seen = (keys >= 0) & (keys <= own[:, :, None]) & (keys > own[:, :, None] - window)
+        return torch.zeros_like(seen, dtype=torch.float32).masked_fill(~seen, -torch.inf)[:, None]
+
+
 def write_tokens(kept: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> None:
     """Write new [S, B, groups, D] into kept [B, groups, T, D] at positions [S, B]."""
     kept[torch.arange(kept.shape[0], device=kept.device), :, positions] = new
@@ -52,8 +78,8 @@ class Chunk:
     reach: int
     """How many positions to read: the first `reach` hold all tokens so far."""
     position: Position
-    """The positional encoding."""
-    _at_positions: Position | None = field(default=None, init=False)
+    """The positional encoding of embedding and scores."""
+    _at_positions: dict[int, Position] = field(default_factory=dict, init=False)
     _mask: torch.Tensor | None = field(default=None, init=False)
 
     def keep(self, kept: torch.Tensor, new: torch.Tensor) -> None:
@@ -64,11 +90,11 @@ class Chunk:
         else:
             write_tokens(kept, new, self.positions)
 
-    def at_positions(self) -> Position:
-        """Return the encoding that rotates queries and keys by the chunk's positions."""
-        if self._at_positions is None:
-            self._at_positions = self.position.at(self.positions)
-        return self._at_positions
+    def at_positions(self, position: Position) -> Position:
+        """Return a layer's encoding that rotates queries and keys by the chunk's positions."""
+        if position.number not in self._at_positions:
+            self._at_positions[position.number] = position.at(self.positions)
+        return self._at_positions[position.number]
 
     def mask(self) -> torch.Tensor:
         """Return the mask to add to scores, [B, heads or 1, S, reach] float32: −∞ for later keys, else the bias."""

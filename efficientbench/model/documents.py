@@ -32,13 +32,13 @@ class Documents:
             positions: [S, B], each token's position in its document; under context parallelism of this rank's tokens.
         """
         self.bounds, self.positions = bounds, positions
-        self._encoding: Position | None = None
+        self._encodings: dict[int, Position] = {}
 
     def encoding(self, position: Position) -> Position:
-        """Return the stage's positional encoding of queries and keys, at the positions within documents."""
-        if self._encoding is None:
-            self._encoding = position.at(self.positions)
-        return self._encoding
+        """Return a layer's positional encoding of queries and keys, at the positions within documents."""
+        if position.number not in self._encodings:
+            self._encodings[position.number] = position.at(self.positions)
+        return self._encodings[position.number]
 
     def each(
         self,

@@ -29,6 +29,12 @@ class EngineConfig(TransformerConfig):
     """The kernel of the loss."""
     last_shares: bool = False
     """Whether the auxiliary loss takes each expert's share of the choices from the step before."""
+    of_layers: tuple[EngineConfig, ...] = ()
+    """The configuration of each layer's kind, from the first layer of the model; empty where layers are alike."""
+
+    def get_config_for_layer(self, layer_number: int) -> EngineConfig:
+        """Return the configuration of a layer, counted from 1, where layers are of several kinds."""
+        return self.of_layers[layer_number - 1]
 
 
 def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = causal_attention) -> EngineConfig:

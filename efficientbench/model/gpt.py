@@ -22,15 +22,16 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules, get_transformer_layer_offset
 from torch.distributed import ProcessGroup
 from torch.overrides import TorchFunctionMode
 
-from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import attention_of
+from efficientbench.architecture.model import OWN_LAYER, ModelConfig
+from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.architecture.variant import imported
 from efficientbench.config.layout import padded_vocab_size
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs.layers import with_view
 from efficientbench.devices.registry import device_called
 from efficientbench.model import context_parallel, megatron_patches, moe
 from efficientbench.model.cache import Cache
@@ -210,13 +211,13 @@ def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
     """
     # First, because it is a collective of all ranks. The first and the last stage wait for each other while they are
     # built, and ranks reach them at different points of their order.
-    attention_kernel = _attention_kernel(config, device)
+    attention_kernels = _attention_kernels(config, device)
     virtual_stages = range(config.parallel.vpp) if config.parallel.vpp > 1 else [None]
     draws = config.training.draw_weights_on == "device" and device_called(device.type).draws_weights
     stages = []
     for vp_stage in virtual_stages:
         with device:
-            stages.append(_construct(config, vp_stage, attention_kernel))
+            stages.append(_construct(config, vp_stage, attention_kernels))
         initialize(stages[-1], config.model, config.training.seed, device if draws else torch.device("cpu"))
     return stages
 
@@ -250,6 +251,11 @@ def same_model(model: GPT, config: RunConfig, device: torch.device) -> GPT:
     return another.eval()
 
 
+def _attention_kernels(config: RunConfig, device: torch.device) -> dict[str, AttentionKernel]:
+    """Return the kernel of causal attention by the kind of layer."""
+    return {name: _attention_kernel(with_view(config, view), device) for name, view in config.model.views.items()}
+
+
 def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:
     """Return the kernel of causal attention: rank 0's choice on all ranks, since their measurements may differ."""
     if config.parallel.cp > 1:
@@ -281,20 +287,50 @@ class _OnMeta(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _construct(config: RunConfig, vp_stage: int | None, attention_kernel: AttentionKernel = causal_attention) -> GPT:
-    """Construct one stage on torch's default device, with uninitialized weights."""
+def _construct(
+    config: RunConfig, vp_stage: int | None, attention_kernels: Mapping[str, AttentionKernel] | None = None
+) -> GPT:
+    """Construct one stage on torch's default device, with uninitialized weights.
+
+    `attention_kernels`: the kernel of causal attention by the kind of layer; None: the device's own.
+    """
     megatron_patches.apply()
-    engine = transformer_config(config, attention_kernel)
+    model, kernels = config.model, attention_kernels or {}
+    engines = {
+        name: transformer_config(with_view(config, view), kernels.get(name, causal_attention))
+        for name, view in model.views.items()
+    }
+    own = model.own_view
+    if model.pattern is None:
+        engine = engines[OWN_LAYER]
+    else:
+        engine = transformer_config(with_view(config, next(iter(model.views.values()))))
+        # Megatron reads it of the model, where it sums the gradients of these norms over tensor-parallel ranks.
+        engine.qk_layernorm = any(view.qk_norm for view in model.views.values())
+        engine.heterogeneous_block_specs = True
+        engine.of_layers = tuple(engines[name] for name in model.layer_kinds)
     first_stage = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
-    position = build_position(config.model, engine, first_stage)
-    spec = _block_spec(config, position)
-    return GPT(engine, spec, position, config.model, config.training.seq_len, vp_stage)
+    position = build_position(own, engine, first_stage)
+    specs = {}
+    for number, (name, view) in enumerate(model.views.items(), 1):
+        # Kinds with the model's own encoding share it, with its table and its angles.
+        turned = position_of(view).place == "queries and keys" and view.rotated_dim != own.rotated_dim
+        if view.position == own.position and not turned:
+            mine = position
+        else:
+            mine = build_position(view, engines[name], first_stage)
+            mine.number = number
+        specs[name] = _layer_spec(view, mine)
+    size = model.layers // (config.parallel.pp * config.parallel.vpp)
+    first = get_transformer_layer_offset(engine, vp_stage)
+    layers = [specs[name] for name in model.layer_kinds[first : first + size]]
+    spec = TransformerBlockSubmodules(layer_specs=layers, layer_norm=RMSNorm)
+    return GPT(engine, spec, position, own, config.training.seq_len, vp_stage)
 
 
-def _block_spec(config: RunConfig, position: Position) -> TransformerBlockSubmodules:
-    """Return the spec of one (virtual) pipeline stage: its layers, all alike, and the norm after the last layer."""
-    model, parallel = config.model, config.parallel
-    layer = ModuleSpec(
+def _layer_spec(model: ModelConfig, position: Position) -> ModuleSpec:
+    """Return the spec of a layer of a kind from the kind's view."""
+    return ModuleSpec(
         module=Layer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
@@ -305,5 +341,3 @@ def _block_spec(config: RunConfig, position: Position) -> TransformerBlockSubmod
             mlp_bda=get_bias_dropout_add,
         ),
     )
-    layers = model.layers // (parallel.pp * parallel.vpp)
-    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm)

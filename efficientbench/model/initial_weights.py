@@ -174,4 +174,4 @@ def _draw(name: str, shape: list[int], config: ModelConfig, seed: int, device: t
 def _divisor(name: str, config: ModelConfig) -> float:
     if name.endswith(OUTPUT_PROJECTIONS):
         return math.sqrt(2 * config.layers)
-    return position_of(config).table_divisor if name == "position_table" else 1.0
+    return position_of(config.own_view).table_divisor if name == "position_table" else 1.0

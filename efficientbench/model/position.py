@@ -32,12 +32,14 @@ POSITION_TABLE = "is_position_table"
 class Position:
     """No positional encoding (NoPE, arXiv 2305.19466), and the base class of all encodings.
 
-    One object serves all layers of a pipeline stage. A subclass overrides what it changes: the embedding (`embed`),
-    queries and keys (`rotate`, `at`), or the scores (`bias`).
+    One object serves all layers of a kind in a pipeline stage. A subclass overrides what it changes: the
+    embedding (`embed`), queries and keys (`rotate`, `at`), or the scores (`bias`).
     """
 
     table: torch.nn.Parameter | None = None
     """The encoding's trained parameter on this stage. The model alone registers it, so that it has one name."""
+    number: int = 0
+    """The number of the encoding among those of a stage's kinds of layers, by which a chunk keeps its angles."""
 
     @classmethod
     def of(cls, model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:

@@ -20,7 +20,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES
 from efficientbench.costs.model import count_parameters, flops_per_token, kv_cache_bytes_per_token
 
-CHOICES = ("model.attention.", "model.position.", "model.moe.")
+CHOICES = ("model.attention.", "model.position.", "model.moe.", "model.pattern", "model.kinds")
 """Keys whose values are alternatives: runs that differ in them are compared with each other."""
 NOTED, REFUSED = 0.01, 0.03
 """What may be left without a note, and at all."""
@@ -145,7 +145,8 @@ def _key(config: RunConfig) -> _Key:
     if config.match != "cache":
         step = _STEP * (parallel.expert_tp if model.moe else parallel.tp)
         return _Key("", "ffn_hidden_size", range(step, _WIDEST, step))
-    choices = attention_of(model).cache_choices
+    # A kind of layer may have keys of its own, which the model's do not change.
+    choices = None if model.pattern else attention_of(model).cache_choices
     if choices is None:
         raise ConfigError(
             f"match=cache: attention {model.attention.kind!r} of {config.name} declares no key by which its cache "

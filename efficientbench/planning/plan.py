@@ -38,12 +38,14 @@ def not_promised(config: RunConfig, device: Device, environment: Mapping[str, st
     for name, values in device.deterministic_environment().items():
         if environment.get(name, values[0]) not in values:
             found[name] = f"it is {environment[name]!r} in the environment, and {' or '.join(values)} would serve"
-    for section in SECTIONS:
-        kind = getattr(config.model, section).kind
-        if kind not in OWN[section] and outside(kind) is not None:
-            found[section] = f"{kind} is from outside this project, and its kernels decide"
-    kernel = attention_of(config.model).may_differ
-    return found | ({kernel[0]: kernel[1]} if kernel and device.fuses() else {})
+    for view in config.model.views.values():
+        for section in SECTIONS:
+            kind = getattr(view, section).kind
+            if kind not in OWN[section] and outside(kind) is not None:
+                found[section] = f"{kind} is from outside this project, and its kernels decide"
+        kernel = attention_of(view).may_differ
+        found |= {kernel[0]: kernel[1]} if kernel and device.fuses() else {}
+    return found
 
 
 def determinism(config: RunConfig, device: Device) -> str | None:
@@ -260,8 +262,11 @@ def with_kernels(config: RunConfig, device: Hardware) -> RunConfig:
 
 def hidden(config: RunConfig) -> str | None:
     """Return why a run's sequences are too short to show what its attention does; None where they are not."""
-    reason = attention_of(config.model).hidden_at(config.model, config.training.seq_len)
-    return reason and f"attention {config.model.attention.kind!r} does not show in this run: {reason}"
+    for view in config.model.views.values():
+        reason = attention_of(view).hidden_at(view, config.training.seq_len)
+        if reason:
+            return f"attention {view.attention.kind!r} does not show in this run: {reason}"
+    return None
 
 
 def announcement(plan: Plan, device: Device, micro_batch_size: int) -> list[str]:

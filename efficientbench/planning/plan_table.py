@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -185,6 +186,13 @@ def _backbone_rows(model: ModelConfig) -> list[tuple[str, str]]:
     return [("backbone", ", ".join(changed).replace('"', ""))] if changed else []
 
 
+def _pattern_rows(model: ModelConfig) -> list[tuple[str, str]]:
+    """Return the row of the kinds of layers; no row where layers are alike."""
+    if model.pattern is None:
+        return []
+    return [("layers by kind", ", ".join(f"{count} {name}" for name, count in Counter(model.layer_kinds).items()))]
+
+
 def _optimizer_rows(training: TrainingConfig) -> list[tuple[str, str]]:
     """Return the row of the optimizer that updates the layers' matrices; no row for AdamW."""
     if training.optimizer == "adamw":
@@ -230,6 +238,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
         ("parameters, active", shown(lambda: f"{plan.parameters.active:,}")),
         *([("matched", told_match(config))] if config.match else []),
         *_backbone_rows(config.model),
+        *_pattern_rows(config.model),
         ("FLOPs per token, training", shown(lambda: f"{plan.flops.training:,}")),
         ("  attention as full square", shown(lambda: f"{plan.flops.training_full_square:,}")),
         *([("  with recomputation", f"{flops.training_hardware:,}")] if flops and flops.recomputed else []),

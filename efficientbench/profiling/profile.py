@@ -58,7 +58,8 @@ def profile(config: RunConfig, mode: str) -> int:
 def print_profile(folder: OutputFolder) -> None:
     """Print the traced steps' time by kind of work and the kind farthest above its bound; write the shares."""
     job = Job.read(folder.config)
-    breakdown = break_down(read_trace(folder.trace), attention_of(job.config.model).profiled_as)
+    profiled_as = tuple(name for view in job.config.model.views.values() for name in attention_of(view).profiled_as)
+    breakdown = break_down(read_trace(folder.trace), profiled_as)
     shares = StepShares(
         steps=breakdown.steps,
         step_time_s=breakdown.step_time_s,

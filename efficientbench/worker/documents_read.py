@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from efficientbench.architecture.registry import attention_of
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import plain_scores
 from efficientbench.architecture.variant import known
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.compute import hardware_flops_per_token
+from efficientbench.costs.compute import AttentionWork, hardware_flops_per_token
 from efficientbench.costs.model import dense_keys_per_query, flops_per_token, keys_read_per_query, over_documents
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.metrics.records.facts import RunFacts
@@ -36,9 +37,10 @@ def facts_of(facts: RunFacts, config: RunConfig, device_type: str, lengths: Mapp
 
     def hardware(tokens: int) -> float:
         # Only a layer's own kernels do other work at other lengths; other kernels may be measured for theirs.
-        own = attention_of(model).plain_scores is None
-        training = config.training.model_copy(update={"seq_len": tokens} if own else {})
-        work = attention_work(config.model_copy(update={"training": training}), device_type)
+        def work(view: ModelConfig) -> AttentionWork:
+            training = config.training.model_copy(update={} if plain_scores(view) else {"seq_len": tokens})
+            return attention_work(config.model_copy(update={"training": training, "model": view}), device_type)
+
         return hardware_flops_per_token(model, tokens, recompute, work)
 
     def full_square(tokens: int) -> float:

@@ -24,7 +24,7 @@ class Difference:
 
 
 # Part → sections of the model's configuration that choose its kernel: where the sections differ, the kernels may.
-_CHOSEN_BY = {"attention": ("model.attention.", "model.position.")}
+_CHOSEN_BY = {"attention": ("model.attention.", "model.position.", "model.pattern", "model.kinds")}
 _CHOOSING = tuple(prefix for prefixes in _CHOSEN_BY.values() for prefix in prefixes)
 
 

@@ -100,7 +100,7 @@ def _cache_bytes_per_token(record: RunRecord) -> int | None:
     """Return the bytes by the record's configuration; None for a model that this project does not know."""
     try:
         model = ModelConfig.model_validate(record.section("model"))
-        elements = model.layers * attention_of(model).costs.cached(model)
+        elements = sum(count * attention_of(view).costs.cached(view) for view, count in model.counted_views)
         return elements * DTYPE_BYTES[record.dtype or ""]
     except (ValidationError, UndeclaredError, KeyError):
         return None

@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 from support.cells import Outcome, assert_equals_single_rank, train
-from support.configs import ATTENTIONS, BACKBONE, ENCODINGS, EVERY_KEY, MODELS, Models, chosen, has_table, tiny
+from support.configs import (
+    ATTENTIONS,
+    BACKBONE,
+    ENCODINGS,
+    EVERY_KEY,
+    MODELS,
+    PATTERN,
+    WINDOW,
+    Models,
+    chosen,
+    has_table,
+    tiny,
+)
 from support.ranks import Ranks
 
 from efficientbench.architecture.model import ModelConfig
@@ -71,8 +83,11 @@ OF_MICRO_BATCHES = [
 ]
 OVER_SEQUENCES, OVER_THE_GLOBAL_BATCH = "moe over sequences", "moe over the global batch"
 ONE_GROUP = f"one group, {EVERY_KEY}"
+TWICE = f"{PATTERN}, twice"
 ALL: Models = {
     **MODELS,
+    # Two stages have both kinds.
+    TWICE: (BASE, (*MODELS[PATTERN][1], "model.layers=4")),
     ONE_GROUP: (BASE, ("model.attention.query_groups=1", *BACKBONE)),
     OVER_SEQUENCES: ("moe_1.5Bx8", ("model.moe.auxiliary_over=sequence", "model.moe.auxiliary_loss=0.1")),
     OVER_THE_GLOBAL_BATCH: ("moe_1.5Bx8", ("model.moe.auxiliary_over=global", "model.moe.auxiliary_loss=0.1")),
@@ -102,6 +117,7 @@ CELLS = [
     *supported([OVER_THE_GLOBAL_BATCH], ["full recomputation x experts, context parallel x micro-batches of 2"]),
     *supported([OVER_SEQUENCES], OF_MICRO_BATCHES[:4]),
     *supported(ENCODINGS, ALONE),
+    *supported([TWICE, WINDOW], [*ALONE, *RECOMPUTATION]),
     *supported(chosen(ENCODINGS, has_table), OF_TABLES),
     *((EVERY_KEY, layout) for layout in OF_EVERY_KEY),
     # Both ranks have the one key.
@@ -132,6 +148,7 @@ QUICK = {
     (OVER_THE_GLOBAL_BATCH, "sequence parallel x micro-batches of 2"),
     (EVERY_KEY, "tensor parallel"),
     (EVERY_KEY, "pipeline"),
+    *((TWICE, layout) for layout in ("tensor parallel", "pipeline")),
 }
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 
-from efficientbench.architecture.registry import ATTENTION, POSITIONS, SECTIONS, attention_of, find, load, position_of
+from efficientbench.architecture.registry import (
+    ATTENTION,
+    POSITIONS,
+    SECTIONS,
+    attention_of,
+    find,
+    load,
+    plain_scores,
+    position_of,
+)
 from efficientbench.architecture.variant import missing
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
@@ -48,7 +57,17 @@ ENCODINGS: Models = {
 }
 """The models of every positional encoding but the default, which the attention variants have."""
 EVERY_KEY = "every key of the backbone"
-BACKBONES: Models = {"moe": ("moe_1.5Bx8", ()), "nanochat": ("nanochat_d12", ()), EVERY_KEY: (BASE, tuple(BACKBONE))}
+PATTERN, WINDOW = "layers of two kinds", "window"
+BACKBONES: Models = {
+    "moe": ("moe_1.5Bx8", ()),
+    "nanochat": ("nanochat_d12", ()),
+    EVERY_KEY: (BASE, tuple(BACKBONE)),
+    WINDOW: (BASE, ("model.attention.window=5",)),
+    PATTERN: (
+        BASE,
+        ("model.pattern=[bare,mla]", "model.kinds={bare: {position: {kind: none}, qk_norm: true}}"),
+    ),
+}
 """What no variant declares."""
 MODELS: Models = ATTENTIONS | ENCODINGS | BACKBONES
 
@@ -71,22 +90,23 @@ def chosen(models: Models, supports: Callable[[RunConfig], object]) -> list[str]
 
 def has_table(config: RunConfig) -> bool:
     """Return whether the model's positional encoding trains parameters."""
-    return position_of(config.model).costs.parameters(config.model) > 0
+    own = config.model.own_view
+    return position_of(own).costs.parameters(own) > 0
 
 
 def has_matrices(config: RunConfig) -> bool:
     """Return whether Muon can train the model."""
-    return attention_of(config.model).matrices is not None
+    return all(attention_of(view).matrices is not None for view in config.model.views.values())
 
 
 def decodes(config: RunConfig) -> bool:
     """Return whether the model generates text from a cache."""
-    return position_of(config.model).decodes and missing(lambda: cache_bytes(config.model, 1, "fp32")) is None
+    return missing(lambda: cache_bytes(config.model, 1, "fp32")) is None
 
 
 def is_plain(config: RunConfig) -> bool:
     """Return whether the configured kernel computes the model's attention, rather than the variant's own."""
-    return attention_of(config.model).plain_scores is not None
+    return all(plain_scores(view) is not None for view in config.model.views.values())
 
 
 @functools.cache

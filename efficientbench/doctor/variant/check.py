@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.registry import attention_of, position_of, section_of
 from efficientbench.architecture.variant import missing
 from efficientbench.basics.errors import ConfigError
@@ -97,10 +98,15 @@ def check_variant(kind: str, overrides: Sequence[str] = ()) -> int:
 
 def undeclared(config: RunConfig) -> Iterator[str]:
     """Yield what the declarations lack: capabilities, and formulas of figures."""
-    model, attention, position = config.model, attention_of(config.model), position_of(config.model)
+    for view in config.model.views.values():
+        yield from _undeclared(config, view)
+
+
+def _undeclared(config: RunConfig, model: ModelConfig) -> Iterator[str]:
+    attention, position = attention_of(model), position_of(model)
     capabilities = {
         "tensor parallelism (parallel.tp)": attention.tensor_parallel is not None,
-        "context parallelism (parallel.cp)": attention.context_parallel and position.context_parallel,
+        "context parallelism (parallel.cp)": bool(attention.context_parallel) and position.context_parallel,
         "selective recomputation (training.recompute)": attention.selective_recomputation,
         "names of its kernels": (attention.plain_scores is not None or attention.kernels is not None)
         and (position.place != "queries and keys" or position.kernels is not None),

@@ -13,14 +13,16 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 
+from efficientbench.architecture.gqa import GQAConfig
 from efficientbench.architecture.variant import Decoder
-from efficientbench.model.cache import Chunk, KeysAndValues, Stateful
+from efficientbench.model.cache import Chunk, KeysAndValues, Ring, Stateful
 from efficientbench.model.documents import Documents
 from efficientbench.model.kernels.biased_attention import biased_by_blocks, biased_causal_attention
 from efficientbench.model.kernels.cached_attention import NAME as CACHED_ATTENTION
 from efficientbench.model.kernels.cached_attention import cached_attention
 from efficientbench.model.kernels.causal_attention import AttentionKernel
 from efficientbench.model.kernels.norm import rms_norm
+from efficientbench.model.kernels.window_attention import window_attention
 from efficientbench.model.layers import RMSNorm
 from efficientbench.model.position import Position
 
@@ -42,11 +44,15 @@ class CoreAttention(Stateful, MegatronModule):
         *,
         position: Position,
         attend: AttentionKernel | None = None,
+        window: int | None = None,
     ) -> None:
-        """`attend`: a kernel for another kind of scores, without a bias; None: causal attention."""
+        """`attend`: a kernel for another kind of scores, without a bias; None: causal attention.
+
+        `window`: keys that a query sees; None: all before it.
+        """
         super().__init__(config)
         self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
-        self.position, self.attend = position, attend
+        self.position, self.attend, self.window = position, attend, window
 
     def forward(
         self,
@@ -67,7 +73,7 @@ class CoreAttention(Stateful, MegatronModule):
             [S, B, heads · D]
         """
         documents = packed_seq_params
-        position = self.position if self.cache is None else self.cache.chunk.at_positions()
+        position = self.position if self.cache is None else self.cache.chunk.at_positions(self.position)
         position = position if documents is None else documents.encoding(position)
         query, key = position.rotate(query), position.rotate(key)
         if self.config.qk_layernorm and not self.config.norm_weights:
@@ -78,9 +84,13 @@ class CoreAttention(Stateful, MegatronModule):
             return self.attend(query, key, value, self.scale)
         if self.cache is not None:
             chunk = self.cache.chunk
+            if self.window is not None and not chunk.fresh:
+                return self._continue_window(query, key, value, chunk, self.window)
             kept = self._keep(key, value, chunk)
             if not chunk.fresh:
                 return cached_attention(query, *kept, self.scale, chunk.mask())
+        if self.window is not None:
+            return window_attention(query, key, value, self.scale, self.window)
         bias = self.position.bias(query.shape[0])
         if bias is not None:
             return biased_causal_attention(query, key, value, self.scale, bias)
@@ -90,22 +100,41 @@ class CoreAttention(Stateful, MegatronModule):
         """Return the kernel of a document of at most `longest` tokens."""
         if self.attend is not None:
             return self.attend
+        if self.window is not None:
+            return functools.partial(window_attention, window=self.window)
         bias = self.position.bias(longest)
         return self.config.attention_kernel if bias is None else biased_by_blocks(bias)
 
     def _keep(self, key: torch.Tensor, value: torch.Tensor, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
         """Add encoded keys and values [S, B, groups, D] to the state; return all tokens' [B, groups, reach, D]."""
         assert isinstance(self.state, KeysAndValues)
+        if isinstance(self.state, Ring):
+            self.state.keep(chunk, key, value)
+            return self.state.keys, self.state.values
         chunk.keep(self.state.keys, key)
         chunk.keep(self.state.values, value)
         return self.state.keys[:, :, : chunk.reach], self.state.values[:, :, : chunk.reach]
+
+    def _continue_window(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, chunk: Chunk, window: int
+    ) -> torch.Tensor:
+        """Attend to the tokens in the ring and to the chunk's, then keep these: arguments as of `forward`."""
+        assert isinstance(self.state, Ring)
+        # Joined before the ring is written, since a chunk's last tokens replace what its first ones see.
+        keys = torch.cat([self.state.keys, key.permute(1, 2, 0, 3)], dim=2)
+        values = torch.cat([self.state.values, value.permute(1, 2, 0, 3)], dim=2)
+        attended = cached_attention(query, keys, values, self.scale, self.state.hidden(chunk, window))
+        self.state.keep(chunk, key, value)
+        return attended
 
     def new_state(self, rows: int, tokens: int) -> KeysAndValues:
         if self.attend is not None:
             raise TypeError("`attend` computes whole sequences: a layer that continues from a state must be its own")
         groups = max(self.config.num_query_groups // self.config.tensor_model_parallel_size, 1)
-        shape = rows, groups, tokens, self.config.kv_channels
-        return KeysAndValues(*(torch.zeros(shape, dtype=self.config.params_dtype) for _ in range(2)))
+        places = min(tokens, self.window or tokens)
+        shape = rows, groups, places, self.config.kv_channels
+        keys, values = (torch.zeros(shape, dtype=self.config.params_dtype) for _ in range(2))
+        return KeysAndValues(keys, values) if self.window is None else Ring(keys, values)
 
 
 class GroupedQueryAttention(SelfAttention):
@@ -136,13 +165,14 @@ def spec(model: Decoder, position: Position, attend: AttentionKernel | None = No
     """
     # Norms without weights commute with the rotation. CoreAttention applies them after it, as nanochat does, so that
     # the rounding of the angles does not change a length.
+    window = model.attention.window if isinstance(model.attention, GQAConfig) else None
     head_norm = RMSNorm if model.qk_norm and model.norm_weights else None
     return ModuleSpec(
         module=GroupedQueryAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
             linear_qkv=ColumnParallelLinear,
-            core_attention=functools.partial(CoreAttention, position=position, attend=attend),
+            core_attention=functools.partial(CoreAttention, position=position, attend=attend, window=window),
             linear_proj=RowParallelLinear,
             q_layernorm=head_norm,
             k_layernorm=head_norm,

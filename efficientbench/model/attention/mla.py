@@ -135,7 +135,7 @@ class MultiLatentAttention(Stateful, MegatronModule):
         """
         widths = self.widths
         key, value = self._heads(key_value).split([widths.qk_nope_head_dim, widths.v_head_dim], dim=-1)
-        position = self.position if self.cache is None else self.cache.chunk.at_positions()
+        position = self.position if self.cache is None else self.cache.chunk.at_positions(self.position)
         position = position if documents is None else documents.encoding(position)
         shared_key = position.rotate(shared_key.unsqueeze(2)).expand(-1, -1, key.shape[2], -1)
         query, key = position.rotate(self._heads(query)), torch.cat([key, shared_key], dim=-1)
@@ -146,7 +146,7 @@ class MultiLatentAttention(Stateful, MegatronModule):
     def _keep(self, latent: torch.Tensor, shared_key: torch.Tensor, chunk: Chunk) -> bool:
         """Add normalized latents [S, B, C] and shared keys [S, B, R] to the state; return whether it had tokens."""
         assert isinstance(self.state, Latents)
-        rotated = chunk.at_positions().rotate(shared_key.unsqueeze(2))
+        rotated = chunk.at_positions(self.position).rotate(shared_key.unsqueeze(2))
         chunk.keep(self.state.kept, torch.cat([latent.unsqueeze(2), rotated], dim=-1))
         return not chunk.fresh
 
@@ -155,7 +155,7 @@ class MultiLatentAttention(Stateful, MegatronModule):
         widths = self.widths
         assert isinstance(self.state, Latents)
         plain, rotated = (
-            chunk.at_positions()
+            chunk.at_positions(self.position)
             .rotate(self._heads(query))
             .split([widths.qk_nope_head_dim, widths.qk_rope_head_dim], dim=-1)
         )

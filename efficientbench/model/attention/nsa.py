@@ -201,7 +201,7 @@ class NativeSparseAttention(Stateful, MegatronModule):
         assert self.cache is not None
         assert isinstance(self.state, NSAState)
         chunk = self.cache.chunk
-        turned = self._turn(mixed[:, :, :, :-4], chunk.at_positions())
+        turned = self._turn(mixed[:, :, :, :-4], chunk.at_positions(self.position))
         # Clamped: the compressed key of fewer tokens than a block is not kept.
         first_tokens = (chunk.positions + 1 - self.nsa.compress_block).clamp(min=0)
 

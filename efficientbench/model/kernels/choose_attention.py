@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import torch
 
-from efficientbench.architecture.registry import attention_of, position_of
+from efficientbench.architecture.registry import plain_scores, position_of
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.model.kernels import TORCH_DTYPES, causal_attention, flex, kept_timings
@@ -49,13 +49,13 @@ class AttentionShape:
     def of(cls, config: RunConfig) -> AttentionShape | None:
         """Return the shape of a run's plain causal attention; None if scores have a bias or the layer computes them."""
         model, training, tp = config.model, config.training, config.parallel.tp
-        plain_scores = attention_of(model).plain_scores
-        if plain_scores is None or position_of(model).place == "scores":
+        widths = plain_scores(model)
+        if widths is None or position_of(model).place == "scores":
             return None
         # With fewer key-value heads than ranks, each rank has one full head.
         heads, groups = model.heads // tp, max(model.key_value_heads // tp, 1)
         dtype = TORCH_DTYPES[training.dtype]
-        return cls(training.seq_len, training.micro_batch_size, heads, groups, *plain_scores(model), dtype)
+        return cls(training.seq_len, training.micro_batch_size, heads, groups, *widths, dtype)
 
 
 @dataclass(frozen=True)

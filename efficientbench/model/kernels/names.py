@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from efficientbench.architecture.registry import attention_of, position_of
+from efficientbench.architecture.model import OWN_LAYER
+from efficientbench.architecture.registry import attention_of, plain_scores, position_of
 from efficientbench.architecture.variant import UndeclaredError, imported, shown
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.compute import AttentionWork
+from efficientbench.costs.layers import with_view
 from efficientbench.model.kernels import (
     TORCH_DTYPES,
     biased_attention,
@@ -31,7 +34,7 @@ UNDECLARED_ROTATION = "n/a: the positional encoding's declaration names no kerne
 def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
     """Return the name of each model part's kernel on the device type, for the record."""
     model = config.model
-    names = _attention(config, device_type)
+    names = _of_each_kind(config, lambda each: _attention(each, device_type))
     fused = bool(config.kernels.fused)
     dtype = TORCH_DTYPES[config.training.dtype]
     names["cross_entropy"] = cross_entropy.name(fused, device_type, dtype)
@@ -40,7 +43,7 @@ def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
     parts = (("norm", norm, npu_fused.RMS_NORM), (model.activation, *activations[model.activation]))
     for part, kernel, npu_kernel in parts:
         names[part] = kernel.FUSED if fused else npu_kernel if on_npu else kernel.NAME
-    names |= _position(config, device_type)
+    names |= _of_each_kind(config, lambda each: _position(each, device_type))
     names["weight_gradient"] = weight_gradient.name(device_type, dtype)
     if model.moe is not None:
         names["grouped_mm"] = grouped_mm.name(device_type, dtype)
@@ -50,8 +53,12 @@ def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
 
 def kernel_reasons(config: RunConfig, device_type: str) -> dict[str, str]:
     """Return the parts whose kernel was chosen by measurement, with the measured times, which differ between runs."""
-    choice = _choice(config, device_type)
-    return {"attention": choice.reasons} if choice is not None and choice.reasons else {}
+
+    def reasons(each: RunConfig) -> dict[str, str]:
+        choice = _choice(each, device_type)
+        return {"attention": choice.reasons} if choice is not None and choice.reasons else {}
+
+    return _of_each_kind(config, reasons)
 
 
 def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
@@ -60,9 +67,12 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
     Two runs of which only one uses a fallback differ in more than their models.
     """
     model, names = config.model, kernel_names(config, device_type)
-    found: dict[str, str] = {}
-    for own in map(_declared, (attention_of(model).kernels, position_of(model).kernels)):
-        found |= own.fallbacks(config, device_type) if own else {}
+
+    def own_fallbacks(each: RunConfig) -> dict[str, str]:
+        kernels = map(_declared, (attention_of(each.model).kernels, position_of(each.model).kernels))
+        return {part: why for own in kernels if own for part, why in own.fallbacks(each, device_type).items()}
+
+    found = _of_each_kind(config, own_fallbacks)
     if names.get("attention") == biased_attention.BLOCKS and device_type == "cuda":
         within = config.data.attention_within_documents
         found["attention"] = (
@@ -76,11 +86,11 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
 
 
 def attention_work(config: RunConfig, device_type: str) -> AttentionWork:
-    """Return the work of the device type's attention kernel beyond its formula.
+    """Return the work of the device type's attention kernel beyond its formula, in a run whose layers are alike.
 
     Raises UndeclaredError: the layer has its own scores, and its declaration names no kernels.
     """
-    if attention_of(config.model).plain_scores is None:
+    if plain_scores(config.model) is None:
         own = _declared(attention_of(config.model).kernels)
         if own is None:
             raise UndeclaredError(f"model.attention.kind={config.model.attention.kind} declares no kernels")
@@ -96,9 +106,23 @@ def attention_work(config: RunConfig, device_type: str) -> AttentionWork:
     return AttentionWork(scores_again=choice.name != "math", pads_values=flash)
 
 
+def _of_each_kind(config: RunConfig, parts: Callable[[RunConfig], dict[str, str]]) -> dict[str, str]:
+    """Return the parts of all kinds of layers: the main kind's by name, another kind's, where it differs, by part_kind.
+
+    The main kind has the model's own keys, or else is the first of the pattern.
+    """
+    views = config.model.views
+    main = OWN_LAYER if OWN_LAYER in views else next(iter(views))
+    found = dict(parts(with_view(config, views[main])))
+    for name, view in views.items():
+        for part, said in parts(with_view(config, view)).items():
+            found |= {f"{part}_{name}": said} if found.get(part) != said else {}
+    return found
+
+
 def _attention(config: RunConfig, device_type: str) -> dict[str, str]:
     model = config.model
-    if attention_of(model).plain_scores is None:
+    if plain_scores(model) is None:
         own = _declared(attention_of(model).kernels)
         return own.names(config, device_type) if own else {"attention": UNDECLARED}
     choice = _choice(config, device_type)

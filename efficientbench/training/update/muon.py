@@ -128,12 +128,13 @@ class Matrices:
 
 def _declared(name: str, model: ModelConfig) -> Stack:
     """Return the declared matrices of a weight by its global name. Raises ConfigError if the weight is not declared."""
-    within = name.split(".", 3)[3]
+    _, _, number, within = name.split(".", 3)
+    view = model.views[model.layer_kinds[int(number)]]
     try:
-        return layer_matrices(model)[within]
+        return layer_matrices(view)[within]
     except KeyError:
         raise ConfigError(
-            f"training.optimizer: muon cannot tell the matrices of {name}: attention {model.attention.kind!r} does not "
+            f"training.optimizer: muon cannot tell the matrices of {name}: attention {view.attention.kind!r} does not "
             "declare that weight (AttentionVariant.matrices)"
         ) from None
 

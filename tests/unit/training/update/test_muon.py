@@ -101,8 +101,10 @@ def test_declared_matrices_match_those_of_the_layers(model: str) -> None:
 
     config = configured(model)
     stage, optimizer = built(config)
-    names, declared = role_names([stage]), layer_matrices(config.model)
-    assert names["matrices"] == sorted(f"decoder.layers.*.{name}" for name in declared)
+    names, views = role_names([stage]), config.model.views
+    matrices = {kind: layer_matrices(view) for kind, view in views.items()}
+    declared = matrices[config.model.layer_kinds[1]]
+    assert names["matrices"] == sorted({f"decoder.layers.*.{name}" for each in matrices.values() for name in each})
     assert not [
         name
         for name in names.get("others", [])

@@ -1,0 +1,127 @@
+"""Models whose layers are of several kinds: how the kinds are named, resolved, refused, and divided among stages."""
+
+import json
+
+import pytest
+
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import attention_of, position_of
+from efficientbench.basics.errors import ConfigError
+from efficientbench.config.layout import Layout
+from efficientbench.config.load import resolve
+from efficientbench.config.schema import RunConfig
+from efficientbench.costs.communication import micro_batch_transfers, step_transfers
+from efficientbench.costs.compute import micro_batch_work
+from efficientbench.costs.matrices import muon_flops, rank_matrices
+from efficientbench.costs.memory import memory_by_stage, rank_parameters
+from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token, keys_read_per_query
+
+BASE = "mqa_0.5B"
+MIXED = ("model.pattern=[mla,own]", "training.global_batch_size=8")
+
+
+def mixed(*overrides: str) -> RunConfig:
+    return resolve(BASE, smoke=True, overrides=overrides)
+
+
+def test_a_pattern_repeats_and_is_cut_at_the_depth() -> None:
+    model = mixed("model.layers=5", "model.pattern=[mla,mla,own]").model
+    assert model.layer_kinds == ("mla", "mla", "own", "mla", "mla")
+    assert [view.attention.kind for view in model.views.values()] == ["mla", "gqa"]
+    assert [count for _, count in model.counted_views] == [4, 1]
+
+
+def test_a_kind_adds_keys_to_its_section_and_another_kind_replaces_it() -> None:
+    model = mixed(
+        *(
+            "model.pattern=[wide,free,own]",
+            "model.kinds.wide.attention.query_groups=7",
+            "model.attention.qkv_bias=false",
+        ),
+        *("model.kinds.free.position.kind=none", "model.kinds.free.ffn_hidden_size=96"),
+    ).model
+    # Only what differs is kept, so that a kind follows the model's other keys.
+    assert model.kinds == {
+        "wide": {"attention": {"query_groups": 7}},
+        "free": {"position": {"kind": "none"}, "ffn_hidden_size": 96},
+    }
+    views = model.views
+    assert views["wide"].attention.model_dump() == {"kind": "gqa", "query_groups": 7, "qkv_bias": False}
+    assert (views["free"].position.kind, views["free"].ffn_hidden_size) == ("none", 96)
+    assert views["own"].attention == model.attention
+    copied = model.model_copy(update={"vocab_size": 17})
+    assert {view.vocab_size for view in copied.views.values()} == {17}
+    assert ModelConfig.model_validate(json.loads(model.model_dump_json())) == model
+
+
+def test_models_without_a_pattern_are_written_as_before() -> None:
+    assert not {"pattern", "kinds"} & mixed().model.model_dump().keys()
+
+
+@pytest.mark.parametrize("declaration", [attention_of, position_of])
+def test_no_formula_answers_for_a_model_with_a_pattern(declaration: object) -> None:
+    assert callable(declaration)
+    with pytest.raises(TypeError, match="ask its views"):
+        declaration(mixed(*MIXED).model)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.pattern=[]"], "model.pattern: a pattern of 0 layers does not fit a model of 4"),
+        (["model.pattern=[own,own,own,own,mla]"], "model.pattern: a pattern of 5 layers does not fit a model of 4"),
+        (
+            ["model.pattern=[mlaa,own]"],
+            "mlaa: is in model.pattern, and neither here nor an attention; did you mean mla",
+        ),
+        (["model.kinds.a.qk_norm=true"], "model.kinds: name them in the order of the layers"),
+        (["model.pattern=[mla]", "model.kinds.a.qk_norm=true"], "a: no layer of model.pattern is of this kind"),
+        (["model.pattern=[a]", "model.kinds={a: {heads: 2}}"], "a.heads: a kind has attention, position, qk_norm"),
+        (["model.pattern=[a]", "model.kinds.a.attention.query_groups=3"], "a: 14 heads cannot be shared evenly by 3"),
+        (["model.pattern=[a]", "model.kinds.a.attention.query_groups=0"], "a.attention.query_groups: Input should be"),
+        (
+            ["model.pattern=[a,own]", "model.kinds.a.position.kind=alibi"],
+            "a.position.kind: layers with 'rope' and with",
+        ),
+        (["model.kinds.a.attention.windw=3"], "model.kinds.a.attention.windw: unknown key"),
+        ([*MIXED, "training.optimizer=muon", "model.pattern=[nope:VARIANT,own]"], "there is no module nope"),
+    ],
+)
+def test_bad_patterns_have_one_message_each(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        mixed(*overrides)
+    assert message in str(error.value)
+
+
+def test_stages_with_other_kinds_of_layers_are_refused_with_the_cuts_that_fit() -> None:
+    uneven = mixed(*MIXED, "model.layers=8", "model.pattern=[mla,mla,mla,own]", "parallel.pp=4", "parallel.dp=1")
+    with pytest.raises(ConfigError, match=r"4 × vpp 1 stages of 2 layers would differ .* 1 or 2 stages are alike"):
+        Layout.of(uneven, 4)
+    even = uneven.model_copy(update={"parallel": uneven.parallel.model_copy(update={"pp": 2})})
+    assert Layout.of(even, 2).layers_per_stage == 4
+
+
+def test_what_is_counted_is_the_mean_of_models_of_each_kind() -> None:
+    """With one layer of two of a kind, every sum over layers is half of that over two models of one kind each."""
+    both = mixed(*MIXED, "training.optimizer=muon", "parallel.pp=2", "parallel.dp=1")
+    alike = [both.model_copy(update={"model": view}) for view in both.model.views.values()]
+    layout = Layout.of(both, 2)
+
+    def figures(config: RunConfig) -> list[float]:
+        model, flops = config.model, flops_per_token(config.model, 64, "selective")
+        work = micro_batch_work(config, layout, 0)
+        sent = [each.payload_bytes for each in step_transfers(config, layout, 0)]
+        memory = memory_by_stage(config, layout, 0)[0]
+        return [
+            *(count_parameters(model).total, flops.forward, flops.recomputed, flops.forward_full_square),
+            *(keys_read_per_query(model, 64), cache_bytes(model, 64, "bf16")),
+            *(rank_matrices(config, layout), muon_flops(config, layout), rank_parameters(config, layout, 1)),
+            *(sum(part.flops for part in parts) for parts in work.values()),
+            *(sum(part.moved_bytes for part in parts) for parts in work.values()),
+            *(sum(sent), sum(each.payload_bytes for each in micro_batch_transfers(config, layout, 1))),
+            *(memory.weights, memory.activations, memory.muon_momentum),
+        ]
+
+    first, second = map(figures, alike)
+    assert first != second
+    assert figures(both) == pytest.approx([(one + other) / 2 for one, other in zip(first, second, strict=True)])
