@@ -294,7 +294,7 @@ FAULTS = (
     Fault(
         "checkpoint metadata may name any class",
         [("if (module, name) not in ALLOWED:", "if False:")],
-        "distributed/test_checkpoint_damage.py",
+        "distributed/test_checkpoint_hostile.py",
     ),
     Fault(
         "no end of document",

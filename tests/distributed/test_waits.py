@@ -50,7 +50,7 @@ def second_step(config: RunConfig, prefix: Path, pauses: list[Pauses]) -> Seen:
     with tiny_training(config, prefix, 2) as trainer, waits.recorded():
         for stage in trainer.stages:
             forward = stage.module.forward
-            stage.module.forward = lambda *inputs, forward=forward: Paused.apply(forward(*inputs), own)
+            stage.module.forward = lambda *inputs, forward=forward, **named: Paused.apply(forward(*inputs, **named), own)
         trainer.train_step(1)
         dist.barrier()
         waits.take()
