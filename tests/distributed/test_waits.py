@@ -49,8 +49,11 @@ def second_step(config: RunConfig, prefix: Path, pauses: list[Pauses]) -> Seen:
     waits, own = Waits(CPU(), config.parallel.pp), pauses[dist.get_rank()]
     with tiny_training(config, prefix, 2) as trainer, waits.recorded():
         for stage in trainer.stages:
-            forward = stage.module.forward
-            stage.module.forward = lambda *inputs, forward=forward, **named: Paused.apply(forward(*inputs, **named), own)
+
+            def paused(*inputs: Any, whole: Callable[..., torch.Tensor] = stage.module.forward, **named: Any) -> Any:
+                return Paused.apply(whole(*inputs, **named), own)
+
+            stage.module.forward = paused
         trainer.train_step(1)
         dist.barrier()
         waits.take()
