@@ -43,7 +43,7 @@ def test_a_killed_speedrun_resumes_and_ends_with_a_report_card(tmp_path: Path, s
         assert (folder / "evaluation" / "mmlu.json").is_file()
     card = (tmp_path / "work" / "runs" / "report_card.md").read_text(encoding="utf-8")
     assert [line.split("|")[2].strip() for line in card.splitlines() if line.startswith("| sft_d4")] == [
-        *("base", "mid", "SFT", "RL", "all"),
+        *("base", "mid", "SFT", "RL", "all", "mid → SFT"),
     ]
     assert f"\n  efficientbench chat {sft}\n" in shown
     assert efficientbench("chat", str(sft), "-p", "What is 6*7?", expect=0).stdout.strip()
