@@ -12,9 +12,10 @@ from efficientbench.architecture.registry import ATTENTION, POSITIONS
 
 KINDS = "|".join([*ATTENTION, *(kind for kind in POSITIONS if kind != "none")])
 OWN_FILES = re.compile(
-    rf"efficientbench/(model/(attention/|position\.py|kernels/({KINDS})(/|\.py))|export/({KINDS})\.py)|"
-    # The table of variants, and one of runs.
-    r"efficientbench/architecture/|metrics/report/paper/paper\.py"
+    rf"efficientbench/(model/(attention/|position\.py|kernels/({KINDS})(/|\.py)|kernels/window_attention\.py)|"
+    rf"export/({KINDS})\.py)|"
+    # The tables of variants, of transformers' classes, and of runs.
+    r"efficientbench/(architecture/|export/(architectures|families)\.py)|metrics/report/paper/paper\.py"
 )
 
 
