@@ -76,7 +76,9 @@ SPELLINGS = (
     Spelling("grad_clip clip_grad max_grad_norm", "training.gradient_clip", "training.clip"),
     Spelling("weight_decay", "training.weight_decay", "training.weight_decay"),
     Spelling(
-        "warmup_steps", "training.lr_warmup_fraction is a share of the steps; set that one", "training.warmup_steps"
+        "warmup_steps",
+        "set training.lr_warmup_fraction, a share of the steps; measurement.warmup_steps are not measured",
+        "training.warmup_steps",
     ),
     Spelling("warmdown_ratio", "training.lr_decay_fraction, with training.lr_schedule=wsd", ""),
     Spelling("final_lr_frac", "training.min_learning_rate is a rate, not a share of the peak's; set that one", ""),
