@@ -31,6 +31,11 @@ def pytest_configure() -> None:
     gc.set_threshold(100_000)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the longest files of the unit tests, which come last, to the front: at the end, one would run alone."""
+    items.sort(key=lambda item: item.path.name not in ("test_gpu_kernels.py", "test_gpu_step.py"))
+
+
 class ByFile(LoadFileScheduling):
     """Keeps a file in one process, for its fixtures, and all distributed tests, for their pools of ranks."""
 

@@ -57,8 +57,7 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
     from efficientbench.metrics.monitoring.exchange import gather
     from efficientbench.training.collectives import collectives_begun
 
-    recording = Recording(device, rank)
-    deepspeed = deepspeed_config(job.config, device)
+    recording, deepspeed = Recording(device, rank), deepspeed_config(job.config, device)
     heartbeat.at(0, "meeting the other ranks")
     # Before the model: ZeRO-3 partitions only models that are loaded after the arguments exist.
     args = sft_arguments(job, deepspeed, device.type)
@@ -99,9 +98,6 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
         recording.write(
             job, trainer, monitor.run, train, held_out, order, levels, saved, spent.spent(), stop.by_time.longest_s
         )
-        if sink is not None:
-            record = read_record(OutputFolder(job.output).record)
-            sink.figures({name: getattr(record, name) for name in FIGURES})
     return stop.stopped
 
 
@@ -168,7 +164,7 @@ def _built_visibly(heartbeat: HeartbeatWriter) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sink(job: TuningJob, rank: int) -> Iterator[WandbLog | None]:
-    """Yield the configured sink on rank 0, else None; close the sink after the block.
+    """Yield the configured sink on rank 0, else None; after the block send the record's figures and close the sink.
 
     Raises MetricsError: the sink cannot be opened.
     """
@@ -179,6 +175,8 @@ def _sink(job: TuningJob, rank: int) -> Iterator[WandbLog | None]:
     settings = {**config.model_dump(mode="json"), "resumed_after": job.resumed_step}
     with contextlib.closing(WandbLog(config.wandb, job.output, config.name, settings)) as sink:
         yield sink
+        record = read_record(OutputFolder(job.output).record)
+        sink.figures({name: getattr(record, name) for name in FIGURES})
 
 
 def _log_quietly() -> None:

@@ -15,6 +15,7 @@ from efficientbench.config.schema import KernelsConfig, RunConfig
 from efficientbench.costs.model import cache_bytes
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.devices.base import Device
+from efficientbench.devices.loading import loading
 from efficientbench.devices.registry import find_device
 from efficientbench.running.rank_process import Rank
 from efficientbench.running.trained import TrainedRun, trained_config
@@ -76,12 +77,13 @@ def opened(folder: Path, step: int | None = None, share: Share | None = None) ->
     cache_bytes(run.job.config.model, 1, run.job.config.training.dtype)
     tokenizer = run.tokenizer()
     checkpoint, problems = run.checkpoint(step)
-    device, place = _prepared(run.job.config, 0 if share is None else share.rank.local)
     report = _say_nothing if share is None else share.rank.report
-    from efficientbench.model.gpt import trained_model
-    from efficientbench.training import groups
-    from efficientbench.training.checkpoints.read import Weights
-    from efficientbench.training.collectives import collectives_begun
+    with loading():
+        device, place = _prepared(run.job.config, 0 if share is None else share.rank.local)
+        from efficientbench.model.gpt import trained_model
+        from efficientbench.training import groups
+        from efficientbench.training.checkpoints.read import Weights
+        from efficientbench.training.collectives import collectives_begun
 
     weights = Weights(checkpoint, report)
     # Without the kernels of the training, which this machine may lack.
@@ -111,9 +113,10 @@ def with_random_weights(config: RunConfig) -> Iterator[GPT]:
         DeviceError: this machine cannot use the device.
     """
     cache_bytes(config.model, 1, config.training.dtype)
-    device, place = _prepared(config)
-    from efficientbench.model.gpt import build_stages
-    from efficientbench.training import groups
+    with loading():
+        device, place = _prepared(config)
+        from efficientbench.model.gpt import build_stages
+        from efficientbench.training import groups
 
     with groups.one_rank(device.backend):
         [model] = build_stages(in_one_process(config), place)

@@ -19,6 +19,8 @@ from efficientbench.model.kernels.cross_entropy import LossKernel
 class EngineConfig(TransformerConfig):
     """Megatron's TransformerConfig with the kernels of our modules; every module of a stage is built from it."""
 
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
     fuse: bool = False
     """Whether compiled kernels compute norm, rotation and activation."""
     norm_weights: bool = True
@@ -39,8 +41,7 @@ class EngineConfig(TransformerConfig):
 
 def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = causal_attention) -> EngineConfig:
     """Return the configuration of a run's model, its layout over ranks and its kernels."""
-    model, parallel = config.model, config.parallel
-    experts = model.moe
+    model, parallel, experts = config.model, config.parallel, config.model.moe
     auxiliary_factor = experts.balancing(config.training.objective) if experts else 0.0
     auxiliary_over = experts.auxiliary_over if experts else None
     dtype, recompute = TORCH_DTYPES[config.training.dtype], config.training.recompute
@@ -59,8 +60,6 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         # Megatron then sums the gradients of these norms over the tensor-parallel ranks, which split the heads.
         qk_layernorm=model.qk_norm,
         layernorm_epsilon=model.norm_epsilon,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
         # Megatron's own initial weights depend on the layout: initial_weights.py draws them instead. Not by
         # perform_initialization=False, which would also leave parameters unmarked as tensor-parallel.
         init_method=_leave,

@@ -102,9 +102,7 @@ def build_record(
     """
     from efficientbench.model.kernels.names import fallback_kernels, kernel_names, kernel_reasons
 
-    config = job.config
-    run = metrics.merge(measured)
-    quality = recorder.quality()
+    config, run, quality = job.config, metrics.merge(measured), recorder.quality()
     scored = quality.validation_documents
     reads = config.training.objective != "rl"
     reading = what_was_read(job, recorder.tokens, batches.source_tokens()) if reads else None

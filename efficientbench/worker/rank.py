@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 
 from efficientbench.devices.deterministic import compute_deterministically
+from efficientbench.devices.loading import loading
 from efficientbench.devices.registry import find_device
 from efficientbench.running.failures import diagnose
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.rank_process import Rank, Work
-from efficientbench.worker.loading import loading
 
 
 def rank_work(job_file: Path) -> Work:

@@ -45,8 +45,9 @@ def assert_estimate_holds(name: str, smoke: bool, overrides: list[str], folder: 
     return int(measured)
 
 
-@pytest.mark.parametrize("name", ["mqa_0.5B", "gqa_0.5B", "gqa_1.5B", "gqa_3B"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("mqa_0.5B", "fp32"), ("gqa_0.5B", "bf16"), ("gqa_1.5B", "fp32"), ("gqa_3B", "bf16")]
+)
 def test_the_estimate_of_smoke_runs_is_within_15_percent(name: str, dtype: str, tmp_path: Path, cache: str) -> None:
     assert_estimate_holds(name, True, [*SHORT, "training.steps=5", f"training.dtype={dtype}"], tmp_path, cache)
 

@@ -85,7 +85,7 @@ def _reuse_groups() -> None:
 def _serve(device_type: str, rank: int, size: int, store: str, connection: Connection) -> None:
     import warnings
 
-    from efficientbench.worker.loading import loading
+    from efficientbench.devices.loading import loading
 
     warnings.filterwarnings("ignore", module="megatron")
     if device_type == "npu":

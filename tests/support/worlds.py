@@ -31,7 +31,7 @@ class Opened:
 
 def load_megatron() -> None:
     """What every rank does before megatron is imported, done once for those that are forked."""
-    from efficientbench.worker.loading import loading
+    from efficientbench.devices.loading import loading
 
     with loading():
         import torch

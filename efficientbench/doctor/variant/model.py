@@ -18,6 +18,7 @@ from efficientbench.architecture.variant import missing
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token
 from efficientbench.devices.cpu import CPU
+from efficientbench.devices.loading import loading
 from efficientbench.doctor.check import Check
 
 if TYPE_CHECKING:
@@ -141,10 +142,11 @@ def model_checks(config: RunConfig) -> Iterator[Check]:
 def _one_rank() -> Iterator[torch.device]:
     """Prepare the CPU, and make a world of one rank with Megatron's process groups."""
     cpu = CPU()
-    device = cpu.prepare(0)
     # Megatron logs at length which of its modules it does not know.
     logging.getLogger("megatron").setLevel(logging.ERROR)
-    from efficientbench.training import groups
+    with loading():
+        device = cpu.prepare(0)
+        from efficientbench.training import groups
 
     with groups.one_rank(cpu.backend):
         yield device

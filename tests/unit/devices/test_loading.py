@@ -1,4 +1,4 @@
-"""Functions that Megatron decorates with torch.compile are compiled at their first call."""
+"""Megatron is imported without the compiler, which the first compiled call loads, and without W&B."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.command_line import environment
 
 PROGRAM = """
 import gc, sys
-from efficientbench.worker.loading import loading
+from efficientbench.devices.loading import loading
 
 with loading():
     import torch
@@ -30,6 +30,10 @@ with loading():
 print(gc.isenabled(), gc.get_freeze_count() > 100_000, torch.compile.__module__)
 print("torch._inductor.compile_fx" in sys.modules, double.__name__, double.__doc__)
 print(double(4), triple(4), "torch._inductor.compile_fx" in sys.modules)
+print("wandb" in sys.modules)
+from efficientbench.metrics.records.sinks.wandb_log import WandbLog
+import wandb
+print(wandb.__name__)
 """
 
 
@@ -44,4 +48,4 @@ def test_the_compiler_is_loaded_at_the_first_compiled_call() -> None:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["True True torch", "False double Twice as much.", "8 12 True"]
+    assert done.stdout.splitlines() == ["True True torch", "False double Twice as much.", "8 12 True", "False", "wandb"]
