@@ -138,6 +138,7 @@ def build_record(
         resumed_after_steps=recorder.resumed,
         rechecks=recorder.rechecks if recorder.rechecks.count else None,
         nondeterministic=not_promised(config, device),
+        time_limit_s=job.budget.time_limit_s,
         lost=recorder.lost,
         environment=environment | {"versions": device.versions(), "sensors": sensor_states(run.sensors)},
     )

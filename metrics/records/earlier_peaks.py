@@ -12,8 +12,8 @@ from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, read_r
 FAR_BELOW = 0.8
 """Least share of an earlier rate that is believed: clocks and other work on a machine change its best rate by less."""
 _SAME = {"device_name": None, "devices": None, "dtype": None, "tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}
-"""Facts that the earlier run must share, beside the machine itself, with what a run has that names none: the ranks of a host
-share its cores."""
+"""Facts that the earlier run must share beside the machine itself, since the ranks of a host share its cores → what
+they are where a run does not name them."""
 _MACHINE = ("hostname", "cores")
 
 

@@ -193,7 +193,7 @@ def _record(
         peak, source = peak_flops(name, loop.dtype) if loop.dtype else (None, loop.dtype_unknown or "")
     environment = collect_environment(PACKAGES, Path.cwd())
     reached = None if peak else loop.measured_peak_flops
-    place = {"device_name": name, "devices": devices, "dtype": loop.dtype, "dp": ranks}
+    place: dict[str, Any] = {"device_name": name, "devices": devices, "dtype": loop.dtype, "dp": ranks}
     facts = RunFacts(
         parameters=loop.parameters,
         parameters_active=loop.parameters,
