@@ -11,7 +11,11 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.config.training import LENGTHS
 
 DEFAULT_TOKENS = 100_000
-"""Training tokens of a run that sets no length."""
+"""Training tokens of a run that sets no length, at least."""
+MEASURED_STEPS = 400
+"""Steps that such a run measures: from so many on, the interval of a step's time needs no reserve."""
+MEASURED_S = 600.0
+"""Time of measured steps, s, after which such a run ends earlier, once it has `measurement.min_steps`."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,11 @@ class Budget:
     parameters: int | None
     """All parameters of the model; None where they are unknown before it is built."""
     extended: str | None = None
-    """Message for the user where the default length was too short to measure."""
+    """Message for the user where the default length was too short to measure, or may be cut short by time."""
     counted: bool = True
     """Whether `steps` is known; False: the epochs' text is not known yet, and `steps` is the fewest to measure."""
+    time_limit_s: float | None = None
+    """Time of measured steps, s, after which the run ends before `steps`; None: it trains them all."""
 
     @property
     def tokens(self) -> int:
@@ -66,17 +72,36 @@ def plan_budget(config: RunConfig, parameters: int | None, epoch_steps: int | No
         return Budget(needed, measurement.warmup_steps, tokens_per_step, parameters, counted=False)
     tokens = wanted_tokens(training.tokens or DEFAULT_TOKENS, parameters)
     steps = training.steps or epoch_steps or -(-tokens // tokens_per_step)
-    extended = None
+    extended = time_limit_s = None
+    measured = measurement.min_steps
+    if not given and _may_end_by_time(config):
+        measured, time_limit_s = MEASURED_STEPS, MEASURED_S
+        needed = measurement.warmup_steps + measured
     if steps < needed:
         if given:
             raise ConfigError(_too_short(config, tokens, steps, needed, tokens_per_step))
         extended = (
             f"the default of {DEFAULT_TOKENS:,} tokens is {steps} steps of {tokens_per_step:,}; extended to {needed} "
             f"steps ({needed * tokens_per_step:,} tokens), for {measurement.warmup_steps} steps of warm-up and "
-            f"{measurement.min_steps} measured steps"
+            f"{measured} measured steps"
         )
         steps = needed
-    return Budget(steps, measurement.warmup_steps, tokens_per_step, parameters, extended)
+    if time_limit_s is not None:
+        extended = (
+            f"{extended or f'no length is set: {steps} steps'}; those that {time_limit_s / 60:g} minutes hold, and "
+            f"{measurement.min_steps} at least, are measured (training.steps=N sets a length)"
+        )
+    return Budget(steps, measurement.warmup_steps, tokens_per_step, parameters, extended, time_limit_s=time_limit_s)
+
+
+def _may_end_by_time(config: RunConfig) -> bool:
+    """Return whether the time of steps may decide how long a run is that sets no length.
+
+    Not where the user has said how many steps to measure, or the last ones are traced, or every run trains the same.
+    """
+    training, measurement = config.training, config.measurement
+    counted = "min_steps" in measurement.model_fields_set or measurement.profile_steps
+    return not (counted or training.deterministic or training.objective != "pretrain")
 
 
 def wanted_tokens(tokens: int | str, parameters: int | None) -> int:

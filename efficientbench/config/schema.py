@@ -149,7 +149,9 @@ class MeasurementConfig(Part):
     enabled: bool = Field(default=True, description="run the sensors; false: measure step times only")
     warmup_steps: NonNegativeInt = Field(default=5, description="steps before the measured window")
     min_steps: PositiveInt = Field(
-        default=50, description="fewest steps in the measured window; below 30 a step's time has no interval"
+        default=50,
+        description="fewest steps in the measured window; where set, those of a run of no set length, too; below 30 a "
+        "step's time has no interval",
     )
     sample_interval_s: Seconds = Field(default=0.1, description="wanted seconds between samples of the sensors")
     meters: Meters = None

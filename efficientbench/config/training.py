@@ -52,7 +52,8 @@ class TrainingConfig(Part):
     tokens: Tokens = Field(
         default=None,
         description="tokens to train on; 20x: 20 for each parameter of the model (all of them, also a mixture's idle "
-        "experts); unset, and steps too: 100,000, or more where the measured steps need them",
+        "experts); unset, and steps too: 100,000 and 400 measured steps at least, or as many as 10 minutes "
+        "hold from measurement.min_steps on",
     )
     steps: PositiveInt | None = Field(default=None, description="optimizer steps; set one of these three")
     epochs: PositiveInt | None = Field(default=None, description="how often the training text is read")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from efficientbench.finetuning.planning.cost import Trained, TuningFlops, attend
 from efficientbench.finetuning.planning.shapes import shape_of
 from efficientbench.metrics.formulas.definitions import ratio_standard_error
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
+from efficientbench.metrics.records.earlier_peaks import why_too_low
 from efficientbench.metrics.records.environment import collect_environment, sensor_states
 from efficientbench.metrics.records.facts import Quality, RunFacts, Tuning, Validation
 from efficientbench.metrics.records.record import RunRecord, write_record
@@ -111,7 +112,10 @@ class Recording:
         parameters, trained = _parameters(trainer.model)
         # Over all examples, so that repeats, which draw different ones, have the same FLOPs per token.
         flops = _flops(job, train, self._device)
+        known = described(job, self._device, parameters, None if flops is None else flops.training)
         facts = _facts(job, self._device, parameters, flops, self.measured_peak_flops)
+        doubt = why_too_low(facts.measured_peak_flops, job.output, known, known["environment"])
+        facts = replace(facts, measured_peak_doubt=doubt)
         read = _Read(train, order, config.training.micro_batch_size, job.steps)
         quality, validations = _quality(trainer, run, held_out, read)
         tuned = Tuning(
@@ -120,7 +124,6 @@ class Recording:
         summary = summarize(run, facts, quality, tuned=tuned, spent=spent, checkpoint_bound_s=checkpoint_bound_s)
         unknown = "the costs of this model's architecture, or of this method, are not known"
         missing = {} if flops is not None else {"flops_per_token": unknown}
-        known = described(job, self._device, parameters, None if flops is None else flops.training)
         known["environment"] |= {"sensors": sensor_states(run.sensors)}
         record = RunRecord(
             **known,

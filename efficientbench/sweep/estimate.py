@@ -51,12 +51,29 @@ def estimate(plan: Plan, machine: Machine, records: Sequence[RunRecord], cores: 
     # The duration of an RL run includes its sampling.
     same = [each for each in same if each.tokens_per_s and each.flops_per_token and each.reinforcement is None]
     try:
-        return Estimate(*_time_s(plan, machine, same, cores), *_energy_j(plan, machine, same))
+        training_s, around_s, source = _time_s(plan, machine, same, cores)
+        share = _share_held(plan, training_s)
+        time_s = None if training_s is None else share * training_s + around_s
+        energy_j, energy_source = _energy_j(plan, machine, same)
+        cut = f", of which {plan.budget.time_limit_s:g} s are measured at most" if share < 1 else ""
+        return Estimate(time_s, source + cut, None if energy_j is None else share * energy_j, energy_source)
     except UndeclaredError as error:
         return Estimate(None, str(error), None, str(error))
 
 
-def _time_s(plan: Plan, machine: Machine, same: Sequence[RunRecord], cores: float) -> tuple[float | None, str]:
+def _share_held(plan: Plan, training_s: float | None) -> float:
+    """Return the share of the steps that a run makes within its time limit; `training_s`: of all steps."""
+    budget = plan.budget
+    if budget.time_limit_s is None or not training_s:
+        return 1.0
+    # The warm-up and the fewest measured steps are made in any case.
+    least = budget.warmup_steps + plan.config.measurement.min_steps
+    held = budget.warmup_steps + budget.time_limit_s * budget.steps / training_s
+    return min(1.0, max(least, held) / budget.steps)
+
+
+def _time_s(plan: Plan, machine: Machine, same: Sequence[RunRecord], cores: float) -> tuple[float | None, float, str]:
+    """Return the time of all steps and of the rest, and where they are from."""
     flops = plan.flops.training_hardware * plan.budget.tokens
     devices = 1 if machine.shared else plan.layout.world_size
     alike = [each for each in same if each.dtype == plan.config.training.dtype]
@@ -65,11 +82,12 @@ def _time_s(plan: Plan, machine: Machine, same: Sequence[RunRecord], cores: floa
         rate = (nearest.tokens_per_s or 0.0) * _hardware_flops(nearest, plan) / nearest.devices
         around_s = statistics.median(_around_s(each) for each in alike)
         source = f"FLOP/s per device of the record nearest in size, start and evaluation as in {len(alike)} records"
-        return flops / (rate * devices) + around_s, source
+        return flops / (rate * devices), around_s, source
     if machine.shared:
         assumed = f"{ASSUMED_CORE_FLOPS / 1e9:.0f} GFLOP/s a core assumed ({cores:g} cores), training alone"
-        return flops / (ASSUMED_CORE_FLOPS * cores), assumed
-    return _projected_s(plan, machine.name)
+        return flops / (ASSUMED_CORE_FLOPS * cores), 0.0, assumed
+    time_s, source = _projected_s(plan, machine.name)
+    return time_s, 0.0, source
 
 
 def _projected_s(plan: Plan, device: str) -> tuple[float | None, str]:

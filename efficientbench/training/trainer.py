@@ -37,6 +37,7 @@ from efficientbench.training.events import (
 from efficientbench.training.recheck import recheck
 from efficientbench.training.step_loss import LossFunction, StepLoss
 from efficientbench.training.step_rows import Rows
+from efficientbench.training.time_limit import TimeLimit
 from efficientbench.training.update import finite
 from efficientbench.training.update.muon import set_momentum
 from efficientbench.training.update.optimizer import QueuedUpdate, can_queue, gather_weights, set_rates
@@ -59,6 +60,7 @@ class Trainer:
         token_bytes: torch.Tensor | None = None,
         checkpoints: Checkpoints | None = None,
         resume: Path | None = None,
+        time_limit: TimeLimit | None = None,
     ) -> None:
         """Prepare this rank for training.
 
@@ -72,6 +74,7 @@ class Trainer:
             token_bytes: [V] int64, UTF-8 bytes of each token; None if the tokenizer does not know them.
             checkpoints: loads and saves the state; None: begin with the weights as they are, and save no checkpoint.
             resume: the checkpoint to resume from; None: begin at step 1.
+            time_limit: ends the run before `steps`, of which the schedules know nothing; None: train them all.
         """
         self.config, self.steps = config, steps
         self.tokens_per_step = config.training.global_batch_size * config.training.seq_len
@@ -79,6 +82,7 @@ class Trainer:
         self.listeners, self.token_bytes, self.checkpoints, self.resume = listeners, token_bytes, checkpoints, resume
         self.finite = finite.FiniteCheck(stages, batches.device, config.training.dtype == "fp16")
         self.loss = StepLoss(stages, batches.micro_batches, scaler=config.training.dtype == "fp16")
+        self.time_limit = time_limit
         self._asked_to_save = False
         """Whether the newest step's rows ask for a checkpoint."""
         self.skipped = 0
@@ -102,6 +106,8 @@ class Trainer:
             Whether any rank was asked to stop, which ends the training early.
         """
         step, stopped, every = self.load(), False, self.config.training.recheck_every
+        if self.time_limit is not None:
+            self.time_limit.attempt_begins(step)
         if self.checkpoints is not None and dist.get_rank() == 0:
             logger.info(self.checkpoints.announcement())
         while step < self.steps and not stopped:
@@ -163,13 +169,15 @@ class Trainer:
         #  1. Forward and backward passes of all micro-batches. At their end Megatron reduces the gradients over ranks;
         #     `self.finite` measures this rank's own part just before, since a reduction would spread a NaN everywhere.
         #  2. The norm of all gradients, still on the device.
-        #  3. One all-gather: each rank sends its checks, its wishes to stop and save, its losses, its experts' counts.
+        #  3. One all-gather: each rank sends its checks, wishes (stop, save, end), losses and experts' counts.
         #  4. The decision, by the device, from the same rows on every rank: a step that is not finite is skipped.
         #  5. Clipping and the update by AdamW and Muon, which obey the flag of 4.
         #  6. The one read of the step: the host waits for the rows of 3.
         # Where the host has to decide (`self.queued` is None: fp16's loss scaler, another library's AdamW), 2, 4 and 5
         # come after the read, as Megatron's own `optimizer.step`.
         self._emit(StepStarted(step))
+        if self.time_limit is not None:
+            self.time_limit.step_begins(step)
         rate = learning_rate(self.config.training, step, self.steps)
         set_rates(self.optimizer, rate, self.config.training.weight_decay)
         set_momentum(self.optimizer, step)
@@ -180,7 +188,8 @@ class Trainer:
         batches = partial(self.batches.training_step, step)
         sums = self._forward_backward(batches, self.batches.micro_batches, forward_only=False)
         norm = self.queued.norm() if self.queued is not None else None
-        gathered = groups.gather_rows(self._row(sums, norm, stop_requested(), self._asks_to_save(step)))
+        wishes = stop_requested(), self._asks_to_save(step), self._asks_to_end(step)
+        gathered = groups.gather_rows(self._row(sums, norm, wishes))
         if self.queued is not None and norm is not None:
             self.queued.update(norm, finite.skip_flag(Rows.of(gathered, sums.shape).checks))
         rows = Rows.of(gathered.cpu(), sums.shape)
@@ -201,18 +210,29 @@ class Trainer:
         counts = self.tokens_per_step, int(targets)
         self._emit(StepEnded(step, loss / targets, norm_read, rate, *counts, not updated, message, routing))
         self._asked_to_save = bool(rows.save.any())
+        if rows.last.any():
+            self._end_after(step)
         return bool(rows.stop.any())
 
     def _asks_to_save(self, step: int) -> bool:
         return self.checkpoints is not None and self.checkpoints.asks_by_time(step)
 
-    def _row(self, sums: torch.Tensor, norm: torch.Tensor | None, stop: bool, save: bool) -> torch.Tensor:
+    def _asks_to_end(self, step: int) -> bool:
+        return self.time_limit is not None and dist.get_rank() == 0 and self.time_limit.is_over(step)
+
+    def _end_after(self, step: int) -> None:
+        """Make this step, whose end all ranks see, the run's last."""
+        self.steps = step
+        if self.checkpoints is not None:
+            self.checkpoints.steps = step
+
+    def _row(self, sums: torch.Tensor, norm: torch.Tensor | None, wishes: tuple[bool, ...]) -> torch.Tensor:
         """Return this rank's row of numbers at the end of a step, in the layout of `Rows`."""
         checks = self.finite.row(sums[:, 0].sum(), norm)
         routed = [stage.module.take_routing() for stage in self.stages]
         counts = [] if routed[0] is None else [torch.stack(routed).sum(dim=0).flatten()]
-        wishes = [torch.full_like(checks[:1], float(wish)) for wish in (stop, save)]
-        return torch.cat([checks, *wishes, sums.flatten(), *counts])
+        told = [torch.full_like(checks[:1], float(wish)) for wish in wishes]
+        return torch.cat([checks, *told, sums.flatten(), *counts])
 
     def _count_skipped(self, step: int, problem: finite.NonFinite) -> None:
         """Count a step that is skipped because loss or gradients are not finite.

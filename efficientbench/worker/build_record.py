@@ -107,9 +107,8 @@ def build_record(
     reads = config.training.objective != "rl"
     reading = what_was_read(job, recorder.tokens, batches.source_tokens()) if reads else None
     names, environment = identity(job, device, facts.devices), run_environment(config, device)
-    if facts.measured_peak_flops is not None:
-        doubt = why_too_low(facts.measured_peak_flops, job.output, names, environment)
-        facts = replace(facts, measured_peak_doubt=doubt)
+    doubt = why_too_low(facts.measured_peak_flops, job.output, names, environment)
+    facts = replace(facts, measured_peak_doubt=doubt)
     summary = summarize(
         run, facts, quality, recorder.interruptions, reading, spent=spent, checkpoint_bound_s=checkpoint_bound_s
     )
@@ -137,6 +136,7 @@ def build_record(
         resumed_after_steps=recorder.resumed,
         rechecks=recorder.rechecks if recorder.rechecks.count else None,
         nondeterministic=not_promised(config, device),
+        time_limit_s=job.budget.time_limit_s,
         lost=recorder.lost,
         environment=environment | {"versions": device.versions(), "sensors": sensor_states(run.sensors)},
     )

@@ -22,6 +22,7 @@ from efficientbench.training.data.batches import Batches
 from efficientbench.training.data.sample_index import Vocabulary
 from efficientbench.training.events import Listener
 from efficientbench.training.reinforcement.batches import RolloutBatches
+from efficientbench.training.time_limit import TimeLimit
 from efficientbench.training.trainer import Trainer
 from efficientbench.training.update.optimizer import build_optimizer, wrap_data_parallel
 
@@ -63,8 +64,9 @@ def build_trainer(
         progress,
     )
     token_bytes = _token_bytes(corpora[0], device)
-    steps = job.budget.steps
-    return Trainer(config, steps, stages, optimizer, batches, listeners, token_bytes, checkpoints, resume)
+    steps, limit_s = job.budget.steps, job.budget.time_limit_s
+    limit = None if limit_s is None else TimeLimit(limit_s, config.measurement)
+    return Trainer(config, steps, stages, optimizer, batches, listeners, token_bytes, checkpoints, resume, limit)
 
 
 def _token_bytes(corpus: Corpus, device: torch.device) -> torch.Tensor | None:

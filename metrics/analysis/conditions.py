@@ -41,6 +41,8 @@ def _tokens(record: RunRecord) -> str:
     if record.reinforcement is not None:
         # No share of supervised tokens: the model itself decides how many tokens its answers have.
         return f"{record.tokens:,} of questions, answers and padding in {record.steps_measured:,} measured steps"
+    if record.time_limit_s is not None:
+        return f"as many as {record.time_limit_s:g} s hold, of a run that sets no length"
     # Rounded to a percent, since each seed packs conversations in another order.
     learned = record.supervised_tokens
     share = "" if learned in (None, record.tokens) else f", {learned / record.tokens:.0%} of them supervised,"

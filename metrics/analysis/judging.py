@@ -22,6 +22,7 @@ from efficientbench.metrics.analysis.repeats import Group, dotted, model_identit
 from efficientbench.metrics.formulas.ratio import Objection, Ratio, Side, make_ratio
 from efficientbench.metrics.records.record import RunRecord
 
+TOKENS = "tokens in the time"
 TRAINING, TURNS = "training", "turns"
 """Names by which `compare --despite` lifts an objection."""
 ORDER = ("al_s", "energy_j_per_token", "amu_gb", "validation_loss")
@@ -162,7 +163,7 @@ class Judge:
     @cached_property
     def _other_training(self) -> dict[str, tuple[Any, Any]]:
         """The keys of `training_of` in which the rows differ; one that a record lacks is not known to."""
-        one, other = training_of(self.first.first), training_of(self.second.first)
+        one, other = (training_of(row.first) | _held(row.first) for row in (self.first, self.second))
         keys = [key for key in one if key in other and key not in self.chosen]
         return {key: (one[key], other[key]) for key in keys if one[key] != other[key]}
 
@@ -174,7 +175,7 @@ class Judge:
 
     @property
     def _costs_otherwise(self) -> bool:
-        rates = ("model.init_std", *(f"training.{key}" for key in _RATES))
+        rates = ("model.init_std", TOKENS, *(f"training.{key}" for key in _RATES))
         return not all(key.startswith(rates) for key in self._other_training)
 
     @property
@@ -208,6 +209,11 @@ NOT_IN_TURNS = (
     "they did not run in turns, so that a drift of the machine would count as a difference (`sweep --repeat` lets them "
     "take turns)"
 )
+
+
+def _held(record: RunRecord) -> dict[str, Any]:
+    """Return how far a run came whose length is a time: as the machine's speed had it; else nothing."""
+    return {} if record.time_limit_s is None else {TOKENS: f"{record.tokens:,}"}
 
 
 def _told(changed: dict[str, tuple[Any, Any]]) -> str:

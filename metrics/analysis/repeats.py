@@ -184,14 +184,21 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
         "questions": None if record.reinforcement is None else record.reinforcement.files_sha256,
         "model": [record.parameters, record.parameters_active, _counted_flops(record)],
         "status": record.status,
-        # Each seed of a fine-tuning draws examples of different lengths.
-        "tokens": [None if record.finetuning else record.tokens, record.steps_measured],
+        "tokens": _length(record),
         "formulas": record.formula_id,
         "energy_scope": record.energy_scope,
     }
     if "variant" not in without:
         content["run"] = [record.run, record.variant, record.size]
     return json.dumps(content, sort_keys=True)
+
+
+def _length(record: RunRecord) -> list[float | None]:
+    # How many steps a time holds, each run finds out.
+    if record.time_limit_s is not None:
+        return [record.time_limit_s]
+    # Each seed of a fine-tuning draws examples of different lengths.
+    return [None if record.finetuning else record.tokens, record.steps_measured]
 
 
 def _counted_flops(record: RunRecord) -> float | None:

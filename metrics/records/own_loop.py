@@ -14,6 +14,7 @@ from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.monitoring.aggregate import merge
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement
+from efficientbench.metrics.records.earlier_peaks import why_too_low
 from efficientbench.metrics.records.environment import collect_environment, sensor_states
 from efficientbench.metrics.records.facts import Quality, RunFacts
 from efficientbench.metrics.records.record import OF_FORMULAS, RECORD_NAME, RunRecord, write_record
@@ -177,17 +178,22 @@ def write_own_record(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise MetricsError(f"{folder}: cannot be made ({error.strerror})") from None
-    write_record(_record(loop, run, ranks, started_at, duration_s), path)
+    write_record(_record(folder, loop, run, ranks, started_at, duration_s), path)
     return path
 
 
-def _record(loop: OwnLoop, run: RunMeasurement, ranks: int, started_at: datetime, duration_s: float) -> RunRecord:
+def _record(
+    folder: Path, loop: OwnLoop, run: RunMeasurement, ranks: int, started_at: datetime, duration_s: float
+) -> RunRecord:
     # A host is one device, however many ranks compute on it. If a sensor found no device, assume one for each rank.
     least = 1 if run.device_scope == "host" or "memory_kind" not in run.unavailable else ranks
     devices, name = max(least, len(run.device_names)), run.device_names[0] if run.device_names else "unknown"
     peak, source = loop.peak_flops, "peak_flops of the loop"
     if not peak:
         peak, source = peak_flops(name, loop.dtype) if loop.dtype else (None, loop.dtype_unknown or "")
+    environment = collect_environment(PACKAGES, Path.cwd())
+    reached = None if peak else loop.measured_peak_flops
+    place: dict[str, Any] = {"device_name": name, "devices": devices, "dtype": loop.dtype, "dp": ranks}
     facts = RunFacts(
         parameters=loop.parameters,
         parameters_active=loop.parameters,
@@ -198,13 +204,13 @@ def _record(loop: OwnLoop, run: RunMeasurement, ranks: int, started_at: datetime
         peak_flops=peak,
         peak_flops_source=source,
         not_counted=NOT_COUNTED,
-        measured_peak_flops=None if peak else loop.measured_peak_flops,
+        measured_peak_flops=reached,
+        measured_peak_doubt=why_too_low(reached, folder, place, environment),
     )
     summary = summarize(run, facts, Quality())
     absent = {name: NOT_COUNTED for name in OF_FORMULAS if getattr(facts, name) is None}
     if loop.dtype_unknown:
         absent["dtype"] = loop.dtype_unknown
-    environment = collect_environment(PACKAGES, Path.cwd())
     return RunRecord(
         run=loop.run,
         variant=loop.run,
@@ -213,13 +219,10 @@ def _record(loop: OwnLoop, run: RunMeasurement, ranks: int, started_at: datetime
         parameters=loop.parameters,
         parameters_active=loop.parameters,
         flops_per_token=loop.flops_per_token,
-        devices=devices,
-        device_name=name,
-        dtype=loop.dtype,
         seq_len=loop.seq_len,
         micro_batch_size=loop.micro_batch_size,
         global_batch_size=loop.global_batch_size,
-        dp=ranks,
+        **place,
         **summary.values,
         **measured_parts(run, summary.outliers),
         status="completed",

@@ -126,6 +126,8 @@ class RunRecord(Metrics, Identity):
     """Micro-batches that were computed twice, of all attempts of the run; None where none was."""
     nondeterministic: dict[str, str] = {}
     """Part of a run with `training.deterministic` → why its bits may differ all the same from one run to the next."""
+    time_limit_s: float | None = None
+    """Time of measured steps, s, after which the run was to end, since nobody had set its length; None: it was set."""
     lost: list[str] = []
     """What was damaged in the files of the run's earlier attempts, and is not in them any more."""
     quality_curve: list[QualityPoint] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,6 +68,29 @@ def test_checkpoints_follow_in_time_once_the_measured_window_is_over(
     config = configured(corpus, "checkpoint.interval_s=1e-5", "checkpoint.keep=9", "parallel.dp=2", *window)
     ranks(2).call(train, config, corpus, 10, tmp_path / "again", checkpoint_folder(tmp_path, 5))
     assert found(tmp_path / "again") == ["step_00000009", "step_00000010"]
+
+
+def test_a_time_ends_a_run_for_all_ranks_once_the_fewest_steps_are_measured(
+    ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
+) -> None:
+    window = ("measurement.warmup_steps=1", "measurement.min_steps=3")
+    config = configured(corpus, "checkpoint.interval=2", "checkpoint.keep=9", "parallel.dp=2", *window)
+    pool = ranks(2)
+
+    def losses(name: str, steps: int, limits_s: tuple[float, ...] = (), resume: Path | None = None) -> list[float]:
+        arguments = config, corpus, steps, tmp_path / name, resume, contextlib.nullcontext, limits_s
+        first, second = (each.losses for each in pool.call(train, *arguments))
+        assert first == second
+        return first
+
+    whole = losses("whole", 9)
+    # The first rank decides, whatever the others' clocks say.
+    assert losses("cut", 9, (0.0, math.inf)) == whole[:4]
+    saved = [(manifest.step, manifest.holds) for manifest in map(read_manifest, complete(tmp_path / "cut"))]
+    assert saved == [(2, "everything"), (4, "weights")]
+    assert losses("uncut", 9, (math.inf, 0.0)) == whole
+    # The next attempt has a window of its own.
+    assert losses("late", 9, (0.0, 0.0), checkpoint_folder(tmp_path / "whole", 4)) == whole[4:8]
 
 
 @pytest.mark.proof

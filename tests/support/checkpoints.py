@@ -36,27 +36,30 @@ def train(
     folder: Path,
     resume: Path | None = None,
     prepare: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    limits_s: tuple[float, ...] = (),
 ) -> Resumed:
     """Train to step `steps`, saving into the run folder `folder` as the configuration says.
 
-    `resume`: a checkpoint to resume from. `prepare()` is in force on each rank meanwhile.
+    `resume`: a checkpoint to resume from. `prepare()` is in force on each rank meanwhile. `limits_s`: each rank's time
+    of measured steps after which the run ends; empty: it trains all steps.
     """
     import torch.distributed as dist
 
     from efficientbench.config.layout import Layout
     from efficientbench.training.checkpoints.manager import Checkpoints
     from efficientbench.training.checkpoints.shards import sharded_parameters
+    from efficientbench.training.time_limit import TimeLimit
     from efficientbench.training.trainer import Trainer
 
     outcome = Resumed()
+    limit = TimeLimit(limits_s[dist.get_rank()], config.measurement) if limits_s else None
     with prepare(), tiny_training(config, prefix, steps) as built:
         layout = Layout.of(config, dist.get_world_size(), oversubscribe=True)
         parameters = sharded_parameters([stage.module for stage in built.stages], config.model)
         checkpoints = Checkpoints(config, layout, steps, ["the corpus"], folder, parameters, built.optimizer)
         outcome.began_after = read_manifest(resume).step if resume is not None else 0
-        trainer = Trainer(
-            config, steps, built.stages, built.optimizer, built.batches, [outcome.listen], None, checkpoints, resume
-        )
+        of_rank = built.stages, built.optimizer, built.batches, [outcome.listen], None, checkpoints, resume, limit
+        trainer = Trainer(config, steps, *of_rank)
         trainer.train(lambda: False)
     return outcome
 

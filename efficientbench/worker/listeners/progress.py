@@ -106,6 +106,10 @@ class ProgressDisplay:
             logger.info(f"checkpoint after step {event.step}: {how} {held_up_s:.2f} s{bound}")
         elif isinstance(event, TrainingEnded):
             self.close()
+            if not event.stopped and event.steps < self.steps:
+                line = f"ends after step {event.steps} of {self.steps}: it has measured for as long as it may"
+                logger.info(line)
+                self._print(line, always=True)
 
     def close(self) -> None:
         """Remove the bar from the terminal."""

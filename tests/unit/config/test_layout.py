@@ -13,6 +13,7 @@ from efficientbench.config.budget import plan_budget
 from efficientbench.config.layout import Layout, check_documents, fit_micro_batch, padded_vocab_size
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
+from efficientbench.metrics.formulas.statistics import SURE_STEPS
 
 SPLIT = ("parallel.tp=2", "parallel.sp=true")
 
@@ -188,14 +189,30 @@ def test_the_padded_vocabulary_matches_known_sizes(vocab: int, tp: int, padded: 
 
 def test_the_default_budget_is_extended_to_the_steps_that_measurement_needs() -> None:
     budget = plan_budget(resolve("gqa_1.5B"), 1000)
-    assert (budget.steps, budget.warmup_steps, budget.tokens) == (55, 5, 55 * 16 * 2048)
+    assert budget.steps == budget.warmup_steps + SURE_STEPS == 405
+    assert (budget.tokens, budget.time_limit_s) == (405 * 16 * 2048, 600)
     assert budget.extended is not None
-    assert "100,000 tokens is 4 steps of 32,768; extended to 55 steps" in budget.extended
+    assert "100,000 tokens is 4 steps of 32,768; extended to 405 steps" in budget.extended
+    assert "those that 10 minutes hold, and 50 at least, are measured" in budget.extended
 
 
 def test_the_default_budget_stays_where_it_suffices() -> None:
-    budget = plan_budget(resolve("gqa_1.5B", overrides=["training.seq_len=100", "training.global_batch_size=8"]), 1000)
-    assert (budget.steps, budget.tokens, budget.extended) == (125, 100_000, None)
+    budget = plan_budget(resolve("gqa_1.5B", overrides=["training.seq_len=20", "training.global_batch_size=8"]), 1000)
+    assert (budget.steps, budget.tokens, budget.time_limit_s) == (625, 100_000, 600)
+    assert (budget.extended or "").startswith("no length is set: 625 steps; those that 10 minutes hold")
+
+
+@pytest.mark.parametrize(
+    ("override", "steps"),
+    [
+        *(("measurement.min_steps=20", 25), ("measurement.min_steps=50", 55), ("measurement.profile_steps=2", 55)),
+        *(("training.deterministic=true", 55), ("training.steps=60", 60), ("training.tokens=2000000", 62)),
+        *(("training.objective=sft", 55), ("training.epochs=2", 55)),
+    ],
+)
+def test_time_ends_no_run_whose_length_is_set_or_must_not_vary(override: str, steps: int) -> None:
+    budget = plan_budget(resolve("gqa_1.5B", overrides=[override]), 1000)
+    assert (budget.steps, budget.time_limit_s) == (steps, None)
 
 
 def test_tokens_may_be_given_per_parameter() -> None:

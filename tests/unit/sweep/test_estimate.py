@@ -38,6 +38,20 @@ def test_an_estimate_without_records_names_its_assumptions() -> None:
     assert "depends on its SKU" in unknown.time_source
 
 
+def test_time_bounds_the_estimate_of_a_run_whose_length_nobody_set() -> None:
+    def of(cores: float, steps: str = "null") -> float:
+        run = plan_anywhere(resolve("gqa_0.5B", overrides=[f"training.steps={steps}"]))
+        return estimate(run, machine("a CPU", None), [], cores).time_s or 0.0
+
+    step_s = of(1, "405") / 405
+    # So slow that the fewest steps take longer than the limit; within it; and so fast that all steps fit.
+    assert of(1) == pytest.approx(55 * step_s)
+    assert of(step_s / 6) == pytest.approx(5 * 6 + 600)
+    assert of(step_s) == pytest.approx(405)
+    slow = estimate(plan_anywhere(resolve("gqa_0.5B")), machine("a CPU", None), [], 1)
+    assert "600 s are measured at most" in slow.time_source
+
+
 def test_an_estimate_uses_records_of_the_same_device() -> None:
     """The estimate takes the time and the joules per token of the record."""
     facts = {"device_name": "a CPU", "dtype": "fp32", "devices": 1, "tokens_per_s": 1000.0}

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from support.metrics_parts import make_record, printed
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.analysis.compare import Comparison, compare
 from efficientbench.metrics.analysis.judging import Judge
-from efficientbench.metrics.analysis.repeats import Group
+from efficientbench.metrics.analysis.repeats import Group, group_repeats
 from efficientbench.metrics.analysis.thresholds import Threshold, judge
 from efficientbench.metrics.formulas.device_use import DeviceConditions, DeviceSettings, Disturbance, RankWaits
 from efficientbench.metrics.records.record import RunRecord
@@ -100,6 +101,23 @@ def test_what_also_costs_time_leaves_no_figure_to_judge_and_the_models_own_leave
     assert set(verdicts(compare(*map(of, over))).values()) == {"no verdict: other training"}
     # A dense model has no router to balance.
     assert set(verdicts(compare(of(row("dense", model={"moe": None})), of(other))).values()) == {"10.0% less"}
+
+
+def test_rows_of_as_many_steps_as_a_time_holds_are_compared_but_for_their_losses() -> None:
+    first = row("gqa", time_limit_s=600.0)
+    # A run that nobody gave a length comes as far as the machine's speed lets it, its repeats too.
+    second = [
+        each.model_copy(update={"tokens": 900 + each.seed, "steps_measured": 90 + each.seed})
+        for each in row("mla", 0.9, (2, 3, 6), time_limit_s=600.0)
+    ]
+    assert [len(group.records) for group in group_repeats([*first, *second])] == [3, 3]
+    comparison = compare(of(first), of(second))
+    shown = verdicts(comparison)
+    assert shown["validation_loss"] == "no verdict: other training"
+    assert {shown[name] for name in ("tokens_per_s", "energy_j_per_token", "amu_gb")} == {"10.0% less"}
+    assert "tokens in the time 1,000 against 900" in printed(print_comparison, comparison, width=400)
+    with pytest.raises(MetricsError, match="--despite tokens"):
+        compare(of(row("gqa")), of(second))
 
 
 def test_an_optimizer_that_may_differ_brings_its_own_rates() -> None:

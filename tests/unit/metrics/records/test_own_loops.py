@@ -225,6 +225,17 @@ def test_a_device_without_a_known_peak_gets_mfu_of_the_measured_peak(tmp_path: P
     assert saved(tmp_path / "given", model=Counting(8, 4), peak_flops=1e9).measured_peak_flops is None
 
 
+def test_a_loops_peak_far_below_an_earlier_one_on_the_same_machine_is_not_used(tmp_path: Path) -> None:
+    first = saved(tmp_path / "first", model=Counting(8, 4))
+    assert first.measured_peak_flops is not None
+    faster = first.model_copy(update={"measured_peak_flops": 1e3 * first.measured_peak_flops})
+    write_record(faster, tmp_path / "faster" / "record.json")
+    record = saved(tmp_path / "ours", model=Counting(8, 4))
+    assert (record.measured_peak_flops, record.mfu_of_measured_peak) == (None, None)
+    for name in ("measured_peak_flops", "mfu_of_measured_peak"):
+        assert "in an earlier run on this machine" in record.unavailable[name]
+
+
 def qwen2() -> Any:
     """A model of transformers with one narrow layer."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
