@@ -341,7 +341,7 @@ def test_a_call_without_a_result_is_not_part_of_the_next_answer(tmp_path: Path) 
 
 @pytest.mark.proof
 def test_lm_eval_asks_the_server_as_it_asks_openai(server: Served, chat: Chat) -> None:
-    pytest.importorskip("tenacity", reason="lm-eval asks servers only with its extra: pip install lm-eval[api]")
+    pytest.importorskip("lm_eval", reason="the extra `eval` is not installed")
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalChatCompletion
 
