@@ -15,6 +15,7 @@ from efficientbench.data_tools.chat.find_task import find_task
 from efficientbench.data_tools.chat.mixture import read_mixture
 from efficientbench.data_tools.tokens.manifest import Corpus
 from efficientbench.devices.registry import device_called
+from efficientbench.evaluation.core.bundle import bundle_of
 from efficientbench.planning.plan import Plan, known_corpora, plan_anywhere
 from efficientbench.running.corpora import prepare_corpora
 from efficientbench.running.initialisation import check_model, check_tokenizer, initialised
@@ -119,6 +120,7 @@ def _planned(config: RunConfig, request: Request, size: int | None) -> Plan:
     """Return the plan of a run, after the checks that `run` makes up to it; `size`: the micro-batch for `auto`."""
     if config.training.objective == "rl":
         _check_rewards(config, request)
+    bundle_of(config.evaluation)
     if config.training.micro_batch_size == AUTO and size is not None:
         config = resized(config, size)
     device = device_called(config.device)

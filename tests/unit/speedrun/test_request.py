@@ -70,6 +70,10 @@ def test_a_folder_is_made_from_one_text_vocabulary_and_mixture(request_: Request
             "mid_d4: init.run: base_d4 is of another model than this run: model.l",
         ),
         ({"overrides": ("sft:init.run=/no/such/run",)}, "sft_d4: init.run: "),
+        (
+            {"overrides": ("mid:evaluation.core_every=9", "mid:evaluation.core_data=/no/core")},
+            "mid_d4: evaluation.core_data: /no/core: no such folder",
+        ),
         ({"damaged": "mmlu/test.jsonl"}, "mmlu/test.jsonl:1: "),
         ({"stages": STAGES, "without": "train.jsonl"}, "--rl: --task-data has no file gsm8k/train*"),
     ],
