@@ -130,9 +130,9 @@ class Request:
             checks.append(partial(read_bundle, core, self.items))
         options = Options(self.work, self.task_data, limit=self.items)
         # What runs programs is not asked without leave, nor is anything before the conversations.
-        asked = EVALUATED if len(self.stages) > 1 else ()
-        asked = [name for name in asked if self.allow_code or not TASKS[name].runs_programs]
-        checks += [partial(check_rows, name, options) for name in asked if (self.task_data / name).is_dir()]
+        for name in EVALUATED if len(self.stages) > 1 else ():
+            if (self.task_data / name).is_dir() and (self.allow_code or not TASKS[name].runs_programs):
+                checks.append(partial(check_rows, name, options))
         for check in checks:
             try:
                 check()
