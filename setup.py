@@ -5,8 +5,9 @@ from __future__ import annotations
 from setuptools import find_packages, setup
 
 METRICS = ["nvidia-ml-py>=12.535", "tensorboard>=2.16"]
-# Its tasks score by what this release asks and how it cuts. Its packages need Python 3.11.
-LM_EVAL = "lm_eval==0.4.13; python_version >= '3.11'"
+# Its tasks score by what this release asks and how it cuts; by `api` it asks a served model as well. Its packages need
+# Python 3.11.
+LM_EVAL = "lm_eval[api]==0.4.13; python_version >= '3.11'"
 # Downloads need huggingface_hub 1.0 and say so; transformers 4 wants an older one, and trains all the same.
 DATA = ["fsspec>=2024.2", "huggingface_hub>=0.30", "pyarrow>=17", "tiktoken>=0.9", "tokenizers>=0.21"]
 # TRL needs Python 3.11; on 3.10 the set-up and the command refuse fine-tuning in one line.

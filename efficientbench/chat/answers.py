@@ -16,7 +16,7 @@ from efficientbench.data_tools.chat.record import ConversationRecord
 from efficientbench.data_tools.chat.render import Renderer, make_renderer
 from efficientbench.data_tools.tokens.manifest import load_record
 from efficientbench.generation.calls import Calculator, find_calculator
-from efficientbench.generation.generate import generate
+from efficientbench.generation.generate import Emitted, generate
 from efficientbench.generation.open_run import Opened, opened
 from efficientbench.generation.sampling import Sampling
 from efficientbench.generation.text_stream import TextStream
@@ -47,6 +47,8 @@ class Said:
     """Text that the token adds; empty for special tokens, and within a character."""
     finish: str | None = None
     """`STOP` or `LENGTH` where the answer ends."""
+    sample: int = 0
+    """The answer's number among those to one prompt."""
 
 
 class StopText:
@@ -91,9 +93,15 @@ class Chat:
         return tokens
 
     def answer(
-        self, model: GPT, prompt: Sequence[int], sampling: Sampling, max_new_tokens: int, stops: Sequence[str] = ()
+        self,
+        model: GPT,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        max_new_tokens: int,
+        stops: Sequence[str] = (),
+        samples: int = 1,
     ) -> Generator[Said, None, None]:
-        """Yield an answer token by token; `close` ends it.
+        """Yield an answer token by token, or several at once; `close` ends them.
 
         Args:
             model: the run's model, or a copy of it.
@@ -101,26 +109,43 @@ class Chat:
             sampling: how tokens are chosen.
             max_new_tokens: token limit of the answer, calls and results included.
             stops: strings before which the answer ends, where its text has one.
+            samples: answers to the prompt.
 
         Raises:
             GenerationError: the model computed NaN or infinity.
         """
-        stop = {self.renderer.end_id, self.run.tokenizer.eod_id}
-        ids = self.renderer.token_ids
-        kinds = {ids[name]: kind for name, kind in _KIND_AFTER.items() if name in ids}
-        stream, kind, until = TextStream(self.run.tokenizer.decode, prompt), TEXT, StopText(stops)
-        for [emitted] in generate(model, [prompt], sampling, max_new_tokens, stop, calculator=self.calculator):
-            text, token = stream.add(emitted.token), emitted.token
-            whole, found = token in kinds or emitted.last, False
-            if whole:
-                text += stream.rest()
-            if kind == TEXT:
-                text, found = until.add(text, whole)
-            finish = (STOP if token in stop else LENGTH) if emitted.last else None
-            yield Said(kind, text, STOP if found else finish)
-            if found:
+        lines = [_Line(self, prompt, stops) for _ in range(samples)]
+        limits = (max_new_tokens, lines[0].stop, samples)
+        for step in generate(model, [prompt], sampling, *limits, calculator=self.calculator):
+            for emitted in step:
+                if not lines[emitted.row.sample].ended:
+                    yield lines[emitted.row.sample].add(emitted)
+            if all(line.ended for line in lines):
                 return
-            kind = kinds.get(token, kind)
+
+
+class _Line:
+    """One of the answers to a prompt, whose tokens become text."""
+
+    def __init__(self, chat: Chat, prompt: Sequence[int], stops: Sequence[str]) -> None:
+        ids = chat.renderer.token_ids
+        self.stop = {chat.renderer.end_id, chat.run.tokenizer.eod_id}
+        self._kinds = {ids[name]: kind for name, kind in _KIND_AFTER.items() if name in ids}
+        self._stream, self._until = TextStream(chat.run.tokenizer.decode, prompt), StopText(stops)
+        self._kind, self.ended = TEXT, False
+
+    def add(self, emitted: Emitted) -> Said:
+        """Return what a token adds."""
+        token, kind = emitted.token, self._kind
+        text, found = self._stream.add(token), False
+        whole = token in self._kinds or emitted.last
+        if whole:
+            text += self._stream.rest()
+        if kind == TEXT:
+            text, found = self._until.add(text, whole)
+        finish = (STOP if token in self.stop else LENGTH) if emitted.last else None
+        self.ended, self._kind = found or emitted.last, self._kinds.get(token, kind)
+        return Said(kind, text, STOP if found else finish, emitted.row.sample)
 
 
 @contextlib.contextmanager

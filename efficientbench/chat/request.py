@@ -21,6 +21,8 @@ MAX_ALL_CHARACTERS = 32_000
 """Most characters of all messages together."""
 MAX_PROMPT_TOKENS = 32_000
 MAX_ANSWER_TOKENS = 4_096
+MAX_ANSWERS = 8
+"""Most answers to one request."""
 ANSWER_TOKENS = 512
 """Token limit of an answer whose request sets none."""
 
@@ -77,7 +79,7 @@ class ChatRequest(BaseModel):
     top_k: int = Field(default=50, ge=0, description="0: all tokens")
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
     stop: StopString | Annotated[list[StopString], Field(max_length=4)] = Field(default_factory=list)
-    n: Literal[1] = 1
+    n: int = Field(default=1, ge=1, le=MAX_ANSWERS)
     frequency_penalty: Zero = 0
     presence_penalty: Zero = 0
     user: str | None = None

@@ -80,6 +80,11 @@ class Answer:
         return {"id": self.id, "object": kind, "created": self.created, "model": chat.name}
 
     @property
+    def ended(self) -> bool:
+        """Whether all its choices have come to their end."""
+        return sum(said.finish is not None for said in self.said) == self.request.n
+
+    @property
     def usage(self) -> dict[str, int]:
         """Return the number of tokens of prompt and answer."""
         prompt, completion = len(self.prompt), len(self.said)
@@ -128,7 +133,7 @@ class Server:
             )
             raise RequestError(400, message, request.answer_field, "context_length_exceeded")
         tokens = wanted or min(ANSWER_TOKENS, left)
-        reason = too_large(config, Case(prompt_tokens, 1, tokens), self.usable_bytes)
+        reason = too_large(config, Case(prompt_tokens, request.n, tokens), self.usable_bytes)
         if reason is not None:
             raise RequestError(400, f"messages: {reason}", "messages", "context_length_exceeded")
         return tokens
@@ -143,7 +148,7 @@ class Server:
         seed = secrets.randbits(63) if asked.seed is None else asked.seed
         sampling = Sampling(asked.temperature, asked.top_k, asked.top_p, seed)
         steps = self.pool.run(
-            lambda model: self.chat.answer(model, answer.prompt, sampling, answer.max_new_tokens, asked.stops),
+            lambda model: self.chat.answer(model, answer.prompt, sampling, answer.max_new_tokens, asked.stops, asked.n),
             client.is_disconnected,
             answer.place,
         )
@@ -161,10 +166,9 @@ class Server:
                 raise RequestError(503, "out of memory: a shorter conversation may fit", code="busy") from None
             raise
         finally:
-            whole = bool(answer.said) and answer.said[-1].finish is not None
-            self.counts.answers += whole
+            self.counts.answers += answer.ended
             self.counts.failed += failed
-            self.counts.left += not whole and not failed
+            self.counts.left += not answer.ended and not failed
             self.counts.prompt_tokens += len(answer.prompt)
             self.counts.completion_tokens += len(answer.said)
 
@@ -173,33 +177,40 @@ class Server:
         async with contextlib.aclosing(self.pieces(answer, client)) as pieces:
             async for _ in pieces:
                 pass
-        if not answer.said or answer.said[-1].finish is None:
+        if not answer.ended:
             # Nobody reads it; 499 is what servers log for a client that has left.
             return Response(status_code=499)
-        text = "".join(said.text for said in answer.said if said.kind == TEXT)
+        choices = [self._choice(index, answer) for index in range(answer.request.n)]
+        return JSONResponse({**answer.head(self.chat, "chat.completion"), "choices": choices, "usage": answer.usage})
+
+    @staticmethod
+    def _choice(index: int, answer: Answer) -> dict[str, Any]:
+        """Return one of the complete answers to a request."""
+        own = [said for said in answer.said if said.sample == index]
+        text = "".join(said.text for said in own if said.kind == TEXT)
         message: dict[str, Any] = {"role": ASSISTANT, "content": text}
-        parts = parts_of(answer.said)
+        parts = parts_of(own)
         if any(part.kind != TEXT for part in parts):
             message["parts"] = [{"type": part.kind, "text": part.text} for part in parts]
-        choice = {"index": 0, "message": message, "finish_reason": answer.said[-1].finish, "logprobs": None}
-        return JSONResponse({**answer.head(self.chat, "chat.completion"), "choices": [choice], "usage": answer.usage})
+        return {"index": index, "message": message, "finish_reason": own[-1].finish, "logprobs": None}
 
     async def events(self, answer: Answer, client: Request) -> AsyncIterator[str]:
         """Yield an answer as server-sent events."""
         head, options = answer.head(self.chat, "chat.completion.chunk"), answer.request.stream_options
 
-        def chunk(delta: dict[str, Any], finish: str | None = None) -> str:
-            return _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+        def chunk(index: int, delta: dict[str, Any], finish: str | None = None) -> str:
+            return _event({**head, "choices": [{"index": index, "delta": delta, "finish_reason": finish}]})
 
-        yield chunk({"role": ASSISTANT, "content": ""})
+        for index in range(answer.request.n):
+            yield chunk(index, {"role": ASSISTANT, "content": ""})
         try:
             async with contextlib.aclosing(self.pieces(answer, client)) as pieces:
                 async for said in pieces:
                     # Send tokens without text, too: one lies between two calls that have no result.
                     part = {"part": {"type": said.kind, "text": said.text}}
-                    yield chunk({"content": said.text} if said.kind == TEXT else part)
+                    yield chunk(said.sample, {"content": said.text} if said.kind == TEXT else part)
                     if said.finish is not None:
-                        yield chunk({}, said.finish)
+                        yield chunk(said.sample, {}, said.finish)
         except RequestError as error:
             yield _event(error.content())
             return

@@ -239,6 +239,16 @@ app.command(cls=command_that_names("Tasks:", task_names))(evaluate)
 app.command(cls=command_that_names("Variants:", variant_names))(check_variant)
 
 
+def is_key(word: str) -> bool:
+    """Return whether a word typed as an option is a key, a key without its section, or another name of one."""
+    if is_name(word):
+        return True
+    from efficientbench.config.load import settable_keys
+    from efficientbench.finetuning.load import settable_keys as tuning_keys
+
+    return any(word == key.rpartition(".")[2] for key in (*settable_keys(), *tuning_keys()))
+
+
 def run_command() -> None:
     """Run the command that was typed; print a user's mistake on stderr, without a traceback, and exit with 2."""
     from efficientbench.basics.encoding import use_utf8
@@ -247,7 +257,7 @@ def run_command() -> None:
     use_utf8()
     os.environ.update(writable_caches(os.environ))
     try:
-        run_program(app, "efficientbench", EXAMPLES, _EXTRAS, is_name)
+        run_program(app, "efficientbench", EXAMPLES, _EXTRAS, is_key)
     except Exception as error:
         from efficientbench.launchers.processes.supervision import print_stderr
         from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory, unusable_path

@@ -64,7 +64,7 @@ SPELLINGS = (
     Spelling("fp16", "training.dtype=fp16", "training.dtype is bf16 or fp32"),
     Spelling("fp8", "training.dtype is bf16, fp16 or fp32", "training.dtype is bf16 or fp32"),
     Spelling("seed", "training.seed", "training.seed"),
-    Spelling("optimizer", "training.optimizer", "it is AdamW; leave it out"),
+    Spelling("optimizer optim", "training.optimizer", "it is AdamW; leave it out"),
     Spelling("embedding_lr", "training.embedding_learning_rate", ""),
     Spelling("unembedding_lr", "training.head_learning_rate", ""),
     Spelling("matrix_lr", "training.matrix_learning_rate", ""),
@@ -72,7 +72,7 @@ SPELLINGS = (
     Spelling("adam_beta1", "training.beta1", ""),
     Spelling("adam_beta2", "training.beta2", ""),
     Spelling("recompute", "training.recompute", "training.recompute"),
-    Spelling("gradient_checkpointing", "training.recompute=full", "training.recompute"),
+    Spelling("gradient_checkpointing use_gradient_checkpointing", "training.recompute=full", "training.recompute"),
     Spelling("grad_clip clip_grad max_grad_norm", "training.gradient_clip", "training.clip"),
     Spelling("weight_decay", "training.weight_decay", "training.weight_decay"),
     Spelling(
@@ -80,19 +80,27 @@ SPELLINGS = (
         "set training.lr_warmup_fraction, a share of the steps; measurement.warmup_steps are not measured",
         "training.warmup_steps",
     ),
+    Spelling("warmup_ratio", "training.lr_warmup_fraction", "training.warmup_steps counts steps; set that one"),
     Spelling("warmdown_ratio", "training.lr_decay_fraction, with training.lr_schedule=wsd", ""),
     Spelling("final_lr_frac", "training.min_learning_rate is a rate, not a share of the peak's; set that one", ""),
+    Spelling("init_lr_frac", "training.lr_scale is a factor on every step's rate, not on the first one's alone", ""),
     Spelling("lr_scheduler_type", "training.lr_schedule", "the learning rate falls by a cosine to 0; leave it out"),
-    Spelling("eval_every eval_interval eval_steps", "training.validation_interval", "training.validate_every_steps"),
+    Spelling(
+        "eval_every eval_interval eval_steps eval_step", "training.validation_interval", "training.validate_every_steps"
+    ),
     Spelling("eval_tokens", "training.validation_tokens", ""),
     Spelling("core_metric_every", "evaluation.core_every", ""),
     Spelling("core_metric_max_per_task", "evaluation.core_limit", ""),
     Spelling("sample_every", "a training samples no text; efficientbench generate RUN does so", ""),
-    Spelling("save_every save_interval save_steps", "checkpoint.interval", "checkpoint.interval"),
-    Spelling("resume_from_step", *["the same command again resumes from the last good checkpoint"] * 2),
+    Spelling("save_every save_interval save_steps save_step", "checkpoint.interval", "checkpoint.interval"),
+    Spelling("save_total_limit", "checkpoint.keep", "checkpoint.keep"),
+    Spelling(
+        "resume_from_step resume_from_checkpoint", *["the same command again resumes from the last good checkpoint"] * 2
+    ),
     Spelling("logging_steps", *["every step is logged; leave it out"] * 2),
     Spelling("model_tag label", "label", "label"),
-    Spelling("run", "label", "label"),
+    Spelling("run wandb_run_name", "label", "label"),
+    Spelling("wandb_project", "wandb", "wandb"),
     Spelling("device_type", "device", "device"),
     Spelling("output_dir output", "output", "output"),
     Spelling("tp", "parallel.tp", ""),
@@ -105,7 +113,7 @@ SPELLINGS = (
     Spelling("depth", "is decided by the run's name, as in nanochat_d12: run base_d12 depth=16 is run base_d16", ""),
     Spelling("aspect_ratio", "model.hidden_size (64 · depth in d8 to d20)", ""),
     Spelling("head_dim", "model.head_dim", ""),
-    Spelling("window_pattern", "no model here has windows of several sizes", ""),
+    Spelling("window_pattern", "model.pattern names kinds of layers, model.kinds says which window each has", ""),
     Spelling("nsa_sliding_window_size", "model.attention.window", ""),
     Spelling("nsa_compress_block_size", "model.attention.compress_block", ""),
     Spelling("nsa_num_selected_blocks", "model.attention.select_count", ""),
@@ -119,6 +127,12 @@ SPELLINGS = (
     ),
     Spelling("data_path dataset_path", "data.path", "data.path"),
     Spelling("valid_dataset_path", "data.split makes the validation text", "data.validation"),
+    Spelling(
+        "val_set_size",
+        "data.split makes the validation text",
+        "data.validation_share and data.validation_examples say how many are held out",
+    ),
+    Spelling("adapter_name", "it is of fine-tunings", "method"),
     Spelling("use_curriculum curriculum", "it is of fine-tunings", "curriculum.use"),
     Spelling("curriculum_seed", "it is of fine-tunings; data.seed is the order's here", "curriculum.seed"),
     Spelling("lora_r", "it is of fine-tunings", "adapter.r"),
@@ -130,7 +144,9 @@ SPELLINGS = (
     Spelling("dataloader_pin_memory", "", "data.pin_memory"),
     Spelling("offload_optimizer", "", "zero.offload=optimizer"),
     Spelling("deepspeed", "parallel.* shards a training", "zero.* keys are written into DeepSpeed's configuration"),
-    Spelling("config", *["--matrix FILE has runs of your own, key=value changes one"] * 2),
+    Spelling(
+        "config", "--matrix FILE has runs of your own, key=value changes one", "key=value sets each of its values"
+    ),
 )
 """All names. `total_batch_size` is nanochat's, in tokens; `batch_size` is EfficientLLM's or LLM-Adapters'."""
 _KEY = re.compile(r"([a-z_]+(?:\.\w+)*)(=\S+)?")

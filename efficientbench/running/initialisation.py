@@ -49,19 +49,21 @@ def initialised(config: RunConfig, folder: OutputFolder) -> RunConfig:
             f"init.sha256: the manifest of {checkpoint} has the SHA-256 {sha256}, not {init.sha256}: it is another "
             "checkpoint than that which was named"
         )
-    if differing := _differences(before, config.model):
-        raise ConfigError(f"init.run: {run.folder} is of another model than this run: {'; '.join(differing)}")
+    check_model(before, config, str(run.folder))
     found = InitConfig(run=str(run.folder), step=manifest.step, sha256=sha256)
     return config.model_copy(update={"init": found})
 
 
-def _differences(before: ModelConfig, now: ModelConfig) -> list[str]:
-    one, other = (flat(each.model_dump(mode="json")) for each in (before, now))
-    return [
+def check_model(before: ModelConfig, config: RunConfig, name: str) -> None:
+    """Raise a ConfigError if a run cannot begin with the weights of the run `name`, whose model is `before`."""
+    one, other = (flat(each.model_dump(mode="json")) for each in (before, config.model))
+    differing = [
         f"model.{key} is {one.get(key)} there and {other.get(key)} here"
         for key in dict.fromkeys([*one, *other])
         if key not in MAY_DIFFER and one.get(key) != other.get(key)
     ]
+    if differing:
+        raise ConfigError(f"init.run: {name} is of another model than this run: {'; '.join(differing)}")
 
 
 def check_tokenizer(config: RunConfig, corpora: Sequence[Corpus]) -> None:

@@ -65,9 +65,7 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
         set_for_ranks(site.device.environment(config.parallel.tp))
         if config.training.deterministic:
             set_for_ranks({name: values[0] for name, values in site.device.deterministic_environment().items()})
-        plan = plan_on(initialised(config, site.folder), site.device, site.nodes)
-        site.device.check(plan.config.training.dtype)
-        check_documents(plan.config, site.device.type)
+        plan = plan_checked(initialised(config, site.folder), site.device, site.nodes)
         print("\n".join(announcement(plan, site.device, config.training.micro_batch_size)), flush=True)
         return plan
 
@@ -104,6 +102,19 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
         config, site = asked.config, asked.site
         fitted = plan_on(config, site.device, site.nodes).config.training.micro_batch_size
         return complete_record(site.folder, config, fitted, site.device.names()[0]) is not None
+
+
+def plan_checked(config: RunConfig, device: Device, nodes: int) -> Plan:
+    """Return the plan of a run on this machine's devices, which can do what its configuration asks of them.
+
+    Raises:
+        ConfigError: as `plan_on`, or the attention cannot end at document ends on these devices.
+        DeviceError: a device cannot be used, or lacks the dtype.
+    """
+    plan = plan_on(config, device, nodes)
+    device.check(plan.config.training.dtype)
+    check_documents(plan.config, device.type)
+    return plan
 
 
 def plan_on(config: RunConfig, device: Hardware, nodes: int) -> Plan:

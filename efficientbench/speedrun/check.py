@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from efficientbench.architecture.variant import known
@@ -13,13 +13,16 @@ from efficientbench.basics.part import AUTO
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.chat.find_task import find_task
 from efficientbench.data_tools.chat.mixture import read_mixture
+from efficientbench.data_tools.tokens.manifest import Corpus
 from efficientbench.devices.registry import device_called
+from efficientbench.evaluation.core.bundle import bundle_of
 from efficientbench.planning.plan import Plan, known_corpora, plan_anywhere
 from efficientbench.running.corpora import prepare_corpora
+from efficientbench.running.initialisation import check_model, check_tokenizer, initialised
 from efficientbench.running.kind import ask
 from efficientbench.running.micro_batch import decide_together, resized
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.run import counted, plan_on
+from efficientbench.running.run import counted, plan_checked
 from efficientbench.speedrun.request import MIXTURES, Request
 from efficientbench.training.reinforcement.questions import check_rewards
 from efficientbench.training.reinforcement.rewards import find_reward
@@ -41,9 +44,17 @@ def check_runs(request: Request, configs: Sequence[RunConfig]) -> None:
     for stage in MIXTURES:
         for entry in read_mixture(request.mixture(stage)).tasks if stage in request.stages else ():
             find_task(entry.task)
-    size = _size_for_auto(request, configs)
-    plans = _of_each(configs, lambda config: _planned(config, request, size))
-    _check_disk(request.work, plans)
+    size, earlier = _size_for_auto(request, configs), _by_folder(configs)
+
+    def planned(config: RunConfig) -> Plan:
+        before = earlier.get(config.init.run)
+        if before is not None:
+            check_model(before.model, config, before.name)
+        else:
+            config = initialised(config, OutputFolder.of_repeat(config))
+        return _planned(config, request, size)
+
+    _check_disk(request.work, _of_each(configs, planned))
 
 
 def check_texts(request: Request, configs: Sequence[RunConfig]) -> None:
@@ -51,14 +62,35 @@ def check_texts(request: Request, configs: Sequence[RunConfig]) -> None:
 
     Raises ConfigError: a text is damaged, or does not suit its run; the message names the run.
     """
-    size = _size_for_auto(request, configs)
+    size, earlier = _size_for_auto(request, configs), _by_folder(configs)
 
     def check(config: RunConfig) -> None:
-        if known_corpora(config.data) is not None:
-            plan = _planned(config, request, size)
-            counted(plan, prepare_corpora(plan.config), memory_limit_bytes())
+        found = known_corpora(config.data)
+        if found is None:
+            return
+        plan = _planned(config, request, size)
+        counted(plan, prepare_corpora(plan.config), memory_limit_bytes())
+        before = earlier.get(config.init.run)
+        if before is None:
+            check_tokenizer(config, found)
+        elif (weights := known_corpora(before.data)) is not None:
+            _check_same_tokenizer(weights[0], found[0])
 
     _of_each(configs, check)
+
+
+def _by_folder(configs: Sequence[RunConfig]) -> Mapping[str | None, RunConfig]:
+    """Return the runs by the folder in which another one looks for their weights."""
+    return {str(OutputFolder.of_repeat(config).path): config for config in configs}
+
+
+def _check_same_tokenizer(before: Corpus, now: Corpus) -> None:
+    """Raise a ConfigError if a text has another tokenizer than that of the run with whose weights its run begins."""
+    if before.tokenizer_fingerprint != now.tokenizer_fingerprint:
+        raise ConfigError(
+            f"data.path: {now.prefix} was made with another tokenizer than {before.prefix}, which the weights of "
+            f"init.run learn: the same ids are other tokens; make it with --tokenizer {before.tokenizer_folder}"
+        )
 
 
 def _of_each(configs: Sequence[RunConfig], check: Callable[[RunConfig], Plan | None]) -> list[Plan]:
@@ -88,6 +120,7 @@ def _planned(config: RunConfig, request: Request, size: int | None) -> Plan:
     """Return the plan of a run, after the checks that `run` makes up to it; `size`: the micro-batch for `auto`."""
     if config.training.objective == "rl":
         _check_rewards(config, request)
+    bundle_of(config.evaluation)
     if config.training.micro_batch_size == AUTO and size is not None:
         config = resized(config, size)
     device = device_called(config.device)
@@ -95,8 +128,7 @@ def _planned(config: RunConfig, request: Request, size: int | None) -> Plan:
         # The first step says more of the device.
         return plan_anywhere(config)
     site = ask(config, request.mode, OutputFolder.of_repeat(config)).site
-    device.check(config.training.dtype)
-    return plan_on(config, device, site.nodes)
+    return plan_checked(config, device, site.nodes)
 
 
 def _check_rewards(config: RunConfig, request: Request) -> None:

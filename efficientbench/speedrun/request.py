@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.basics.files import sha256, write_file
 from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.matrix import EXPERIMENTS
+from efficientbench.data_tools.chat.find_task import EVALUATED, TASKS
+from efficientbench.evaluation.chat.questions import check_rows
 from efficientbench.evaluation.core.bundle import read_bundle
+from efficientbench.evaluation.task import Options
 
 STAGES = BASE, MID, SFT, RL = ("base", "mid", "sft", "rl")
 """The stages in their order: each begins with the weights of the one before."""
@@ -121,9 +125,17 @@ class Request:
         if self.task_data is None:
             return
         core = self.task_data / "core"
+        checks: list[Callable[[], object]] = []
         if core.is_dir() and self.items is not None:
+            checks.append(partial(read_bundle, core, self.items))
+        options = Options(self.work, self.task_data, limit=self.items)
+        # What runs programs is not asked without leave, nor is anything before the conversations.
+        for name in EVALUATED if len(self.stages) > 1 else ():
+            if (self.task_data / name).is_dir() and (self.allow_code or not TASKS[name].runs_programs):
+                checks.append(partial(check_rows, name, options))
+        for check in checks:
             try:
-                read_bundle(core, self.items)
+                check()
             except (ConfigError, DataError) as error:
                 yield str(error)
         if RL in self.stages:

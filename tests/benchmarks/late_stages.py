@@ -35,7 +35,7 @@ MISTAKES = {
     "base": "training.seq_len=500000000",
     "mid": "mid:model.layers=0",
     "sft": "sft:training.micro_batch_size=4",
-    "rl": "rl:training.steps=4",
+    "rl": "rl:training.steps=3",
 }
 """Stage → a key with which it cannot run."""
 KEYS = (

@@ -119,6 +119,26 @@ def test_an_answer_ends_before_a_stop_string_over_several_tokens(server: Served,
     assert (choice.message.content, choice.finish_reason) == (text, "length")
 
 
+def test_several_answers_to_one_request(server: Served, chat: Chat) -> None:
+    ask: dict[str, Any] = {"model": "tiny", "messages": ASKED, "seed": 3, "max_tokens": 40, "n": 3}
+    before = server.stats()
+    # The first one ends before the others.
+    ask["stop"] = expected(chat, ASKED, 3, 40)[10:14]
+    whole = server.client.chat.completions.create(**ask)
+    texts = [choice.message.content or "" for choice in whole.choices]
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert [choice.finish_reason for choice in whole.choices] == ["stop", "length", "length"]
+    assert len(set(texts)) == 3
+    [alone] = server.client.chat.completions.create(**{**ask, "n": 1}).choices
+    assert texts[0] == alone.message.content
+    chunks = [each.choices[0] for each in server.client.chat.completions.create(**ask, stream=True)]
+    for index, text in enumerate(texts):
+        own = [chunk for chunk in chunks if chunk.index == index]
+        assert "".join(chunk.delta.content or "" for chunk in own) == text
+        assert own[-1].finish_reason == whole.choices[index].finish_reason
+    assert server.stats()["answers"] - before["answers"] == 3
+
+
 def test_a_last_message_of_the_assistant_is_continued(server: Served, chat: Chat) -> None:
     begun: list[Any] = [*ASKED, {"role": "assistant", "content": "It is"}]
     prompt = chat.prompt(read_prompt(begun))
@@ -341,7 +361,7 @@ def test_a_call_without_a_result_is_not_part_of_the_next_answer(tmp_path: Path) 
 
 @pytest.mark.proof
 def test_lm_eval_asks_the_server_as_it_asks_openai(server: Served, chat: Chat) -> None:
-    pytest.importorskip("tenacity", reason="lm-eval asks servers only with its extra: pip install lm-eval[api]")
+    pytest.importorskip("lm_eval", reason="the extra `eval` is not installed")
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalChatCompletion
 

@@ -50,10 +50,12 @@ class Campaign:
 def kill(process: subprocess.Popen[Any], every: bool, chance: random.Random) -> bool:
     """Kill all processes of a command or a random one, and wait for all to end; whether it was cut short."""
     family = [psutil.Process(process.pid), *children(process.pid)]
-    # The last first, so that none is told to save.
-    for each in reversed(family) if every else [chance.choice(family)]:
-        with suppress(psutil.NoSuchProcess):
-            each.kill()
+    targets = family if every else [chance.choice(family)]
+    # All halt first, so that none acts on the end of another.
+    for act in (psutil.Process.suspend, psutil.Process.kill):
+        for each in targets:
+            with suppress(psutil.NoSuchProcess):
+                act(each)
     code = process.wait(timeout=LIMIT_S)
     _, left = psutil.wait_procs(family[1:], timeout=LIMIT_S)
     if left:

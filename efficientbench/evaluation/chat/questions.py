@@ -70,7 +70,7 @@ class Questions:
         self.task = examples.task
         self.rows = len(examples)
         """The number of the task's rows, without the limit."""
-        numbers = np.sort(np.random.default_rng(SEED).permutation(self.rows)[: options.limit])
+        numbers = _chosen(self.rows, options.limit)
         self.by_name: dict[str, Question] = {}
         for number, example in zip(numbers.tolist(), examples.read(numbers), strict=True):
             question = Question(number, example, self.renderer.prompt(example.messages).tolist())
@@ -95,6 +95,18 @@ class Questions:
     def of(self, items: Sequence[Item]) -> list[Question]:
         """Return the questions of items, by ascending length of their prompts."""
         return sorted((self.by_name[item.name] for item in items), key=lambda each: len(each.prompt))
+
+
+def _chosen(rows: int, limit: int | None) -> np.ndarray:
+    """Return the ascending numbers of the rows that are asked."""
+    return np.sort(np.random.default_rng(SEED).permutation(rows)[:limit])
+
+
+def check_rows(name: str, options: Options) -> None:
+    """Read the rows that a task asks. Raises ConfigError, DataError: as `find_examples`, or a row is unusable."""
+    examples = find_examples(name, options)
+    for _ in examples.read(_chosen(len(examples), options.limit)):
+        pass
 
 
 def find_examples(name: str, options: Options, report: Report | None = None) -> Examples:

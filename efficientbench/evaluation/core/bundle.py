@@ -18,6 +18,7 @@ import yaml
 from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.basics.files import sha256
 from efficientbench.basics.foreign import parse_yaml, read_text, read_whole
+from efficientbench.config.schema import EvaluationConfig
 
 NAMES = (
     *("hellaswag_zeroshot", "jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge", "copa"),
@@ -71,6 +72,20 @@ class Bundle:
     """Why a task is missing, by the task's name."""
     baselines_sha256: str
     """The SHA-256 (hex) of `eval_meta_data.csv`, whose editions differ."""
+
+
+def bundle_of(config: EvaluationConfig) -> Bundle | None:
+    """Return the bundle that a training evaluates; None where it evaluates none.
+
+    Raises ConfigError, DataError: as `read_bundle`, or there is no such folder.
+    """
+    if not config.core_every or config.core_data is None:
+        return None
+    folder = Path(config.core_data)
+    if not folder.is_dir():
+        raise ConfigError(f"evaluation.core_data: {folder}: no such folder")
+    own = folder / "core"
+    return read_bundle(own if own.is_dir() else folder, config.core_limit)
 
 
 def read_bundle(folder: Path, limit: int | None) -> Bundle:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efficientbench.basics.errors import ConfigError
 from efficientbench.devices.base import Device
-from efficientbench.evaluation.core.bundle import read_bundle
+from efficientbench.evaluation.core.bundle import Bundle, bundle_of
 from efficientbench.evaluation.core.task import Core
-from efficientbench.evaluation.task import BATCH_TOKENS, Options, Summary
+from efficientbench.evaluation.task import BATCH_TOKENS, Summary
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.running.job import Job
 from efficientbench.worker.listeners.monitoring import Measure
@@ -22,28 +20,20 @@ if TYPE_CHECKING:
 class CoreDuringTraining(Scores):
     """Scores the model by CORE."""
 
-    def __init__(self, job: Job, data: str, heartbeat: HeartbeatWriter, measure: Measure, device: Device) -> None:
-        """Read the bundle. `data`: its folder, or one that has it as `core/`; all other arguments: see `Scores`.
-
-        Raises:
-            ConfigError, DataError: as `Scores` and `read_bundle`.
-        """
+    def __init__(self, job: Job, bundle: Bundle, heartbeat: HeartbeatWriter, measure: Measure, device: Device) -> None:
+        """Take the bundle; all other arguments: see `Scores`. Raises ConfigError, DataError: as `Scores`."""
         super().__init__(job, "CORE", job.config.evaluation.core_every, heartbeat, measure, device)
         self.limit, self.longest = job.config.evaluation.core_limit, job.config.model.position.longest
-        self.bundle = read_bundle(Options(job.output, Path(data)).data_folder("core"), self.limit)
+        self.bundle = bundle
 
     @classmethod
     def of(cls, job: Job, heartbeat: HeartbeatWriter, measure: Measure, device: Device) -> CoreDuringTraining | None:
         """Return the listener of a run; None where the run does not ask for one.
 
-        Raises ConfigError: there is no such folder.
+        Raises ConfigError, DataError: as `Scores` and `bundle_of`.
         """
-        evaluation = job.config.evaluation
-        if not evaluation.core_every or evaluation.core_data is None:
-            return None
-        if not Path(evaluation.core_data).is_dir():
-            raise ConfigError(f"evaluation.core_data: {evaluation.core_data}: no such folder")
-        return cls(job, evaluation.core_data, heartbeat, measure, device)
+        bundle = bundle_of(job.config.evaluation)
+        return None if bundle is None else cls(job, bundle, heartbeat, measure, device)
 
     def task(self, model: GPT, step: int) -> Core:
         """Return CORE, bound to the model."""

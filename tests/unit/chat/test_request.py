@@ -96,7 +96,7 @@ def test_an_answer_sent_back_keeps_its_calls() -> None:
         (body(top_p=1.5), "top_p", "less than or equal to 1"),
         (body(top_k=-1), "top_k", "greater than or equal to 0"),
         (body(seed=-1), "seed", "greater than or equal to 0"),
-        (body(n=2), "n", "Input should be 1"),
+        (body(n=9), "n", "less than or equal to 8"),
         (body(presence_penalty=0.5), "presence_penalty", "less than or equal to 0"),
         (body(stream="often"), "stream", "valid boolean"),
         (body(stream_options={"include_usage": "a"}), "stream_options.include_usage", "valid boolean"),

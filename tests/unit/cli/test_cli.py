@@ -15,10 +15,9 @@ from support.repository import ROOT
 
 from efficientbench.basics.program import read_arguments
 from efficientbench.cli import main
-from efficientbench.cli.app import app
+from efficientbench.cli.app import app, is_key
 from efficientbench.cli.options import of_depth, overrides_of, resolve_arguments
 from efficientbench.config.load import resolve
-from efficientbench.config.spellings import is_name
 
 # As for a user, whose first call keeps the byte code for the others.
 WITH_BYTE_CODE = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -242,6 +241,8 @@ def test_run_and_launch_accept_a_depth_and_list_the_known_ones(command: Command)
         ("finetune lora_7B --plan --use_curriculum True", "finetune lora_7B --plan use_curriculum=True"),
         ("finetune lora_7B --bf16 --lora-r=8 --data x.json", "finetune lora_7B --data x.json bf16=true lora_r=8"),
         ("finetune lora_7B --memory_gb 8 --zero.hpz 2", "finetune lora_7B --memory-gb 8 zero.hpz=2"),
+        ("finetune lora_7B --model tiny --method=dora", "finetune lora_7B model=tiny method=dora"),
+        ("run gqa_1.5B --device cpu --query_groups 4", "run gqa_1.5B device=cpu query_groups=4"),
         # What nobody knows, and what a command does not take, is for the command to refuse.
         ("run gqa_1.5B --frobnicate 3", "run gqa_1.5B --frobnicate 3"),
         ("report runs --seed 3", "report runs --seed 3"),
@@ -250,7 +251,7 @@ def test_run_and_launch_accept_a_depth_and_list_the_known_ones(command: Command)
     ],
 )
 def test_options_of_other_projects_become_keys(typed: str, read: str) -> None:
-    assert read_arguments(typer.main.get_command(app), typed.split(), is_name) == read.split()
+    assert read_arguments(typer.main.get_command(app), typed.split(), is_key) == read.split()
 
 
 def test_the_seeds_command_lines_are_taken_or_answered(command: Command) -> None:

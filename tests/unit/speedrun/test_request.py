@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import typer
+from support.chat_tokenizers import of_words
 from support.conversation_pairs import write_conversations
 from support.core_bundle import write_bundle
 
 from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.cli.speedrun import speedrun as command
 from efficientbench.cli.sweep import sweep
+from efficientbench.data_tools.chat.build import build_conversations
 from efficientbench.devices.registry import device_called
 from efficientbench.running.micro_batch import FILE, decide_together
 from efficientbench.speedrun.check import check_runs, check_texts
@@ -63,6 +65,16 @@ def test_a_folder_is_made_from_one_text_vocabulary_and_mixture(request_: Request
         ({"stages": STAGES, "overrides": ("rl:rl.questions=/no/rows.jsonl",)}, "rl_d4: "),
         ({"depth": 300}, "3 problems:\n  base_d300 does not fit"),
         ({"overrides": ("checkpoint.keep=100000000",)}, "the checkpoints of all stages take up to "),
+        (
+            {"overrides": ("mid:model.layers=3",)},
+            "mid_d4: init.run: base_d4 is of another model than this run: model.l",
+        ),
+        ({"overrides": ("sft:init.run=/no/such/run",)}, "sft_d4: init.run: "),
+        (
+            {"overrides": ("mid:evaluation.core_every=9", "mid:evaluation.core_data=/no/core")},
+            "mid_d4: evaluation.core_data: /no/core: no such folder",
+        ),
+        ({"damaged": "mmlu/test.jsonl"}, "mmlu/test.jsonl:1: "),
         ({"stages": STAGES, "without": "train.jsonl"}, "--rl: --task-data has no file gsm8k/train*"),
     ],
 )
@@ -73,7 +85,9 @@ def test_mistakes_end_it_before_anything_is_made(request_: Request, changes: dic
         write_bundle(items / "core", changes["core"])
     if "without" in changes:
         (items / "gsm8k" / changes["without"]).unlink()
-    given = {name: value for name, value in changes.items() if name not in ("core", "without")}
+    if "damaged" in changes:
+        (items / changes["damaged"]).write_text('{"question": "Which?"}\n')
+    given = {name: value for name, value in changes.items() if name not in ("core", "without", "damaged")}
     with pytest.raises(ConfigError, match=re.escape(message)):
         speedrun(replace(request_, **given))
     assert not (request_.work / "tokenizer").exists()
@@ -84,6 +98,18 @@ def test_a_text_that_does_not_suit_its_run_is_refused_before_any_trains(request_
     request_.work.mkdir()
     request = replace(request_, overrides=(f"sft:data.path={pair}",))
     with pytest.raises(ConfigError, match=r"^sft_d4: data\.split: \[9\.0, 1\.0, 0\.0\] leaves none of the 3 doc"):
+        check_texts(request, make_pipeline(request).runs)
+
+
+def test_a_text_with_another_tokenizer_than_the_stage_before_is_refused(request_: Request, tmp_path: Path) -> None:
+    pair = write_conversations(tmp_path / "mid_pair", 40)
+    of_words(tmp_path / "words", ["What is this? This is a word."])
+    other = build_conversations(tmp_path / "mid_pair" / "mixture.yaml", tmp_path / "other", tmp_path / "words").prefix
+    request_.work.mkdir()
+    request = replace(request_, overrides=(f"mid:data.path={pair}", f"sft:data.path={other}"))
+    with pytest.raises(
+        ConfigError, match=r"^sft_d4: data\.path: .*/other was made with another tokenizer than .*/chat"
+    ):
         check_texts(request, make_pipeline(request).runs)
 
 
