@@ -37,9 +37,9 @@ def prepared(folder: Path, shared_data: Path, device: str = "cpu") -> tuple[str,
     return (f"--device={device}", "--short", "--vocab-size=1024", "--limit=4", *places, *KEYS)
 
 
-def run_folder(folder: Path, stage: str) -> Path:
+def run_folder(folder: Path, stage: str, size: str = "d4") -> Path:
     """Return the folder of a stage's run."""
-    return folder / "work" / "runs" / f"{stage}_d4" / "seed_1234"
+    return folder / "work" / "runs" / f"{stage}_{size}" / "seed_1234"
 
 
 def start(words: tuple[str, ...], script: str = "speedrun.sh", **changes: str) -> subprocess.Popen[str]:
