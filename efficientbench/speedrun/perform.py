@@ -165,6 +165,6 @@ def _hint(step: Step) -> str:
             "launchers/fix_ascend_env.sh prints more, and --device cpu runs a short one here"
         )
     resumes = "failed; what is complete stays, and the same command resumes the speedrun"
-    if step.kind is Kind.PREPARE:
+    if "download" in step.command:
         return f"{resumes}; --smoke, in another --work, needs no network"
     return resumes

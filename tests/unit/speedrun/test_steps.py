@@ -119,6 +119,18 @@ def test_it_goes_on_after_a_kill_in_each_step(
     assert speedrun(request) == 0
 
 
+def test_a_failed_download_names_what_needs_no_network(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "pipeline"
+    work.mkdir()
+    text = make_pipeline(Request(work, "cpu")).steps[1]
+    monkeypatch.setenv("STAGED_KILLED", shlex.join(text.command[1:]))
+    assert perform.perform([text], work) == 137
+    told = "the same command resumes the speedrun; --smoke, in another --work, needs no network"
+    assert capfd.readouterr().err == f"error: text: failed; what is complete stays, and {told}\n"
+
+
 def test_a_full_disk_is_told_and_more_room_is_used(
     request_: Request, calls: Path, small_disk: Callable[[int], Path]
 ) -> None:
