@@ -94,7 +94,7 @@ def make_matrix(request: Request, variant: str | None) -> dict[str, Any]:
         name: _stage(chat.variants[stage], architecture, SHORT_STAGES[stage] if request.short else None)
         for stage, name in names.items()
     }
-    content = {
+    content: dict[str, Any] = {
         "sizes": {size: _size(chat, request.layers, request.tokens)},
         "variants": variants,
         "suites": {"chat": [{"variants": [*variants], "sizes": [size]}]},
