@@ -42,6 +42,13 @@ def run_folder(folder: Path, stage: str, size: str = "d4") -> Path:
     return folder / "work" / "runs" / f"{stage}_{size}" / "seed_1234"
 
 
+def card_stages(folder: Path, pipeline: str) -> list[str]:
+    """Return the stages of a pipeline in the first table of the report card, row by row."""
+    card = (folder / "work" / "runs" / "report_card.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in card.partition("\n## ")[0].splitlines() if line.startswith(f"| {pipeline}")]
+    return [row[2].strip() for row in rows]
+
+
 def start(words: tuple[str, ...], script: str = "speedrun.sh", **changes: str) -> subprocess.Popen[str]:
     """Start a speedrun, whose output and errors come in one stream; `changes` are to its environment."""
     return subprocess.Popen(
