@@ -30,7 +30,7 @@ setup(
     # metrics, data_tools, launchers and experiments are links in efficientbench/ to the folders beside it.
     packages=find_packages(include=["efficientbench", "efficientbench.*"]),
     package_data={
-        "efficientbench": ["experiments/*.yaml"],
+        "efficientbench": ["experiments/*.yaml", "experiments/sample/**"],
         "efficientbench.chat": ["*.html"],
         "efficientbench.data_tools": ["*.sh"],
         "efficientbench.basics": ["*.yaml"],

@@ -29,6 +29,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "chat": ("chat mixture.yaml --tokenizer my_tokenizer --output tokens/chat",),
     "inspect": ("inspect tokens/web --documents 5",),
     "train-tokenizer": ("train-tokenizer data/ --vocab-size 65536 --output my_tokenizer",),
+    "sample": ("sample --output sample.jsonl",),
     "verify": ("verify tokens/web",),
 }
 """Example command lines, without the program's name, by command ("" for the program itself)."""
@@ -224,6 +225,21 @@ def train_tokenizer(
 
     for line in describe_training(train_on_files(inputs, vocab_size, output, compare or [], text_key, chat)):
         print(line)
+
+
+@app.command()
+def sample(
+    output: Annotated[Path, typer.Option("--output", metavar="FILE", help="JSONL, with a document a line")],
+) -> None:
+    """Write the embedded sample, the text of a smoke run without data: documentation that every Python carries."""
+    from efficientbench.basics.files import disk_errors_explained, write_file
+    from efficientbench.data_tools.tokenizing.documents import TEXT_KEY
+    from efficientbench.data_tools.tokenizing.embedded import as_jsonl, embedded_documents
+
+    documents = list(embedded_documents())
+    with disk_errors_explained(output.absolute().parent):
+        write_file(output, as_jsonl(documents, TEXT_KEY))
+    print(f"{number_of(len(documents), 'document')} of the Python installation's documentation, in {output}")
 
 
 @app.command()

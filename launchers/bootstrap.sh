@@ -165,10 +165,27 @@ _bootstrap_make_venv() { # python log, then venv options
     _bootstrap_explain "$log"
 }
 
-# Tells every 30 s that the installation continues, until the process that it works for ends.
+# Says how far the last step is, from pip's log.
+_bootstrap_progress() { # log seconds
+    local last names=() commas
+    last="$(tail -n 1 "$1")"
+    mapfile -t names < <(sed -nE 's/^Collecting ([A-Za-z0-9._-]+).*/\1/p' "$1")
+    if [[ "$last" == "Installing collected packages:"* ]]; then
+        commas="${last//[^,]/}"
+        _bootstrap_say "3 of 3, after $2 s: unpacking $((${#commas} + 1)) packages" "第 3 步，共 3 步，已 $2 秒：解包 $((${#commas} + 1)) 个软件包"
+    elif [[ ${#names[@]} -gt 0 ]]; then
+        _bootstrap_say "3 of 3, after $2 s: fetched ${#names[@]} packages, the last one ${names[-1]}" \
+            "第 3 步，共 3 步，已 $2 秒：已获取 ${#names[@]} 个软件包，最后一个是 ${names[-1]}"
+    else
+        _bootstrap_say "3 of 3, after $2 s: asking the package index" "第 3 步，共 3 步，已 $2 秒：查询软件包索引"
+    fi
+}
+
+# Says every 15 s how far the installation is, until the process that it works for ends.
 _bootstrap_heartbeat() { # log pid
-    while sleep 30 >/dev/null 2>&1 && kill -0 "$2" 2>/dev/null; do
-        _bootstrap_say "still installing: $(tail -n 1 "$1" | cut -c 1-100)" "仍在安装：$(tail -n 1 "$1" | cut -c 1-100)"
+    local started=$SECONDS
+    while sleep 15 >/dev/null 2>&1 && kill -0 "$2" 2>/dev/null; do
+        _bootstrap_progress "$1" $((SECONDS - started))
     done
 }
 
@@ -185,11 +202,15 @@ _bootstrap_install() { # log constraints extras...
     local log="$1" constraints="$2" extras
     shift 2
     extras="$(IFS=, && printf '%s' "$*")"
+    _bootstrap_say "2 of 3: pip, setuptools and wheel" "第 2 步，共 3 步：pip、setuptools 和 wheel"
+    _bootstrap_pip "$log" "$constraints" pip "setuptools>=77" wheel || return 1
+    _bootstrap_say "3 of 3: torch, Megatron-core, transformers and what else is pinned${extras:+, for $extras too}: a few minutes, once" \
+        "第 3 步，共 3 步：torch、Megatron-core、transformers 和其他固定版本的软件包${extras:+，以及 $extras 所需的}：只需一次，几分钟"
+    : >"$log"
     _bootstrap_heartbeat "$log" "$BASHPID" 9>&- &
     local heartbeat=$!
     # shellcheck disable=SC2064  # the process id of now is meant
     trap "kill $heartbeat 2>/dev/null || true" EXIT
-    _bootstrap_pip "$log" "$constraints" pip "setuptools>=77" wheel || return 1
     _bootstrap_pip "$log" "$constraints" --no-build-isolation -e "${_bootstrap_root}[metrics,data,train${extras:+,$extras}]"
 }
 
@@ -247,15 +268,13 @@ _bootstrap_set_up() { # extras...; called with the lock held
     ! _bootstrap_is_rooted_here || mapfile -t lines <"$_bootstrap_stamp"
     if [[ ${#lines[@]} -eq 4 && "${lines[2]}" == "${image[1]:-}" ]]; then
         mapfile -t extras < <(tr ' ' '\n' <<<"$* ${lines[3]}" | sed '/^$/d' | sort -u)
-        _bootstrap_say "updating .venv, since setup.py, constraints.txt or the extras changed (log: $log)" \
-            "更新 .venv，因为 setup.py、constraints.txt 或 extra 有变化（日志：${log}）"
+        _bootstrap_say "1 of 3: updating .venv, since setup.py, constraints.txt or the extras changed (log: $log)" \
+            "第 1 步，共 3 步：更新 .venv，因为 setup.py、constraints.txt 或 extra 有变化（日志：${log}）"
         rm -f "$_bootstrap_stamp"
     else
         rm -rf "$_bootstrap_venv"
-        _bootstrap_say "making .venv with $python (Python $(_bootstrap_version_of "$python"))${image:+ beside its ${image[0]}}" \
-            "用 ${python}（Python $(_bootstrap_version_of "$python")）建立 .venv${image:+，保留其 ${image[0]}}"
-        _bootstrap_say "and installing the pinned packages: a few minutes, once (log: $log)" \
-            "并安装固定版本的软件包：只需一次，几分钟（日志：${log}）"
+        _bootstrap_say "1 of 3: making .venv with $python (Python $(_bootstrap_version_of "$python"))${image:+ beside its ${image[0]}} (log: $log)" \
+            "第 1 步，共 3 步：用 ${python}（Python $(_bootstrap_version_of "$python")）建立 .venv${image:+，保留其 ${image[0]}}（日志：${log}）"
         _bootstrap_make_venv "$python" "$log" ${image:+--system-site-packages} || return 1
         # The venv of a venv sees the base interpreter's packages only: name the folders of the one in between.
         [[ ${#image[@]} -lt 3 ]] || printf '%s\n' "${image[@]:2}" >"$(echo "$_bootstrap_venv"/lib/python3*/site-packages)/image.pth"

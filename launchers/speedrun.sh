@@ -2,7 +2,7 @@
 # From text to a chat model: check of the machine, text, tokenizer, base, CORE, mid-training, SFT with their evaluations,
 # reinforcement learning with --rl, report card. It prints each command, and says how to talk with the model.
 #
-#   bash launchers/speedrun.sh [dsw|dlc] [--variant mla] [--depth N] [--rl] [--work FOLDER] [key=value ...]
+#   bash launchers/speedrun.sh [dsw|dlc] [--smoke] [--variant mla] [--depth N] [--rl] [--work FOLDER] [key=value ...]
 #
 # After an interruption call it again: it skips what is complete. --help lists all options; --device cpu runs a short one.
 set -euo pipefail
@@ -16,9 +16,10 @@ source "$_root/launchers/bootstrap.sh"
 usage() {
     ascend_say "$(
         cat <<ENGLISH
-usage: bash launchers/speedrun.sh [dsw|dlc] [--variant LIST] [--depth N] [--rl] [--data PATH] [--work FOLDER] [key=value ...]
+usage: bash launchers/speedrun.sh [dsw|dlc] [--smoke] [--variant LIST] [--depth N] [--rl] [--data PATH] [--work FOLDER] [key=value ...]
        bash launchers/speedrun_npu.sh, with the same options, trains on Ascend NPUs
   dsw|dlc         this machine (the default), or the nodes that MASTER_ADDR, WORLD_SIZE and RANK describe
+  --smoke         all stages in minutes, with small models and the package's own text and rows: no network is needed
   --variant LIST  variants of experiments/matrix.yaml, one after the other, like gqa,mla
   --depth N       layers, each of width 64 * N
   --rl            reinforcement learning on GSM8K as a last stage
@@ -30,9 +31,10 @@ all options, after the set-up: efficientbench speedrun --help
 ENGLISH
     )" "$(
         cat <<CHINESE
-用法：bash launchers/speedrun.sh [dsw|dlc] [--variant LIST] [--depth N] [--rl] [--data PATH] [--work FOLDER] [key=value ...]
+用法：bash launchers/speedrun.sh [dsw|dlc] [--smoke] [--variant LIST] [--depth N] [--rl] [--data PATH] [--work FOLDER] [key=value ...]
       bash launchers/speedrun_npu.sh 选项相同，在昇腾 NPU 上训练
   dsw|dlc         本机（默认），或 MASTER_ADDR、WORLD_SIZE 和 RANK 描述的多个节点
+  --smoke         几分钟走完所有阶段：小模型，软件包自带的文本和数据，无需网络
   --variant LIST  experiments/matrix.yaml 的变体，逐个进行，如 gqa,mla
   --depth N       层数，每层宽度 64 * N
   --rl            最后一个阶段：在 GSM8K 上做强化学习

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import logging
 import shutil
 import sys
@@ -36,7 +35,7 @@ from efficientbench.data_tools.tokenizer.tokenizer import (
 from efficientbench.data_tools.tokenizer.tokenizer_files import folder_checksum, tokenizer_folder
 from efficientbench.data_tools.tokenizer.tokenizer_training import documents_in_turn
 from efficientbench.data_tools.tokenizing.documents import TEXT_KEY
-from efficientbench.data_tools.tokenizing.embedded import embedded_checksum, embedded_documents
+from efficientbench.data_tools.tokenizing.embedded import as_jsonl, embedded_checksum, embedded_documents
 from efficientbench.data_tools.tokenizing.inputs import cut_into_parts, find_inputs
 from efficientbench.data_tools.tokenizing.parallel import CORES
 from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
@@ -123,7 +122,7 @@ def _tokenize(
     files = text.files
     if files is None:
         files = [target / "sample.jsonl"]
-        write_file(files[0], b"".join(json.dumps({TEXT_KEY: each}).encode() + b"\n" for each in text.documents()))
+        write_file(files[0], as_jsonl(text.documents(), TEXT_KEY))
     trained = target / "trained"
     if tokenizer is None and not trained.is_dir():
         train_tokenizer(text.documents(), embedded_vocab_size, trained)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import json
 import random
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from efficientbench.basics.errors import DataError
@@ -51,6 +52,11 @@ def embedded_documents() -> Iterator[str]:
         )
     random.Random(SHUFFLE_SEED).shuffle(documents)
     yield from documents
+
+
+def as_jsonl(documents: Iterable[str], text_key: str) -> bytes:
+    """Return a file of JSONL with a document a line."""
+    return b"".join(json.dumps({text_key: document}).encode() + b"\n" for document in documents)
 
 
 def embedded_checksum() -> str:

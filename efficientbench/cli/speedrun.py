@@ -45,6 +45,9 @@ def speedrun(
     device: Annotated[str, option("TYPE", "auto: the first accelerator found, else the CPU")] = "auto",
     devices: Annotated[int | None, count("accelerators to train on; all of them")] = None,
     short: Annotated[bool, switch("--short", "few and short steps, as a CPU always takes")] = False,
+    smoke: Annotated[
+        bool, switch("--smoke", "scaled-down models, all stages, the package's own text and rows: no network is needed")
+    ] = False,
     work: Annotated[Path, option("FOLDER", "where everything goes")] = Path("output/speedrun"),
     generate: Annotated[bool, switch("--generate", "measure generation with the last model")] = False,
     price_per_hour: Annotated[float | None, option("X", "of one device, for the report card", 0.0)] = None,
@@ -53,7 +56,7 @@ def speedrun(
     """Train, evaluate and report a chat model in all its stages; called again, it does what is missing."""
     from efficientbench.speedrun.perform import device_type
     from efficientbench.speedrun.perform import speedrun as run_speedrun
-    from efficientbench.speedrun.request import MID, SFT, STAGES, Request
+    from efficientbench.speedrun.request import MID, SAMPLE, SFT, STAGES, Request
 
     given = arguments or []
     _check_words(given)
@@ -64,14 +67,15 @@ def speedrun(
         text=data.absolute() if data else None,
         files=num_files,
         mixtures={stage: path for stage, path in ((MID, mid), (SFT, sft)) if path is not None},
-        task_data=task_data.absolute() if task_data else None,
+        task_data=task_data.absolute() if task_data else SAMPLE if smoke else None,
         allow_code=allow_code,
         limit=limit,
         depth=depth,
         vocabulary=vocab_size,
         variants=names(variant),
-        stages=STAGES if rl else STAGES[:-1],
-        short=short or type_ == "cpu",
+        stages=STAGES if rl or smoke else STAGES[:-1],
+        short=(short or type_ == "cpu") and not smoke,
+        smoke=smoke,
         devices=devices,
         generate=generate,
         price_per_hour=price_per_hour,

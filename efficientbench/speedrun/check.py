@@ -18,11 +18,12 @@ from efficientbench.devices.registry import device_called
 from efficientbench.evaluation.core.bundle import bundle_of
 from efficientbench.planning.plan import Plan, known_corpora, plan_anywhere
 from efficientbench.running.corpora import prepare_corpora
+from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.initialisation import check_model, check_tokenizer, initialised
 from efficientbench.running.kind import ask
 from efficientbench.running.micro_batch import decide_together, resized
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.run import counted, plan_checked
+from efficientbench.running.run import Pretraining, counted, plan_checked
 from efficientbench.speedrun.request import MIXTURES, Request
 from efficientbench.training.reinforcement.questions import check_rewards
 from efficientbench.training.reinforcement.rewards import find_reward
@@ -91,6 +92,20 @@ def _check_same_tokenizer(before: Corpus, now: Corpus) -> None:
             f"data.path: {now.prefix} was made with another tokenizer than {before.prefix}, which the weights of "
             f"init.run learn: the same ids are other tokens; make it with --tokenizer {before.tokenizer_folder}"
         )
+
+
+def is_trained(request: Request, config: RunConfig) -> bool:
+    """Return whether the folder of a run holds its complete record, which `run --repeat` keeps."""
+    folder = OutputFolder.of_repeat(config)
+    if not folder.record.exists():
+        return False
+    try:
+        if config.training.micro_batch_size == AUTO and (size := _size_for_auto(request, [config])) is not None:
+            config = resized(config, size)
+        return Pretraining().is_complete(ask(config, request.mode, folder))
+    except USERS_MISTAKES:
+        # The run itself says what is wrong.
+        return False
 
 
 def _of_each(configs: Sequence[RunConfig], check: Callable[[RunConfig], Plan | None]) -> list[Plan]:

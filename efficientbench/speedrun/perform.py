@@ -58,7 +58,8 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
         request.work.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(request.work / "lock"):
             pipeline = make_pipeline(request)
-            check_runs(request, pipeline.runs)
+            if dry_run or not all(step.left_out or step.complete for step in pipeline.steps):
+                check_runs(request, pipeline.runs)
             if not dry_run:
                 keep_choices(request)
     except OSError as error:
@@ -77,6 +78,7 @@ def speedrun(request: Request, dry_run: bool = False) -> int:
 
     if code := perform(pipeline.steps, request.work, node, before_training):
         return code
+    print(f"\nreports: {request.work / 'runs'}, of all stages report_card.md", flush=True)
     for folder in pipeline.chat:
         print(f"\n{folder}: talk with it")
         if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ:
@@ -96,7 +98,7 @@ def perform(steps: Sequence[Step], work: Path, node: int = 0, before_training: C
         steps: the steps, in their order.
         work: the folder whose lock lets one node at a time prepare.
         node: the number of this node among those that share the folder; 0 where it is alone.
-        before_training: called before the first run, when all texts are tokenized; None: nothing.
+        before_training: called before the first run that is not complete, when all texts are tokenized; None: nothing.
 
     Raises:
         ConfigError, LaunchError: as `before_training`.
@@ -105,7 +107,7 @@ def perform(steps: Sequence[Step], work: Path, node: int = 0, before_training: C
     for number, step in enumerate(steps, start=1):
         if step.kind is Kind.MEASURE and node > 0:
             continue
-        if step.kind is Kind.TRAIN and before_training is not None:
+        if step.kind is Kind.TRAIN and before_training is not None and not step.complete:
             before_training()
             before_training = None
         lock = exclusive_lock(work / "lock") if step.kind is Kind.PREPARE else contextlib.nullcontext()
@@ -150,9 +152,9 @@ def _run(step: Step) -> int:
     if signals:
         return STOP_EXIT_CODES[signal.Signals(signals[0])]
     code = child.returncode if child.returncode >= 0 else 128 - child.returncode
-    if code == 0 and step.made is not None and step.mark is not None:
+    if code == 0 and step.made is not None and step.mark is not None and (mark := step.mark()) is not None:
         with disk_errors_explained(step.made.parent):
-            write_file(step.made, step.mark.encode())
+            write_file(step.made, mark.encode())
     return code
 
 
@@ -162,4 +164,7 @@ def _hint(step: Step) -> str:
             "this machine does not pass the check above, so nothing was trained; on Ascend bash "
             "launchers/fix_ascend_env.sh prints more, and --device cpu runs a short one here"
         )
-    return "failed; what is complete stays, and the same command resumes the speedrun"
+    resumes = "failed; what is complete stays, and the same command resumes the speedrun"
+    if "download" in step.command:
+        return f"{resumes}; --smoke, in another --work, needs no network"
+    return resumes

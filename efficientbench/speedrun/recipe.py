@@ -12,7 +12,7 @@ from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.files import write_file
 from efficientbench.basics.foreign import read_whole
 from efficientbench.config.load import merged
-from efficientbench.config.matrix import CHAT, Matrix, Overlay, load_matrix, load_yaml
+from efficientbench.config.matrix import CHAT, Matrix, Overlay, load_matrix, load_smoke, load_yaml
 from efficientbench.speedrun.request import BASE, MID, RL, SFT, STAGES, Request
 
 HEAD_DIM, WIDTH_PER_LAYER = 128, 64
@@ -47,6 +47,11 @@ SHORT_STAGES: Mapping[str, Overlay] = {
     },
 }
 
+SMOKE: Overlay = merged(SHORT, {"training": {"seq_len": 256, "micro_batch_size": 8, "global_batch_size": 8}})
+"""Settings of all stages of a smoke speedrun, besides those of `SHORT_STAGES`."""
+SMOKE_LAYERS, SMOKE_WIDTH = 4, 8
+"""Layers of a smoke speedrun's models, and by what their widths are divided: see chat.yaml."""
+
 
 class _WithoutAnchors(yaml.SafeDumper):
     """Writes a repeated value in full each time, instead of an anchor and aliases, for people to read."""
@@ -67,7 +72,7 @@ def write_matrix(request: Request, variant: str | None) -> Path:
         ConfigError: matrix.yaml has no such variant.
         OSError: the folder cannot be written.
     """
-    content = make_matrix(variant, request.layers, request.tokens, request.short)
+    content = make_matrix(request, variant)
     path = request.work / f"{variant or 'chat'}_d{request.layers}.yaml"
     about = "# The runs of this pipeline, as `efficientbench run NAME --matrix FILE` takes them.\n"
     text = (about + yaml.dump(content, Dumper=_WithoutAnchors, sort_keys=False, default_flow_style=None)).encode()
@@ -76,24 +81,30 @@ def write_matrix(request: Request, variant: str | None) -> Path:
     return path
 
 
-def make_matrix(variant: str | None, depth: int, vocabulary: int, short: bool) -> dict[str, Any]:
-    """Return the matrix of an architecture: a run for each stage, at one depth.
+def make_matrix(request: Request, variant: str | None) -> dict[str, Any]:
+    """Return the matrix of an architecture: a run for each stage, at one depth, and its smaller shape for `--smoke`.
 
     Raises ConfigError: matrix.yaml has no such variant.
     """
     chat: Matrix = load_yaml(CHAT, Matrix)
     architecture = _architecture(variant)
-    names = {stage: run_name(stage, variant, depth).rpartition("_")[0] for stage in STAGES}
-    size = f"d{depth}"
+    names = {stage: run_name(stage, variant, request.layers).rpartition("_")[0] for stage in STAGES}
+    size = f"d{request.layers}"
     variants = {
-        name: _stage(chat.variants[stage], architecture, SHORT_STAGES[stage] if short else None)
+        name: _stage(chat.variants[stage], architecture, SHORT_STAGES[stage] if request.short else None)
         for stage, name in names.items()
     }
-    return {
-        "sizes": {size: _size(chat, depth, vocabulary)},
+    content: dict[str, Any] = {
+        "sizes": {size: _size(chat, request.layers, request.tokens)},
         "variants": variants,
         "suites": {"chat": [{"variants": [*variants], "sizes": [size]}]},
     }
+    if request.smoke:
+        content["smoke"] = {
+            "sizes": {size: _smoke_size(content["sizes"][size])},
+            "variants": {name: _smoke_stage(stage, variant) for stage, name in names.items()},
+        }
+    return content
 
 
 def _architecture(variant: str | None) -> Overlay:
@@ -116,6 +127,19 @@ def _stage(stage: Overlay, architecture: Overlay, short: Overlay | None) -> Over
     # Its length is a number of steps: a layer of the configuration has one length.
     layer["training"].pop("epochs", None)
     return layer
+
+
+def _smoke_size(layer: Overlay) -> Overlay:
+    """Return a size's smaller shape: fewer layers and narrower ones, with the size's heads and vocabulary."""
+    widths = {key: layer["model"][key] // SMOKE_WIDTH for key in ("hidden_size", "head_dim", "ffn_hidden_size")}
+    kept = {key: layer["model"][key] for key in ("heads", "vocab_size")}
+    return {"model": {"layers": SMOKE_LAYERS, **widths, **kept}, "data": layer["data"]}
+
+
+def _smoke_stage(stage: str, variant: str | None) -> Overlay:
+    """Return the smaller shape of a stage: short, and with what `--smoke` changes in the variant's model."""
+    model = load_smoke().variants.get(variant or "", {}).get("model", {})
+    return merged(merged(SMOKE, SHORT_STAGES[stage]), {"model": model})
 
 
 def _size(chat: Matrix, depth: int, vocabulary: int) -> Overlay:

@@ -22,8 +22,10 @@ STAGES = BASE, MID, SFT, RL = ("base", "mid", "sft", "rl")
 """The stages in their order: each begins with the weights of the one before."""
 MIXTURES = {MID: EXPERIMENTS / "mid_mixture.yaml", SFT: EXPERIMENTS / "sft_mixture.yaml"}
 """Stage → its mixture of conversations from the hub, as nanochat takes them."""
+SAMPLE = EXPERIMENTS / "sample"
+"""Conversations, questions and items that the package carries: what a smoke speedrun learns and is evaluated on."""
 CHOICES = "choices.json"
-KEPT = ("text", "files", "mixtures", "task_data", "allow_code", "limit", "vocabulary", "short")
+KEPT = ("text", "files", "mixtures", "task_data", "allow_code", "limit", "vocabulary", "short", "smoke")
 """Fields of a request that further models of the folder share."""
 
 
@@ -36,11 +38,11 @@ class Request:
     device: str
     """Device type."""
     text: Path | None = None
-    """Text that the base model learns; None: FineWeb-Edu."""
+    """Text that the base model learns; None: FineWeb-Edu, or the embedded sample in a smoke speedrun."""
     files: int = 3
     """Files of FineWeb-Edu."""
     mixtures: Mapping[str, Path] = field(default_factory=dict)
-    """Stage → file that names its conversations, in place of the one in `MIXTURES`."""
+    """Stage → file that names its conversations, in place of the one in `MIXTURES`, or of the sample's."""
     task_data: Path | None = None
     """Items of the evaluations, each task's in its own folder, and questions of RL; None: the hub."""
     allow_code: bool = False
@@ -48,15 +50,17 @@ class Request:
     limit: int | None = None
     """Items of each evaluation; None: all, 20 where the pipeline is short."""
     depth: int | None = None
-    """Layers; None: 12, or 4 where the pipeline is short."""
+    """Layers, of which a smoke speedrun trains four; None: 12, or 4 where the pipeline is short."""
     vocabulary: int | None = None
-    """Tokens of the vocabulary; None: 65,536, or 4,096 where the pipeline is short."""
+    """Tokens of the vocabulary; None: 65,536, 4,096 where the pipeline is short, or 1,024 in a smoke speedrun."""
     variants: tuple[str, ...] = ()
     """Variants of matrix.yaml; empty: the architecture of chat.yaml."""
     stages: tuple[str, ...] = (BASE, MID, SFT)
     """The stages that are trained: the first ones of `STAGES`."""
     short: bool = False
     """Whether steps are few and short, as a CPU needs it."""
+    smoke: bool = False
+    """Whether scaled-down models learn the data that the package carries; no network is needed. Excludes `short`."""
     devices: int | None = None
     """Replicas; None: all devices."""
     generate: bool = False
@@ -75,7 +79,7 @@ class Request:
     @property
     def tokens(self) -> int:
         """Size of the vocabulary."""
-        return self.vocabulary or (4096 if self.short else 65_536)
+        return self.vocabulary or (1024 if self.smoke else 4096 if self.short else 65_536)
 
     @property
     def items(self) -> int | None:
@@ -84,7 +88,8 @@ class Request:
 
     def mixture(self, stage: str) -> Path:
         """Return the file that names a stage's conversations."""
-        return self.mixtures.get(stage, MIXTURES[stage]).absolute()
+        default = SAMPLE / MIXTURES[stage].name if self.smoke else MIXTURES[stage]
+        return self.mixtures.get(stage, default).absolute()
 
     def overrides_of(self, stage: str) -> list[str]:
         """Return the overrides of a stage's run."""
@@ -159,7 +164,8 @@ def keep_choices(request: Request) -> None:
         DataError: the file of its choices cannot be read.
         OSError: the folder cannot be written.
     """
-    text = str(request.text.resolve()) if request.text else f"FineWeb-Edu, {request.files} files"
+    default = "the embedded sample" if request.smoke else f"FineWeb-Edu, {request.files} files"
+    text = str(request.text.resolve()) if request.text else default
     wanted = {"text": text, "vocabulary": str(request.tokens)}
     mixtures = {stage: request.mixture(stage) for stage in MIXTURES}
     wanted |= {stage: f"{path.name} (SHA-256 {sha256(path)[:16]})" for stage, path in mixtures.items()}
@@ -201,6 +207,8 @@ def kept_request(work: Path, device: str) -> Request:
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
         content = parse_json(read_whole(path))
+        # Folders of earlier releases are those of no smoke speedrun.
+        content["asked"].setdefault("smoke", False)
         if content["asked"].keys() != set(KEPT):
             raise ValueError(f"asked has {', '.join(content['asked'])}")
         return {name: dict(content[name]) for name in ("made_from", "asked")}

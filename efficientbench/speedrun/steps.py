@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -13,8 +14,12 @@ from efficientbench.basics.foreign import read_whole
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.chat.find_task import EVALUATED, TASKS
-from efficientbench.metrics.records.generation.generation import generation_of
+from efficientbench.metrics.analysis.paired import FOLDER as EVALUATION
+from efficientbench.metrics.records.generation.generation import GENERATION_NAME, generation_of
+from efficientbench.metrics.records.record import RECORD_NAME
+from efficientbench.metrics.records.stored import current_files
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.speedrun.check import is_trained
 from efficientbench.speedrun.recipe import run_name, write_matrix
 from efficientbench.speedrun.request import BASE, RL, SFT, Request
 
@@ -46,8 +51,9 @@ class Step:
     """The command as a user types it."""
     made: Path | None = None
     """File or folder that exists when the step is complete; None: the command itself skips what is complete."""
-    mark: str | None = None
-    """Text that is written into `made` after the command; the step is complete while `made` holds it."""
+    mark: Callable[[], str | None] | None = None
+    """Returns the text that is written into `made` after the command; the step is complete while `made` holds it, and
+    never where it is None."""
     is_done: Callable[[], bool] | None = None
     """Returns whether the step is complete; used instead of `made`."""
     left_out: str | None = None
@@ -60,7 +66,7 @@ class Step:
             return self.is_done()
         if self.made is None or not self.made.exists():
             return False
-        return self.mark is None or read_whole(self.made) == self.mark.encode()
+        return self.mark is None or read_whole(self.made).decode(errors="replace") == self.mark()
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,10 @@ def make_pipeline(request: Request) -> Pipeline:
         # The nodes train one stage after the other, while none of them waits for an evaluation.
         steps.sort(key=lambda step: step.kind is Kind.MEASURE)
     price = () if request.price_per_hour is None else ("--price-per-hour", str(request.price_per_hour))
-    steps.append(Step("report", Kind.MEASURE, (TOOLS, "report", str(request.work / "runs"), *price)))
+    folder = request.work / "runs"
+    words = (TOOLS, "report", str(folder), *price)
+    mark = partial(_report_mark, words, folder)
+    steps.append(Step("report", Kind.MEASURE, words, request.work / "report.complete", mark))
     return Pipeline(tuple(steps), tuple(chat) if SFT in request.stages else (), tuple(runs))
 
 
@@ -102,10 +111,12 @@ def _prepared(request: Request) -> Iterator[Step]:
     work, tokenizer = request.work, request.work / "tokenizer"
     # After a reboot, or on another machine, the check runs again.
     checked = work / f"checked_{request.device}_{os.uname().nodename}.txt"
-    boot = BOOT.read_text(encoding="utf-8")
+    boot = partial(BOOT.read_text, encoding="utf-8")
     yield Step("check", Kind.CHECK, (TOOLS, "doctor", "--device", request.device), checked, boot)
-    text = request.text.resolve() if request.text else work / "text"
-    if request.text is None:
+    text = request.text.resolve() if request.text else work / ("sample.jsonl" if request.smoke else "text")
+    if request.text is None and request.smoke:
+        yield _make("text", text, "sample", "--output", text)
+    elif request.text is None:
         yield _download("text", text, "--num-files", request.files)
     vocabulary = ("--vocab-size", request.tokens, "--chat")
     yield _make("tokenizer", tokenizer, "train-tokenizer", text, *vocabulary, "--output", tokenizer)
@@ -127,7 +138,7 @@ def _make(name: str, made: Path, *words: object) -> Step:
 def _download(name: str, folder: Path, *words: object) -> Step:
     """Return a step that fills a folder; a file beside the folder marks it as complete."""
     command = (DATA_TOOLS, "download", *map(str, words), "--output", str(folder))
-    return Step(name, Kind.PREPARE, command, folder.with_name(f"{folder.name}.complete"), "complete\n")
+    return Step(name, Kind.PREPARE, command, folder.with_name(f"{folder.name}.complete"), lambda: "complete\n")
 
 
 def tokens(request: Request, stage: str) -> Path:
@@ -148,12 +159,13 @@ def _trained(request: Request, variant: str | None) -> tuple[list[Step], list[Ru
     for stage in request.stages:
         name = run_name(stage, variant, request.layers)
         keys = _keys(request, stage, before)
-        config = resolve(name, overrides=keys, matrix_file=matrix)
+        config = resolve(name, request.smoke, keys, matrix)
         runs.append(config)
         before = OutputFolder.of_repeat(config).path
         # --repeat skips a complete run instead of training again.
-        words = (TOOLS, "run", name, request.mode, "--matrix", str(matrix), "--repeat", "1", *keys)
-        steps.append(Step(name, Kind.TRAIN, words))
+        smoke = ("--smoke",) if request.smoke else ()
+        words = (TOOLS, "run", name, request.mode, *smoke, "--matrix", str(matrix), "--repeat", "1", *keys)
+        steps.append(Step(name, Kind.TRAIN, words, is_done=partial(is_trained, request, config)))
         steps += _evaluated(request, stage, name, before)
     assert before is not None
     if request.generate:
@@ -193,9 +205,38 @@ def _evaluated(request: Request, stage: str, run: str, folder: Path) -> Iterator
     at_hand = ",".join(task for task in wanted if task not in absent)
     if at_hand:
         command = (TOOLS, "evaluate", str(folder), "--tasks", at_hand, *data, *limit, *code)
-        yield Step(f"{at_hand} of {run}", Kind.MEASURE, command)
+        made = folder / EVALUATION / "complete.txt"
+        mark = partial(_evaluation_mark, command, folder, at_hand.split(","), request.task_data)
+        yield Step(f"{at_hand} of {run}", Kind.MEASURE, command, made, mark)
     for task, why in absent.items():
         yield Step(f"{task} of {run}", Kind.MEASURE, left_out=why)
+
+
+def _evaluation_mark(words: Iterable[str], folder: Path, tasks: Iterable[str], data: Path | None) -> str | None:
+    """Return the text that marks an evaluation as complete: its command, weights, items and results; see `_marked`."""
+    read = sorted([*folder.glob("checkpoint/*/manifest.json"), *(data.rglob("*") if data else ())])
+    return _marked(words, read, (folder / EVALUATION / f"{task}.json" for task in tasks))
+
+
+def _report_mark(words: Iterable[str], runs: Path) -> str | None:
+    """Return the text that marks a report as complete: its command, records and files; see `_marked`."""
+    # An evaluation and the measurement of generation write into a run's record, or beside it.
+    read = sorted(path for name in (RECORD_NAME, GENERATION_NAME) for path in current_files(runs, name))
+    return _marked(words, read, {runs / "report.md", *runs.glob("report*.*")})
+
+
+def _marked(words: Iterable[str], read: Iterable[Path], made: Iterable[Path]) -> str | None:
+    """Return a text that changes with a command, and with the size or time of a file that it reads or makes.
+
+    Return None where one of these is absent.
+    """
+    lines = [shlex.join(words)]
+    for path in (*read, *sorted(made)):
+        if not path.exists():
+            return None
+        state = path.stat()
+        lines.append(f"{path} {state.st_size} {state.st_mtime_ns}")
+    return "\n".join(lines) + "\n"
 
 
 def _without_core(request: Request) -> dict[str, str]:

@@ -87,6 +87,8 @@ def test_the_wheel_has_all_files_of_the_package_and_one_top_level_name(wheel: Pa
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     wanted = {f"efficientbench/experiments/{path.name}" for path in (ROOT / "experiments").glob("*.yaml")}
     for path in map(Path, listed):
+        if path.parts[:2] == ("experiments", "sample"):
+            wanted |= {f"efficientbench/{path}"}
         if path.suffix in (".py", ".sh", ".yaml", ".css", ".js", ".html"):
             wanted |= {str(path)} if path.parts[0] == "efficientbench" else set()
             wanted |= {f"efficientbench/{path}"} if path.parts[0] in ("metrics", "data_tools", "launchers") else set()

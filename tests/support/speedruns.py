@@ -37,9 +37,16 @@ def prepared(folder: Path, shared_data: Path, device: str = "cpu") -> tuple[str,
     return (f"--device={device}", "--short", "--vocab-size=1024", "--limit=4", *places, *KEYS)
 
 
-def run_folder(folder: Path, stage: str) -> Path:
+def run_folder(folder: Path, stage: str, size: str = "d4") -> Path:
     """Return the folder of a stage's run."""
-    return folder / "work" / "runs" / f"{stage}_d4" / "seed_1234"
+    return folder / "work" / "runs" / f"{stage}_{size}" / "seed_1234"
+
+
+def card_stages(folder: Path, pipeline: str) -> list[str]:
+    """Return the stages of a pipeline in the first table of the report card, row by row."""
+    card = (folder / "work" / "runs" / "report_card.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in card.partition("\n## ")[0].splitlines() if line.startswith(f"| {pipeline}")]
+    return [row[2].strip() for row in rows]
 
 
 def start(words: tuple[str, ...], script: str = "speedrun.sh", **changes: str) -> subprocess.Popen[str]:

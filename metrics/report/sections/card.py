@@ -27,6 +27,7 @@ from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.records.generation.generation import GenerationRecord, GenerationRow, generation_of
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, read_record
 from efficientbench.metrics.records.stored import current_files
+from efficientbench.metrics.report.headline import SMOKE_NOTE
 from efficientbench.metrics.report.sections.environments import listed_environments
 from efficientbench.metrics.report.sections.generation import shown_cell, titled
 from efficientbench.metrics.report.table import ABSENT, Table, bullets, markdown_table
@@ -279,6 +280,9 @@ def _notes(pipelines: Sequence[Pipeline], scores: _Scores, price: float | None) 
         )
     no_price = "No cost: it needs the price of a device and hour (--price-per-hour X)."
     notes.append(no_price if price is None else f"Cost: {price:,.3g} for a device and hour.")
+    smoke = [pipeline[-1].run for pipeline in pipelines if any(stage.record.smoke for stage in pipeline)]
+    if smoke:
+        notes.append(f"{', '.join(smoke)} {SMOKE_NOTE}")
     for pipeline in pipelines:
         last, stages = pipeline[-1].run, {stage.name for stage in pipeline}
         missing = [name for name in STAGES if name not in stages]

@@ -242,6 +242,40 @@ esac
 """
 
 
+def test_the_set_up_says_which_step_it_is_in_and_how_long_it_took(clone: Path, tools: Path, tmp_path: Path) -> None:
+    go_on = tmp_path / "go_on"
+    go_on.touch()
+    executable(tools / "python3", SLOW_PYTHON.format(seen=tmp_path / "seen", go_on=go_on))
+    done = bootstrap(clone, clean_environment(f"{tools}:/usr/bin:/bin"), "chat")
+    assert done.returncode == 0, done.stderr
+    assert [re.sub(r" \(.*|\d+ s$", "", line) for line in done.stderr.splitlines()] == [
+        f"set-up: 1 of 3: making .venv with {tools / 'python3'}",
+        "set-up: 2 of 3: pip, setuptools and wheel",
+        "set-up: 3 of 3: torch, Megatron-core, transformers and what else is pinned, for chat too: a few minutes, once",
+        "set-up: done after ",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ("Obtaining file:///clone\n", "asking the package index"),
+        (
+            "Collecting torch==2.13.0 (x)\n  Downloading t.whl (8 MB)\nCollecting numpy>=1\n  Using cached n.whl\n",
+            "fetched 2 packages, the last one numpy",
+        ),
+        ("Collecting torch\nInstalling collected packages: torch, numpy, rich\n", "unpacking 3 packages"),
+    ],
+)
+def test_pips_log_is_told_in_words(clone: Path, tmp_path: Path, log: str, told: str) -> None:
+    (tmp_path / "log").write_text(log)
+    words = f"source {clone}/launchers/bootstrap.sh; _bootstrap_progress {tmp_path}/log 30"
+    done = subprocess.run(
+        ["bash", "-c", words], capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"}
+    )
+    assert done.stderr == f"set-up: 3 of 3, after 30 s: {told}\n"
+
+
 def test_one_of_two_concurrent_set_ups_installs_and_both_succeed(clone: Path, tools: Path, tmp_path: Path) -> None:
     seen, go_on = tmp_path / "seen", tmp_path / "go_on"
     executable(tools / "python3", SLOW_PYTHON.format(seen=seen, go_on=go_on))
@@ -341,6 +375,6 @@ def test_a_second_set_up_waits_and_a_killed_one_leaves_no_complete_environment(c
     first.communicate()
     assert not is_complete(clone)
     rest = second.communicate(timeout=120)[1]
-    assert rest.startswith("set-up: making .venv")
+    assert rest.startswith("set-up: 1 of 3: making .venv")
     assert second.returncode == 1
     assert not is_complete(clone)

@@ -119,6 +119,18 @@ def test_it_goes_on_after_a_kill_in_each_step(
     assert speedrun(request) == 0
 
 
+def test_a_failed_download_names_what_needs_no_network(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "pipeline"
+    work.mkdir()
+    text = make_pipeline(Request(work, "cpu")).steps[1]
+    monkeypatch.setenv("STAGED_KILLED", shlex.join(text.command[1:]))
+    assert perform.perform([text], work) == 137
+    told = "the same command resumes the speedrun; --smoke, in another --work, needs no network"
+    assert capfd.readouterr().err == f"error: text: failed; what is complete stays, and {told}\n"
+
+
 def test_a_full_disk_is_told_and_more_room_is_used(
     request_: Request, calls: Path, small_disk: Callable[[int], Path]
 ) -> None:
@@ -161,6 +173,55 @@ def test_generation_is_measured_once(request_: Request) -> None:
     assert step.complete
 
 
+def test_an_evaluation_is_complete_while_weights_items_and_results_stay(request_: Request, calls: Path) -> None:
+    request_.work.mkdir()
+    request = replace(request_, stages=("base",))
+    [step] = [each for each in make_pipeline(request).steps if each.name.startswith("core of ")]
+    folder = Path(step.command[2])
+    assert request.task_data is not None
+    items, result = (
+        next((request.task_data / "core" / "eval_data").rglob("*.jsonl")),
+        folder / "evaluation" / "core.json",
+    )
+    weights = folder / "checkpoint" / "step_00000009" / "manifest.json"
+
+    def performed(asked: Request = request) -> int:
+        """Return how many processes start for the evaluation."""
+        calls.write_text("")
+        [same] = [each for each in make_pipeline(asked).steps if each.name == step.name]
+        assert perform.perform([same], asked.work) == 0
+        return len(calls.read_text().splitlines())
+
+    for path in (weights, result):
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    assert [performed(), performed()] == [1, 0]
+    assert [performed(replace(request, limit=11)), performed(request)] == [1, 1]
+    for path in (weights, result, items):
+        path.write_text(path.read_text() + "\n")
+        assert [performed(), performed()] == [1, 0]
+    result.unlink()
+    # The command that was called made nothing.
+    assert [performed(), performed()] == [1, 1]
+
+
+def test_a_report_is_complete_until_a_record_changes(request_: Request, calls: Path) -> None:
+    request_.work.mkdir()
+    report = make_pipeline(request_).steps[-1]
+    record, card = (request_.work / "runs" / name for name in ("base_d4/seed_1234/record.json", "report_card.md"))
+    record.parent.mkdir(parents=True)
+    for path in (record, card, card.with_name("report.md")):
+        path.write_text("{}")
+    assert not report.complete
+    assert perform.perform([report], request_.work) == 0
+    assert report.complete
+    record.write_text("{ }")
+    assert not report.complete
+    assert perform.perform([report], request_.work) == 0
+    card.unlink()
+    assert not report.complete
+
+
 def test_the_check_is_of_one_machine_since_it_was_started(request_: Request) -> None:
     request_.work.mkdir()
     check = make_pipeline(request_).steps[0]
@@ -168,7 +229,7 @@ def test_the_check_is_of_one_machine_since_it_was_started(request_: Request) -> 
     assert check.mark is not None
     assert os.uname().nodename in check.made.name
     assert not check.complete
-    check.made.write_text(check.mark)
+    check.made.write_text(str(check.mark()))
     assert make_pipeline(request_).steps[0].complete
     check.made.write_text("another start\n")
     assert not check.complete
