@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.export.architectures import CLASSES, Architecture
+from efficientbench.export.families import CLASSES, Architecture
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import HEADLINE, cell
 from efficientbench.metrics.report.table import ABSENT

@@ -59,6 +59,23 @@ FOREIGN: dict[str, dict[str, Any]] = {
         **{"num_key_value_heads": 4, "first_k_dense_replace": 2, "n_routed_experts": 3},
     },
     "qwen3": {"head_dim": 16},
+    "qwen2, windows": {"num_hidden_layers": 3, "sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1},
+    "qwen2, windows in no layer": {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 2},
+    "qwen3, windows": {
+        **{"num_hidden_layers": 3, "sliding_window": 7, "use_sliding_window": True},
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "mistral, windows": {"sliding_window": 5},
+    # By default its windows are in the layers without RoPE.
+    "smollm3": {
+        **{"num_hidden_layers": 4, "sliding_window": 5, "use_sliding_window": True},
+        **{"no_rope_layer_interval": 2, "pad_token_id": None},
+    },
+    "smollm3, lists": {
+        **{"num_hidden_layers": 4, "sliding_window": 5, "use_sliding_window": True, "no_rope_layers": [1, 0, 0, 1]},
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        **{"attention_bias": True, "pad_token_id": None},
+    },
 }
 """Model type, and what is special → keys of a folder that none of our code wrote."""
 

@@ -11,9 +11,9 @@ from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.data_tools.download.hub_names import MODELSCOPE
 
-FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
+FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "smollm3")
 """The `model_type`s whose decoder layers match `Shape`."""
-_WITH_ATTENTION_BIAS = ("qwen3", "llama")
+_WITH_ATTENTION_BIAS = ("qwen3", "llama", "smollm3")
 """The families whose `attention_bias` is on all four projections."""
 
 
