@@ -20,6 +20,7 @@ from efficientbench.export.families import (
     NOPE,
     QK_NORM,
     Architecture,
+    has_products,
     layer_settings,
     rotation,
     window_of,
@@ -96,6 +97,9 @@ def _parts(model: ModelConfig) -> dict[str, str]:
             raise refusal(f"model.{inside}position.kind={view.position.kind}", position.not_exported)
         if position.place == "nothing":
             found[NOPE] = f"position.kind={view.position.kind}"
+        # A key without a name here is in no class.
+        further = view.position.model_dump(exclude={"kind", "base", "scaling"})
+        found |= {f"RoPE's {key}": f"position.{key}={value}" for key, value in further.items() if value}
         if view.qk_norm:
             found[QK_NORM] = "qk_norm=true"
         parts = {part: f"{inside}{key}" for part, key in found.items()} | parts
@@ -189,7 +193,7 @@ def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) 
         "initializer_range": model.init_std,
         "rms_norm_eps": model.norm_epsilon,
         # If training tied the tables, the input's may be a multiple of the output's: see `tensors`.
-        "tie_word_embeddings": model.tied and model.embedding_multiplier == 1,
+        "tie_word_embeddings": model.tied and not has_products(model, architecture),
         "attention_dropout": 0.0,
         "dtype": {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.training.dtype],
         "bos_token_id": None,

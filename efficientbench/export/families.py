@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 Architecture = Literal[
-    "qwen2", "llama", "mistral", "qwen3", "smollm3", "nanochat", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2"
+    "qwen2",
+    "llama",
+    "mistral",
+    "qwen3",
+    "smollm3",
+    "nanochat",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "granite_swa",
 ]
 
 # The parts that some classes have and others lack, as messages name them.
@@ -27,6 +37,8 @@ EXPERTS = "experts"
 NOPE = "layers without RoPE"
 WINDOW = "windows"
 NO_WINDOW = "windows in some layers alone"
+BASES = "layers that differ in position.base"
+SINKS = "sinks"
 NANOCHAT = "parts of nanochat"
 
 EITHER = frozenset({BIAS, UNBIASED})
@@ -86,11 +98,19 @@ FAMILIES: dict[Architecture, Family] = {
             "sigmoids where this model takes a softmax)"
         },
     ),
+    "granite_swa": Family(
+        "GraniteSWAForCausalLM",
+        EITHER | LISTED | {NOPE, BASES, SINKS},
+        frozenset({SINKS}),
+        settings={"residual_multiplier": 1.0, "logits_scaling": 1.0},
+    ),
 }
 """By model type, in the order in which they are chosen."""
 
 CLASSES: dict[Architecture, str] = {name: family.class_name for name, family in FAMILIES.items()}
 
+MULTIPLIES = ("granite_swa",)
+"""Model types with `model.embedding_multiplier` as a key; elsewhere the input's table holds the products."""
 SLIDING = "sliding_attention"
 """transformers' name of a layer with a window."""
 SCALING = {
@@ -98,6 +118,11 @@ SCALING = {
     "original_seq_len": "original_max_position_embeddings",
 }
 """transformers' names of the keys of RoPE's scaling, by ours."""
+
+
+def has_products(model: ModelConfig, architecture: Architecture) -> bool:
+    """Return whether the table of the embedding holds products with `model.embedding_multiplier`."""
+    return model.embedding_multiplier != 1 and architecture not in MULTIPLIES
 
 
 def layer_views(model: ModelConfig) -> list[ModelConfig]:
@@ -128,7 +153,12 @@ def layer_settings(model: ModelConfig, architecture: Architecture) -> dict[str, 
         settings["attention_bias"] = views[0].attention.qkv_bias
     if architecture in ("mistral", "mixtral"):
         settings["sliding_window"] = None
-    if NOPE in family.takes:
+    if SINKS in family.takes:
+        # By default only every fourth layer is full.
+        bases = [view.position.rope_base or 0 for view in views]
+        settings |= {"layer_rope_theta": bases, "layer_types": ["full_attention"] * model.layers}
+        settings |= {"attention_multiplier": model.head_dim**-0.5, "embedding_multiplier": model.embedding_multiplier}
+    elif NOPE in family.takes:
         settings["no_rope_layers"] = [int(view.position.rope_base is not None) for view in views]
     if NANOCHAT in family.takes:
         settings["final_logit_softcapping"] = model.logit_softcap
@@ -137,7 +167,7 @@ def layer_settings(model: ModelConfig, architecture: Architecture) -> dict[str, 
         settings["sliding_window"] = max(width or 0 for width in windows)
     if any(windows) and NO_WINDOW in family.takes:
         types = [SLIDING if width else "full_attention" for width in windows]
-        settings |= {"use_sliding_window": True, "layer_types": types}
+        settings |= {"layer_types": types} | ({} if SINKS in family.takes else {"use_sliding_window": True})
     return settings
 
 
@@ -155,6 +185,9 @@ def layer_keys(found: PretrainedConfig, architecture: Architecture) -> dict[str,
         return {"attention": attention, "position": rope, "head_dim": found.qk_nope_head_dim}
     bias = found.attention_bias if family.takes >= EITHER else BIAS in family.takes
     attention = {"kind": "gqa", "query_groups": found.num_key_value_heads, "qkv_bias": bias}
+    if SINKS in family.takes:
+        attention["sinks"] = True
+        rope["base"] = next((base for base in found.layer_rope_theta if base), rope["base"])
     own = {"attention": attention, "position": rope, "head_dim": found.head_dim}
     layers = [_layer(found, family, number) for number in range(found.num_hidden_layers)]
     kinds = dict(layers)
@@ -174,8 +207,15 @@ def _layer(found: PretrainedConfig, family: Family, number: int) -> tuple[str, d
     slides = NO_WINDOW not in family.takes or found.layer_types[number] == SLIDING
     if WINDOW in family.takes and slides and found.sliding_window:
         kind["window"] = {"attention": {"window": found.sliding_window}}
-    # A list that is too short is refused when it is compared.
-    if NOPE in family.takes and found.no_rope_layers[number : number + 1] == [0]:
+    # Lists that are too short are refused when they are compared.
+    if SINKS in family.takes:
+        bases = [base for base in dict.fromkeys(found.layer_rope_theta) if base]
+        base = next(iter(found.layer_rope_theta[number:]), None)
+        if base == 0:
+            kind["nope"] = {"position": {"kind": "none"}}
+        elif base in bases[1:]:
+            kind[f"rope{bases.index(base) + 1}"] = {"position": {"base": base}}
+    elif NOPE in family.takes and found.no_rope_layers[number : number + 1] == [0]:
         kind["nope"] = {"position": {"kind": "none"}}
     return "_".join(kind) or OWN_LAYER, {section: keys for each in kind.values() for section, keys in each.items()}
 

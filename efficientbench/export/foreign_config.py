@@ -7,6 +7,7 @@ as a configuration: a key that differs would change what the model computes.
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,7 +119,10 @@ def config_of(path: Path, content: dict[str, Any], size: str) -> tuple[RunConfig
     expected = transformers_config(config, architecture, 0).to_dict()
     given = found.to_dict()
     without_effect = WITHOUT_EFFECT | UNUSED.get(architecture, set()) | _unused(config.model, architecture)
-    differing = [key for key in expected if key not in without_effect and given.get(key) != expected[key]]
+    if "layer_rope_theta" in expected:
+        for parameters in (given["rope_parameters"], expected["rope_parameters"]):
+            parameters.pop("rope_theta", None)  # Each layer has its own.
+    differing = [key for key in expected if key not in without_effect and not _same(given.get(key), expected[key])]
     if differing:
         lines = [f"{key} is {_short(given.get(key))}, {_short(expected[key])} would be right" for key in differing]
         raise ConfigError(f"{path}: no model here computes what this one does: {'; '.join(lines)}")
@@ -177,6 +181,13 @@ def _parsed(path: Path, architecture: Architecture, content: dict[str, Any]) -> 
     return found
 
 
+def _same(given: object, expected: object) -> bool:
+    """Return whether two values are the same; numbers up to rounding, as of a root."""
+    if isinstance(given, int | float) and isinstance(expected, float):
+        return math.isclose(given, expected, rel_tol=1e-12)
+    return given == expected
+
+
 def _unused(model: ModelConfig, architecture: Architecture) -> set[str]:
     """Return keys of windows and of RoPE that change no logits since no layer has these."""
     # Mistral has no list of its layers, so that its key alone decides.
@@ -213,7 +224,7 @@ def _model(found: PretrainedConfig, kind: Architecture) -> dict[str, Any]:
         "tied": found.tie_word_embeddings,
         "logit_softcap": found.final_logit_softcapping if nanochat else None,
         "init_std": found.initializer_range,
-        "embedding_multiplier": 1.0,
+        "embedding_multiplier": getattr(found, "embedding_multiplier", 1.0),
         **layer_keys(found, kind),
     }
 

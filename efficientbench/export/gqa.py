@@ -7,10 +7,11 @@ import torch
 from efficientbench.architecture.gqa import GQAConfig
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.export.architectures import Exporter
-from efficientbench.export.families import BIAS, EITHER, FAMILIES, UNBIASED, WINDOW, Architecture
+from efficientbench.export.families import BIAS, EITHER, FAMILIES, SINKS, UNBIASED, WINDOW, Architecture
 
-NAMES = {"window": WINDOW}
+NAMES = {"window": WINDOW, "sinks": SINKS}
 """The parts of layers that keys stand for."""
+OUR_SINKS = "self_attention.core_attention.sinks"
 HEAD_NORMS = {
     "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
     "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
@@ -36,7 +37,11 @@ def _weights(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         "self_attention.linear_qkv.weight": (width, model.hidden_size),
         "self_attention.linear_proj.weight": (model.hidden_size, model.heads * model.head_dim),
     }
-    return weights | ({"self_attention.linear_qkv.bias": (width,)} if _gqa(model).qkv_bias else {})
+    if _gqa(model).qkv_bias:
+        weights["self_attention.linear_qkv.bias"] = (width,)
+    if _gqa(model).sinks:
+        weights[OUR_SINKS] = (model.heads,)
+    return weights
 
 
 def _norms(model: ModelConfig) -> dict[str, int]:
@@ -50,6 +55,8 @@ def _converted(
     """Split the joint QKV weight or bias, which has query heads, key and value group by group, into q, k and v."""
     if model.qk_norm and part in HEAD_NORMS:
         return {HEAD_NORMS[part]: weight}
+    if _gqa(model).sinks and part == OUR_SINKS:
+        return {"self_attn.sinks": weight}
     if not part.startswith("self_attention.linear_qkv."):
         return {}
     kind = part.rpartition(".")[2]

@@ -16,7 +16,7 @@ from efficientbench.costs.model import count_parameters
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.export.architectures import architecture_of, transformers_config
 from efficientbench.export.card import model_card
-from efficientbench.export.families import CLASSES, Architecture, rotation
+from efficientbench.export.families import CLASSES, Architecture, has_products, rotation
 from efficientbench.export.target_folder import claimed, refuse_taken
 from efficientbench.metrics.records.record import read_record
 from efficientbench.running.output_folder import OutputFolder
@@ -136,7 +136,7 @@ def export(run: Path, folder: Path, step: int | None = None) -> Exported:
         model = Model(trained_config(weights.manifest.config), weights, tokenizer)
         counted = count_parameters(model.config.model)
         shapes = model.config.model
-        untied = counted.embedding if shapes.tied and shapes.embedding_multiplier != 1 else 0
+        untied = counted.embedding if shapes.tied and has_products(shapes, model.architecture) else 0
         needed_bytes = BYTES_PER_WEIGHT[model.config.training.dtype] * (counted.total + untied)
         with claimed(target, needed_bytes) as partial:
             warnings += write_model(model, partial)

@@ -15,7 +15,7 @@ from efficientbench.architecture.model import ModelConfig
 from efficientbench.basics.errors import ConfigError
 from efficientbench.costs.model import count_parameters
 from efficientbench.export.architectures import exporter_of
-from efficientbench.export.families import CLASSES, Architecture, layer_views
+from efficientbench.export.families import CLASSES, Architecture, has_products, layer_views
 
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
@@ -77,7 +77,7 @@ def imported(
 
     Args:
         tensors: a folder's tensors by transformers' names, all of one dtype; each is read when its turn comes.
-        model: our model, with an embedding multiplier of 1, since no class of transformers has one.
+        model: our model, with an embedding multiplier of 1 unless the class has one.
         architecture: the folder's model type.
 
     Raises:
@@ -198,9 +198,9 @@ def converted(
         ConfigError: the model has no such weight.
     """
     if name == EMBEDDING:
-        if model.embedding_multiplier == 1:
+        if not has_products(model, architecture):
             return {"model.embed_tokens.weight": weight}
-        # No class multiplies embeddings: the input's table holds the products, as rounded in training.
+        # The class does not multiply embeddings: the input's table holds the products, as rounded in training.
         tables = {"model.embed_tokens.weight": weight * model.embedding_multiplier}
         return {**tables, "lm_head.weight": weight} if model.tied else tables
     if name == OUTPUT:

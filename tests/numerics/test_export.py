@@ -44,7 +44,8 @@ def test_transformers_computes_the_same_logits(
     loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert type(loaded).__name__ == expected
     assert not any(report.values()), report
-    shared = config.model.tied and config.model.embedding_multiplier == 1
+    multiplied = config.model.embedding_multiplier != 1 and expected != "GraniteSWAForCausalLM"
+    shared = config.model.tied and not multiplied
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == shared
     assert loaded.config.vocab_size == len(loaded.lm_head.weight) == 301
     tokens = text(config, config.training.seq_len)
@@ -160,7 +161,11 @@ def test_weights_of_another_model_are_refused(change: str, tmp_path: Path) -> No
         ("nanochat_d12", ["model.attention.window=5"], "NanoChatForCausalLM has no windows"),
         ("gqa_1.5B", [*WINDOWS, "model.kinds.swa.attention.query_groups=1"], "differ in attention.query_groups"),
         ("gqa_1.5B", [*WINDOWS, "model.kinds.swa.ffn_hidden_size=64"], "differ in ffn_hidden_size"),
-        ("gqa_1.5B", [*WINDOWS, "model.kinds.swa.position.base=500"], "differ in position.base"),
+        ("gqa_1.5B", [*WINDOWS, "model.kinds.swa.position.base=500"], "GraniteSWAForCausalLM always has sinks"),
+        ("gqa_1.5B", [*WINDOWS, "model.kinds.swa.attention.sinks=true"], "differ in attention.sinks"),
+        ("gqa_1.5B", ["model.attention.sinks=true", "model.qk_norm=true"], "GraniteSWAForCausalLM has no norms on"),
+        ("gqa_1.5B", ["model.attention.gate=true"], "model.attention.gate=True: .*no class of transformers has gate"),
+        ("gqa_1.5B", ["model.position.share=0.5"], "model.position.share=0.5: .* has RoPE's share"),
         ("gqa_1.5B", [*WINDOWS, "model.attention.window=7"], "differ in attention.window"),
         ("gqa_1.5B", ["model.pattern=[own,mla]"], "differ in attention.kind"),
         ("gqa_1.5B", ["model.pattern=[own,nsa]"], "model.kinds.nsa.attention.kind=nsa: .*has Native Sparse"),

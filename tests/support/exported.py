@@ -17,6 +17,7 @@ UNWEIGHTED = "model.norm_weights=false"
 SCALED = "model.position.scaling.original_seq_len=32"
 WINDOWS = ["model.layers=3", "model.pattern=[swa,own]", "model.kinds.swa.attention.window=5"]
 """Three layers in a pattern that is cut, with a window in the first and the last."""
+SINKS = ["model.attention.sinks=true"]
 NOPE_KINDS = "model.kinds={swa: {attention: {window: 5}}, full: {position: {kind: none}}}"
 
 
@@ -76,6 +77,19 @@ CASES = {
         ["model.pattern=[own,both]", "model.kinds={both: {attention: {window: 5}, position: {kind: none}}}"],
         "own",
         "SmolLM3ForCausalLM",
+    ),
+    "sinks": ("gqa_1.5B", ["model.attention.sinks=true"], "own", "GraniteSWAForCausalLM"),
+    "sinks, windows, full layers without positions": (
+        "gqa_1.5B",
+        [*WINDOWS[:1], *SINKS, NOPE_KINDS, "model.pattern=[swa,swa,full]"],
+        "own",
+        "GraniteSWAForCausalLM",
+    ),
+    "sinks, bases by layer": (
+        "mqa_0.5B",
+        [*WINDOWS, *SINKS, UNBIASED, UNTIED, SCALED, "model.pattern=[own,swa]", "model.kinds.swa.position.base=500"],
+        "own",
+        "GraniteSWAForCausalLM",
     ),
     "mla, norms without weights": (
         "mla_1.5B",

@@ -139,7 +139,7 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape:
     """Return the shape that a config.json of transformers describes.
 
     Raises:
-        ValueError: the model is of another family, or has biases that are not counted.
+        ValueError: the model is of another family, or has biases or windows that are not counted.
         KeyError: a key is missing.
     """
     family = config["model_type"]
@@ -147,6 +147,8 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape:
         raise ValueError(f"model_type {family!r} is none of {', '.join(FAMILIES)}")
     if config.get("mlp_bias"):
         raise ValueError("mlp_bias is not counted")
+    if "sliding_attention" in (config.get("layer_types") or ()):
+        raise ValueError("layers with windows (layer_types) are not counted")
     attention_bias = family in _WITH_ATTENTION_BIAS and bool(config.get("attention_bias"))
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     return Shape(
