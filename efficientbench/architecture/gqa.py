@@ -187,7 +187,7 @@ VARIANT = AttentionVariant(
     selective_recomputation=True,
     hidden_at=_hidden_at,
     exporter="efficientbench.export.gqa:EXPORTER",
-    exportable="GQA and MQA with rope, with experts or without, with qk_norm or without; GQA and MQA without positions "
-    "or experts",
+    exportable="GQA and MQA with rope, with experts or without, with qk_norm or without; without experts also with "
+    "windows of one width and, without qk_norm, with no positions, in some layers or in all, and with sinks in all",
     further={"one group": ("model.attention.query_groups=1",)},
 )

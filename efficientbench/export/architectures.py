@@ -4,63 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import ATTENTION, attention_of
+from efficientbench.architecture.model import OWN_LAYER, ModelConfig
+from efficientbench.architecture.registry import ATTENTION, attention_of, position_of
 from efficientbench.architecture.variant import imported
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.schema import RunConfig
+from efficientbench.export.families import (
+    CLASSES,
+    EXPERTS,
+    FAMILIES,
+    NANOCHAT,
+    NO_WINDOW,
+    NOPE,
+    QK_NORM,
+    Architecture,
+    has_products,
+    layer_settings,
+    rotation,
+    window_of,
+)
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
 
-Architecture = Literal[
-    "qwen2", "llama", "mistral", "qwen3", "smollm3", "nanochat", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2"
-]
-
-CLASSES: dict[Architecture, str] = {
-    "qwen2": "Qwen2ForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "nanochat": "NanoChatForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-}
-
 
 @dataclass(frozen=True)
 class Exporter:
-    """The counterpart of an attention variant in transformers."""
+    """The counterpart of an attention variant in transformers; each function takes the view of a layer."""
 
-    architecture: Callable[[ModelConfig, bool], Architecture]
-    """Model type, from (model, whether its tokenizer survives beside a Qwen2 configuration); raises `refusal`."""
-    settings: Callable[[ModelConfig, Architecture], dict[str, Any]]
-    """The attention's part of transformers' configuration, from (model, model type)."""
-    imports: tuple[Architecture, ...]
-    """Model types that have this attention."""
-    keys: Callable[[PretrainedConfig], dict[str, Any]]
-    """The keys attention, position and head_dim of our `model`, from transformers' configuration."""
+    parts: Callable[[ModelConfig], dict[str, str]]
+    """The parts that not every class has (export/families.py), each with our key, as `attention.window=9`."""
     norms: Callable[[ModelConfig], dict[str, int]]
     """The width of each norm within the attention, by our name in a layer."""
     weights: Callable[[ModelConfig], dict[str, tuple[int, ...]]]
     """The shape of each other weight of the attention, by our name in a layer."""
     converted: Callable[[str, torch.Tensor, ModelConfig, Architecture], dict[str, torch.Tensor]]
-    """A weight's tensors in transformers, from (our name in a layer, weight, model, model type); empty if foreign."""
+    """A weight's tensors in transformers, from (our name in a layer, weight, view, model type); empty if foreign."""
 
 
-def exporter_of(model: ModelConfig) -> Exporter:
-    """Return the exporter of the model's attention. Raises ConfigError if its declaration names none."""
-    if model.pattern is not None:
-        raise refusal("model.pattern", "models whose layers are of several kinds are not exported yet")
-    variant = attention_of(model)
+def exporter_of(view: ModelConfig, inside: str = "") -> Exporter:
+    """Return the exporter of a layer's attention; `inside`: where its keys are, after `model.`.
+
+    Raises ConfigError: the attention's declaration names none.
+    """
+    variant = attention_of(view)
     if variant.exporter is None:
-        raise refusal(f"model.attention.kind={model.attention.kind}", variant.not_exported)
+        raise refusal(f"model.{inside}attention.kind={view.attention.kind}", variant.not_exported)
     exporter: Exporter = imported(variant.exporter)
     return exporter
 
@@ -69,27 +61,79 @@ def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -
     """Return the model type of transformers that computes exactly what `model` does.
 
     Beside a Qwen2 configuration, some tokenizers change (see `hugging_face.survives_qwen2`). The model is then exported
-    as the same model in Llama, with a bias of zeros on the output projection.
+    as the same model in another class, with a bias of zeros on the output projection.
 
     Raises:
         ConfigError: no class computes this model; the message names what the nearest classes lack.
     """
-    if model.pattern is None and not is_nanochats(model):
-        _refuse_parts_of_nanochat(model)
-    if model.pattern is None and model.rotated_dim != model.attention.rotated_dim(model.head_dim):
-        raise refusal("model.position.share", "models with a partial rotation are not exported yet")
-    return exporter_of(model).architecture(model, tokenizer_survives_qwen2)
+    parts = _parts(model)
+    families = {name: family for name, family in FAMILIES.items() if name != "qwen2" or tokenizer_survives_qwen2}
+    for name, family in families.items():
+        if not family.lacking(parts):
+            return name
+    nowhere = [part for part in parts if not any(part in family.takes for family in families.values())]
+    if nowhere:
+        keys = ", ".join(f"model.{parts[part]}" for part in nowhere)
+        raise refusal(keys, f"no class of transformers has {' and '.join(nowhere)}")
+    fewest = min(len(family.lacking(parts)) for family in families.values())
+    nearest = [family for family in families.values() if len(family.lacking(parts)) == fewest]
+    lacking = {part for family in nearest for part in family.lacking(parts)}
+    keys = ", ".join(f"model.{key}" for part, key in parts.items() if part in lacking)
+    raise refusal(keys, "; ".join(family.reason(parts) for family in nearest))
 
 
-def is_nanochats(model: ModelConfig) -> bool:
-    """Return whether the backbone is nanochat's: RoPE, relu2, no experts, weightless norms, on queries and keys too."""
-    plain = model.position.rope_base is not None and model.moe is None
-    normed = model.qk_norm and model.embedding_norm and not model.norm_weights
-    return plain and normed and model.activation == "relu2"
+def _parts(model: ModelConfig) -> dict[str, str]:
+    """Return the parts of all layers that not every class has, each with our key after `model.`.
+
+    Raises:
+        ConfigError: no class has the attention, the positional encoding, or a part of nanochat without the others.
+    """
+    parts: dict[str, str] = {}
+    for name, view in model.views.items():
+        inside = "" if name == OWN_LAYER else f"kinds.{name}."
+        position = position_of(view)
+        found = exporter_of(view, inside).parts(view)
+        if position.place not in ("nothing", "queries and keys"):
+            raise refusal(f"model.{inside}position.kind={view.position.kind}", position.not_exported)
+        if position.place == "nothing":
+            found[NOPE] = f"position.kind={view.position.kind}"
+        # A key without a name here is in no class.
+        further = view.position.model_dump(exclude={"kind", "base", "scaling"})
+        found |= {f"RoPE's {key}": f"position.{key}={value}" for key, value in further.items() if value}
+        if view.qk_norm:
+            found[QK_NORM] = "qk_norm=true"
+        parts = {part: f"{inside}{key}" for part, key in found.items()} | parts
+    if model.moe is not None:
+        parts[EXPERTS] = f"moe.experts={model.moe.experts}"
+    return parts | _of_nanochat(model) | _differing(list(model.views.values()))
 
 
-def _refuse_parts_of_nanochat(model: ModelConfig) -> None:
-    """Refuse the parts that only transformers' NanoChat has, in a model that is not nanochat's."""
+def _differing(views: list[ModelConfig]) -> dict[str, str]:
+    """Return the parts that only layers of several kinds have, each with our key after `model.`."""
+    rotated = [view.position for view in views if view.position.rope_base is not None]
+    windows = {window_of(view) for view in views}
+    attentions = [view.attention.model_dump(exclude={"window"}) for view in views]
+    if len({each["kind"] for each in attentions}) > 1:
+        return {"layers that differ in attention.kind": "pattern"}
+    compared: dict[str, list[Any]] = {
+        **{f"attention.{key}": [each.get(key) for each in attentions] for each in attentions for key in each},
+        "attention.window": [*windows - {None}],
+        "position.base": [position.rope_base for position in rotated],
+        "position.scaling": [position.rope_scaling for position in rotated],
+        **{key: [getattr(view, key) for view in views] for key in ("qk_norm", "ffn_hidden_size")},
+    }
+    differing = [key for key, values in compared.items() if any(value != values[0] for value in values)]
+    parts = {f"layers that differ in {key}": f"kinds.*.{key}" for key in differing}
+    return parts | ({NO_WINDOW: "pattern"} if None in windows and len(windows) > 1 else {})
+
+
+def _of_nanochat(model: ModelConfig) -> dict[str, str]:
+    """Return the part for nanochat's backbone; refuse the parts that only NanoChat has in a model that is not its."""
+    views = model.views.values()
+    plain = model.moe is None and all(view.position.rope_base is not None for view in views)
+    normed = all(view.qk_norm for view in views) and model.embedding_norm and not model.norm_weights
+    if plain and normed and model.activation == "relu2":
+        return {NANOCHAT: "activation=relu2"}
     keys = {
         "activation=relu2": model.activation == "relu2",
         "embedding_norm=true": model.embedding_norm,
@@ -102,6 +146,7 @@ def _refuse_parts_of_nanochat(model: ModelConfig) -> None:
             "of transformers' classes NanoChat has this, and it has GQA, rope, activation=relu2, embedding_norm=true, "
             "qk_norm=true and norm_weights=false together, and no experts",
         )
+    return {}
 
 
 def refusal(keys: str, reason: str) -> ConfigError:
@@ -132,66 +177,42 @@ def transformers_config(config: RunConfig, architecture: Architecture, eos_token
     return found
 
 
-SCALING = {
-    **{name: name for name in ("factor", "low_freq_factor", "high_freq_factor")},
-    "original_seq_len": "original_max_position_embeddings",
-}
-"""transformers' names of the keys of RoPE's scaling, by ours."""
-
-
-def rope_type(model: ModelConfig) -> dict[str, Any]:
-    """Return the keys of transformers' `rope_parameters` beside the base."""
-    scaling = model.position.rope_scaling
-    if scaling is None:
-        return {"rope_type": "default"}
-    return {"rope_type": "llama3", **{SCALING[key]: value for key, value in scaling.model_dump().items()}}
-
-
-def rope_keys(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of our RoPE from transformers' `rope_parameters`; a scaling of another type has none."""
-    scaled = parameters.get("rope_type") == "llama3"
-    scaling = {key: parameters.get(name) for key, name in SCALING.items()} if scaled else None
-    return {"kind": "rope", "base": parameters.get("rope_theta"), "scaling": scaling}
-
-
 def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) -> dict[str, Any]:
     model = config.model
+    # All layers are alike in what the class has once.
+    layer = next(iter(model.views.values()))
     settings: dict[str, Any] = {
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
-        "intermediate_size": model.ffn_hidden_size,
+        "intermediate_size": layer.ffn_hidden_size,
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
-        "num_key_value_heads": model.key_value_heads,
+        "num_key_value_heads": layer.key_value_heads,
         "hidden_act": "silu",
         "max_position_embeddings": config.training.seq_len,
         "initializer_range": model.init_std,
         "rms_norm_eps": model.norm_epsilon,
         # If training tied the tables, the input's may be a multiple of the output's: see `tensors`.
-        "tie_word_embeddings": model.tied and model.embedding_multiplier == 1,
+        "tie_word_embeddings": model.tied and not has_products(model, architecture),
         "attention_dropout": 0.0,
         "dtype": {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.training.dtype],
         "bos_token_id": None,
         "eos_token_id": eos_token_id,
         "pad_token_id": None,
     }
-    if model.position.rope_base is not None:
-        settings["rope_parameters"] = {"rope_theta": model.position.rope_base, **rope_type(model)}
-    settings |= exporter_of(model).settings(model, architecture)
-    if architecture == "mistral":
-        settings["sliding_window"] = None
+    rope_parameters = rotation(model)
+    if rope_parameters is not None:
+        settings["rope_parameters"] = rope_parameters
+    settings |= layer_settings(model, architecture)
     if architecture == "mixtral":
         assert model.moe is not None
-        settings |= {"num_local_experts": model.moe.experts, "sliding_window": None}
+        settings["num_local_experts"] = model.moe.experts
     elif model.moe:
         settings |= {
             "num_experts": model.moe.experts,
             "moe_intermediate_size": model.ffn_hidden_size,
             "norm_topk_prob": True,
         }
-    if architecture == "qwen2_moe":
-        # The class always has a shared expert; one of width 0 adds nothing.
-        settings["shared_expert_intermediate_size"] = 0
     if model.moe:
         settings |= {"num_experts_per_tok": model.moe.top_k, "router_aux_loss_coef": model.moe.auxiliary_loss}
     return settings

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.export.architectures import CLASSES, Architecture
+from efficientbench.export.families import CLASSES, Architecture, has_products
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import HEADLINE, cell
 from efficientbench.metrics.report.table import ABSENT
@@ -88,7 +88,7 @@ def _facts(
         # Only the last part of the path, as in `_data`.
         facts.append(("began with the weights of", f"{PurePath(config.init.run).name} after step {config.init.step}"))
     multiplier = config.model.embedding_multiplier
-    if multiplier != 1:
+    if has_products(config.model, architecture):
         other = "the output's, which training tied" if config.model.tied else "that of training"
         facts.append(("embedding", f"the input's table is {multiplier:.6g} × {other}"))
     if imported is not None:

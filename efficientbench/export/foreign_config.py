@@ -7,6 +7,7 @@ as a configuration: a key that differs would change what the model computes.
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 from pydantic import ValidationError
 
-from efficientbench.architecture.registry import ATTENTION
-from efficientbench.architecture.variant import imported
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.schema import RunConfig
-from efficientbench.export.architectures import CLASSES, Architecture, Exporter, transformers_config
+from efficientbench.export.architectures import transformers_config
+from efficientbench.export.families import CLASSES, FAMILIES, NO_WINDOW, Architecture, layer_keys, rotation, window_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 CODE_OR_CONVERSION = {
     "auto_map": "it names code of its own, which is not run here",
     "quantization_config": "its weights are quantized: save them as float32, bfloat16 or float16",
-    "per_layer_config": "its layers differ, and here all layers are alike",
+    "per_layer_config": "its layers differ in shapes, and here they differ in windows and RoPE alone",
 }
 """Keys for which a folder is refused if they are set → the reason."""
 OUTSIDE_THE_CLASS = ("head_dim", "rope_theta", "rope_scaling", "partial_rotary_factor")
@@ -55,6 +56,7 @@ FOREIGN_NAMES = {
     "query_groups": "num_key_value_heads",
     "seq_len": "max_position_embeddings",
     "top_k": "num_experts_per_tok",
+    "window": "sliding_window",
 }
 """transformers' names of our keys, for messages."""
 UNUSED: dict[str, set[str]] = {
@@ -66,8 +68,6 @@ UNUSED: dict[str, set[str]] = {
     # Keys of dense layers, in a model that has experts in every layer.
     "qwen2_moe": {"intermediate_size"},
     "qwen3_moe": {"intermediate_size"},
-    # Frequencies of RoPE, in a model without RoPE.
-    "smollm3": {"rope_parameters"},
 }
 """Keys that change no logits of a model that is not refused for another key, by model type."""
 
@@ -102,7 +102,7 @@ def config_of(path: Path, content: dict[str, Any], size: str) -> tuple[RunConfig
                 "variant": architecture,
                 "size": size,
                 "output": "output/imported",
-                "model": _model(found),
+                "model": _model(found, architecture),
                 "training": {"seq_len": found.max_position_embeddings},
             }
         )
@@ -118,8 +118,11 @@ def config_of(path: Path, content: dict[str, Any], size: str) -> tuple[RunConfig
         raise ConfigError(f"{path}: {FOREIGN_NAMES.get(key, key)}: {reason}") from None
     expected = transformers_config(config, architecture, 0).to_dict()
     given = found.to_dict()
-    without_effect = WITHOUT_EFFECT | UNUSED.get(architecture, set())
-    differing = [key for key in expected if key not in without_effect and given.get(key) != expected[key]]
+    without_effect = WITHOUT_EFFECT | UNUSED.get(architecture, set()) | _unused(config.model, architecture)
+    if "layer_rope_theta" in expected:
+        for parameters in (given["rope_parameters"], expected["rope_parameters"]):
+            parameters.pop("rope_theta", None)  # Each layer has its own.
+    differing = [key for key in expected if key not in without_effect and not _same(given.get(key), expected[key])]
     if differing:
         lines = [f"{key} is {_short(given.get(key))}, {_short(expected[key])} would be right" for key in differing]
         raise ConfigError(f"{path}: no model here computes what this one does: {'; '.join(lines)}")
@@ -178,11 +181,24 @@ def _parsed(path: Path, architecture: Architecture, content: dict[str, Any]) -> 
     return found
 
 
-def _model(found: PretrainedConfig) -> dict[str, Any]:
+def _same(given: object, expected: object) -> bool:
+    """Return whether two values are the same; numbers up to rounding, as of a root."""
+    if isinstance(given, int | float) and isinstance(expected, float):
+        return math.isclose(given, expected, rel_tol=1e-12)
+    return given == expected
+
+
+def _unused(model: ModelConfig, architecture: Architecture) -> set[str]:
+    """Return keys of windows and of RoPE that change no logits since no layer has these."""
+    # Mistral has no list of its layers, so that its key alone decides.
+    listed = NO_WINDOW in FAMILIES[architecture].takes
+    full = listed and not any(window_of(view) for view in model.views.values())
+    windows = {"sliding_window", "use_sliding_window"} if full else set()
+    return windows | ({"rope_parameters"} if rotation(model) is None else set())
+
+
+def _model(found: PretrainedConfig, kind: Architecture) -> dict[str, Any]:
     """Return our section `model` with the shapes of transformers' configuration."""
-    kind = found.model_type
-    exporters: list[Exporter] = [imported(variant.exporter) for variant in ATTENTION.values() if variant.exporter]
-    exporter = next(each for each in exporters if kind in each.imports)
     moe = {"mixtral", "qwen2_moe", "qwen3_moe"} & {kind}
     nanochat = kind == "nanochat"
     return {
@@ -208,8 +224,8 @@ def _model(found: PretrainedConfig) -> dict[str, Any]:
         "tied": found.tie_word_embeddings,
         "logit_softcap": found.final_logit_softcapping if nanochat else None,
         "init_std": found.initializer_range,
-        "embedding_multiplier": 1.0,
-        **exporter.keys(found),
+        "embedding_multiplier": getattr(found, "embedding_multiplier", 1.0),
+        **layer_keys(found, kind),
     }
 
 

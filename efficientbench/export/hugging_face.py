@@ -14,8 +14,9 @@ from efficientbench.basics.files import write_file
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
-from efficientbench.export.architectures import CLASSES, Architecture, architecture_of, rope_type, transformers_config
+from efficientbench.export.architectures import architecture_of, transformers_config
 from efficientbench.export.card import model_card
+from efficientbench.export.families import CLASSES, Architecture, has_products, rotation
 from efficientbench.export.target_folder import claimed, refuse_taken
 from efficientbench.metrics.records.record import read_record
 from efficientbench.running.output_folder import OutputFolder
@@ -135,7 +136,7 @@ def export(run: Path, folder: Path, step: int | None = None) -> Exported:
         model = Model(trained_config(weights.manifest.config), weights, tokenizer)
         counted = count_parameters(model.config.model)
         shapes = model.config.model
-        untied = counted.embedding if shapes.tied and shapes.embedding_multiplier != 1 else 0
+        untied = counted.embedding if shapes.tied and has_products(shapes, model.architecture) else 0
         needed_bytes = BYTES_PER_WEIGHT[model.config.training.dtype] * (counted.total + untied)
         with claimed(target, needed_bytes) as partial:
             warnings += write_model(model, partial)
@@ -178,12 +179,13 @@ def _write_configuration(model: Model, folder: Path) -> None:
 
     eos_token_id = model.tokenizer.eod_id
     transformers_config(model.config, model.architecture, eos_token_id).save_pretrained(folder)
-    base = model.config.model.position.rope_base
-    if base is not None:
+    rope_parameters = rotation(model.config.model)
+    if rope_parameters is not None:
         # Releases before 5 read the rotation from these keys; without them they use a default of their own.
         path = folder / "config.json"
+        base = rope_parameters.pop("rope_theta")
         content = json.loads(path.read_bytes()) | {"rope_theta": base}
-        if model.config.model.position.rope_scaling is not None:
-            content["rope_scaling"] = rope_type(model.config.model)
+        if len(rope_parameters) > 1:
+            content["rope_scaling"] = rope_parameters
         write_file(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
     GenerationConfig(eos_token_id=eos_token_id, pad_token_id=eos_token_id).save_pretrained(folder)

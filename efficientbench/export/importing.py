@@ -20,7 +20,7 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
-from efficientbench.export.architectures import CLASSES, Architecture
+from efficientbench.export.families import CLASSES, Architecture
 from efficientbench.export.foreign_config import config_of, read_config
 from efficientbench.export.target_folder import claimed, refuse_taken
 from efficientbench.metrics.formulas.definitions import FORMULAS

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import torch
 
 from efficientbench.architecture.mla import MLAConfig
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import position_of
-from efficientbench.export.architectures import Architecture, Exporter, refusal, rope_keys
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from efficientbench.export.architectures import Exporter
+from efficientbench.export.families import LATENT, Architecture
 
 RENAMED = {
     "self_attention.q_layernorm.weight": "self_attn.q_a_layernorm.weight",
@@ -32,31 +27,6 @@ ROTATED_QUERIES = {
 def _mla(model: ModelConfig) -> MLAConfig:
     assert isinstance(model.attention, MLAConfig)
     return model.attention
-
-
-def _architecture(model: ModelConfig, tokenizer_survives_qwen2: bool) -> Architecture:
-    if model.moe:
-        raise refusal(
-            "model.attention.kind=mla with model.moe",
-            "transformers' DeepseekV2 does not scale the weights of a token's experts to a sum of 1, and its "
-            "DeepseekV3 scores experts by sigmoids where this model takes a softmax",
-        )
-    if model.position.rope_base is None:
-        raise refusal(f"model.position.kind={model.position.kind}", position_of(model).not_exported)
-    return "deepseek_v2"
-
-
-def _settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
-    return model.attention.model_dump(exclude={"kind"}) | {"first_k_dense_replace": model.layers}
-
-
-def _keys(found: PretrainedConfig) -> dict[str, Any]:
-    return {
-        "attention": {"kind": "mla", **{key: getattr(found, key) for key in MLAConfig.model_fields if key != "kind"}},
-        "position": rope_keys(found.rope_parameters),
-        # Our head_dim is the default of qk_nope_head_dim.
-        "head_dim": found.qk_nope_head_dim,
-    }
 
 
 def _weights(model: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -100,4 +70,4 @@ def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor
     return torch.cat([heads[:, :-rotated], halves.transpose(1, 2).flatten(1, 2)], dim=1)
 
 
-EXPORTER = Exporter(_architecture, _settings, ("deepseek_v2",), _keys, _norms, _weights, _converted)
+EXPORTER = Exporter(lambda view: {LATENT: "attention.kind=mla"}, _norms, _weights, _converted)

@@ -14,7 +14,8 @@ import torch
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.basics.errors import ConfigError
 from efficientbench.costs.model import count_parameters
-from efficientbench.export.architectures import CLASSES, Architecture, exporter_of
+from efficientbench.export.architectures import exporter_of
+from efficientbench.export.families import CLASSES, Architecture, has_products, layer_views
 
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
@@ -27,8 +28,8 @@ def weight_shapes(model: ModelConfig) -> Shapes:
     """Return the shape of every weight of a model that can be exported."""
     tables = [EMBEDDING] if model.tied else [EMBEDDING, OUTPUT]
     shapes: Shapes = dict.fromkeys(tables, (model.vocab_size, model.hidden_size))
-    layer = exporter_of(model).weights(model) | _feed_forward(model)
-    for number in range(model.layers):
+    for number, view in enumerate(layer_views(model)):
+        layer = exporter_of(view).weights(view) | _feed_forward(view)
         shapes |= {f"decoder.layers.{number}.{part}": shape for part, shape in layer.items()}
     if model.norm_weights:
         shapes |= {f"{name}.weight": (width,) for name, width in norm_widths(model).items()}
@@ -37,9 +38,11 @@ def weight_shapes(model: ModelConfig) -> Shapes:
 
 def norm_widths(model: ModelConfig) -> dict[str, int]:
     """Return the width of every norm that may have weights, by our names without `.weight`."""
-    widths = {"input_layernorm": model.hidden_size, "pre_mlp_layernorm": model.hidden_size}
-    widths |= exporter_of(model).norms(model)
-    found = {f"decoder.layers.{layer}.{norm}": width for layer in range(model.layers) for norm, width in widths.items()}
+    around = {"input_layernorm": model.hidden_size, "pre_mlp_layernorm": model.hidden_size}
+    found: dict[str, int] = {}
+    for number, view in enumerate(layer_views(model)):
+        widths = around | exporter_of(view).norms(view)
+        found |= {f"decoder.layers.{number}.{norm}": width for norm, width in widths.items()}
     return found | {FINAL_NORM.removesuffix(".weight"): model.hidden_size}
 
 
@@ -74,7 +77,7 @@ def imported(
 
     Args:
         tensors: a folder's tensors by transformers' names, all of one dtype; each is read when its turn comes.
-        model: our model, with an embedding multiplier of 1, since no class of transformers has one.
+        model: our model, with an embedding multiplier of 1 unless the class has one.
         architecture: the folder's model type.
 
     Raises:
@@ -195,9 +198,9 @@ def converted(
         ConfigError: the model has no such weight.
     """
     if name == EMBEDDING:
-        if model.embedding_multiplier == 1:
+        if not has_products(model, architecture):
             return {"model.embed_tokens.weight": weight}
-        # No class multiplies embeddings: the input's table holds the products, as rounded in training.
+        # The class does not multiply embeddings: the input's table holds the products, as rounded in training.
         tables = {"model.embed_tokens.weight": weight * model.embedding_multiplier}
         return {**tables, "lm_head.weight": weight} if model.tied else tables
     if name == OUTPUT:
@@ -221,7 +224,8 @@ def converted(
         gate, up = weight.chunk(2)
         tensors = {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up}
     else:
-        tensors = exporter_of(model).converted(part, weight, model, architecture)
+        view = layer_views(model)[int(found[1])]
+        tensors = exporter_of(view).converted(part, weight, view, architecture)
     if not tensors:
         raise ConfigError(f"the checkpoint holds {name}, which this model does not have")
     return {f"model.layers.{found[1]}.{key}": tensor for key, tensor in tensors.items()}

@@ -13,12 +13,14 @@ from oracles.oracle import relative_error
 from support import nanochat_files
 from support.checkpoints import read_weights
 from support.command_line import TINY, Finished, efficientbench, losses, record
+from support.conversation_pairs import VOCABULARY, write_conversations
 from support.releases import TRANSFORMERS_5
 
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer, train_tokenizer
 from efficientbench.running.trained import TrainedRun
 
 pytestmark = [pytest.mark.proof, TRANSFORMERS_5]
+GREEDY = ("--temperature", "0", "--max-new-tokens", "12")
 NOT_SHAPES = [word for word in TINY if not word.startswith("model.")]
 
 
@@ -65,6 +67,36 @@ def test_nanochats_own_files_are_exported_with_the_same_logits_and_ids(tmp_path:
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
     assert tokenizer.encode("from pathlib import Path, 1234") == tokens[0].tolist()
     assert tokenizer.chat_template is not None
+
+
+def test_a_model_with_windows_generates_and_learns_conversations(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, SmolLM3Config
+
+    pair, model = write_conversations(tmp_path / "pair", 60), tmp_path / "model"
+    shapes = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2}
+    layers = {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "use_sliding_window": True, "sliding_window": 9}
+    types = ["sliding_attention"] * 3 + ["full_attention"]
+    numbers = {"initializer_range": 0.2, "vocab_size": VOCABULARY, "max_position_embeddings": 64}
+    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    config = SmolLM3Config(**shapes, **layers, **numbers, **special, layer_types=types)
+    shutil.copytree(tmp_path / "pair" / "bpe", model)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    efficientbench("import", "model", "--output", "run", cwd=tmp_path, expect=0, stderr="")
+
+    prompt = "What is 9 times 9, and what was the number before?"
+    answer = efficientbench("generate", "run", "--prompt", prompt, *GREEDY, cwd=tmp_path, expect=0).stdout
+    loaded, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
+    tokens = torch.tensor([tokenizer.encode(prompt)])
+    found = loaded.generate(tokens, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    assert answer.strip() == tokenizer.decode(found[0]).strip()
+
+    words = ("run", "smollm3_model", "--matrix", "run/matrix.yaml", "init.run=run", "data.tokenizer=run/tokenizer")
+    tuned = (*NOT_SHAPES, "training.objective=sft", f"data.path={pair}", "data.split=[9,1,0]", "output=out")
+    efficientbench(*words, *tuned, "training.steps=20", "training.learning_rate=1e-2", cwd=tmp_path, expect=0)
+    found_losses = losses(tmp_path / "out" / "smollm3_model")
+    assert found_losses[-1] < 0.8 * found_losses[0]
+    assert record(tmp_path / "out" / "smollm3_model")["config"]["model"]["pattern"] == ["window"] * 3 + ["nope"]
 
 
 def test_an_imported_export_is_equal_bit_for_bit_and_trains_further(base: Path, cache: str, tmp_path: Path) -> None:

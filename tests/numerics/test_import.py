@@ -38,6 +38,7 @@ TINY: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 EXPERTS = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
+UNPADDED = {"pad_token_id": None}
 FOREIGN: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True, "rope_theta": 1e6, "use_sliding_window": False, "max_window_layers": 1},
     "llama": {"rms_norm_eps": 1e-5, "num_key_value_heads": 4},
@@ -59,6 +60,29 @@ FOREIGN: dict[str, dict[str, Any]] = {
         **{"num_key_value_heads": 4, "first_k_dense_replace": 2, "n_routed_experts": 3},
     },
     "qwen3": {"head_dim": 16},
+    "qwen2, windows": {"num_hidden_layers": 3, "sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1},
+    "qwen2, windows in no layer": {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 2},
+    "qwen3, windows": {
+        **{"num_hidden_layers": 3, "sliding_window": 7, "use_sliding_window": True},
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "mistral, windows": {"sliding_window": 5},
+    # By default its windows are in the layers without RoPE.
+    "smollm3": {
+        **{"num_hidden_layers": 4, "sliding_window": 5, "use_sliding_window": True},
+        **{"no_rope_layer_interval": 2, **UNPADDED},
+    },
+    "granite_swa": {"num_hidden_layers": 5, "sliding_window": 5, "attention_multiplier": 12**-0.5, **UNPADDED},
+    "granite_swa, lists": {
+        **{"num_hidden_layers": 4, "sliding_window": 5, "attention_multiplier": 0.25, "head_dim": 16, **UNPADDED},
+        **{"layer_rope_theta": [0, 500, 1e4, 500], "layer_types": ["full_attention", *["sliding_attention"] * 3]},
+        **{"embedding_multiplier": 3.0, "tie_word_embeddings": False},
+    },
+    "smollm3, lists": {
+        **{"num_hidden_layers": 4, "sliding_window": 5, "use_sliding_window": True, "no_rope_layers": [1, 0, 0, 1]},
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        **{"attention_bias": True, **UNPADDED},
+    },
 }
 """Model type, and what is special → keys of a folder that none of our code wrote."""
 

@@ -7,13 +7,18 @@ from support.configs import ATTENTIONS, tiny, tiny_model
 
 from efficientbench.architecture.registry import attention_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.export.architectures import CLASSES, architecture_of
+from efficientbench.export.architectures import architecture_of
+from efficientbench.export.families import CLASSES
 
 UNBIASED = "model.attention.qkv_bias=false"
 TIED = "model.embedding_multiplier=1"
 UNTIED = "model.tied=false"
 UNWEIGHTED = "model.norm_weights=false"
 SCALED = "model.position.scaling.original_seq_len=32"
+WINDOWS = ["model.layers=3", "model.pattern=[swa,own]", "model.kinds.swa.attention.window=5"]
+"""Three layers in a pattern that is cut, with a window in the first and the last."""
+SINKS = ["model.attention.sinks=true"]
+NOPE_KINDS = "model.kinds={swa: {attention: {window: 5}}, full: {position: {kind: none}}}"
 
 
 def is_exported(name: str) -> bool:
@@ -54,6 +59,37 @@ CASES = {
         ],
         "own",
         "NanoChatForCausalLM",
+    ),
+    "windows": ("gqa_1.5B", WINDOWS, "qwen2", "Qwen2ForCausalLM"),
+    "windows with another tokenizer": ("gqa_1.5B", [*WINDOWS, SCALED], "own", "SmolLM3ForCausalLM"),
+    "windows, two tables": ("gqa_1.5B", [*WINDOWS, UNTIED, UNWEIGHTED], "qwen2", "Qwen2ForCausalLM"),
+    "windows with qk_norm": ("mqa_0.5B", [*WINDOWS, "model.qk_norm=true"], "qwen2", "Qwen3ForCausalLM"),
+    "windows in every layer": ("gqa_1.5B", ["model.attention.window=5", UNBIASED], "own", "MistralForCausalLM"),
+    "windows in every layer, with bias": ("gqa_1.5B", ["model.attention.window=5"], "qwen2", "Qwen2ForCausalLM"),
+    "windows, full layers without positions": (
+        "gqa_1.5B",
+        ["model.layers=5", "model.pattern=[swa,swa,full]", NOPE_KINDS, "model.position.base=500", UNBIASED],
+        "own",
+        "SmolLM3ForCausalLM",
+    ),
+    "windows without positions": (
+        "gqa_1.5B",
+        ["model.pattern=[own,both]", "model.kinds={both: {attention: {window: 5}, position: {kind: none}}}"],
+        "own",
+        "SmolLM3ForCausalLM",
+    ),
+    "sinks": ("gqa_1.5B", ["model.attention.sinks=true"], "own", "GraniteSWAForCausalLM"),
+    "sinks, windows, full layers without positions": (
+        "gqa_1.5B",
+        [*WINDOWS[:1], *SINKS, NOPE_KINDS, "model.pattern=[swa,swa,full]"],
+        "own",
+        "GraniteSWAForCausalLM",
+    ),
+    "sinks, bases by layer": (
+        "mqa_0.5B",
+        [*WINDOWS, *SINKS, UNBIASED, UNTIED, SCALED, "model.pattern=[own,swa]", "model.kinds.swa.position.base=500"],
+        "own",
+        "GraniteSWAForCausalLM",
     ),
     "mla, norms without weights": (
         "mla_1.5B",

@@ -11,9 +11,9 @@ from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.data_tools.download.hub_names import MODELSCOPE
 
-FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
+FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "smollm3")
 """The `model_type`s whose decoder layers match `Shape`."""
-_WITH_ATTENTION_BIAS = ("qwen3", "llama")
+_WITH_ATTENTION_BIAS = ("qwen3", "llama", "smollm3")
 """The families whose `attention_bias` is on all four projections."""
 
 
@@ -139,7 +139,7 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape:
     """Return the shape that a config.json of transformers describes.
 
     Raises:
-        ValueError: the model is of another family, or has biases that are not counted.
+        ValueError: the model is of another family, or has biases or windows that are not counted.
         KeyError: a key is missing.
     """
     family = config["model_type"]
@@ -147,6 +147,8 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape:
         raise ValueError(f"model_type {family!r} is none of {', '.join(FAMILIES)}")
     if config.get("mlp_bias"):
         raise ValueError("mlp_bias is not counted")
+    if "sliding_attention" in (config.get("layer_types") or ()):
+        raise ValueError("layers with windows (layer_types) are not counted")
     attention_bias = family in _WITH_ATTENTION_BIAS and bool(config.get("attention_bias"))
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     return Shape(

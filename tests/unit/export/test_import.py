@@ -26,6 +26,7 @@ from efficientbench.export.tensors import exported, weight_shapes
 pytestmark = TRANSFORMERS_5
 CONFIG = tiny("gqa_1.5B", "model.vocab_size=301", "model.embedding_multiplier=1")
 INDEX = "model.safetensors.index.json"
+LISTED = ["full_attention", "sliding_attention"]
 NORM = "model.layers.1.input_layernorm.weight"
 
 
@@ -86,7 +87,12 @@ def test_releases_of_transformers_that_keep_the_rotation_elsewhere(
             '"factor": 2.0',
         ),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "refuses it: "),
-        ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window is 4096, null would be right"),
+        ({"model_type": "smollm3", "layer_types": LISTED, "no_rope_layers": [1, 1]}, ', "full_attention"] would be'),
+        ({"model_type": "smollm3", "no_rope_layers": [0], "layer_types": LISTED[:1] * 2}, "is [0], [0, 1] would be"),
+        (
+            {"model_type": "smollm3", "layer_types": LISTED, "use_sliding_window": True, "sliding_window": -3},
+            "sliding_window: Input should be greater than or equal to 1",
+        ),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_parameters is {"),
         ({"num_key_value_heads": 3}, "cannot be shared evenly by 3 query groups: num_key_value_heads must divide"),
         ({"num_hidden_layers": "two"}, "transformers 5"),

@@ -52,9 +52,17 @@ def test_parameters_match_transformers(tmp_path: Path) -> None:
         assert {name: (each.in_features, each.out_features) for name, each in linear.items()} == shape.matrices
         assert shape_of_config(json.loads(built.config.to_json_string())) == shape, model
     plain, biased = replace(SMALL, qkv_bias=False), replace(SMALL, output_bias=True)
-    for family, shape in (("llama", plain), ("mistral", plain), ("llama", biased)):
+    for family, shape in (
+        ("llama", plain),
+        ("mistral", plain),
+        ("llama", biased),
+        ("smollm3", plain),
+        ("smollm3", biased),
+    ):
         with torch.device("meta"):
-            built = model_of(shape, family, **({"attention_bias": True} if shape.output_bias else {}))
+            built = model_of(
+                shape, family, pad_token_id=None, **({"attention_bias": True} if shape.output_bias else {})
+            )
         assert sum(parameter.numel() for parameter in built.parameters()) == shape.parameters
         assert shape_of_config(json.loads(built.config.to_json_string())) == shape
 

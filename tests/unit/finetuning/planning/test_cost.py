@@ -178,6 +178,7 @@ def test_an_unknown_model_is_refused_with_a_remedy(tmp_path: Path) -> None:
     for text, message in (
         ('{"model_type": "gpt2"}', "'gpt2' is none of"),
         ('{"model_type": "qwen2"}', "lacks"),
+        ('{"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}', "windows .* not counted"),
         ("{", "gives no shape"),
     ):
         (tmp_path / "config.json").write_text(text, encoding="utf-8")
