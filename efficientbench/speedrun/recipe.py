@@ -47,7 +47,10 @@ SHORT_STAGES: Mapping[str, Overlay] = {
     },
 }
 
-SMOKE: Overlay = merged(SHORT, {"training": {"seq_len": 256, "micro_batch_size": 8, "global_batch_size": 8}})
+SMOKE: Overlay = merged(
+    SHORT,
+    {"training": {"seq_len": 256, "micro_batch_size": 8, "global_batch_size": 8, "validate_every_tokens": 0}},
+)
 """Settings of all stages of a smoke speedrun, besides those of `SHORT_STAGES`."""
 SMOKE_LAYERS, SMOKE_WIDTH = 4, 8
 """Layers of a smoke speedrun's models, and by what their widths are divided: see chat.yaml."""

@@ -74,6 +74,7 @@ def test_its_models_are_those_of_the_smoke_runs_of_chat_yaml(smoke: Request, dep
         ours, shipped = (resolve(name, smoke=True, matrix_file=matrix) for matrix in (file, CHAT))
         assert ours.smoke
         assert ours.model == shipped.model
+        assert (ours.training.validation_interval, ours.training.validate_every_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize("variant", ["mla", "nsa"])
