@@ -45,7 +45,7 @@ def _top_k(record: RunRecord) -> str:
 _LAYOUTS = (
     _Layout(
         "Attention mechanisms",
-        {"mqa": "MQA", "gqa": "GQA", "mla": "MLA", "nsa": "NSA"},
+        {"mqa": "MQA", "gqa": "GQA", "mla": "MLA", "nsa": "NSA", "swa_3to1": "SWA 3:1"},
         "Micro Batch Size",
         lambda record: str(record.micro_batch_size),
         False,
