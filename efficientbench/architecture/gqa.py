@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from efficientbench.architecture.variant import (
     AttentionConfig,
@@ -20,6 +20,8 @@ from efficientbench.basics.part import PositiveInt
 class GQAConfig(AttentionConfig):
     """Grouped-query attention (arXiv 2305.13245); one group is MQA, as many groups as heads is MHA."""
 
+    later_keys: ClassVar[tuple[str, ...]] = ("window", "sinks", "gate")
+
     kind: Literal["gqa"] = Field(default="gqa", description="attention variant")
     query_groups: PositiveInt = Field(
         default=2,
@@ -30,11 +32,25 @@ class GQAConfig(AttentionConfig):
         default=None,
         description="keys that a query sees, its own and those before it (arXiv 2004.05150); unset: all before it",
     )
+    sinks: bool | None = Field(
+        default=None,
+        description="a trained score for each head that takes a share of its softmax and reads nothing (arXiv "
+        "2508.10925); unset: none",
+    )
+    gate: bool | None = Field(
+        default=None,
+        description="multiply each head's output by the sigmoid of a projection as wide as the queries (arXiv "
+        "2505.06708); unset: no gate",
+    )
 
-    @model_serializer(mode="wrap")
-    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave an unset `window` out: the attention is then what it was before this key."""
-        return {key: value for key, value in handler(self).items() if key != "window" or value is not None}
+    @property
+    def own_kernel(self) -> bool:
+        """Whether the scores are no plain causal attention's: a window or sinks have a kernel of their own."""
+        return self.window is not None or bool(self.sinks)
+
+    @property
+    def engine_output_gate(self) -> bool:
+        return bool(self.gate)
 
     def key_value_heads(self, heads: int) -> int:
         return self.query_groups
@@ -50,12 +66,15 @@ def _gqa(model: Decoder) -> GQAConfig:
 
 
 def _qkv(model: Decoder) -> int:
-    return (model.heads + 2 * _gqa(model).query_groups) * model.head_dim
+    """Return the width of queries, gates, keys and values."""
+    gates = model.heads if _gqa(model).gate else 0
+    return (model.heads + gates + 2 * _gqa(model).query_groups) * model.head_dim
 
 
 def _parameters(model: Decoder) -> int:
     bias = _qkv(model) if _gqa(model).qkv_bias else 0
-    return (_qkv(model) + model.heads * model.head_dim) * model.hidden_size + bias
+    sinks = model.heads if _gqa(model).sinks else 0
+    return (_qkv(model) + model.heads * model.head_dim) * model.hidden_size + bias + sinks
 
 
 def _key(model: Decoder, tp: int) -> int:
@@ -63,15 +82,17 @@ def _key(model: Decoder, tp: int) -> int:
 
 
 def _saved(model: Decoder, tp: int) -> int:
-    """Count QKV (the values are a view of it), rotated queries and keys, and the output.
+    """Count QKV (the values are a view of it), rotated queries and keys, and the output; gated, also the gates' part.
 
     Without rotation it is a little less, since the keys are a view too.
     """
     groups = max(_gqa(model).query_groups // tp, 1)
     heads = model.heads // tp
-    # The kernel of a window keeps values and output in an order of its own.
-    ordered = 0 if _gqa(model).window is None else heads + groups
-    return ((heads + 2 * groups) + (heads + groups) + heads + ordered) * model.head_dim
+    # The kernel of a window or of sinks keeps values and output in an order of its own.
+    ordered = heads + groups if _gqa(model).own_kernel else 0
+    # The gates in QKV, their sigmoids, and the product.
+    gated = 3 * heads if _gqa(model).gate else 0
+    return ((heads + 2 * groups) + (heads + groups) + heads + ordered + gated) * model.head_dim
 
 
 def _seen(model: Decoder, tokens: int) -> int:
@@ -96,7 +117,10 @@ def _hidden_at(model: Decoder, seq_len: int) -> str | None:
     window = _gqa(model).window
     if window is None or window < seq_len:
         return None
-    return f"a window of {window:,} tokens holds all {seq_len:,} of a sequence (attention.window, training.seq_len)"
+    return (
+        f"a window of {window:,} tokens holds all {seq_len:,} of a sequence: set model.attention.window below "
+        f"{seq_len:,}, or training.seq_len above {window:,}"
+    )
 
 
 def _uneven(model: Decoder, tp: int) -> list[str]:
@@ -119,10 +143,11 @@ def _gathered_heads(model: Decoder, tp: int) -> int:
 
 
 def _matrices(model: Decoder) -> dict[str, Stack]:
-    """Return Q, K and V, which lie group by group, and the output projection."""
+    """Return Q, the gates, K and V, which lie group by group, and the output projection."""
     groups, dim = _gqa(model).query_groups, model.head_dim
+    queries = (model.heads // groups * dim,) * (2 if _gqa(model).gate else 1)
     return {
-        "linear_qkv.weight": Stack(model.hidden_size, (model.heads // groups * dim, dim, dim), repeats=groups),
+        "linear_qkv.weight": Stack(model.hidden_size, (*queries, dim, dim), repeats=groups),
         "linear_proj.weight": Stack(model.heads * dim, (model.hidden_size,)),
     }
 
@@ -152,12 +177,12 @@ VARIANT = AttentionVariant(
     ),
     places=frozenset({"nothing", "embedding", "queries and keys", "scores"}),
     qk_norm=True,
-    plain_scores=lambda model: None if _gqa(model).window else (model.head_dim, model.head_dim),
+    plain_scores=lambda model: None if _gqa(model).own_kernel else (model.head_dim, model.head_dim),
     kernels="efficientbench.model.kernels.window_attention:KERNELS",
     matrices=_matrices,
     cache_choices=group_choices,
     tensor_parallel=_uneven,
-    context_parallel=lambda model: _gqa(model).window is None,
+    context_parallel=True,
     within_documents=(),
     selective_recomputation=True,
     hidden_at=_hidden_at,

@@ -206,12 +206,14 @@ class ModelConfig(Decoder):
             ),
             (
                 position.place != "scores" or attention.plain_scores is None or plain_scores(self) is not None,
-                f"position.kind: {self.position.kind} puts a bias on scores, which the kernel of a window "
-                "(attention.window) does not take: leave the window out",
+                f"position.kind: {self.position.kind} puts a bias on scores, which the kernel of windows and sinks "
+                "(attention.window, attention.sinks) does not take: leave them out, or set model.position.kind to "
+                f"{positions_at(frozenset({'nothing', 'embedding', 'queries and keys'}))}",
             ),
             (
-                self.position.rope_base is None or self.rotated_dim % 2 == 0,
-                f"RoPE rotates pairs of dimensions: {self.attention.rotated_key} must be even, not {self.rotated_dim}",
+                self.position.rope_base is None or (self.rotated_dim > 0 and self.rotated_dim % 2 == 0),
+                f"RoPE rotates pairs of dimensions: {self.attention.rotated_key}, or its share (position.share), must "
+                f"be even and above 0, not {self.rotated_dim}",
             ),
         )
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -42,9 +42,17 @@ class RopeScaling(Part):
 class RopeConfig(PositionConfig):
     """Rotary position embedding (arXiv 2104.09864) on the whole head; with MLA on `qk_rope_head_dim` of it."""
 
+    later_keys: ClassVar[tuple[str, ...]] = ("share",)
+
     kind: Literal["rope"] = Field(default="rope", description=KIND)
     base: PositiveFloat = Field(default=1e6, description="base of the rotation frequencies")
     scaling: RopeScaling | None = Field(default=None, description="Llama 3.1's scaling of the frequencies")
+    share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="share of these dimensions that is rotated, the last ones; unset: all"
+    )
+
+    def rotated(self, width: int) -> int:
+        return width if self.share is None else int(width * self.share)
 
     @property
     def rope_base(self) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from efficientbench.architecture.backbone import Backbone
 from efficientbench.basics.errors import ConfigError
@@ -30,7 +30,19 @@ class UndeclaredError(ConfigError):
     """A figure for which a variant's declaration has no formula."""
 
 
-class AttentionConfig(Part):
+class Section(Part):
+    """The keys of a variant."""
+
+    later_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys that came after the first runs: where they are unset a record leaves them out, and is what it was."""
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave later keys out where they are unset or false."""
+        return {key: value for key, value in handler(self).items() if key not in self.later_keys or value}
+
+
+class AttentionConfig(Section):
     """The keys of an attention variant; each variant has a subclass."""
 
     rotated_key: ClassVar[str] = "head_dim"
@@ -48,7 +60,7 @@ class AttentionConfig(Part):
         return heads
 
     def rotated_dim(self, head_dim: int) -> int:
-        """Return the number of dimensions of a query or key head that RoPE rotates, for a model's head dimension."""
+        """Return the number of dimensions of a query or key head that RoPE may rotate, for a model's head dimension."""
         return head_dim
 
     @property
@@ -56,11 +68,20 @@ class AttentionConfig(Part):
         """Whether Megatron's own attention layer, where the variant uses it, has a bias on Q, K and V."""
         return False
 
+    @property
+    def engine_output_gate(self) -> bool:
+        """Whether Megatron's own attention layer, where the variant uses it, has an output gate."""
+        return False
 
-class PositionConfig(Part):
+
+class PositionConfig(Section):
     """The keys of a positional encoding; each encoding has a subclass."""
 
     kind: str = Field(description="positional encoding")
+
+    def rotated(self, width: int) -> int:
+        """Return how many of so many dimensions of a query or key head it rotates, where it rotates them."""
+        return width
 
     @property
     def longest(self) -> int | None:
@@ -96,7 +117,7 @@ class Decoder(Backbone):
     @property
     def rotated_dim(self) -> int:
         """Dimensions of a query or key head that RoPE rotates."""
-        return self.attention.rotated_dim(self.head_dim)
+        return self.position.rotated(self.attention.rotated_dim(self.head_dim))
 
 
 def _undeclared(section: str, figure: str) -> Callable[..., Any]:

@@ -307,7 +307,10 @@ class RunConfig(Part):
         own = " and ".join(repr(kind) for kind in dict.fromkeys(view.attention.kind for view in views))
         # One kind of layer with plain causal attention is work enough for the kernel.
         plain = any(plain_scores(view) is not None for view in views)
-        reason = None if plain else f"attention {own} has kernels of its own"
+        kernels = f"attention {own} has kernels of its own"
+        if all(attention_of(view).plain_scores for view in views):
+            kernels = "layers with a window or sinks (model.attention.window, sinks) have a kernel of their own"
+        reason = None if plain else kernels
         reason = f"{model.position.kind!r} positions put a bias on the scores" if biased else reason
         within = self.data.attention_within_documents and asked == "flex"
         reason = "data.attention_within_documents would compile it for each document's length" if within else reason

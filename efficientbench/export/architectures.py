@@ -76,6 +76,8 @@ def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -
     """
     if model.pattern is None and not is_nanochats(model):
         _refuse_parts_of_nanochat(model)
+    if model.pattern is None and model.rotated_dim != model.attention.rotated_dim(model.head_dim):
+        raise refusal("model.position.share", "models with a partial rotation are not exported yet")
     return exporter_of(model).architecture(model, tokenizer_survives_qwen2)
 
 

@@ -34,8 +34,9 @@ def _gqa(model: ModelConfig) -> GQAConfig:
 
 def _architecture(model: ModelConfig, tokenizer_survives_qwen2: bool) -> Architecture:
     position, qkv_bias = position_of(model), _gqa(model).qkv_bias
-    if _gqa(model).window is not None:
-        raise refusal("model.attention.window", "models with windows are not exported yet")
+    for key in _gqa(model).later_keys:
+        if getattr(_gqa(model), key):
+            raise refusal(f"model.attention.{key}", f"models with {key} are not exported yet")
     if is_nanochats(model):
         return "nanochat"
     if model.position.rope_base is not None:

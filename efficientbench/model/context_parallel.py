@@ -12,7 +12,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
 from efficientbench.config.layout import context_chunks
-from efficientbench.model.kernels.causal_attention import causal_attention
+from efficientbench.model.kernels.causal_attention import AttentionKernel, causal_attention
 
 
 def positions(tokens: int, device: torch.device) -> torch.Tensor:
@@ -38,14 +38,21 @@ def spans(sequence: int) -> list[tuple[int, int]]:
     return [(index * chunk, (index + 1) * chunk) for index in _own_chunks(size)]
 
 
-def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Compute `causal_attention` of this rank's queries over all keys and values of the sequence.
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    kernel: AttentionKernel = causal_attention,
+) -> torch.Tensor:
+    """Compute attention of this rank's queries over all keys and values of the sequence.
 
     Args:
         query: [S / CP, B, heads, D]
         key: [S / CP, B, groups, D]
         value: [S / CP, B, groups, E]
         scale: factor on the scores.
+        kernel: takes the last queries of the tokens whose keys and values it gets.
 
     Returns:
         [S / CP, B, heads · E]
@@ -54,7 +61,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale
     key, value = gather_sequence(key), gather_sequence(value)
     chunk = key.shape[0] // (2 * size)
     outputs = [
-        causal_attention(queries, key[: (index + 1) * chunk], value[: (index + 1) * chunk], scale)
+        kernel(queries, key[: (index + 1) * chunk], value[: (index + 1) * chunk], scale)
         for queries, index in zip(query.chunk(2), _own_chunks(size), strict=True)
     ]
     return torch.cat(outputs)

@@ -63,15 +63,21 @@ class Documents:
         )
 
     def attend(
-        self, kernel: AttentionKernel, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+        self,
+        kernel: AttentionKernel,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        of_parts: AttentionKernel = causal_attention,
     ) -> torch.Tensor:
         """Compute causal attention within each document; shapes as of an AttentionKernel.
 
-        `kernel`: computes a document. Context-parallel ranks, which have parts of documents, use the device's own.
+        `kernel`: computes a document; `of_parts`: the last queries of one, as context-parallel ranks have them.
         """
         if context_parallel.is_shared():
             key, value = context_parallel.gather_sequence(key), context_parallel.gather_sequence(value)
-            kernel = causal_attention
+            kernel = of_parts
         return self.each(lambda query, key, value: kernel(query, key, value, scale), (query,), (key, value))
 
 

@@ -53,6 +53,7 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         ffn_hidden_size=model.ffn_hidden_size,
         add_bias_linear=False,
         add_qkv_bias=model.attention.engine_qkv_bias,
+        attention_output_gate=model.attention.engine_output_gate,
         gated_linear_unit=model.activation == "swiglu",
         activation_func=F.silu if model.activation == "swiglu" else squared_relu,
         normalization="RMSNorm",

@@ -22,6 +22,8 @@ from efficientbench.basics.errors import ConfigError
 EXPERTS = "mlp.experts."
 """The part of a name that marks a parameter with the weights of several experts."""
 CPU = torch.device("cpu")
+WITH_ZEROS = ("bias", "core_attention.sinks")
+"""Ends of the names of parameters that begin as 0; sinks as in transformers' GraniteSWA."""
 OUTPUT_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
 EMBEDDING = "embedding.word_embeddings.weight"
 VOCABULARY_TABLES = (EMBEDDING, "output_layer.weight")
@@ -29,7 +31,7 @@ VOCABULARY_TABLES = (EMBEDDING, "output_layer.weight")
 
 
 def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.device = CPU) -> None:
-    """Fill every parameter of this stage: biases 0, norms 1, weights N(0, init_std²).
+    """Fill every parameter of this stage: biases and sinks 0, norms 1, weights N(0, init_std²).
 
     Output projections and learned positions have a smaller deviation.
 
@@ -41,7 +43,7 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.de
     """
     for name, parameter in global_parameters(model).items():
         with torch.no_grad():
-            if name.endswith("bias"):
+            if name.endswith(WITH_ZEROS):
                 parameter.zero_()
             elif parameter.dim() == 1:
                 parameter.fill_(1.0)

@@ -376,6 +376,58 @@ FAULTS = (
         [("1 / math.sqrt(self.key_dim))", "1 / self.key_dim ** 0.55)")],
         "numerics/test_attention.py",
     ),
+    Fault(
+        "window off by one",
+        [("((key + self.width) * self.stride > room)", "((key + self.width) * self.stride >= room)")],
+        "numerics/test_attention_keys.py",
+        "formula and windows",
+    ),
+    Fault(
+        "window of the ring off by one",
+        [("(keys > own[:, :, None] - window)", "(keys >= own[:, :, None] - window)")],
+        "numerics/test_windows.py",
+        "ring",
+    ),
+    Fault(
+        "sink in the wrong row",
+        [
+            (
+                "sinks.float()[:, None].expand(-1, scaled.shape[1], -1)",
+                "sinks.float()[:, :, None].expand(-1, -1, scaled.shape[1])",
+            )
+        ],
+        "numerics/test_attention_keys.py",
+        "gpt_oss",
+    ),
+    Fault(
+        "sink in the wrong row of a batch",
+        [("sinks.view(groups, -1).repeat(batch, 1)", "sinks.view(groups, -1).repeat_interleave(batch, 0)")],
+        "numerics/test_attention_keys.py",
+        "gpt_oss",
+    ),
+    Fault(
+        "NoPE on the wrong layers",
+        [("specs[name] = _layer_spec(view, mine)", "specs[name] = _layer_spec(view, position)")],
+        "numerics/test_attention_keys.py",
+        "formula",
+    ),
+    Fault(
+        "the heads' norm over the gates too",
+        [
+            (
+                "gate[:, :, first : first + heads].flatten(2)",
+                "(self.q_layernorm or torch.nn.Identity())(gate)[:, :, first : first + heads].flatten(2)",
+            )
+        ],
+        "numerics/test_attention_keys.py",
+        "formula and gate",
+    ),
+    Fault(
+        "the partial rotation's other dimensions are lost",
+        [("out[..., :left] = x[..., :left]", "out[..., :left] = x[..., -left:]")],
+        "numerics/test_attention_keys.py",
+        "formula and gate",
+    ),
 )
 
 

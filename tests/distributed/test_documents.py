@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.cells import Outcome, assert_equals_single_rank, train, write_tokens
-from support.configs import tiny_model
+from support.configs import SINKS, WINDOW, tiny_model
 from support.ranks import Ranks
 
 from efficientbench.config.combination_table import PARTS
@@ -36,6 +36,7 @@ CELLS = [
     *((name, layout) for name in ("learnable_absolute", "absolute") for layout in ("TP + SP", "CP")),
     *(("relative", layout) for layout in ("TP", "PP")),
     ("moe", "EP x CP"),
+    *((name, layout) for name in (WINDOW, SINKS) for layout in ("CP", "CP x TP + SP")),
 ]
 
 

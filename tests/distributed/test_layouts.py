@@ -16,6 +16,7 @@ from support.configs import (
     EVERY_KEY,
     MODELS,
     PATTERN,
+    SINKS,
     WINDOW,
     Models,
     chosen,
@@ -83,12 +84,14 @@ OF_MICRO_BATCHES = [
 ]
 OVER_SEQUENCES, OVER_THE_GLOBAL_BATCH = "moe over sequences", "moe over the global batch"
 ONE_GROUP = f"one group, {EVERY_KEY}"
+SHARED_GROUP = f"{SINKS} of one group"
 TWICE = f"{PATTERN}, twice"
 ALL: Models = {
     **MODELS,
     # Two stages have both kinds.
     TWICE: (BASE, (*MODELS[PATTERN][1], "model.layers=4")),
     ONE_GROUP: (BASE, ("model.attention.query_groups=1", *BACKBONE)),
+    SHARED_GROUP: (BASE, (*MODELS[SINKS][1], "model.attention.query_groups=1")),
     OVER_SEQUENCES: ("moe_1.5Bx8", ("model.moe.auxiliary_over=sequence", "model.moe.auxiliary_loss=0.1")),
     OVER_THE_GLOBAL_BATCH: ("moe_1.5Bx8", ("model.moe.auxiliary_over=global", "model.moe.auxiliary_loss=0.1")),
 }
@@ -117,11 +120,12 @@ CELLS = [
     *supported([OVER_THE_GLOBAL_BATCH], ["full recomputation x experts, context parallel x micro-batches of 2"]),
     *supported([OVER_SEQUENCES], OF_MICRO_BATCHES[:4]),
     *supported(ENCODINGS, ALONE),
-    *supported([TWICE, WINDOW], [*ALONE, *RECOMPUTATION]),
+    *supported([TWICE, WINDOW, SINKS], [*ALONE, *RECOMPUTATION]),
     *supported(chosen(ENCODINGS, has_table), OF_TABLES),
     *((EVERY_KEY, layout) for layout in OF_EVERY_KEY),
     # Both ranks have the one key.
     (ONE_GROUP, "tensor parallel"),
+    (SHARED_GROUP, "tensor parallel"),
     ("nanochat", "tensor parallel x pipeline"),
     ("gqa", "pipeline x data parallel x no overlap"),
     ("gqa", "interleaved pipeline x data parallel x no overlap"),
@@ -149,6 +153,8 @@ QUICK = {
     (EVERY_KEY, "tensor parallel"),
     (EVERY_KEY, "pipeline"),
     *((TWICE, layout) for layout in ("tensor parallel", "pipeline")),
+    (WINDOW, "context parallel"),
+    (SHARED_GROUP, "tensor parallel"),
 }
 
 

@@ -74,6 +74,24 @@ def test_outputs_sums_and_gradients_equal_the_formula(
         assert close(actual, wanted)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("reach", [Reach(), Reach(width=5), Reach(width=5, offset=20)])
+def test_sinks_have_the_output_and_gradients_of_the_blocks(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "compiled_with_sinks", lambda: flex.attend_with_sinks)
+    monkeypatch.setattr(torchs, "_validate_device", lambda query, key, value: None)
+    query, key, value = (each.detach() for each in inputs(reach, 149))
+    query = query[:, reach.offset :]
+    sinks = torch.randn(BATCH, GROUP, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    parts = [each.float().requires_grad_() for each in (query, key, value, sinks)]
+    expected, _ = RangeAttention.apply(*parts[:3], 0.3, reach, None, parts[3])
+    found = range_attention_flex.range_attention_with_sinks(*parts, 0.3, reach)
+    grad = torch.randn_like(expected)
+    both = (torch.autograd.grad(each, parts, grad) for each in (found, expected))
+    assert torch.allclose(found, expected, atol=1e-5)
+    for actual, wanted in zip(*both, strict=True):
+        assert torch.allclose(actual, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "sequence", [1, 127, 128, 300, *(pytest.param(each, marks=pytest.mark.proof) for each in (1024, 1500))]
 )

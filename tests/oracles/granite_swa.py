@@ -39,9 +39,10 @@ def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Granit
     missing, unexpected = oracle.load_state_dict(to_qwen2(tensors, model), strict=False)
     assert not unexpected
     assert all(name == "lm_head.weight" or name.endswith("sinks") for name in missing), missing
-    for layer in oracle.model.layers:
-        # A buffer, which has no gradient to compare.
-        del layer.self_attn.sinks
-        layer.self_attn.register_buffer("sinks", torch.full((model.heads,), NO_SINK))
+    for layer, attention in zip(oracle.model.layers, attentions, strict=True):
+        if not attention.sinks:
+            # A buffer, which has no gradient to compare.
+            del layer.self_attn.sinks
+            layer.self_attn.register_buffer("sinks", torch.full((model.heads,), NO_SINK))
     multiply_embedding(oracle, model)
     return oracle

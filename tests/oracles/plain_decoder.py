@@ -1,20 +1,21 @@
 """The decoder as its formula says, in plain torch and float64, for every key of the backbone.
 
 x_0 = embedding · factor, normed if embedding_norm; x ← x + Attention(norm(x)); x ← x + FeedForward(norm(x));
-logits = cap(norm(x) Wᵀ). norm(x) = x / √(mean(x²) + ε) [· w]; cap(z) = c · tanh(z / c).
+logits = cap(norm(x) Wᵀ). norm(x) = x / √(mean(x²) + ε) [· w]; cap(z) = c · tanh(z / c). A layer has its kind's keys.
 """
 
 from __future__ import annotations
 
 import torch
 
+from efficientbench.architecture.gqa import GQAConfig
 from efficientbench.architecture.model import ModelConfig
 
 Tensors = dict[str, torch.Tensor]
 
 
 class PlainDecoder(torch.nn.Module):
-    """GQA with RoPE or without positions; its weights have the names and shapes of our whole model's."""
+    """GQA, with RoPE or without positions; its weights have the names and shapes of our whole model's."""
 
     def __init__(self, weights: Tensors, model: ModelConfig) -> None:
         super().__init__()
@@ -30,9 +31,9 @@ class PlainDecoder(torch.nn.Module):
         x = embedding[tokens] * model.embedding_multiplier
         if model.embedding_norm:
             x = self.norm(x, "embedding_norm")
-        for number in range(model.layers):
-            layer = f"decoder.layers.{number}"
-            x = x + self.attention(self.norm(x, f"{layer}.input_layernorm"), f"{layer}.self_attention")
+        for number, kind in enumerate(model.layer_kinds):
+            layer, view = f"decoder.layers.{number}", model.views[kind]
+            x = x + self.attention(self.norm(x, f"{layer}.input_layernorm"), f"{layer}.self_attention", view)
             x = x + self.feed_forward(self.norm(x, f"{layer}.pre_mlp_layernorm"), f"{layer}.mlp")
         table = embedding if model.tied else weights["output_layer.weight"]
         logits = self.norm(x, "decoder.final_layernorm") @ table.T
@@ -44,26 +45,34 @@ class PlainDecoder(torch.nn.Module):
         normed = x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + self.model.norm_epsilon)
         return normed * self.weights[f"{name}.weight"] if self.model.norm_weights else normed
 
-    def attention(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        model, groups = self.model, self.model.key_value_heads
+    def attention(self, x: torch.Tensor, name: str, model: ModelConfig) -> torch.Tensor:
+        groups, attention = model.key_value_heads, model.attention
+        assert isinstance(attention, GQAConfig)
         projected = x @ self.weights[f"{name}.linear_qkv.weight"].T
-        if model.attention.qkv_bias:
+        if attention.qkv_bias:
             projected = projected + self.weights[f"{name}.linear_qkv.bias"]
-        # Each group's query heads, key and value lie together.
+        # Each group's query heads, gates, key and value lie together.
         queries = model.heads // groups
-        parts = projected.unflatten(-1, (groups, queries + 2, model.head_dim)).split([queries, 1, 1], dim=3)
-        query, key, value = (each.flatten(2, 3) for each in parts)
+        gates = queries if attention.gate else 0
+        together = projected.unflatten(-1, (groups, -1, model.head_dim)).split([queries, gates, 1, 1], dim=3)
+        query, gate, key, value = (each.flatten(2, 3) for each in together)
         if model.qk_norm:
             query = self.norm(query, f"{name}.q_layernorm")
             key = self.norm(key, f"{name}.k_layernorm")
         if model.position.kind == "rope":
-            query, key = (rotated(each, model.position.base) for each in (query, key))
+            query, key = (partly_rotated(each, model) for each in (query, key))
         output = []
         for head in range(model.heads):
             group = head // queries
             scores = query[:, :, head] @ key[:, :, group].transpose(1, 2) / model.head_dim**0.5
-            future = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
-            output.append(scores.masked_fill(future, -torch.inf).softmax(dim=-1) @ value[:, :, group])
+            distance = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+            seen = (distance >= 0) & (distance < (attention.window or x.shape[1]))
+            weights = scores.masked_fill(~seen, -torch.inf).exp()
+            total = weights.sum(dim=-1, keepdim=True)
+            if attention.sinks:
+                total = total + self.weights[f"{name}.core_attention.sinks"][head].exp()
+            attended = weights / total @ value[:, :, group]
+            output.append(attended * torch.sigmoid(gate[:, :, head]) if attention.gate else attended)
         return torch.cat(output, dim=-1) @ self.weights[f"{name}.linear_proj.weight"].T
 
     def feed_forward(self, x: torch.Tensor, name: str) -> torch.Tensor:
@@ -89,6 +98,12 @@ class PlainDecoder(torch.nn.Module):
 def named_for_torch(weights: Tensors) -> Tensors:
     """Weights by names that torch lets a module have."""
     return {name.replace(".", "/"): weight for name, weight in weights.items()}
+
+
+def partly_rotated(x: torch.Tensor, model: ModelConfig) -> torch.Tensor:
+    """RoPE on the last dimensions of x [B, S, heads, D], as many as the model's share of them."""
+    kept = x.shape[-1] - model.rotated_dim
+    return torch.cat([x[..., :kept], rotated(x[..., kept:], model.position.base)], dim=-1)
 
 
 def rotated(x: torch.Tensor, base: float) -> torch.Tensor:

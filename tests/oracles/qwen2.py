@@ -47,6 +47,7 @@ def to_qwen2(tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[str, 
         name = name.replace("embedding.word_embeddings", "model.embed_tokens")
         name = name.replace("pre_mlp_layernorm", "post_attention_layernorm")
         name = name.replace("self_attention.linear_proj", "self_attn.o_proj").replace("linear_fc2", "down_proj")
+        name = name.replace("self_attention.core_attention", "self_attn")
         if "linear_qkv" in name:
             for part, piece in zip("qkv", _split_qkv(tensor, model), strict=True):
                 renamed[name.replace("self_attention.linear_qkv", f"self_attn.{part}_proj")] = piece

@@ -57,12 +57,13 @@ ENCODINGS: Models = {
 }
 """The models of every positional encoding but the default, which the attention variants have."""
 EVERY_KEY = "every key of the backbone"
-PATTERN, WINDOW = "layers of two kinds", "window"
+PATTERN, WINDOW, SINKS = "layers of two kinds", "window", "sinks and gate"
 BACKBONES: Models = {
     "moe": ("moe_1.5Bx8", ()),
     "nanochat": ("nanochat_d12", ()),
     EVERY_KEY: (BASE, tuple(BACKBONE)),
     WINDOW: (BASE, ("model.attention.window=5",)),
+    SINKS: (BASE, ("model.attention.sinks=true", "model.attention.gate=true", "model.position.share=0.5")),
     PATTERN: (
         BASE,
         ("model.pattern=[bare,mla]", "model.kinds={bare: {position: {kind: none}, qk_norm: true}}"),

@@ -1,4 +1,7 @@
-"""Grouped-query attention (arXiv 2305.13245): MQA with one group, MHA with as many groups as heads."""
+"""Grouped-query attention (arXiv 2305.13245): MQA with one group, MHA with as many groups as heads.
+
+With a sliding window, sinks, or an output gate where its keys ask for them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,11 @@ import math
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    set_tensor_model_parallel_attributes,
+)
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -15,12 +22,13 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.architecture.gqa import GQAConfig
 from efficientbench.architecture.variant import Decoder
+from efficientbench.model import context_parallel
 from efficientbench.model.cache import Chunk, KeysAndValues, Ring, Stateful
 from efficientbench.model.documents import Documents
 from efficientbench.model.kernels.biased_attention import biased_by_blocks, biased_causal_attention
 from efficientbench.model.kernels.cached_attention import NAME as CACHED_ATTENTION
 from efficientbench.model.kernels.cached_attention import cached_attention
-from efficientbench.model.kernels.causal_attention import AttentionKernel
+from efficientbench.model.kernels.causal_attention import AttentionKernel, causal_attention
 from efficientbench.model.kernels.norm import rms_norm
 from efficientbench.model.kernels.window_attention import window_attention
 from efficientbench.model.layers import RMSNorm
@@ -45,14 +53,16 @@ class CoreAttention(Stateful, MegatronModule):
         position: Position,
         attend: AttentionKernel | None = None,
         window: int | None = None,
+        sinks: bool = False,
     ) -> None:
         """`attend`: a kernel for another kind of scores, without a bias; None: causal attention.
 
-        `window`: keys that a query sees; None: all before it.
+        `window`: keys that a query sees; None: all before it. `sinks`: whether each head has a sink.
         """
         super().__init__(config)
         self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
         self.position, self.attend, self.window = position, attend, window
+        self.sinks = _sinks(config) if sinks else None
 
     def forward(
         self,
@@ -79,7 +89,8 @@ class CoreAttention(Stateful, MegatronModule):
         if self.config.qk_layernorm and not self.config.norm_weights:
             query, key = (rms_norm(x, None, self.config.layernorm_epsilon, self.config.fuse) for x in (query, key))
         if documents is not None:
-            return documents.attend(self._kernel(query.shape[0]), query, key, value, self.scale)
+            kernel, of_parts = self._kernels(query.shape[0])
+            return documents.attend(kernel, query, key, value, self.scale, of_parts)
         if self.attend is not None:
             return self.attend(query, key, value, self.scale)
         if self.cache is not None:
@@ -88,22 +99,30 @@ class CoreAttention(Stateful, MegatronModule):
                 return self._continue_window(query, key, value, chunk, self.window)
             kept = self._keep(key, value, chunk)
             if not chunk.fresh:
-                return cached_attention(query, *kept, self.scale, chunk.mask())
-        if self.window is not None:
-            return window_attention(query, key, value, self.scale, self.window)
+                return cached_attention(query, *kept, self.scale, chunk.mask(), self.sinks)
+        own = self._own_kernel()
+        if own is not None and context_parallel.is_shared():
+            return context_parallel.attention(query, key, value, self.scale, own)
+        if own is not None:
+            return own(query, key, value, self.scale)
         bias = self.position.bias(query.shape[0])
         if bias is not None:
             return biased_causal_attention(query, key, value, self.scale, bias)
         return self.config.attention_kernel(query, key, value, self.scale)
 
-    def _kernel(self, longest: int) -> AttentionKernel:
-        """Return the kernel of a document of at most `longest` tokens."""
-        if self.attend is not None:
-            return self.attend
-        if self.window is not None:
-            return functools.partial(window_attention, window=self.window)
+    def _own_kernel(self, by_blocks: bool = False) -> AttentionKernel | None:
+        """Return the kernel of a window or of sinks; None without them."""
+        if self.window is None and self.sinks is None:
+            return None
+        return functools.partial(window_attention, window=self.window, sinks=self.sinks, by_blocks=by_blocks)
+
+    def _kernels(self, longest: int) -> tuple[AttentionKernel, AttentionKernel]:
+        """Return the kernels of a document of at most `longest` tokens, and of the last queries of one."""
+        own = self.attend or self._own_kernel(by_blocks=True)
+        if own is not None:
+            return own, own
         bias = self.position.bias(longest)
-        return self.config.attention_kernel if bias is None else biased_by_blocks(bias)
+        return self.config.attention_kernel if bias is None else biased_by_blocks(bias), causal_attention
 
     def _keep(self, key: torch.Tensor, value: torch.Tensor, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
         """Add encoded keys and values [S, B, groups, D] to the state; return all tokens' [B, groups, reach, D]."""
@@ -123,7 +142,7 @@ class CoreAttention(Stateful, MegatronModule):
         # Joined before the ring is written, since a chunk's last tokens replace what its first ones see.
         keys = torch.cat([self.state.keys, key.permute(1, 2, 0, 3)], dim=2)
         values = torch.cat([self.state.values, value.permute(1, 2, 0, 3)], dim=2)
-        attended = cached_attention(query, keys, values, self.scale, self.state.hidden(chunk, window))
+        attended = cached_attention(query, keys, values, self.scale, self.state.hidden(chunk, window), self.sinks)
         self.state.keep(chunk, key, value)
         return attended
 
@@ -137,6 +156,14 @@ class CoreAttention(Stateful, MegatronModule):
         return KeysAndValues(keys, values) if self.window is None else Ring(keys, values)
 
 
+def _sinks(config: TransformerConfig) -> torch.nn.Parameter:
+    """Make the uninitialized sinks of this tensor-parallel rank's heads."""
+    heads = config.num_attention_heads // config.tensor_model_parallel_size
+    sinks = torch.nn.Parameter(torch.empty(heads, dtype=config.params_dtype, device=torch.get_default_device()))
+    set_tensor_model_parallel_attributes(sinks, is_parallel=True, dim=0, stride=1)
+    return sinks
+
+
 class GroupedQueryAttention(SelfAttention):
     """Megatron's attention layer, which in evaluation calls its parts directly, as `Layer` does."""
 
@@ -148,11 +175,20 @@ class GroupedQueryAttention(SelfAttention):
         if self.training or torch.is_grad_enabled():
             output = super().forward(hidden_states, attention_mask, **others)
             return output
-        documents = others.get("packed_seq_params")
-        projected = self.get_query_key_value_tensors(hidden_states)
-        attended = self.core_attention(*projected, attention_mask, packed_seq_params=documents)
-        output = self.linear_proj(attended)
+        documents, gated = others.get("packed_seq_params"), self.config.attention_output_gate
+        query, key, value, *gate = self.get_query_key_value_tensors(hidden_states, output_gate=gated)
+        attended = self.core_attention(query, key, value, attention_mask, packed_seq_params=documents)
+        output = self.linear_proj(self._apply_output_gate(attended, *gate) if gated else attended)
         return output
+
+    def _apply_output_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Multiply the heads' outputs [S, B, heads · D] by the sigmoids of gates [S, B, heads, D].
+
+        Where tensor-parallel ranks share a group, Megatron hands each the gates of all heads of the group.
+        """
+        heads, all_heads = x.shape[-1] // gate.shape[-1], gate.shape[2]
+        first = self.pg_collection.tp.rank() % (all_heads // heads) * heads
+        return x * gate[:, :, first : first + heads].flatten(2).sigmoid()
 
 
 def spec(model: Decoder, position: Position, attend: AttentionKernel | None = None) -> ModuleSpec:
@@ -165,14 +201,20 @@ def spec(model: Decoder, position: Position, attend: AttentionKernel | None = No
     """
     # Norms without weights commute with the rotation. CoreAttention applies them after it, as nanochat does, so that
     # the rounding of the angles does not change a length.
-    window = model.attention.window if isinstance(model.attention, GQAConfig) else None
+    attention = model.attention if isinstance(model.attention, GQAConfig) else GQAConfig()
     head_norm = RMSNorm if model.qk_norm and model.norm_weights else None
     return ModuleSpec(
         module=GroupedQueryAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
             linear_qkv=ColumnParallelLinear,
-            core_attention=functools.partial(CoreAttention, position=position, attend=attend, window=window),
+            core_attention=functools.partial(
+                CoreAttention,
+                position=position,
+                attend=attend,
+                window=attention.window,
+                sinks=bool(attention.sinks),
+            ),
             linear_proj=RowParallelLinear,
             q_layernorm=head_norm,
             k_layernorm=head_norm,

@@ -56,14 +56,32 @@ def attend_with_sums(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute a `FlexAttentionWithSums`; `options`: those of torch's function."""
+    out, log_sums = _output_and_sums(query, key, value, **options)
+    return out, log_sums.detach()
+
+
+def attend_with_sinks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """Compute FlexAttention with one more score for each head, of nothing; `options`: those of torch's function.
+
+    `sinks`: these scores, of a shape that broadcasts to [B, heads, S].
+    """
+    out, log_sums = _output_and_sums(query, key, value, **options)
+    return out * (log_sums - sinks).sigmoid().to(out.dtype)[..., None]
+
+
+def _output_and_sums(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     from torch.nn.attention import flex_attention as module
 
     if hasattr(module, "AuxRequest"):
         out, found = module.flex_attention(query, key, value, return_aux=module.AuxRequest(lse=True), **options)
-        return out, found.lse.detach()
+        return out, found.lse
     # Older releases of torch have this option instead.
     out, log_sums = module.flex_attention(query, key, value, return_lse=True, **options)
-    return out, log_sums.detach()
+    return out, log_sums
 
 
 @functools.cache
@@ -78,6 +96,12 @@ def compiled() -> FlexAttention:
 def compiled_with_sums() -> FlexAttentionWithSums:
     """Return FlexAttention that also returns its softmax sums, compiled for each shape."""
     return torch.compile(attend_with_sums, dynamic=False)
+
+
+@functools.cache
+def compiled_with_sinks() -> FlexAttention:
+    """Return FlexAttention with sinks, compiled for each shape."""
+    return torch.compile(attend_with_sinks, dynamic=False)
 
 
 @functools.cache

@@ -139,7 +139,7 @@ def test_override_values_have_their_types(override: str, key: tuple[str, ...], v
         ("variant=../../x", "variant: is decided by the run's name and cannot be overridden"),
         ("smoke=true", "smoke: is decided by --smoke"),
         ("model.attention.query_groups=5", "12 heads cannot be shared evenly by 5 query groups"),
-        ("model.head_dim=7", "head_dim must be even, not 7"),
+        ("model.head_dim=7", "must be even and above 0, not 7"),
         ("model.position.kind=ropee", "model.position.kind: 'ropee' is not one of 'rope', "),
         ("model.position.base=0", "model.position.base: '0' does not fit: input should be greater than 0"),
         ("model.position.bse=1", "model.position.bse: unknown key; did you mean model.position.base?"),

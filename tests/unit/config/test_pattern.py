@@ -83,6 +83,13 @@ def test_no_formula_answers_for_a_model_with_a_pattern(declaration: object) -> N
             ["model.pattern=[a,own]", "model.kinds.a.position.kind=alibi"],
             "a.position.kind: layers with 'rope' and with",
         ),
+        (
+            ["model.attention.window=0"],
+            "model.attention.window: '0' does not fit: input should be greater than or equal to 1",
+        ),
+        (["model.attention.sinks=true", "model.position.kind=alibi"], "set model.position.kind to rope, absolute"),
+        (["model.attention.sinks=true", "kernels.attention=flash"], "have a kernel of their own: leave it auto"),
+        (["model.position.share=0.01"], "its share (position.share), must be even and above 0, not"),
         (["model.kinds.a.attention.windw=3"], "model.kinds.a.attention.windw: unknown key"),
         ([*MIXED, "training.optimizer=muon", "model.pattern=[nope:VARIANT,own]"], "there is no module nope"),
     ],

@@ -34,6 +34,16 @@ def range_attention(
     return flex.compiled()(*_arguments(query, key, value), **_options(query, key, scale, reach)).transpose(1, 2)
 
 
+def range_attention_with_sinks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor, scale: float, reach: Reach
+) -> torch.Tensor:
+    """Compute range_attention.range_attention with sinks [N, G]."""
+    options = _options(query, key, scale, reach)
+    return flex.compiled_with_sinks()(*_arguments(query, key, value), sinks.float()[..., None], **options).transpose(
+        1, 2
+    )
+
+
 def range_attention_with_sums(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, reach: Reach
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -35,10 +35,10 @@ def range_attention_with_sums(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute range_attention.range_attention, and the logarithms of the softmax's sums, [N, S, G] in float32."""
     # The first queries see no key, and the documentation does not say what the kernel computes for such a row.
-    blind = min(reach.length - 1, query.shape[1])
+    blind = min(reach.blind, query.shape[1])
     if blind == query.shape[1]:
         return torch.zeros_like(query), query.new_zeros(query.shape[:3], dtype=torch.float32)
-    if reach.length == reach.stride == 1 and reach.width is not None:
+    if reach.length == reach.stride == 1 and reach.width is not None and not reach.offset:
         window, mask = reach.width, None
     else:
         window, mask = None, _mask(reach, query.shape[1], key.shape[1], query.device)
@@ -49,5 +49,5 @@ def range_attention_with_sums(
 @functools.lru_cache(maxsize=4)
 def _mask(reach: Reach, queries: int, keys: int, device: torch.device) -> torch.Tensor:
     """Return the mask of the queries that see a key, [S − blind, K]; True hides a key."""
-    hidden = reach.hidden(torch.arange(reach.length - 1, queries), torch.arange(keys))
+    hidden = reach.hidden(torch.arange(reach.blind, queries), torch.arange(keys))
     return hidden.to(device)
