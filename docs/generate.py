@@ -25,7 +25,7 @@ from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import SPELLINGS, key_of
-from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token, keys_read_per_query
+from efficientbench.costs.model import STATE_TOKENS, cache_bytes, count_parameters, flops_per_token, keys_read_per_query
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.metrics.records.figure import rows_of
 from efficientbench.metrics.records.figures import Identity
@@ -154,6 +154,25 @@ def caches() -> str:
     return _table(["run", "2,048 tokens", "16,384 tokens"], rows)
 
 
+STATES = {
+    **dict.fromkeys(("gqa", "mqa", "mla", "nsa"), ()),
+    "3:1, window 4,096": ("model.pattern=[swa,swa,swa,own]", "model.kinds.swa.attention.window=4096"),
+    "5:1, window 1,024": ("model.pattern=[swa,swa,swa,swa,swa,own]", "model.kinds.swa.attention.window=1024"),
+    "all, window 1,024": ("model.attention.window=1024",),
+}
+"""Rows of the table of states: a variant, or what is laid over gqa."""
+
+
+def states() -> str:
+    """Return a table of what decoding keeps of a sequence, for attention variants and patterns of layers at 1.5B."""
+    rows = []
+    for name, words in STATES.items():
+        model = resolve("gqa_1.5B" if words else f"{name}_1.5B", overrides=words).model
+        kept = [cache_bytes(model, tokens, "bf16") / 1e6 for tokens in STATE_TOKENS]
+        rows.append([name, *(f"{size:,.0f}" for size in kept)])
+    return _table(["layers", *(f"{tokens:,}" for tokens in STATE_TOKENS)], rows)
+
+
 def sizes() -> str:
     """Return a table of the backbone's sizes."""
     rows = []
@@ -248,7 +267,7 @@ def interval(name: str, *key: str) -> str:
 
 
 _BLOCKS: tuple[Callable[..., str], ...] = (
-    *(keys, tuning_keys, spellings, parameters, planned, runs, sizes, caches, columns, generation_columns),
+    *(keys, tuning_keys, spellings, parameters, planned, runs, sizes, caches, states, columns, generation_columns),
     *(measured, rows, how, figure, interval),
 )
 BLOCKS = {block.__name__: block for block in _BLOCKS} | {"combinations": combination_table.table}

@@ -155,6 +155,13 @@ class ModelConfig(Decoder):
         return tuple(islice(cycle(self.pattern or (OWN_LAYER,)), self.layers))
 
     @property
+    def told_kinds(self) -> str | None:
+        """How many layers are of each kind, like `21 swa, 7 own`; None where layers are alike."""
+        if self.pattern is None:
+            return None
+        return ", ".join(f"{count} {name}" for name, count in Counter(self.layer_kinds).items())
+
+    @property
     def views(self) -> dict[str, ModelConfig]:
         """The view of each kind of layer: the model as if all layers were of this kind."""
         if self.pattern is None:

@@ -46,7 +46,7 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
     from efficientbench.architecture.variant import known
     from efficientbench.basics.errors import ConfigError
     from efficientbench.config.load import resolve
-    from efficientbench.config.matrix import MATRIX, load_matrix
+    from efficientbench.config.matrix import MATRIX, by_name, load_matrix
     from efficientbench.costs.model import count_parameters
     from efficientbench.planning.matching import matched
     from efficientbench.planning.table import plain_table
@@ -54,16 +54,16 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
     file = matrix_file or MATRIX
     matrix = load_matrix(file)
     table = plain_table("run", ("parameters", "active", "suite"))
-    for run in (*matrix.all_runs, *(matrix.other_runs if words else ())):
-        if _has(words or [""], f"{run.name} {run.suite}"):
-            try:
-                config, _ = matched(resolve(run.name, matrix_file=file), (), file)
-                counted = known(partial(count_parameters, config.model))
-            except ConfigError:
-                # A variant and a size of a matrix of one's own need not fit: `run` says why.
-                counted = None
-            figures = (f"{counted.total:,}", f"{counted.active:,}") if counted else ("n/a", "n/a")
-            table.add_row(run.name, *figures, run.suite)
+    runs = (*matrix.all_runs, *(matrix.other_runs if words else ()))
+    for run in by_name(run for run in runs if _has(words or [""], f"{run.name} {run.suite}")).values():
+        try:
+            config, _ = matched(resolve(run.name, matrix_file=file), (), file)
+            counted = known(partial(count_parameters, config.model))
+        except ConfigError:
+            # A variant and a size of a matrix of one's own need not fit: `run` says why.
+            counted = None
+        figures = (f"{counted.total:,}", f"{counted.active:,}") if counted else ("n/a", "n/a")
+        table.add_row(run.name, *figures, run.suite)
     others = [each for each in (_tunings(words), _tasks(words), _plugins(words)) if each.row_count]
     if not table.row_count and not others:
         raise ConfigError(f"no run has {' or '.join(words)} in its name or suite: efficientbench list has all of them")

@@ -152,7 +152,7 @@ def _alternatives(field: FieldInfo) -> tuple[Any, ...]:
 
 def _named(run: RunName, matrix: Matrix, smoke: Smoke | None) -> Overlay:
     tree: Overlay = {"variant": run.variant, "size": run.size, "smoke": smoke is not None}
-    layers = [matrix.sizes[run.size], matrix.variants[run.variant]]
+    layers = [matrix.sizes[run.size], matrix.variants[run.variant], matrix.adjusted.get(run.name, {})]
     if smoke is not None:
         layers.append(smoke.all)
         for shapes in (smoke, matrix.smoke):

@@ -1,9 +1,9 @@
-"""The named runs of `experiments/matrix.yaml` and `chat.yaml`, and their smaller shapes in `smoke.yaml`."""
+"""The named runs of matrix.yaml, hybrids.yaml and chat.yaml in experiments/, and their smaller shapes in smoke.yaml."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -18,6 +18,7 @@ from efficientbench.basics.part import Name, Part
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MATRIX = EXPERIMENTS / "matrix.yaml"
 CHAT = EXPERIMENTS / "chat.yaml"
+HYBRIDS = EXPERIMENTS / "hybrids.yaml"
 
 OTHER = "other"
 """Suite name of a run whose variant and size no suite combines."""
@@ -75,6 +76,8 @@ class Matrix(Part):
 
     sizes: dict[Name, Layer] = {}
     variants: dict[Name, Layer] = {}
+    adjusted: dict[Name, Layer] = {}
+    """What one run alone has beside its size and variant, by the run's name."""
     smoke: SmokeShapes = SmokeShapes()
     """Changes of `--smoke` that are laid over those of smoke.yaml."""
     suites: dict[Name, tuple[SuiteBlock, ...]]
@@ -110,7 +113,7 @@ class Matrix(Part):
 
         Raises ConfigError: the variant or the size does not exist.
         """
-        runs = {run.name: run for run in self.all_runs}
+        runs = by_name(self.all_runs)
         if self.in_no_suite(name):
             variant, _, size = name.rpartition("_")
             return RunName(variant, size, OTHER)
@@ -125,6 +128,14 @@ class Matrix(Part):
     def of(self, run: RunName) -> Matrix:
         """Return the matrix that has the run's size and variant: this one or one of `beside`."""
         return next((other for other in self.beside if run in other.all_runs), self)
+
+
+def by_name(runs: Iterable[RunName]) -> dict[str, RunName]:
+    """Return runs by their names, in order; a run of two suites, such as a baseline, is that of the first."""
+    found: dict[str, RunName] = {}
+    for run in runs:
+        found.setdefault(run.name, run)
+    return found
 
 
 def _runs(suites: Mapping[str, tuple[SuiteBlock, ...]]) -> tuple[RunName, ...]:
@@ -142,14 +153,36 @@ def load_matrix(path: Path = MATRIX) -> Matrix:
 
     Raises ConfigError: the file is missing or not a matrix.
     """
-    matrix: Matrix = load_yaml(path, Matrix)
     if path == MATRIX:
-        matrix = matrix.model_copy(update={"beside": (_chat(),)})
-    else:
-        ours: Matrix = load_yaml(MATRIX, Matrix)
-        shared = {"sizes": {**ours.sizes, **matrix.sizes}, "variants": {**ours.variants, **matrix.variants}}
-        matrix = matrix.model_copy(update=shared)
-    return _checked(matrix, path)
+        return _checked(_shipped().model_copy(update={"beside": (_chat(),)}), path)
+    return _checked(_over(_shipped(), load_yaml(path, Matrix)), path)
+
+
+def _shipped() -> Matrix:
+    """Return matrix.yaml, with the sizes, variants and suites of hybrids.yaml."""
+    matrix: Matrix = load_yaml(MATRIX, Matrix)
+    hybrids = _hybrids()
+    further = {**matrix.further, **hybrids.suites}
+    return _over(matrix, hybrids).model_copy(update={"suites": matrix.suites, "further": further})
+
+
+def _over(ours: Matrix, matrix: Matrix) -> Matrix:
+    """Return a matrix that can use the sizes and variants of ours too, where it has none of that name."""
+    own = {*matrix.variants, *matrix.sizes}
+
+    def both(under: Mapping[str, Layer], over: Mapping[str, Layer]) -> dict[str, Layer]:
+        return {name: each for name, each in under.items() if not {name, *name.rpartition("_")} & own} | {**over}
+
+    parts = {part: both(getattr(ours, part), getattr(matrix, part)) for part in ("sizes", "variants", "adjusted")}
+    smoke = {part: both(getattr(ours.smoke, part), getattr(matrix.smoke, part)) for part in SmokeShapes.model_fields}
+    return matrix.model_copy(update={**parts, "smoke": SmokeShapes(**smoke)})
+
+
+@lru_cache(maxsize=1)
+def _hybrids() -> Matrix:
+    """Return the matrix of hybrids.yaml as it is written, read only once like `_chat`."""
+    hybrids: Matrix = load_yaml(HYBRIDS, Matrix)
+    return hybrids
 
 
 @lru_cache(maxsize=1)
@@ -169,6 +202,11 @@ def _checked(matrix: Matrix, path: Path) -> Matrix:
         )
         for name in names
         if name not in known
+    ]
+    problems += [
+        f"{path.name}: adjusted.{name}: is no variant in a size"
+        for name in matrix.adjusted
+        if not (name.rpartition("_")[0] in matrix.variants and name.rpartition("_")[2] in matrix.sizes)
     ]
     if problems:
         raise ConfigError(problems)

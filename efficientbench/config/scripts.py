@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from efficientbench.basics.errors import ConfigError
-from efficientbench.config.matrix import CHAT, EXPERIMENTS, MATRIX, load_matrix
+from efficientbench.config.matrix import CHAT, EXPERIMENTS, HYBRIDS, MATRIX, load_matrix
 
 TEMPLATE = """\
 #!/usr/bin/env bash
@@ -65,9 +65,8 @@ def check_scripts(folder: Path = EXPERIMENTS, further: Mapping[str, str] = {}) -
 
 
 def _scripts(folder: Path, further: Mapping[str, str]) -> dict[Path, str]:
-    matrix = load_matrix()
-    files = {run.name: MATRIX if matrix.of(run) is matrix else CHAT for run in matrix.all_runs}
-    own = dict(script(run.name, run.suite, files[run.name]) for run in matrix.all_runs)
+    files = {path.stem: path for path in (CHAT, HYBRIDS)}
+    own = dict(script(run.name, run.suite, files.get(run.suite, MATRIX)) for run in load_matrix().all_runs)
     return {folder / name: text for name, text in {**further, **own}.items()}
 
 

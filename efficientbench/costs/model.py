@@ -65,6 +65,8 @@ def head_norm_saved(model: ModelConfig, tp: int, recompute: Recompute) -> int:
 FLOAT32_BYTES = 4
 COUNTER_BYTES = 16
 """Bytes of a sequence's two counters in a cache: the tokens that it has, and the tokens that it gets."""
+STATE_TOKENS = (2048, 8192, 32_768, 131_072)
+"""Lengths at which plans show the state of a sequence."""
 
 
 @dataclass(frozen=True)
@@ -93,19 +95,24 @@ class Parameters:
 def count_parameters(model: ModelConfig) -> Parameters:
     """Count a model's parameters by part; for GQA as many as `transformers.Qwen2ForCausalLM` has in these shapes."""
     own, moe = model.own_view, model.moe
-
-    def feed_forward(view: ModelConfig) -> int:
-        return router_parameters(view) + _feed_forward_copies(view) * feed_forward_parameters(view)
-
     idle = (moe.experts - moe.top_k) * over_layers(model, feed_forward_parameters) if moe else 0
     return Parameters(
         embedding=vocabulary_tables(model, first=True, last=True) * model.vocab_size * model.hidden_size,
         position=position_of(own).costs.parameters(own),
         attention=over_layers(model, lambda view: attention_of(view).costs.parameters(view)),
-        feed_forward=over_layers(model, feed_forward),
+        feed_forward=over_layers(model, _feed_forward),
         norms=over_layers(model, layer_norm_parameters) + outer_norm_parameters(model, first=True, last=True),
         idle=idle,
     )
+
+
+def layer_parameters(model: ModelConfig) -> int:
+    """Count the parameters of one layer."""
+    return attention_of(model).costs.parameters(model) + _feed_forward(model) + layer_norm_parameters(model)
+
+
+def _feed_forward(model: ModelConfig) -> int:
+    return router_parameters(model) + _feed_forward_copies(model) * feed_forward_parameters(model)
 
 
 def feed_forward_parameters(model: ModelConfig) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -13,17 +12,22 @@ from rich.table import Table
 
 from efficientbench.architecture.backbone import CHOICES
 from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import attention_of
 from efficientbench.architecture.variant import known, shown
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import Layout
-from efficientbench.config.matrix import load_matrix
+from efficientbench.config.matrix import HYBRIDS, by_name, load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.training import TrainingConfig
+from efficientbench.costs.compute import micro_batch_work
 from efficientbench.costs.model import (
+    COUNTER_BYTES,
+    STATE_TOKENS,
     cache_bytes,
     dense_keys_per_query,
     keys_read_per_query,
     kv_cache_bytes_per_token,
+    layer_parameters,
 )
 from efficientbench.planning.matching import told_match
 from efficientbench.planning.plan import (
@@ -86,17 +90,19 @@ def print_matrix(overrides: Sequence[str], smoke: bool) -> None:
 
 
 def of_each_run(make: Callable[[str], Made]) -> tuple[list[Made], list[str]]:
-    """Return the results of `make` for the names of the matrix's runs, and a line for each run that it refuses.
+    """Return the results of `make` for the runs of the matrix and of hybrids.yaml, and a line for each refused run.
 
     Raises ConfigError: `make` refuses all runs.
     """
     found, refused, first = [], [], None
-    for run in load_matrix().runs:
+    matrix = load_matrix()
+    hybrids = (run for run in matrix.all_runs if run.suite == HYBRIDS.stem)
+    for name in by_name((*matrix.runs, *hybrids)):
         try:
-            found.append(make(run.name))
+            found.append(make(name))
         except ConfigError as error:
             first = first or error
-            refused.append(f"{run.name}: {error}")
+            refused.append(f"{name}: {error}")
     if first is not None and not found:
         raise first
     return found, refused
@@ -115,6 +121,7 @@ _MATRIX_COLUMNS = (
     "sequence",
     "micro-batch",
     "ranks",
+    "MB at 32k",
     "GB/rank",
 )
 
@@ -131,6 +138,7 @@ def _matrix_row(plan: Plan) -> tuple[str, ...]:
         lambda: f"{training.seq_len:,}",
         lambda: f"{training.micro_batch_size}",
         lambda: f"{plan.layout.world_size}",
+        lambda: f"{cache_bytes(model, 32_768, training.dtype) / 1e6:,.0f}",
         lambda: f"{plan.rank_memory_bytes() / 1e9:.2f}",
     )
     return tuple(known(figure) or ABSENT for figure in figures)
@@ -141,7 +149,8 @@ def _matrix_notes(plans: Sequence[Plan]) -> list[str]:
     first = plans[0].config
     device = "cpu" if first.device == "auto" else first.device
     notes = [
-        f"FLOPs/token: training, causal attention halved. KV cache in {first.training.dtype}. GB/rank: peak of the "
+        f"FLOPs/token: training, causal attention halved. KV cache in {first.training.dtype}; MB at 32k: that of "
+        f"a sequence of 32,768 tokens. GB/rank: peak of the "
         f"largest rank on a device of type {device}; device=cuda or device=npu plans for those."
     ]
     for plan in plans:
@@ -186,11 +195,49 @@ def _backbone_rows(model: ModelConfig) -> list[tuple[str, str]]:
     return [("backbone", ", ".join(changed).replace('"', ""))] if changed else []
 
 
-def _pattern_rows(model: ModelConfig) -> list[tuple[str, str]]:
-    """Return the row of the kinds of layers; no row where layers are alike."""
+def _pattern_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return the rows of the kinds of layers; no rows where layers are alike."""
+    model = plan.config.model
     if model.pattern is None:
         return []
-    return [("layers by kind", ", ".join(f"{count} {name}" for name, count in Counter(model.layer_kinds).items()))]
+
+    def by_kind() -> str:
+        sums = (layers * layer_parameters(view) for view, layers in model.counted_views)
+        return ", ".join(f"{name} {count:,}" for name, count in zip(model.views, sums, strict=True))
+
+    return [("layers by kind", model.told_kinds or ""), ("  parameters by kind", shown(by_kind)), *_stage_rows(plan)]
+
+
+def _stage_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return the row of how unequal pipeline stages are; no row where there is one."""
+    if plan.layout.pp == 1:
+        return []
+
+    def ratio() -> str:
+        works = [micro_batch_work(plan.config, plan.layout, stage) for stage in range(plan.layout.pp)]
+        flops = [sum(part.flops for parts in work.values() for part in parts) for work in works]
+        return f"{max(flops) * len(flops) / sum(flops):.3f}, in FLOPs"
+
+    return [("  slowest stage ÷ mean", shown(ratio))]
+
+
+def _state_rows(config: RunConfig) -> list[tuple[str, str]]:
+    """Return the rows of what decoding keeps of a sequence; layers with a window keep no more for further tokens."""
+    model, dtype = config.model, config.training.dtype
+    added = shown(lambda: f"{kv_cache_bytes_per_token(model, dtype):,} B")
+    at_once = ("cache of a sequence", shown(lambda: f"{cache_bytes(model, config.training.seq_len, dtype):,} B"))
+    alike = model.pattern is None and known(lambda: attention_of(model).costs.cached(model)) != 0
+    if alike:
+        return [("KV cache per token", added), at_once]
+
+    def constant() -> str:
+        most = STATE_TOKENS[-1]
+        kept = cache_bytes(model, most, dtype) - COUNTER_BYTES - most * kv_cache_bytes_per_token(model, dtype)
+        return f"{added}, beside {kept:,} B that are constant"
+
+    lengths = ", ".join(f"{tokens // 1024}k" for tokens in STATE_TOKENS)
+    sizes = shown(lambda: ", ".join(f"{cache_bytes(model, tokens, dtype) / 1e6:,.0f}" for tokens in STATE_TOKENS))
+    return [("state a token adds", shown(constant)), at_once, (f"  at {lengths} tokens", f"{sizes} MB")]
 
 
 def _optimizer_rows(training: TrainingConfig) -> list[tuple[str, str]]:
@@ -238,13 +285,12 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
         ("parameters, active", shown(lambda: f"{plan.parameters.active:,}")),
         *([("matched", told_match(config))] if config.match else []),
         *_backbone_rows(config.model),
-        *_pattern_rows(config.model),
+        *_pattern_rows(plan),
         ("FLOPs per token, training", shown(lambda: f"{plan.flops.training:,}")),
         ("  attention as full square", shown(lambda: f"{plan.flops.training_full_square:,}")),
         *([("  with recomputation", f"{flops.training_hardware:,}")] if flops and flops.recomputed else []),
         ("keys read per query", shown(lambda: _keys_read(plan))),
-        ("KV cache per token", shown(lambda: f"{kv_cache_bytes_per_token(config.model, training.dtype):,} B")),
-        ("cache of a sequence", shown(lambda: f"{cache_bytes(config.model, training.seq_len, training.dtype):,} B")),
+        *_state_rows(config),
         ("sequence", f"{training.seq_len:,} tokens, {training.dtype}"),
         ("batch, in sequences", f"{batch} {layout.dp}"),
         *_document_rows(plan),

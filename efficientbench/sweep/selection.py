@@ -13,7 +13,7 @@ from pathlib import Path
 from efficientbench.architecture.registry import SECTIONS, load, load_named
 from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.config.load import resolve, settable_keys
-from efficientbench.config.matrix import MATRIX, Matrix, RunName, load_matrix
+from efficientbench.config.matrix import MATRIX, Matrix, RunName, by_name, load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES
 from efficientbench.finetuning.config import SEEDS, FinetuneConfig
@@ -121,7 +121,8 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
         raise ConfigError(problems)
     named = dict.fromkeys(run for name in only for run in _runs_called(name, matrix, sizes))
     in_suites = {run: place for place, run in enumerate(matrix.all_runs)}
-    chosen = sorted(named, key=lambda run: in_suites.get(run, len(in_suites))) if only else list(matrix.runs)
+    in_order = sorted(named, key=lambda run: in_suites.get(run, len(in_suites))) if only else matrix.runs
+    chosen = list(by_name(in_order).values())
     left = [run for run in chosen if not sizes or run.size in sizes]
     lacking = [size for size in sizes if size not in {run.size for run in left}]
     if lacking:

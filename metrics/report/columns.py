@@ -69,7 +69,11 @@ DERIVED = {
         "documents, or repeats, of validation_loss_se, whose interval is Student's"),
         lambda record: record.validation_loss_se_values, needs="validation_loss_se"),
     "kv_cache_bytes_per_token": Derived(Figure("B/token", "what decoding keeps of a token over all layers, in dtype",
-        better="lower"), lambda record: _cache_bytes_per_token(record)),
+        better="lower"), lambda record: _by_layers(record, lambda of, size: attention_of(of).costs.cached(of) * size)),
+    "state_bytes_32k": Derived(Figure("B", "what decoding keeps of 32,768 tokens over all layers, in dtype",
+        better="lower"), lambda record: state_bytes(record, 32_768)),
+    "layer_kinds": Derived(Figure("", "layers by kind, like 21 swa, 7 own; empty where they are alike"),
+        lambda record: told_kinds(record) or ""),
     "speed_only": Derived(Figure("", "why the losses take no part in comparisons; empty where they do"),
         lambda record: record.speed_only_reason or ""),
 }
@@ -96,13 +100,29 @@ def row(record: RunRecord) -> tuple[dict[str, Any], dict[str, str]]:
     return values, reasons
 
 
-def _cache_bytes_per_token(record: RunRecord) -> int | None:
-    """Return the bytes by the record's configuration; None for a model that this project does not know."""
+def _by_layers(record: RunRecord, count: Callable[[ModelConfig, int], int]) -> int | None:
+    """Return the sum over layers by the record's configuration; None for a model that this project does not know.
+
+    `count`: gets the view of a layer's kind, and the bytes of an element.
+    """
     try:
         model = ModelConfig.model_validate(record.section("model"))
-        elements = sum(count * attention_of(view).costs.cached(view) for view, count in model.counted_views)
-        return elements * DTYPE_BYTES[record.dtype or ""]
+        size = DTYPE_BYTES[record.dtype or ""]
+        return sum(layers * count(view, size) for view, layers in model.counted_views)
     except (ValidationError, UndeclaredError, KeyError):
+        return None
+
+
+def state_bytes(record: RunRecord, tokens: int) -> int | None:
+    """Return what decoding keeps of a sequence of so many tokens; None as `_by_layers`."""
+    return _by_layers(record, lambda view, size: attention_of(view).costs.state_bytes(view, tokens, 1, size))
+
+
+def told_kinds(record: RunRecord) -> str | None:
+    """Return how many layers of a run are of each kind; None where they are alike, or the model is not known."""
+    try:
+        return ModelConfig.model_validate(record.section("model")).told_kinds
+    except ValidationError:
         return None
 
 

@@ -14,6 +14,7 @@ import math
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -64,12 +65,18 @@ def main() -> None:
     report(__file__, arguments, figures, conditions)
 
 
-def measure(name: str, sequence: int, threads: int) -> dict[str, float]:
+def measure(
+    name: str,
+    sequence: int,
+    threads: int,
+    overrides: Sequence[str] = (),
+    time_of: Callable[[Callable[[], object]], float] = seconds,
+) -> dict[str, float]:
     """Return the least time of several passes, forward and backward, in s, and the memory that they take, in MB."""
     import torch
 
     torch.set_num_threads(threads)
-    config = resolve(name, overrides=["model.layers=1", "model.vocab_size=64", "training.dtype=fp32"])
+    config = resolve(name, overrides=["model.layers=1", "model.vocab_size=64", "training.dtype=fp32", *overrides])
     with world_of_one_rank() as device:
         from efficientbench.model.gpt import build_stages
 
@@ -88,10 +95,10 @@ def measure(name: str, sequence: int, threads: int) -> dict[str, float]:
         Path("/proc/self/clear_refs").write_text("5")
         base = status_bytes("VmRSS")
         hidden = torch.randn(sequence, 1, config.model.hidden_size, requires_grad=True)
-        times = [seconds(lambda: run(hidden))]
+        times = [time_of(lambda: run(hidden))]
         peak = status_bytes("VmHWM")
         while sum(times) < LEAST_TIME_S:
-            times.append(seconds(lambda: run(hidden)))
+            times.append(time_of(lambda: run(hidden)))
     return {"time": min(times), "memory": (peak - base) / 1e6}
 
 

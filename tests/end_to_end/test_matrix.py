@@ -23,7 +23,7 @@ RUN_TIME_LIMIT_S = 540
 
 
 def smallest_of_each() -> list[str]:
-    """Return a run of each attention variant, of experts, and of each published model.
+    """Return a run of each attention variant, of each pattern, of experts, and of each published model.
 
     The others have other positions, query groups or sizes: numerics/test_every_variant.py teaches each smoke model. The
     runs of chat.yaml begin with each other's weights.
@@ -32,7 +32,7 @@ def smallest_of_each() -> list[str]:
     configs = [resolve(run.name, smoke=True) for run in load_matrix().all_runs if run.suite != "chat"]
     for config in sorted(configs, key=lambda config: config.model.hidden_size):
         model = config.model
-        key = model.attention.kind, model.moe is not None, *(getattr(model, key) for key in CHOICES)
+        key = model.attention.kind, model.pattern, model.moe is not None, *(getattr(model, key) for key in CHOICES)
         names.setdefault(key, f"{config.variant}_{config.size}")
     return list(names.values())
 

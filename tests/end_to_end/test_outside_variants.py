@@ -14,6 +14,11 @@ import torch
 from support import outside
 from support.command_line import ROOT, TINY, efficientbench, environment, record
 
+from efficientbench.costs.generation import decode_work
+from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token, keys_read_per_query
+from efficientbench.doctor.variant.check import write_variant
+from efficientbench.planning.plan import hidden
+
 KIND = f"model.attention.kind={outside.PACKAGE}.window:VARIANT"
 
 
@@ -167,3 +172,37 @@ def test_the_template_of_a_new_variant_works(tmp_path: Path) -> None:
         "is no name of a Python module"
         in efficientbench("new-variant", "my-own", "--like", "gqa", cwd=tmp_path, expect=2).stderr
     )
+
+
+@pytest.mark.proof
+def test_a_new_window_passes_the_check_alone_and_in_a_pattern(tmp_path: Path) -> None:
+    efficientbench("new-variant", "my_window", "--like", "window", cwd=tmp_path, expect=0)
+    path = f"{ROOT}:{tmp_path}"
+    done = efficientbench("check-variant", "my_window:VARIANT", PYTHONPATH=path, limit_s=600, expect=0, COLUMNS="160")
+    for passed in ("decoding", "tensor parallel", "sequence parallel", "selective recomputation", "checkpoint"):
+        assert re.search(rf"✓  {passed} ", done.stdout), done.stdout
+    mixed = ("model.pattern=[my_window:VARIANT,own]", "model.attention.kind=gqa")
+    efficientbench("check-variant", "gqa", *mixed, PYTHONPATH=path, limit_s=600, expect=0, COLUMNS="160")
+
+
+@pytest.mark.usefixtures("single_rank")
+def test_a_new_window_costs_and_computes_what_that_of_gqa_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from oracles.oracle import build, text
+    from support.configs import tiny
+
+    write_variant("my_new_window", "window", tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ours, own = (
+        tiny("dense_1.5B", f"model.attention.kind={kind}", "model.attention.window=9", "training.seq_len=32")
+        for kind in ("gqa", "my_new_window:VARIANT")
+    )
+    tokens = text(ours, 32)
+    with torch.no_grad():
+        assert torch.equal(build(own)(tokens), build(ours)(tokens))
+    assert hidden(own) is None
+    assert count_parameters(own.model) == count_parameters(ours.model)
+    for length in (5, 9, 32):
+        assert flops_per_token(own.model, length) == flops_per_token(ours.model, length)
+        assert keys_read_per_query(own.model, length) == keys_read_per_query(ours.model, length)
+        assert cache_bytes(own.model, length, "bf16") == cache_bytes(ours.model, length, "bf16")
+        assert decode_work(own.model, length, 2, "bf16") == decode_work(ours.model, length, 2, "bf16")

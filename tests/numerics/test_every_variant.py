@@ -16,7 +16,7 @@ from efficientbench.architecture.backbone import CHOICES
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.registry import ATTENTION
 from efficientbench.config.load import resolve
-from efficientbench.config.matrix import load_matrix
+from efficientbench.config.matrix import by_name, load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters, flops_per_token
 
@@ -76,7 +76,7 @@ def test_the_number_of_parameters_matches_the_formula(variant: str) -> None:
 
 
 # Of chat.yaml one run: the others differ from it in shapes alone.
-SMOKE = [run.name for run in load_matrix().all_runs if run.suite != "chat"] + ["base_d20"]
+SMOKE = [*by_name(run for run in load_matrix().all_runs if run.suite != "chat"), "base_d20"]
 
 
 @pytest.mark.parametrize("run", SMOKE)

@@ -45,7 +45,10 @@ def _top_k(record: RunRecord) -> str:
 _LAYOUTS = (
     _Layout(
         "Attention mechanisms",
-        {"mqa": "MQA", "gqa": "GQA", "mla": "MLA", "nsa": "NSA"},
+        {
+            **{"mqa": "MQA", "gqa": "GQA", "mla": "MLA", "nsa": "NSA"},
+            **{"gated": "Gated GQA", "swa_3to1": "SWA 3:1", "swa_5to1_sinks": "SWA 5:1, sinks"},
+        },
         "Micro Batch Size",
         lambda record: str(record.micro_batch_size),
         False,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from efficientbench.metrics.analysis.conditions import CONDITIONS
 from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.columns import state_bytes, told_kinds
 from efficientbench.metrics.report.headline import name, unique_names
 from efficientbench.metrics.report.table import Table, bullets, escape, number
 
@@ -62,11 +63,11 @@ def _conditions(record: RunRecord) -> dict[str, str]:
 
 def settings_table(records: Sequence[RunRecord]) -> Table:
     """Return a row for each run: its model, budget and layout."""
-    header = (
+    header: tuple[str, ...] = (
         *("run", "status", "parameters", "active", "dtype", "sequence", "micro batch", "global batch", "layout"),
         *("steps", "tokens", "tokens/param", "unique tokens", "epochs", "keys/query", "seed", "duration"),
     )
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for run, record in zip(unique_names(records), records, strict=True):
         sizes = {axis: getattr(record, axis) for axis in ("tp", "pp", "dp", "cp", "ep")}
         layout = " ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1)
@@ -84,4 +85,9 @@ def settings_table(records: Sequence[RunRecord]) -> Table:
                 f"{record.duration_s:,.0f} s",
             )
         )
+    kinds = [told_kinds(record) for record in records]
+    if any(kinds):
+        header = (*header, "layers", "state at 32k tokens")
+        states = (number(state_bytes(record, 32_768), ",d") for record in records)
+        rows = [(*row, kind or "alike", state) for row, kind, state in zip(rows, kinds, states, strict=True)]
     return Table(header, rows, (0, 1, 4, 8))

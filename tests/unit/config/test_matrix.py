@@ -42,7 +42,8 @@ STAGES = {f"{stage}_d{depth}": depth for stage in ("base", "mid", "sft", "rl") f
 
 def test_the_matrix_has_published_models_and_chat_stages() -> None:
     matrix = load_matrix()
-    assert [run.name for run in matrix.all_runs if run not in matrix.runs] == ["nanochat_d12", *STAGES]
+    beside = [run.name for run in matrix.all_runs if run not in matrix.runs and run.suite != "hybrids"]
+    assert beside == ["nanochat_d12", *STAGES]
     assert matrix.run("nanochat_d12").suite == "published_models"
     assert {matrix.run(name).suite for name in STAGES} == {"chat"}
     # Two sizes of one name: each run has that of its own file.

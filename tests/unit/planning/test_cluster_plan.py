@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.cli.app import app
 from efficientbench.config.load import resolve
-from efficientbench.config.matrix import load_matrix
+from efficientbench.config.matrix import by_name, load_matrix
 from efficientbench.costs.communication import micro_batch_transfers
 from efficientbench.costs.compute import micro_batch_work
 from efficientbench.costs.memory import rank_experts, rank_parameters
@@ -69,8 +69,8 @@ QUICK = ("mla_0.5B", "gqa_1.5B", "nsa_3B", "relative_1.5B", "moe_1.5Bx8")
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(run.name, marks=() if run.name in QUICK else pytest.mark.proof)
-        for run in load_matrix().all_runs
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.proof)
+        for name, run in by_name(load_matrix().all_runs).items()
         if run.variant not in ("mid", "sft", "rl")
     ],
 )
