@@ -277,5 +277,5 @@ def _sums(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
     sums_of_norms = 1 if config.parallel.distributed_optimizer else (layout.tp * layout.pp > 1) + (layout.ep > 1)
     yield Transfer("norm, loss and counts", "all-reduce", "world", sums_of_norms * FLOAT32_BYTES)
     # The host adds up what is gathered, since some devices lack float64.
-    sums = layout.world_size * (5 + 3 * layout.micro_batches + counted) * FLOAT32_BYTES
+    sums = layout.world_size * (6 + 3 * layout.micro_batches + counted) * FLOAT32_BYTES
     yield Transfer("norm, loss and counts", "all-gather", "world", sums)
