@@ -141,8 +141,7 @@ def stand_in(config: RunConfig, launches: Launches) -> None:
     dist.all_gather_object = gathered
     CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
     dense = AttentionShape.of(config) is not None
-    context_parallel.causal_attention = flash
-    plain = context_parallel.attention if config.parallel.cp > 1 else flash
+    plain = functools.partial(context_parallel.attention, kernel=flash) if config.parallel.cp > 1 else flash
     gpt._attention_kernel = lambda config, device: plain if dense else gpt.causal_attention
     optimizer._obeys = lambda device: True
     weight_gradient.adds_wide = lambda device_type, dtype: device_type == "cuda"
