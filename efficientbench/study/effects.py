@@ -177,7 +177,7 @@ class Fit:
             The weights [ladders, components], and the means [ladders, components, contrasts] and variances [components]
             of the contrasts at a size that was not trained, for values [ladders, contrasts, runs].
         """
-        terms = _terms(*np.array(target)[:, None], self.origin, self.exponents)[:, 0]
+        terms = _terms(np.array(target[:1]), np.array(target[1:]), self.origin, self.exponents)[:, 0]
         weights, means = self.posterior(values)
         at_target = np.einsum("lmcp,mp->lmc", means[..., :3], terms)
         variances = (np.einsum("mqp,mp->mq", self.roots[..., :3], terms) ** 2).sum(axis=1)

@@ -158,7 +158,8 @@ def _dominated(figures: list[np.ndarray]) -> np.ndarray:
     draws, variants = figures[0].shape
     every = np.stack([np.broadcast_to(each, (draws, variants)) for each in figures])
     mine, other = every[..., None], every[:, :, None]
-    return ((other <= mine).all(axis=0) & (other < mine).any(axis=0)).any(axis=2)
+    by_other = np.all(other <= mine, axis=0) & np.any(other < mine, axis=0)
+    return np.asarray(np.any(by_other, axis=2))
 
 
 def _level(variants: tuple[str, ...], losses: np.ndarray) -> tuple[tuple[str, str], ...]:
