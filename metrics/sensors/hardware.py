@@ -260,11 +260,11 @@ def _own_table(path: str) -> dict[str, list[dict[str, Any]]]:
         rows = [OwnRow.model_validate(row) for row in (content if isinstance(content, list) else [content])]
         for row in rows:
             re.compile(row.match or "")
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError, re.error) as error:
-        raise MetricsError(f"{OWN_ROWS}={path}: cannot be read ({error})") from None
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise MetricsError(f"{OWN_ROWS}={path}: no row of a device: {wrong}") from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, re.error) as error:
+        raise MetricsError(f"{OWN_ROWS}={path}: cannot be read ({error})") from None
     backends = list(dict.fromkeys(links["backend"] for links in _table()["links"]))
     if unknown := [row.backend for row in rows if row.backend not in (None, *backends)]:
         raise MetricsError(f"{OWN_ROWS}={path}: backend: {unknown[0]!r} is none of {', '.join(backends)}")

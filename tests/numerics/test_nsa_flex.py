@@ -127,7 +127,7 @@ def test_selecting_for_all_queries_at_once_equals_selecting_block_by_block(
     monkeypatch.setattr(choose_blocks, "MOST_SCORES", most_scores)
     reach = Reach(choice.length, choice.stride)
     query, key, value = (each.detach() for each in inputs(reach, sequence))
-    _, expected = RangeAttention.apply(query, key, value, 0.9, reach, choice)
+    _, expected = RangeAttention.apply(query, key, value, 0.9, reach, choice, None)
     scores = torch.einsum("nsgd,nkd->nsgk", query, key) * 0.9
     log_sums = scores.masked_fill(~seen(reach, sequence, key.shape[1])[:, None], -torch.inf).logsumexp(dim=-1)
     found = choose_at_once(query, key, log_sums, 0.9, reach, choice, fuse=False)

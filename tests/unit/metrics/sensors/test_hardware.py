@@ -142,6 +142,7 @@ def test_a_users_own_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (None, "cannot be read"),
         ("a: [", "cannot be read"),
         (yaml.safe_dump({**OWN, "match": "("}), "cannot be read"),
+        ("9" * 5000, "cannot be read (Exceeds the limit"),
         (yaml.safe_dump({**OWN, "peak_tflop": 1}), "no row of a device: peak_tflop: Extra inputs"),
         (yaml.safe_dump({**OWN, "memory_gb": -1}), "memory_gb: Input should be greater than 0"),
         ("just text", "no row of a device"),
