@@ -1,4 +1,4 @@
-"""Gives the runs of a line one number of tokens, where `training.tokens` counts by parameters; smoke runs one length.
+"""Gives the runs of a line one number of tokens, where `training.tokens` counts by parameters, like 20x.
 
 `launch` selects runs on machines without torch: nothing here may import it.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from efficientbench.architecture.variant import known
@@ -16,9 +16,6 @@ from efficientbench.costs.model import count_parameters
 from efficientbench.metrics.report.paper.paper import BASELINES, suite_of
 from efficientbench.planning.matching import CHOICES
 from efficientbench.sweep.combinations import Combination
-
-_LENGTH = ("seq_len", "micro_batch_size", "global_batch_size")
-"""Keys of `training` that decide the sequences of a step."""
 
 
 def with_one_budget(combinations: Sequence[Combination[RunConfig]]) -> list[Combination[RunConfig]]:
@@ -30,7 +27,7 @@ def with_one_budget(combinations: Sequence[Combination[RunConfig]]) -> list[Comb
     lines: dict[tuple[object, ...], list[int]] = {}
     for place, each in enumerate(combinations):
         if each.refused is None and isinstance(each.config.training.tokens, str):
-            lines.setdefault((_line(each), each.config.training.tokens), []).append(place)
+            lines.setdefault(_line(each), []).append(place)
     found = list(combinations)
     for places in lines.values():
         chosen = [place for place in places if found[place].config.variant in BASELINES]
@@ -52,42 +49,12 @@ def with_one_budget(combinations: Sequence[Combination[RunConfig]]) -> list[Comb
     return found
 
 
-def with_one_smoke_length(
-    combinations: Sequence[Combination[RunConfig]], can_run: Callable[[RunConfig], bool]
-) -> list[Combination[RunConfig]]:
-    """Return smoke runs, with sequences and batches for all of a line as its run of the longest sequences has them.
-
-    Else no comparison of smoke runs could have NSA, which needs longer sequences than the others. What the user set
-    stays, and so do lines whose longest run cannot run here, as `can_run` tells. Prints the length.
-    """
-    lines: dict[tuple[object, ...], list[int]] = {}
-    for place, each in enumerate(combinations):
-        if each.refused is None:
-            lines.setdefault(_line(each, "training.tokens="), []).append(place)
-    found = list(combinations)
-    for places in lines.values():
-        longest = max((found[place].config for place in places), key=lambda config: config.training.seq_len)
-        shorter = [place for place in places if found[place].config.training.seq_len < longest.training.seq_len]
-        if not shorter or not can_run(longest):
-            continue
-        names = ", ".join(found[place].config.name for place in shorter)
-        print(f"training.seq_len: {longest.training.seq_len}, of {longest.name}, also for {names}", file=sys.stderr)
-        for place in shorter:
-            given = {each.partition("=")[0] for each in found[place].overrides}
-            values = {key: getattr(longest.training, key) for key in _LENGTH if f"training.{key}" not in given}
-            training = found[place].config.training.model_copy(update=values)
-            config = found[place].config.model_copy(update={"training": training})
-            overrides = (*found[place].overrides, *(f"training.{key}={value}" for key, value in values.items()))
-            found[place] = replace(found[place], config=config, overrides=overrides)
-    return found
-
-
 def _parameters(config: RunConfig) -> int | None:
     return known(lambda: count_parameters(config.model).total)
 
 
-def _line(combination: Combination[RunConfig], but: str = "") -> tuple[object, ...]:
-    config, apart = combination.config, (*CHOICES, *([but] if but else []))
+def _line(combination: Combination[RunConfig]) -> tuple[object, ...]:
+    config = combination.config
     suite, across_sizes, _ = suite_of(config.variant)
-    shared = tuple(each for each in combination.overrides if not each.startswith(apart))
-    return suite, "" if across_sizes else config.size, shared
+    shared = tuple(each for each in combination.overrides if not each.startswith(CHOICES))
+    return suite, "" if across_sizes else config.size, config.training.tokens, shared

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,20 +131,6 @@ def test_every_run_has_its_own_folder_and_command() -> None:
     )
 
 
-def test_smoke_runs_of_a_line_have_one_length(capsys: pytest.CaptureFixture[str]) -> None:
-    def lengths(*words: str, machine: Machine = CPU) -> list[tuple[int, int]]:
-        request = Request(only=("gqa", "nsa"), sizes=("0.5B",), overrides=words, smoke=True)
-        tasks = build_tasks(request, machine, None, dry_run=True)
-        trainings = [task.config.training for task in tasks if task.config is not None]
-        return [(each.seq_len, each.global_batch_size) for each in trainings]
-
-    assert lengths() == [(768, 1)] * 2
-    assert "training.seq_len: 768, of nsa_0.5B_smoke, also for gqa_0.5B_smoke\n" in capsys.readouterr().err
-    assert lengths("training.seq_len=128", "training.global_batch_size=2") == [(128, 2)] * 2
-    # NSA's batch is for one rank: on two, the others keep theirs.
-    assert lengths("parallel.dp=2", machine=replace(CPU, devices=("0", "1"))) == [(96, 8), (768, 1)]
-
-
 def test_tokens_by_parameters_are_one_budget_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     lengths = ("training.steps=null", "training.tokens=20x")
     request = Request(only=("attention", "rope"), sizes=("0.5B", "1.5B"), overrides=lengths, smoke=True)
@@ -159,7 +144,7 @@ def test_tokens_by_parameters_are_one_budget_in_a_line(capsys: pytest.CaptureFix
     assert baseline.config.training.tokens == "20x"
     assert other.config is not None
     assert other.config.training.tokens == tokens
-    assert f"training.tokens={tokens}" in other.arguments
+    assert other.arguments[-1] == f"training.tokens={tokens}"
     told = f"training.tokens: 20x of gqa_0.5B_smoke is {tokens:,}, also for mqa_0.5B_smoke, mla_0.5B_smoke, "
     assert told in capsys.readouterr().err
 
