@@ -53,7 +53,7 @@ class Family:
     takes: frozenset[str]
     """The parts that its layers can have."""
     needs: frozenset[str] = frozenset()
-    """Those of `takes` that it cannot leave out."""
+    """The parts, among `takes`, that none of its models is without."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Keys of its configuration that our models need to be so."""
     but: Mapping[str, str] = field(default_factory=dict)
@@ -105,7 +105,7 @@ FAMILIES: dict[Architecture, Family] = {
         settings={"residual_multiplier": 1.0, "logits_scaling": 1.0},
     ),
 }
-"""By model type, in the order in which they are chosen."""
+"""The families by model type, in the order in which they are chosen."""
 
 CLASSES: dict[Architecture, str] = {name: family.class_name for name, family in FAMILIES.items()}
 

@@ -43,8 +43,7 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
     """Return the configuration of a run's model, its layout over ranks and its kernels."""
     model, parallel, experts = config.model, config.parallel, config.model.moe
     auxiliary_factor = experts.balancing(config.training.objective) if experts else 0.0
-    auxiliary_over = experts.auxiliary_over if experts else None
-    dtype, recompute = TORCH_DTYPES[config.training.dtype], config.training.recompute
+    over, recompute = experts.auxiliary_over if experts else None, config.training.recompute
     return EngineConfig(
         num_layers=model.layers,
         hidden_size=model.hidden_size,
@@ -67,8 +66,8 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         output_layer_init_method=_leave,
         # Linear layers add weight gradients to float32 buffers in the matmul itself: see megatron_patches.py.
         gradient_accumulation_fusion=True,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
+        params_dtype=TORCH_DTYPES[config.training.dtype],
+        pipeline_dtype=TORCH_DTYPES[config.training.dtype],
         bf16=config.training.dtype == "bf16",
         fp16=config.training.dtype == "fp16",
         tensor_model_parallel_size=parallel.tp,
@@ -84,7 +83,7 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         moe_ffn_hidden_size=model.ffn_hidden_size if experts else None,
         moe_router_topk=experts.top_k if experts else 2,
         moe_aux_loss_coeff=auxiliary_factor,
-        moe_router_load_balancing_type="seq_aux_loss" if auxiliary_over == "sequence" else "aux_loss",
+        moe_router_load_balancing_type="seq_aux_loss" if over == "sequence" else "aux_loss",
         # In float32, because nearly equal logits decide where a token goes.
         moe_router_dtype="fp32",
         moe_token_dispatcher_type="alltoall",
@@ -98,7 +97,7 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         norm_weights=model.norm_weights,
         attention_kernel=attention_kernel,
         loss_kernel=LossKernel(config.kernels.loss_block, bool(config.kernels.fused)),
-        last_shares=auxiliary_over == "global" and auxiliary_factor > 0,
+        last_shares=over == "global" and auxiliary_factor > 0,
     )
 
 

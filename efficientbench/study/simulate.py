@@ -34,7 +34,7 @@ class Precision:
     gap: float
     """The difference at which the better of two variants is named in POWER of the ladders, in nats."""
     compute: float
-    """That gap as a share of the training's compute, by the published law."""
+    """The share of the training's compute that is worth that gap, by the published law."""
 
 
 def precision(

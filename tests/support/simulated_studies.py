@@ -21,7 +21,7 @@ SIZES = {"50M": 50e6, "125M": 125e6, "350M": 350e6}
 RATIOS = (10, 20, 40)
 TARGET = 1.5e9, 30e9
 STANDARD_ERROR = 0.0035
-"""Of a difference at the target, in nats: the unit of the gaps."""
+"""The standard error of a difference at the target, in nats: the unit of the gaps."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Truth:
     name: str
     variants: int = 3
     gap: float = 0.0
-    """By how much the first variant is better than all others at the target, in standard errors."""
+    """The lead of the first variant over all others at the target, in standard errors."""
     apart: float = 0.03
     """Standard deviation of ln A and ln B between variants."""
     exponents: float = 0.0
@@ -43,7 +43,7 @@ class Truth:
     curvature: float = 0.0
     """Standard deviation of a variant's further loss for each square of ln(N / 130M)."""
     one_off: float = 0.0
-    """By how much one variant is off at one size."""
+    """The error of one variant's losses at one size, in nats."""
     heavy_tails: bool = False
     """Whether noise is Student's t with 3 degrees of freedom, of the same standard deviation."""
     uneven: bool = False
