@@ -132,7 +132,7 @@ def launch(
     meeting = Meeting(rendezvous.value, rendezvous_id, port, rendezvous_timeout)
     around = _surroundings(to, container, engine, mounts or [], modules or [])
     machines = Machines(nodes, devices_per_node)
-    script = _script(to, named_runs(request, name), machines, meeting, sbatch or [], around, claim)
+    script = _script(to, named_runs(request, machines, name), machines, meeting, sbatch or [], around, claim)
     _deliver(script, output, to is not Starter.KUBERNETES)
 
 

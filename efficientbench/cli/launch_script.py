@@ -19,12 +19,11 @@ from efficientbench.launchers.job_scripts.kubernetes import Pods, kubernetes_man
 from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
 from efficientbench.sweep.combinations import Combination
-from efficientbench.sweep.one_budget import with_one_budget
+from efficientbench.sweep.one_budget import made_comparable
 from efficientbench.sweep.selection import (
     Request,
     chosen_combinations,
     chosen_tunings,
-    matched_combinations,
     names_tunings,
 )
 
@@ -40,6 +39,21 @@ class Machines:
     nodes: int
     devices_per_node: int
     """Accelerators of a node; 0: none, so that ranks share its processor."""
+
+    def check(self, config: RunConfig) -> None:
+        """Check that a run's layout can work here. Raises ConfigError: it cannot."""
+        shared = self.devices_per_node == 0
+        if not shared:
+            config = fit_micro_batch(config, self.devices_per_node, self.nodes)
+        Layout.of(config, self.devices_per_node or 1, self.nodes, oversubscribe=shared)
+
+    def can_run(self, config: RunConfig) -> bool:
+        """Return whether a run's layout can work here."""
+        try:
+            self.check(config)
+        except ConfigError:
+            return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -66,10 +80,7 @@ class NamedRun:
     def check(self, machines: Machines) -> str:
         """Return the name of the run's folder. Raises ConfigError: the configuration or layout cannot work there."""
         config = resolve(self.name, self.smoke, self.overrides, self.matrix)
-        shared = machines.devices_per_node == 0
-        if not shared:
-            config = fit_micro_batch(config, machines.devices_per_node, machines.nodes)
-        Layout.of(config, machines.devices_per_node or 1, machines.nodes, oversubscribe=shared)
+        machines.check(config)
         return config.name
 
 
@@ -88,8 +99,8 @@ class NamedTuning(NamedRun):
         return config.name
 
 
-def named_runs(request: Request, name: str | None = None) -> list[NamedRun]:
-    """Return every run that the request chooses; `name`: of this run, or this fine-tuning, alone.
+def named_runs(request: Request, machines: Machines, name: str | None = None) -> list[NamedRun]:
+    """Return every run that the request chooses for these machines; `name`: of this run or fine-tuning alone.
 
     Raises:
         ConfigError: a run's configuration is refused, or the request chooses nothing.
@@ -98,7 +109,7 @@ def named_runs(request: Request, name: str | None = None) -> list[NamedRun]:
         tunings = chosen_tunings(request, name)
         _refuse_combinations(tunings)
         return [NamedTuning(each.name, each.labelled, request.smoke, request.repeat) for each in tunings]
-    found = with_one_budget(matched_combinations(chosen_combinations(request, name), request.matrix))
+    found = made_comparable(request, chosen_combinations(request, name), machines.can_run)
     _refuse_combinations(found)
     return [NamedRun(each.name, each.labelled, request.smoke, request.repeat, request.matrix) for each in found]
 

@@ -1,4 +1,4 @@
-"""Gives the runs of a line one number of tokens, where `training.tokens` counts by parameters, like 20x.
+"""Makes the runs of a line comparable: one length of smoke runs, sizes as `match` asks, one number of tokens.
 
 `launch` selects runs on machines without torch: nothing here may import it.
 """
@@ -6,30 +6,66 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from efficientbench.architecture.variant import known
 from efficientbench.config.budget import wanted_tokens
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.spellings import ALIASES
 from efficientbench.costs.model import count_parameters
 from efficientbench.metrics.report.paper.paper import BASELINES, suite_of
 from efficientbench.planning.matching import CHOICES
 from efficientbench.sweep.combinations import Combination
+from efficientbench.sweep.selection import Request, matched_combinations
+
+_LENGTH = ("seq_len", "micro_batch_size", "global_batch_size")
+"""Keys of `training` that decide the sequences of a step."""
 
 
-def with_one_budget(combinations: Sequence[Combination[RunConfig]]) -> list[Combination[RunConfig]]:
-    """Return the combinations, with as many tokens for all of a line as its baseline trains on; print the number.
+def made_comparable(
+    request: Request, combinations: Sequence[Combination[RunConfig]], can_run: Callable[[RunConfig], bool]
+) -> list[Combination[RunConfig]]:
+    """Return the combinations, with equal lengths, matched sizes and equal numbers of tokens; print what changed.
 
-    A line has the runs of a report's set: those of one suite, size and length whose overrides differ in CHOICES alone.
-    Its baseline is the first run of a baseline variant, else the first run. The baseline keeps what the user wrote.
+    `can_run` tells whether a configuration's layout can work on the machines that are meant. A line has the runs of a
+    report's set: those of one suite, size and length whose overrides differ in CHOICES alone.
     """
-    lines: dict[tuple[object, ...], list[int]] = {}
-    for place, each in enumerate(combinations):
-        if each.refused is None and isinstance(each.config.training.tokens, str):
-            lines.setdefault(_line(each), []).append(place)
     found = list(combinations)
-    for places in lines.values():
+    # A match by FLOPs depends on the length, and tokens by parameters on the match.
+    if request.smoke:
+        found = _with_one_length(found, can_run)
+    return _with_one_budget(matched_combinations(found, request.matrix))
+
+
+def _with_one_length(
+    found: list[Combination[RunConfig]], can_run: Callable[[RunConfig], bool]
+) -> list[Combination[RunConfig]]:
+    """Give all smoke runs of a line the sequences and batches of its run with the longest sequences.
+
+    Else no comparison of smoke runs could have NSA, which needs longer sequences than the others. What the user set
+    stays, and so do lines whose longest run cannot run.
+    """
+    for places in _lines(found, lambda config: True, "training.tokens="):
+        longest = max((found[place].config for place in places), key=lambda config: config.training.seq_len)
+        shorter = [place for place in places if found[place].config.training.seq_len < longest.training.seq_len]
+        if not shorter or not can_run(longest):
+            continue
+        names = ", ".join(found[place].config.name for place in shorter)
+        print(f"training.seq_len: {longest.training.seq_len}, of {longest.name}, also for {names}", file=sys.stderr)
+        for place in shorter:
+            given = {ALIASES.get(key, key) for key in (each.partition("=")[0] for each in found[place].overrides)}
+            values = {key: getattr(longest.training, key) for key in _LENGTH if f"training.{key}" not in given}
+            found[place] = _changed(found[place], values)
+    return found
+
+
+def _with_one_budget(found: list[Combination[RunConfig]]) -> list[Combination[RunConfig]]:
+    """Give all runs of a line as many tokens as its baseline trains on, where `training.tokens` is like 20x.
+
+    The baseline is the first run of a baseline variant, else the first run. It keeps what the user wrote.
+    """
+    for places in _lines(found, lambda config: isinstance(config.training.tokens, str)):
         chosen = [place for place in places if found[place].config.variant in BASELINES]
         baseline = found[(chosen or places)[0]].config
         parameters = [_parameters(found[place].config) for place in places]
@@ -42,19 +78,36 @@ def with_one_budget(combinations: Sequence[Combination[RunConfig]]) -> list[Comb
         names = ", ".join(found[place].config.name for place in others)
         print(f"training.tokens: {written} of {baseline.name} is {tokens:,}, also for {names}", file=sys.stderr)
         for place in others:
-            training = found[place].config.training.model_copy(update={"tokens": tokens})
-            config = found[place].config.model_copy(update={"training": training})
-            overrides = (*found[place].overrides, f"training.tokens={tokens}")
-            found[place] = replace(found[place], config=config, overrides=overrides)
+            found[place] = _changed(found[place], {"tokens": tokens})
     return found
+
+
+def _lines(
+    combinations: Sequence[Combination[RunConfig]], belongs: Callable[[RunConfig], bool], free: str = ""
+) -> list[list[int]]:
+    """Return the places of the runs of each line that are not refused and belong there.
+
+    `free`: a further beginning of overrides in which runs of one line may differ.
+    """
+    free_keys = (*CHOICES, free) if free else CHOICES
+    lines: dict[tuple[object, ...], list[int]] = {}
+    for place, each in enumerate(combinations):
+        if each.refused is not None or not belongs(each.config):
+            continue
+        suite, across_sizes, _ = suite_of(each.config.variant)
+        shared = tuple(word for word in each.overrides if not word.startswith(free_keys))
+        tokens = None if free else each.config.training.tokens
+        lines.setdefault((suite, "" if across_sizes else each.config.size, tokens, shared), []).append(place)
+    return list(lines.values())
+
+
+def _changed(combination: Combination[RunConfig], values: Mapping[str, object]) -> Combination[RunConfig]:
+    """Return the combination with these values of `training`."""
+    training = combination.config.training.model_copy(update=dict(values))
+    config = combination.config.model_copy(update={"training": training})
+    overrides = (*combination.overrides, *(f"training.{key}={value}" for key, value in values.items()))
+    return replace(combination, config=config, overrides=overrides)
 
 
 def _parameters(config: RunConfig) -> int | None:
     return known(lambda: count_parameters(config.model).total)
-
-
-def _line(combination: Combination[RunConfig]) -> tuple[object, ...]:
-    config = combination.config
-    suite, across_sizes, _ = suite_of(config.variant)
-    shared = tuple(each for each in combination.overrides if not each.startswith(CHOICES))
-    return suite, "" if across_sizes else config.size, config.training.tokens, shared

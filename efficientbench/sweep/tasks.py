@@ -21,8 +21,8 @@ from efficientbench.running.run import Pretraining, plan_on
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.estimate import Estimate, estimate
 from efficientbench.sweep.machine import Machine, slots_needed
-from efficientbench.sweep.one_budget import with_one_budget
-from efficientbench.sweep.selection import Request, chosen_combinations, matched_combinations
+from efficientbench.sweep.one_budget import made_comparable
+from efficientbench.sweep.selection import Request, chosen_combinations
 from efficientbench.sweep.task import PlannedFigures, Task, check_some_can_run, repeats
 
 
@@ -110,13 +110,21 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: b
         LaunchError: the trial of a micro-batch failed for another reason than memory.
     """
     chosen = [_with_vocabulary(each) for each in chosen_combinations(request)]
-    chosen = with_one_budget(matched_combinations(chosen, request.matrix))
+    chosen = made_comparable(request, chosen, lambda config: _can_run(config, machine, jobs))
     combinations = _with_micro_batch(chosen, machine, jobs, dry_run)
     tasks = [task for each in combinations for task in _tasks(request, each, machine, jobs)]
     if request.retry_smaller:
         tasks = [_fitting(task, machine) for task in tasks]
     check_some_can_run(tasks, dry_run)
     return tasks
+
+
+def _can_run(config: RunConfig, machine: Machine, jobs: int | None) -> bool:
+    try:
+        plan_on(config, machine.part(slots_needed(machine, jobs, _named_ranks(config))), machine.nodes)
+    except ConfigError:
+        return False
+    return True
 
 
 def _with_vocabulary(combination: Combination[RunConfig]) -> Combination[RunConfig]:

@@ -24,7 +24,7 @@ from attention_scaling import exponent, measure
 from support.measured import Figure, options, report
 
 SEQUENCES = (4096, 8192, 16_384, 32_768)
-LAYERS = {"window 128": 128, "window 1,024": 1024, "full": None}
+LAYERS = {"window 128": 128, "window 512": 512, "window 1,024": 1024, "full": None}
 COMPARED_AT = 16_384
 MOST_EXPONENT, MOST_SHARE = 1.1, 1 / 3
 

@@ -14,7 +14,7 @@ NODES = Machines(nodes=2, devices_per_node=8)
 
 
 def test_torchrun_and_slurm_scripts_call_the_command_with_its_extra() -> None:
-    runs = named_runs(Request(overrides=("data.path=rows.jsonl",), repeat=3), "lora_32B")
+    runs = named_runs(Request(overrides=("data.path=rows.jsonl",), repeat=3), NODES, "lora_32B")
     for script in (by_torchrun(runs, NODES, Meeting()), by_slurm(runs, NODES, [])):
         check(script)
         assert "\nbootstrap finetune\n" in script
@@ -24,7 +24,7 @@ def test_torchrun_and_slurm_scripts_call_the_command_with_its_extra() -> None:
 
 
 def test_impossible_jobs_of_fine_tunings_are_refused_before_submission() -> None:
-    runs = named_runs(Request(overrides=("training.global_batch_size=100",)), "lora_32B")
+    runs = named_runs(Request(overrides=("training.global_batch_size=100",)), NODES, "lora_32B")
     with pytest.raises(ConfigError, match="the nearest that is: 96"):
         by_torchrun(runs, NODES, Meeting())
 
@@ -34,14 +34,14 @@ def test_several_fine_tunings_become_a_slurm_array() -> None:
         (Request(axes=("curriculum.order=paced,shuffled",)), "lora_32B"),
         (Request(only=("lora", "dora"), sizes=("32B",)), None),
     ):
-        runs = named_runs(request, name)
+        runs = named_runs(request, NODES, name)
         assert len(runs) == 2
         script = by_slurm(runs, NODES, [])
         check(script)
         assert "#SBATCH --array=0-1" in script
         with pytest.raises(ConfigError, match="torchrun starts one run"):
             by_torchrun(runs, NODES, Meeting())
-    assert [run.overrides for run in named_runs(Request(axes=("lora_r=8,16",)), "lora_32B")] == [
+    assert [run.overrides for run in named_runs(Request(axes=("lora_r=8,16",)), NODES, "lora_32B")] == [
         ("adapter.r=8", "label=r=8"),
         ("adapter.r=16", "label=r=16"),
     ]

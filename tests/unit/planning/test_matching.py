@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from efficientbench.architecture.registry import ATTENTION
 from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.app import app
-from efficientbench.cli.launch_script import named_runs
+from efficientbench.cli.launch_script import Machines, named_runs
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters, flops_per_token, kv_cache_bytes_per_token
@@ -148,7 +148,9 @@ def test_a_sweep_solves_each_run_and_keeps_its_name(capsys: pytest.CaptureFixtur
     planned = [task.planned() for task in tasks.values()]
     assert len({each.tokens for each in planned if each is not None}) == 1
     # A script for other machines has the same commands.
-    assert [run.overrides for run in named_runs(request)] == [task.arguments[3:] for task in tasks.values()]
+    assert [run.overrides for run in named_runs(request, Machines(1, 0))] == [
+        task.arguments[3:] for task in tasks.values()
+    ]
 
 
 def test_a_match_is_an_axis_and_refuses_run_by_run() -> None:
