@@ -30,7 +30,7 @@ from support.measured import Figure, options, report
 from support.repository import ROOT
 
 from efficientbench.metrics.analysis.compare import METRICS, SAME
-from efficientbench.metrics.analysis.judging import TURNS, Judge
+from efficientbench.metrics.analysis.judging import ORDER, TURNS, Judge
 from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, Ratio, corrected
 from efficientbench.metrics.records.plausible import load_records
@@ -74,10 +74,13 @@ def make_runs(folder: Path, count: int, kinds: Sequence[str]) -> None:
 
 
 def page(first: Sequence[RunRecord], second: Sequence[RunRecord]) -> dict[str, Ratio]:
-    """Return what a comparison shows of all figures that the runs have, corrected for their number."""
+    """Return what a comparison shows of all figures that the runs have, corrected for their number.
+
+    They are asked for in the order of different models, which is what most comparisons are of.
+    """
     figures = [name for name in METRICS if all(getattr(record, name) for record in (*first, *second))]
     judge = Judge(Group(tuple(first)), Group(tuple(second)), despite=(TURNS,))  # splits are random
-    return {ratio.metric: ratio for ratio in corrected([judge.ratio(name) for name in figures], SAME, judge.order)}
+    return {ratio.metric: ratio for ratio in corrected([judge.ratio(name) for name in figures], SAME, ORDER)}
 
 
 def claims(records: Sequence[RunRecord], splits: Sequence[Split]) -> dict[str, int]:
