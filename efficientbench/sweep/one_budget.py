@@ -53,7 +53,7 @@ def _with_one_length(
             continue
         names = ", ".join(found[place].config.name for place in shorter)
         print(f"training.seq_len: {longest.training.seq_len}, of {longest.name}, also for {names}", file=sys.stderr)
-        for place in shorter:
+        for place in places:
             given = {ALIASES.get(key, key) for key in (each.partition("=")[0] for each in found[place].overrides)}
             values = {key: getattr(longest.training, key) for key in _LENGTH if f"training.{key}" not in given}
             found[place] = _changed(found[place], values)

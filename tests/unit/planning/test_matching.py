@@ -144,7 +144,11 @@ def test_a_sweep_solves_each_run_and_keeps_its_name(capsys: pytest.CaptureFixtur
     for task in tasks.values():
         # The command of each run resolves to the same configuration.
         assert task.config == resolve_run(task.arguments[1], True, task.arguments[3:])[0]
-    assert "mla_0.5B_smoke: model.ffn_hidden_size=560 instead of 608" in capsys.readouterr().err
+    mla = tasks["mla_0.5B_smoke"].config
+    assert mla is not None
+    # At the length of NSA's run, which is also the other runs'.
+    assert (mla.training.seq_len, mla.model.ffn_hidden_size) == (768, 504)
+    assert "mla_0.5B_smoke: model.ffn_hidden_size=504 instead of 608" in capsys.readouterr().err
     planned = [task.planned() for task in tasks.values()]
     assert len({each.tokens for each in planned if each is not None}) == 1
     # A script for other machines has the same commands.
