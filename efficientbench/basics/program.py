@@ -96,11 +96,13 @@ def read_arguments(group: Any, arguments: Sequence[str], is_key: Callable[[str],
         arguments: the arguments behind the program's name.
         is_key: whether a word, with `_` for `-`, is a key or another name of one.
     """
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     place = next((place for place, word in enumerate(arguments) if word in group.commands), None)
     if place is None:
         return list(arguments)
     parameters = group.commands[arguments[place]].params
-    options = {name for each in parameters for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+    options = {name for each in parameters for name in (*each.opts, *each.secondary_opts)} | {"--help", "-h"}
     takes_keys = any(each.param_type_name == "argument" and each.nargs == -1 for each in parameters)
     own, keys, left = list(arguments[: place + 1]), [], list(arguments[place + 1 :])
     while left and left[0] != "--":

@@ -30,8 +30,8 @@ from efficientbench.cli.options import (
     Smoke,
     Step,
     Tokenizer,
-    count,
     option,
+    repeats,
     resolve_arguments,
     switch,
 )
@@ -44,6 +44,7 @@ from efficientbench.config.spellings import is_name
 app = typer.Typer(
     help="Trains language models that differ in one architectural choice and measures what each choice costs.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -88,7 +89,7 @@ def run(
     smoke: Smoke = False,
     data: Data = None,
     tokenizer: Tokenizer = None,
-    repeat: Annotated[int | None, count("N runs with consecutive seeds; complete ones are kept")] = None,
+    repeat: Annotated[int | None, repeats("N runs with consecutive seeds; complete ones are kept")] = None,
     again: Annotated[bool, switch("--again", "with --repeat: train complete repeats again")] = False,
     matrix: MatrixFile = None,
     fresh: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import TuningArguments, count, mode_of, option, overrides_of, switch
+from efficientbench.cli.options import TuningArguments, count, mode_of, option, overrides_of, repeats, switch
 
 MERGE, EFFECT, LOSSES = "merge", "effect", "losses"
 
@@ -26,7 +26,7 @@ def finetune(
             "PATH", "examples: JSON, JSONL, parquet, or the hub's owner/name; without it: Python's manual, to try a run"
         ),
     ] = None,
-    repeat: Annotated[int | None, count("N runs with consecutive seeds; complete ones stay")] = None,
+    repeat: Annotated[int | None, repeats("N runs with consecutive seeds; complete ones stay")] = None,
     plan: Annotated[bool, switch("--plan", "print memory, traffic and layouts that fit; touches no device")] = False,
     world: Annotated[int, count("of --plan: ranks of all nodes")] = 16,
     devices_per_node: Annotated[int, count("of --plan: accelerators in a node")] = 8,

@@ -25,6 +25,7 @@ from efficientbench.cli.options import (
     of_depth,
     option,
     overrides_of,
+    repeats,
 )
 
 if TYPE_CHECKING:
@@ -88,9 +89,14 @@ def launch(
     tokenizer: Tokenizer = None,
     matrix: MatrixFile = None,
     nodes: Annotated[int, count("nodes that each run takes")] = 1,
-    devices_per_node: Annotated[int, option("N", "accelerators of a node; 0: its processors train", 0)] = 8,
+    devices_per_node: Annotated[
+        int,
+        typer.Option(
+            "--devices-per-node", "--gpus", metavar="N", min=0, help="accelerators of a node; 0: its processors train"
+        ),
+    ] = 8,
     output: Annotated[str, option("FILE", "where the script goes; -: to stdout")] = "-",
-    repeat: Annotated[int | None, count("as of `run`")] = None,
+    repeat: Annotated[int | None, repeats("as of `run`")] = None,
     sbatch: Sbatch = None,
     rendezvous: Annotated[Rendezvous, typer.Option(help="torchrun: how its agents meet")] = Rendezvous.C10D,
     rendezvous_id: Annotated[str, option("ID", "torchrun: tells apart who meets at one port")] = "",

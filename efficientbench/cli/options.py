@@ -32,6 +32,11 @@ def count(text: str) -> Any:
     return option("N", text, 1)
 
 
+def repeats(text: str) -> Any:
+    """Declare the option that repeats runs, with its help."""
+    return typer.Option("--repeat", "--seeds", metavar="N", min=1, help=text)
+
+
 def switch(name: str, text: str) -> Any:
     """Declare an option without a value; `name` is its name, which else would come with a --no-NAME."""
     return typer.Option(name, help=text)
@@ -59,7 +64,7 @@ MatrixFile = Annotated[
 Only = Annotated[
     str, option("LIST", "runs, variants or suites, like attention or gqa,mla; or fine-tunings, like lora,dora_7B")
 ]
-Sizes = Annotated[str, option("LIST", "like 0.5B,1.5B")]
+Sizes = Annotated[str, typer.Option("--sizes", "--size", metavar="LIST", help="like 0.5B,1.5B")]
 Axes = Annotated[
     list[str] | None,
     typer.Option(

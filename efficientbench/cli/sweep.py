@@ -22,6 +22,7 @@ from efficientbench.cli.options import (
     names,
     option,
     overrides_of,
+    repeats,
     switch,
 )
 
@@ -49,7 +50,7 @@ def sweep(
     only: Only = "",
     sizes: Sizes = "",
     axes: Axes = None,
-    repeat: Annotated[int | None, count("each run N times, with consecutive seeds")] = None,
+    repeat: Annotated[int | None, repeats("each run N times, with consecutive seeds")] = None,
     jobs: Annotated[
         str, option("N|auto", "runs at once; auto: as many as have devices of their own, on a CPU one")
     ] = "auto",

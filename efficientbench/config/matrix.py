@@ -109,11 +109,13 @@ class Matrix(Part):
         return variant in self.variants and size in self.sizes and name not in {run.name for run in self.all_runs}
 
     def run(self, name: str) -> RunName:
-        """Return the run called `name`: a variant in a size, whether a suite has it or not.
+        """Return the run called `name`, in any case: a variant in a size, whether a suite has it or not.
 
         Raises ConfigError: the variant or the size does not exist.
         """
         runs = by_name(self.all_runs)
+        if name not in runs:
+            name = self._in_our_case(name)
         if self.in_no_suite(name):
             variant, _, size = name.rpartition("_")
             return RunName(variant, size, OTHER)
@@ -124,6 +126,14 @@ class Matrix(Part):
             hint = f"did you mean {', '.join(part)}?" if part else hint
             raise ConfigError(f"there is no run called {name[:80]!r}: {hint}")
         return runs[name]
+
+    def _in_our_case(self, name: str) -> str:
+        """Return the name as the matrix writes it, where it has a run or a variant and a size of that name."""
+        variant, _, size = name.rpartition("_")
+        parts = [{each.lower(): each for each in own} for own in (self.variants, self.sizes)]
+        other = "_".join(own.get(part.lower(), part) for own, part in zip(parts, (variant, size), strict=True))
+        runs = {each.lower(): each for each in by_name(self.all_runs)}
+        return runs.get(name.lower(), other if self.in_no_suite(other) else name)
 
     def of(self, run: RunName) -> Matrix:
         """Return the matrix that has the run's size and variant: this one or one of `beside`."""

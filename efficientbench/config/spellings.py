@@ -150,6 +150,7 @@ SPELLINGS = (
 )
 """All names. `total_batch_size` is nanochat's, in tokens; `batch_size` is EfficientLLM's or LLM-Adapters'."""
 _KEY = re.compile(r"([a-z_]+(?:\.\w+)*)(=\S+)?")
+_SEQUENCES = "training.global_batch_size"
 _TRUE = frozenset({"", "1", "true", "yes", "on"})
 
 
@@ -185,6 +186,9 @@ def spelled(override: str, meanings: Mapping[str, str]) -> tuple[str, str | None
     """
     word, separator, text = override.partition("=")
     meaning = meanings.get(word.replace("-", "_"))
+    if _SEQUENCES in (word, meaning) and re.search(r"\d[MGBT]$", text):
+        tokens = f": {text} tokens are training.global_batch_tokens={text}" if meanings is TRAINING else ""
+        return override, f"{override[:80]}: a step has no {text} sequences{tokens}"
     if not separator or meaning is None:
         return override, None
     found = _KEY.fullmatch(meaning)
@@ -206,6 +210,7 @@ def is_name(word: str) -> bool:
 
 
 _SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+_LENGTHS = {"k": 1024, "K": 1024}
 _SECONDS = {
     "ms": Decimal("0.001"),
     "s": Decimal(1),
@@ -218,15 +223,19 @@ _NUMBER = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?)([A-Za-z]*)")
 
 
 def plain_number(key: str, text: str) -> str:
-    """Return a number as Python writes it: 10B → 10000000000, 1e9 → 1000000000, and for a key in seconds 2h → 7200.
+    """Return a number as Python writes it: 10B → 10000000000, 1e9 → 1000000000.
 
-    Any other text is returned as it is.
+    For a key in seconds 2h is 7200, and for a sequence's length 8k is 8192, as contexts are called. Any other text is
+    returned as it is.
     """
     found = _NUMBER.fullmatch(text)
     if found is None or text.isdigit():
         return text
     number, unit = found.groups()
-    scale = ({"": 1} | (_SECONDS if key.endswith("_s") else _SCALES)).get(unit)
+    scales = (
+        _SECONDS if key.endswith("_s") else _SCALES | _LENGTHS if key.endswith(("seq_len", "max_length")) else _SCALES
+    )
+    scale = ({"": 1} | scales).get(unit)
     if scale is None:
         return text
     value = Decimal(number) * scale

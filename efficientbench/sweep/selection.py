@@ -110,6 +110,7 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
     Raises:
         ConfigError: a name or a size is unknown, or no chosen run has a size.
     """
+    only, sizes = _in_our_case(only, matrix), _in_our_case(sizes, matrix)
     problems = [problem for name in only if (problem := _unknown_name(name, matrix, sizes))]
     known = dict.fromkeys([*matrix.sizes, *(run.size for run in matrix.all_runs)])
     for size in sizes:
@@ -129,6 +130,13 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
         there = ", ".join(dict.fromkeys(run.size for run in chosen))
         raise ConfigError(f"--sizes: no chosen run has the size {' or '.join(lacking)}; available sizes: {there}")
     return left
+
+
+def _in_our_case(names: Sequence[str], matrix: Matrix) -> list[str]:
+    """Return names in the case of the runs, variants, suites and sizes that they name."""
+    runs = {part for run in matrix.all_runs for part in (run.name, *run, run.suite.partition("_")[0])}
+    ours = {each.lower(): each for each in (*matrix.variants, *matrix.sizes, *runs)}
+    return [ours.get(name.lower(), name) for name in names]
 
 
 def _runs_called(name: str, matrix: Matrix, sizes: Sequence[str] = ()) -> list[RunName]:

@@ -170,6 +170,10 @@ def _row(name: str) -> dict[str, Any]:
     if row is not None:
         return row
     names = [row["name"] for row in _rows("devices")]
+    undetermined = _matching("undetermined", name) or _matching("undetermined", f"Ascend {name}")
+    if undetermined:
+        several = [each for each in names if name.strip().lower() in each.lower()]
+        raise MetricsError(f"'{name}': {undetermined['reason']}: name one of {', '.join(several or names)}")
     near = _near(name)
     hint = f"; did you mean '{near}'?" if near else ""
     where = f"the table of devices ({', '.join(names)}) or a file of your own ({OWN_ROWS}=FILE)"
@@ -177,7 +181,8 @@ def _row(name: str) -> dict[str, Any]:
 
 
 def _words(name: str) -> list[str]:
-    return [word for word in name.replace("_", " ").lower().split() if word not in _MAKERS]
+    apart = re.sub(r"^(rtx|ascend)(?=\d)", r"\1 ", name.replace("_", " ").strip().lower())
+    return [word for word in apart.split() if word not in _MAKERS]
 
 
 def _chip(words: Sequence[str]) -> str:
@@ -229,8 +234,8 @@ def _near(name: str) -> str | None:
 
 def _matching(part: str, device_name: str) -> dict[str, Any] | None:
     """Return the row, in a part of the table, whose pattern matches the driver's name of a device."""
-    name = device_name.strip().removeprefix("NVIDIA ")
-    return next((row for row in _rows(part) if re.fullmatch(row["match"], name)), None)
+    name = re.sub("^NVIDIA ", "", device_name.strip(), flags=re.IGNORECASE)
+    return next((row for row in _rows(part) if re.fullmatch(row["match"], name, re.IGNORECASE)), None)
 
 
 def _peak_flops(row: dict[str, Any], dtype: str) -> float:

@@ -254,6 +254,11 @@ def test_options_of_other_projects_become_keys(typed: str, read: str) -> None:
     assert read_arguments(typer.main.get_command(app), typed.split(), is_key) == read.split()
 
 
+def test_help_is_asked_in_three_ways(command: Command) -> None:
+    assert command("help", "plan") == command("plan", "-h") == command("plan", "--help")
+    assert command("help") == command("-h") == command("--help")
+
+
 def test_the_seeds_command_lines_are_taken_or_answered(command: Command) -> None:
     curriculum = ("--use_curriculum", "True", "--curriculum_seed", "42", "--micro_batch_size", "2")
     code, told, error = command("finetune", "lora_32B", "--plan", *curriculum, "--cutoff_len", "1024")

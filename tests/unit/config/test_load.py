@@ -227,7 +227,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gqa_1.5b", "did you mean gqa_1.5B?"),
+        ("gqa_15B", "did you mean gqa_1.5B?"),
         ("gqa-0.5B", "did you mean gqa_0.5B?"),
         ("../../etc/passwd", "the runs are mqa_0.5B, "),
     ],

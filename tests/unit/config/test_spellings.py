@@ -25,7 +25,9 @@ from efficientbench.sweep.selection import select
         ("training.tokens", "1e9", "1000000000"),
         ("training.tokens", "500M", "500000000"),
         ("training.tokens", "20x", "20x"),
-        ("training.seq_len", "64k", "64000"),
+        ("training.seq_len", "64k", "65536"),
+        ("data.max_length", "8k", "8192"),
+        ("training.tokens", "8k", "8000"),
         ("faults.hang_limit_s", "2h", "7200"),
         ("faults.hang_limit_s", "1.5min", "90"),
         ("faults.hang_limit_s", "30m", "1800"),
@@ -52,6 +54,17 @@ def test_short_names_set_the_same_keys() -> None:
     )
     assert set(ALIASES.values()) <= settable_keys().keys()
     assert parse_axes(["lr=1e-3,2e-3"]) == {"training.learning_rate": ("1e-3", "2e-3")}
+
+
+def test_a_batch_of_tokens_in_the_key_of_sequences_is_answered() -> None:
+    for typed in ("gbs=4M", "training.global_batch_size=4M"):
+        with pytest.raises(ConfigError, match=r"no 4M sequences: 4M tokens are training\.global_batch_tokens=4M"):
+            resolve("gqa_1.5B", overrides=[typed])
+
+
+def test_names_and_sizes_are_found_in_any_case() -> None:
+    assert [resolve(name).name for name in ("GQA_1.5b", "gqa_50m")] == ["gqa_1.5B", "gqa_50M"]
+    assert [run.name for run in select(load_matrix(), ["MQA", "gqa_0.5b"], ["0.5b"])] == ["mqa_0.5B", "gqa_0.5B"]
 
 
 def test_a_name_has_one_meaning() -> None:

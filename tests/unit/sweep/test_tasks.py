@@ -55,7 +55,7 @@ def test_names_choose_runs(only: tuple[str, ...], sizes: tuple[str, ...], wanted
     [
         (("atention",), (), "did you mean attention?"),
         (("$(id)",), (), "'$(id)'"),
-        ((), ("0.5b",), "did you mean 0.5B?"),
+        ((), ("0,5b",), "did you mean 0.5B?"),
         (("moe",), ("3B",), "no chosen run has the size 3B; available sizes: 0.5Bx8, 1.5Bx8"),
     ],
 )

@@ -177,12 +177,14 @@ def test_rates_are_found_by_driver_name_and_a_users_peak_overrides() -> None:
     assert (rates.in_node_bytes_s, rates.between_nodes_bytes_s) == (450e9, 50e9)
 
 
-@pytest.mark.parametrize("typed", ["h100 sxm", "H100_SXM", "sxm h100", "NVIDIA H100 SXM"])
+@pytest.mark.parametrize("typed", ["h100 sxm", "H100_SXM", "sxm h100", "NVIDIA H100 SXM", "h100 80gb hbm3"])
 def test_rates_are_found_by_words_of_a_device_name(typed: str) -> None:
     assert device_rates(typed, "bf16") == device_rates("H100 SXM", "bf16")
     assert device_rates("l40s", "bf16").name == "L40S"
     assert device_rates("tesla v100s", "fp16").name == "V100S PCIe"
     assert device_rates("A6000", "bf16").name == "RTX A6000"
+    assert device_rates("RTX4090", "bf16").name == "RTX 4090"
+    assert device_rates("910b2", "bf16").name == "Ascend 910B2"
 
 
 @pytest.mark.parametrize(
@@ -192,6 +194,7 @@ def test_rates_are_found_by_words_of_a_device_name(typed: str) -> None:
         ("V100 SXM2", "bf16", "in bf16 is not known .known: fp16, fp32"),
         ("abacus", "bf16", "'abacus' is not in the table of devices .V100S PCIe,"),
         ("A100", "bf16", "'A100' is several devices: name one of A100 80GB SXM, A100 80GB PCIe, A100 40GB"),
+        ("910B", "bf16", "depends on its SKU .*: name one of Ascend 910B1, Ascend 910B2, Ascend 910B3, Ascend 910B4$"),
         ("A100 20GB", "bf16", r"=FILE.; did you mean 'A100 40GB'\?$"),
         ("A1000", "bf16", r"=FILE.$"),
         ("RTX 6000", "bf16", r"did you mean 'RTX 6000 Ada'\?$"),
