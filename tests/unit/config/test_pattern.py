@@ -85,8 +85,13 @@ def test_no_formula_answers_for_a_model_with_a_pattern(declaration: object) -> N
         ),
         (
             ["model.attention.window=0"],
-            "model.attention.window: '0' does not fit: input should be greater than or equal to 1",
+            "attention.window: '0' does not fit: input should be greater than or equal to 1 (keys that a query sees",
         ),
+        (
+            ["model.attention.kind=nsa", "model.attention.window=0"],
+            "greater than or equal to 1 (tokens in the sliding window",
+        ),
+        (["model.pattern=[a]", "model.kinds.a.attention.window=0"], "a.attention.window: Input should be greater than"),
         (["model.attention.sinks=true", "model.position.kind=alibi"], "set model.position.kind to rope, absolute"),
         (["model.attention.sinks=true", "kernels.attention=flash"], "have a kernel of their own: leave it auto"),
         (["model.position.share=0.01"], "its share (position.share), must be even and above 0, not"),
