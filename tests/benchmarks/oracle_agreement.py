@@ -77,7 +77,7 @@ def measured() -> Iterator[Row]:
     for window in (None, 4):
         output, gradients = agreement.agreement_with_gpt_oss(window)
         name = "sinks: the kernel alone" + (f", window of {window}" if window else "")
-        yield row(name, f"transformers {importlib.metadata.version('transformers')}, gpt-oss", output, None, gradients)
+        yield row(name, f"transformers {importlib.metadata.version('transformers')} gpt-oss", output, None, gradients)
 
 
 def own_cache_error(oracle: Any, tokens: torch.Tensor) -> float:
@@ -97,7 +97,7 @@ def own_cache_error(oracle: Any, tokens: torch.Tensor) -> float:
 def named(other: str) -> str:
     """Return the name of other code, with the version of its package."""
     _, package, name = OTHERS[other]
-    return name if package is None else f"{package} {importlib.metadata.version(package)}, {name}"
+    return name if package is None else f"{package} {importlib.metadata.version(package)} {name}"
 
 
 def row(model: str, beside: str, logits: float, loss: float | None = None, gradients: float | None = None) -> Row:
