@@ -12,6 +12,7 @@ from support import outside
 from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.config.load import resolve
 from efficientbench.costs.model import cache_bytes, kv_cache_bytes_per_token
+from efficientbench.generation.open_run import with_random_weights
 from efficientbench.planning.plan import plan_anywhere
 from efficientbench.planning.plan_table import print_plan
 
@@ -66,6 +67,9 @@ def test_what_declares_no_state_has_no_cache_in_the_plan(
     config = resolve("gqa_1.5B", smoke=True, overrides=[kind.format(outside.PACKAGE), "device=cpu"])
     with pytest.raises(UndeclaredError, match=re.escape(reason)):
         cache_bytes(config.model, 64, "fp32")
+    # Before anything is built.
+    with pytest.raises(UndeclaredError, match=re.escape(reason)), with_random_weights(config):
+        pass
     with (tmp_path / "plan").open("w+") as file:
         print_plan(plan_anywhere(config), Console(file=file, width=300))
         file.seek(0)
