@@ -162,9 +162,8 @@ def stand_in(config: RunConfig, launches: Launches) -> None:
     """Replace what needs numbers."""
     dist.all_gather_object = gathered
     CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
-    dense = AttentionShape.of(config) is not None
     plain = functools.partial(context_parallel.attention, kernel=flash) if config.parallel.cp > 1 else flash
-    gpt._attention_kernel = lambda config, device: plain if dense else gpt.causal_attention
+    gpt._attention_kernel = lambda view, device: plain if AttentionShape.of(view) else gpt.causal_attention
     optimizer._obeys = lambda device: True
     weight_gradient.adds_wide = lambda device_type, dtype: device_type == "cuda"
     weight_gradient._add_wide = launches.as_one("addmm.dtype_out", lambda total, left, right: None)
