@@ -242,10 +242,10 @@ def measured(name: str) -> str:
     return f"{_table(['figure', 'value', 'interval', 'n'], cells)}\n\nMeasured on {how(name)} Script: {source}."
 
 
-def rows(name: str) -> str:
-    """Return the table that docs/measured/`name`.json holds as rows."""
-    content = _measured(name)
-    return _table(list(content["rows"][0]), [list(map(str, row.values())) for row in content["rows"]])
+def rows(name: str, key: str = "rows") -> str:
+    """Return the table that docs/measured/`name`.json holds as rows, or under another key."""
+    found = _measured(name)[key]
+    return _table(list(found[0]), [list(map(str, row.values())) for row in found])
 
 
 def how(name: str) -> str:

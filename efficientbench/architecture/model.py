@@ -6,6 +6,7 @@ kinds follow a pattern; each kind has a view, a model all of whose layers are of
 
 from __future__ import annotations
 
+import reprlib
 from collections import Counter
 from collections.abc import Mapping
 from itertools import cycle, islice
@@ -109,7 +110,8 @@ class ModelConfig(Decoder):
     def _within_the_depth(cls, pattern: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
         layers = info.data.get("layers")
         if pattern is not None and layers is not None and not 0 < len(pattern) <= layers:
-            raise ValueError(f"a pattern of {len(pattern)} layers does not fit a model of {layers} (model.layers)")
+            fits = f"does not fit a model of {layers} (model.layers): name 1 to {layers}"
+            raise ValueError(f"a pattern of {len(pattern)} layers {fits}")
         return pattern
 
     @field_validator("kinds")
@@ -228,9 +230,9 @@ def _unknown(name: str, given: Mapping[str, Mapping[str, Any]]) -> str | None:
             return None
         valid = (OWN_LAYER, *given, *ATTENTION)
         near = nearest(name, valid)
-        return f"{name}: is in model.pattern, and neither here nor an attention; " + (
-            f"did you mean {near}?" if near else f"the names are {', '.join(valid)}"
-        )
+        hint = f"did you mean {near}?" if near else f"the names are {', '.join(valid)};"
+        keys = f"a kind of your own has keys: model.kinds.{name}.attention.KEY=VALUE"
+        return f"{name}: is in model.pattern, and neither here nor an attention; {hint} {keys}"
     strange = [key for key in given[name] if key not in OF_A_KIND]
     return f"{name}.{strange[0]}: a kind has {', '.join(OF_A_KIND)} alone" if strange else None
 
@@ -296,5 +298,10 @@ def _messages(name: str, error: ValueError) -> list[str]:
         path = [
             str(step) for place, step in enumerate(each["loc"]) if place != 1 or step not in {*ATTENTION, *POSITIONS}
         ]
-        found.append(f"{'.'.join([name, *path])}: {each['msg'].removeprefix('Value error, ')}")
+        message = each["msg"].removeprefix("Value error, ")
+        if each["type"] == "extra_forbidden":
+            message = "is no key of this kind"
+        elif each["type"] != "value_error":
+            message = f"{reprlib.repr(each['input'])} does not fit: {message[:1].lower()}{message[1:]}"
+        found.append(f"{'.'.join([name, *path])}: {message}")
     return found

@@ -177,7 +177,7 @@ class AttentionCosts:
     cached: Callable[[Decoder], int] = _undeclared("attention", "its cache")
     """Elements per token that decoding keeps in its cache."""
     state_bytes: Callable[[Decoder, int, int, int], int] = _undeclared(
-        "attention", "the state that decoding keeps, and so cannot generate"
+        "attention", "the state that decoding keeps (AttentionCosts.state_bytes), and so cannot generate"
     )
     """(model, tokens, t, bytes of an element) → bytes of the State (model/cache.py) that the layer, a Stateful, keeps
     on one rank for a sequence with room for `tokens` tokens."""

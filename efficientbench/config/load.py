@@ -33,7 +33,8 @@ _DECIDED = {
     "match_left": "match",
 }
 """Keys that no override may set → what decides them."""
-_OWN_KINDS = {kind for variants in OWN.values() for kind in variants}
+_OWN_KINDS = {kind: variant.config for variants in OWN.values() for kind, variant in variants.items()}
+"""The keys of each kind of this project: kinds may share a name, and mean something else by it."""
 _KIND = re.compile(rf"(model\.(?:kinds\.[^.=]+\.)?(?:{'|'.join(SECTIONS)})\.kind)=(.*)", re.DOTALL)
 """An override of the kind of a section, of the model or of a kind of its layers."""
 _NULL_WORDS = frozenset({"", "~", "null", "none", "None", "Null", "NULL"})
@@ -209,7 +210,8 @@ def _problems(error: ValidationError) -> list[str]:
         path, kind = _without_kind(each["loc"], keys)
         key = ".".join(path) or "the configuration"
         if each["type"] == "extra_forbidden":
-            lines.append(f"{key}: is no key of {kind or 'this kind'}" if key in keys else unknown_key(key, keys))
+            of_kind = f"kind {kind}" if kind else "this kind"
+            lines.append(f"{key}: is no key of {of_kind}" if key in keys else unknown_key(key, keys))
             continue
         if each["type"] == "union_tag_invalid":
             tag, known = each["ctx"]["tag"], each["ctx"]["expected_tags"]
@@ -222,7 +224,10 @@ def _problems(error: ValidationError) -> list[str]:
             lines.append(f"{key}: {message}")
             continue
         got = "" if each["type"] == "missing" else f"{_shown(each['input'])} does not fit: "
-        about = f" ({keys[key].description})" if key in keys and keys[key].description else ""
+        own = _OWN_KINDS[kind].model_fields if kind else {}
+        described = own.get(path[-1]) if len(path) == 3 else None
+        described = described or keys.get(key)
+        about = f" ({described.description})" if described and described.description else ""
         lines.append(f"{key}: {got}{message[:1].lower()}{message[1:]}{about}")
     return lines
 
@@ -233,7 +238,7 @@ def _without_kind(location: tuple[int | str, ...], keys: Mapping[str, FieldInfo]
     for length in range(1, len(path)):
         section = ".".join(path[:length])
         if f"{section}.kind" in keys and path[length] in _OWN_KINDS:
-            return path[:length] + path[length + 1 :], f"kind {path[length]}"
+            return path[:length] + path[length + 1 :], path[length]
     return path, None
 
 

@@ -262,9 +262,12 @@ def with_kernels(config: RunConfig, device: Hardware) -> RunConfig:
 
 def hidden(config: RunConfig) -> str | None:
     """Return why a run's sequences are too short to show what its attention does; None where they are not."""
-    for view in config.model.views.values():
+    kinds = config.model.kinds or {}
+    for name, view in config.model.views.items():
         reason = attention_of(view).hidden_at(view, config.training.seq_len)
         if reason:
+            for key in kinds.get(name, {}).get("attention", {}):
+                reason = reason.replace(f"model.attention.{key} ", f"model.kinds.{name}.attention.{key} ")
             return f"attention {view.attention.kind!r} does not show in this run: {reason}"
     return None
 

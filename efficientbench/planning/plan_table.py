@@ -236,8 +236,11 @@ def _state_rows(config: RunConfig) -> list[tuple[str, str]]:
         return f"{added}, beside {kept:,} B that are constant"
 
     lengths = ", ".join(f"{tokens // 1024}k" for tokens in STATE_TOKENS)
-    sizes = shown(lambda: ", ".join(f"{cache_bytes(model, tokens, dtype) / 1e6:,.0f}" for tokens in STATE_TOKENS))
-    return [("state a token adds", shown(constant)), at_once, (f"  at {lengths} tokens", f"{sizes} MB")]
+
+    def sizes() -> str:
+        return ", ".join(f"{cache_bytes(model, tokens, dtype) / 1e6:,.0f}" for tokens in STATE_TOKENS) + " MB"
+
+    return [("state a token adds", shown(constant)), at_once, (f"  at {lengths} tokens", shown(sizes))]
 
 
 def _optimizer_rows(training: TrainingConfig) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from oracles.oracle import relative_error, text
-from support.configs import ATTENTIONS, ENCODINGS, chosen, decodes, tiny_model
+from support.configs import ATTENTIONS, ENCODINGS, PATTERN, SINKS, WINDOW, chosen, decodes, tiny_model
 from support.decoding import decode
 from support.ranks import Ranks
 
@@ -26,7 +26,7 @@ NAMES = [
     *chosen(ATTENTIONS, lambda config: decodes(config) and not problems(config, LAYOUTS["tensor parallel"])),
     *chosen(ENCODINGS, lambda config: position_of(config.model).place == "scores"),
 ]
-CELLS = [*((name, TP) for name in [*NAMES, "moe"]), ("moe", {"ep": 2, "dp": 2})]
+CELLS = [*((name, TP) for name in [*NAMES, WINDOW, SINKS, PATTERN, "moe"]), ("moe", {"ep": 2, "dp": 2})]
 QUICK = [*((name, TP) for name in ATTENTIONS if "," not in name), ("moe", {"ep": 2, "dp": 2})]
 """Not proofs alone."""
 

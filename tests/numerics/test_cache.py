@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from oracles.oracle import build, relative_error, text
 from support.configs import ATTENTIONS, ENCODINGS, MODELS, chosen, decodes, tiny_model
+from support.decoding import from_cache, in_parts
 
 from efficientbench.architecture.registry import position_of
 from efficientbench.config.schema import RunConfig
-
-if TYPE_CHECKING:
-    from efficientbench.model.gpt import GPT
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -24,25 +21,6 @@ CASES = chosen(MODELS, decodes)
 
 def configuration(case: str, *overrides: str) -> RunConfig:
     return tiny_model(case, "model.init_std=0.2", f"training.seq_len={LENGTH}", *overrides)
-
-
-def from_cache(model: GPT, tokens: torch.Tensor, parts: list[int]) -> torch.Tensor:
-    """The logits of tokens [B, S], computed in parts of so many tokens."""
-    from efficientbench.model.cache import Cache
-
-    cache, logits = Cache(model, *tokens.shape), []
-    with torch.no_grad(), cache.bound():
-        for part in tokens.split(parts, dim=1):
-            cache.counts.fill_(part.shape[1])
-            logits.append(model(part))
-            cache.advance()
-    return torch.cat(logits, dim=1)
-
-
-def in_parts(prefill: int, chunk: int) -> list[int]:
-    """A first part of `prefill` tokens, then `chunk` at a time, to the end of a sequence."""
-    chunks, rest = divmod(LENGTH - prefill, chunk)
-    return [prefill, *[chunk] * chunks, *[rest] * bool(rest)]
 
 
 PARTS = {
@@ -60,7 +38,7 @@ def test_decoding_in_parts_gives_the_logits_of_one_pass(case: str, parts: str) -
     with torch.no_grad():
         whole = model(tokens)
     for prefill, chunk in PARTS[parts]:
-        error = relative_error(from_cache(model, tokens, in_parts(prefill, chunk)), whole)
+        error = relative_error(from_cache(model, tokens, in_parts(LENGTH, prefill, chunk)), whole)
         assert error < 1e-5, f"{prefill} tokens, then {chunk} at a time"
 
 
@@ -72,7 +50,7 @@ def test_decoding_in_parts_gives_the_logits_of_one_pass_on_a_gpu(case: str) -> N
     with torch.no_grad():
         whole = model(tokens)
     for prefill, chunk in PARTS["few"]:
-        found = from_cache(model, tokens, in_parts(prefill, chunk))
+        found = from_cache(model, tokens, in_parts(LENGTH, prefill, chunk))
         assert found.device == device
         # Products of a token and of many are summed in different orders.
         assert relative_error(found, whole) < 1e-4, f"{prefill} tokens, then {chunk} at a time"
@@ -157,7 +135,7 @@ def test_bf16_decoding_rounds_no_more_than_one_pass(case: str) -> None:
     def error(logits: torch.Tensor) -> float:
         return (logits.float() - wanted).square().mean().sqrt().item()
 
-    found = error(from_cache(model, tokens, in_parts(23, 1)))
+    found = error(from_cache(model, tokens, in_parts(LENGTH, 23, 1)))
     assert 0 < found < 1.5 * error(whole)
 
 

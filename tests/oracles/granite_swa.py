@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 
 import torch
-from oracles.qwen2 import multiply_embedding, to_qwen2
+from oracles.qwen2 import multiply_embedding
+from oracles.qwen2 import to_qwen2 as renamed
 from transformers import GraniteSWAConfig, GraniteSWAForCausalLM
 
 from efficientbench.architecture.gqa import GQAConfig
 from efficientbench.architecture.model import ModelConfig
+
+__all__ = ["renamed", "same_weights"]
 
 NO_SINK = -1e4
 """A sink's logit that takes nothing: GraniteSWA has one for each head, and e to this power is 0."""
@@ -36,7 +39,7 @@ def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Granit
         attn_implementation="eager",
     )
     oracle = GraniteSWAForCausalLM(config).float()
-    missing, unexpected = oracle.load_state_dict(to_qwen2(tensors, model), strict=False)
+    missing, unexpected = oracle.load_state_dict(renamed(tensors, model), strict=False)
     assert not unexpected
     assert all(name == "lm_head.weight" or name.endswith("sinks") for name in missing), missing
     for layer, attention in zip(oracle.model.layers, attentions, strict=True):

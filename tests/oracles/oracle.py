@@ -74,7 +74,20 @@ def gradients_beside(
     oracle: Callable[[torch.Tensor], torch.Tensor],
     auxiliary_loss: Callable[[], torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Forward and backward pass of both on one batch; logits and summed loss must agree to 1e-5.
+    """Return our gradients, as `beside` does; logits and summed loss must agree to 1e-5."""
+    logits, loss, gradients = beside(model, config, oracle, auxiliary_loss)
+    assert logits < 1e-5
+    assert loss < 1e-5
+    return gradients
+
+
+def beside(
+    model: GPT,
+    config: RunConfig,
+    oracle: Callable[[torch.Tensor], torch.Tensor],
+    auxiliary_loss: Callable[[], torch.Tensor] | None = None,
+) -> tuple[float, float, dict[str, torch.Tensor]]:
+    """Forward and backward pass of both on one batch.
 
     Args:
         model: ours.
@@ -83,7 +96,7 @@ def gradients_beside(
         auxiliary_loss: what the oracle adds to its loss, after its forward pass.
 
     Returns:
-        Our gradients by global names.
+        The relative errors of logits and of the summed loss, and our gradients by global names.
     """
     from efficientbench.model.initial_weights import global_parameters
     from efficientbench.training.update.optimizer import wrap_data_parallel
@@ -98,15 +111,19 @@ def gradients_beside(
     model.take_routing()
     loss = wrapped(tokens, labels, torch.ones_like(labels))
     loss.backward()
-    assert relative_error(logits, expected) < 1e-5
-    assert relative_error(loss, expected_loss) < 1e-5
-    return {key: parameter.main_grad for key, parameter in global_parameters(model).items()}
+    gradients = {key: parameter.main_grad for key, parameter in global_parameters(model).items()}
+    return relative_error(logits, expected), relative_error(loss, expected_loss), gradients
 
 
 def assert_gradients_equal(gradients: Mapping[str, torch.Tensor], oracle: torch.nn.Module) -> None:
     """Every parameter of `oracle` has the gradient of its name, to 1e-5."""
-    for name, parameter in oracle.named_parameters():
-        assert relative_error(gradients[name], parameter.grad) < 1e-5, name
+    for name, error in gradient_errors(gradients, oracle).items():
+        assert error < 1e-5, name
+
+
+def gradient_errors(gradients: Mapping[str, torch.Tensor], oracle: torch.nn.Module) -> dict[str, float]:
+    """The relative error of the gradient of each parameter of `oracle`, by its name."""
+    return {name: relative_error(gradients[name], each.grad) for name, each in oracle.named_parameters()}
 
 
 def dense_attention(

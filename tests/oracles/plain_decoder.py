@@ -95,6 +95,16 @@ class PlainDecoder(torch.nn.Module):
         return activated @ second.T
 
 
+def same_weights(tensors: Tensors, model: ModelConfig) -> PlainDecoder:
+    """The decoder with full tensors by our global names."""
+    return PlainDecoder(tensors, model)
+
+
+def renamed(tensors: Tensors, model: ModelConfig) -> Tensors:
+    """Full tensors by our global names (weights or gradients) → the same tensors by the decoder's names."""
+    return named_for_torch(tensors)
+
+
 def named_for_torch(weights: Tensors) -> Tensors:
     """Weights by names that torch lets a module have."""
     return {name.replace(".", "/"): weight for name, weight in weights.items()}

@@ -32,24 +32,23 @@ def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Qwen3N
         attn_implementation="eager",
     )
     oracle = Qwen3NextForCausalLM(config).float()
-    renamed = to_qwen3_next(tensors, model)
     # This class multiplies by 1 + w.
-    weights = {name: tensor - 1 if "norm" in name else tensor for name, tensor in renamed.items()}
+    weights = {name: each - 1 if "norm" in name else each for name, each in renamed(tensors, model).items()}
     missing, unexpected = oracle.load_state_dict(weights, strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])
     multiply_embedding(oracle, model)
     return oracle
 
 
-def to_qwen3_next(tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[str, torch.Tensor]:
+def renamed(tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[str, torch.Tensor]:
     """Full tensors by our global names (weights or gradients) → the same tensors by Qwen3-Next's names."""
     joint = {name: tensor for name, tensor in tensors.items() if "linear_qkv" in name}
-    renamed = to_qwen2({name: tensor for name, tensor in tensors.items() if name not in joint}, model)
-    renamed = {
+    found = to_qwen2({name: tensor for name, tensor in tensors.items() if name not in joint}, model)
+    found = {
         name.replace("self_attention.q_layernorm", "self_attn.q_norm").replace(
             "self_attention.k_layernorm", "self_attn.k_norm"
         ): tensor.roll(model.rotated_dim) if "self_attention" in name else tensor
-        for name, tensor in renamed.items()
+        for name, tensor in found.items()
     }
     heads = model.heads // model.key_value_heads
     for name, tensor in joint.items():
@@ -59,5 +58,5 @@ def to_qwen3_next(tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[
         query, key = (each.roll(model.rotated_dim, dims=1) for each in (query, key))
         split = {"q": torch.cat([query, gate], dim=1), "k": key, "v": value}
         layer = name.replace("decoder.layers", "model.layers").replace("self_attention.linear_qkv", "self_attn.{}_proj")
-        renamed |= {layer.format(letter): part.flatten(0, 1) for letter, part in split.items()}
-    return renamed
+        found |= {layer.format(letter): part.flatten(0, 1) for letter, part in split.items()}
+    return found

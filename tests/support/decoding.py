@@ -1,13 +1,17 @@
-"""What the ranks of a pool run to decode in some layout."""
+"""Decoding in parts from a cache: in this process, and by the ranks of a pool in some layout."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from efficientbench.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from efficientbench.model.gpt import GPT
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,7 @@ def decode(config: RunConfig, tokens: torch.Tensor, ways: list[list[int]]) -> De
         [model] = build_stages(config, torch.device("cpu"))
         model.eval()
         whole = whole_logits(model, model(tokens))
-        decoded = []
-        for parts in ways:
-            cache, logits = Cache(model, *tokens.shape), []
-            with cache.bound():
-                for part in tokens.split(parts, dim=1):
-                    cache.counts.fill_(part.shape[1])
-                    logits.append(whole_logits(model, model(part)))
-                    cache.advance()
-            decoded.append(torch.cat(logits, dim=1))
+        decoded = [from_cache(model, tokens, parts) for parts in ways]
         steps = generate(model, [tokens[0, :9].tolist(), tokens[1, :4].tolist()], Sampling(1.0, seed=7), 12)
         sampled = [each.token for emitted in steps for each in emitted]
         if config.parallel.ep > 1:
@@ -55,4 +51,24 @@ def decode(config: RunConfig, tokens: torch.Tensor, ways: list[list[int]]) -> De
             for _ in generate(model, [tokens[0, :5].tolist()], Sampling(), 12, stop):
                 pass
         formula = len(tokens) * cache_bytes(config.model, tokens.shape[1], config.training.dtype, config.parallel.tp)
-        return Decoded(whole, decoded, cache.bytes, formula, sampled)
+        return Decoded(whole, decoded, Cache(model, *tokens.shape).bytes, formula, sampled)
+
+
+def from_cache(model: GPT, tokens: torch.Tensor, parts: list[int]) -> torch.Tensor:
+    """The logits of tokens [B, S], computed in parts of so many tokens."""
+    from efficientbench.generation.decoder import whole_logits
+    from efficientbench.model.cache import Cache
+
+    cache, logits = Cache(model, *tokens.shape), []
+    with torch.no_grad(), cache.bound():
+        for part in tokens.split(parts, dim=1):
+            cache.counts.fill_(part.shape[1])
+            logits.append(whole_logits(model, model(part)))
+            cache.advance()
+    return torch.cat(logits, dim=1)
+
+
+def in_parts(length: int, prefill: int, chunk: int) -> list[int]:
+    """A first part of `prefill` tokens, then `chunk` at a time, to the end of a sequence."""
+    chunks, rest = divmod(length - prefill, chunk)
+    return [prefill, *[chunk] * chunks, *[rest] * bool(rest)]

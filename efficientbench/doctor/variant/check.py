@@ -29,6 +29,7 @@ from efficientbench.costs.model import (
 from efficientbench.doctor.check import Check, print_checks
 from efficientbench.doctor.variant.cases import BASE, LAYOUTS, SHAPES, overrides_of, tiny_models
 from efficientbench.doctor.variant.model import model_checks
+from efficientbench.launchers.processes.failure import read_failure
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.records.sinks.steplog import read_steps
 from efficientbench.model import attention
@@ -189,11 +190,12 @@ def _same(name: str, found: list[float] | str, wanted: list[float], good: str) -
 
 
 def _losses(overrides: Sequence[str]) -> list[float] | str:
-    """Run, and return the loss of every step, or the last line that a failed run printed."""
+    """Run, and return the loss of every step, or why the run failed; else the last line that it printed."""
     command = module_command("efficientbench.cli", "run", BASE, "--smoke", *overrides)
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
-    if done.returncode != 0:
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        return lines[-1] if lines else f"exit code {done.returncode}"
     folder = OutputFolder.of(resolve(BASE, smoke=True, overrides=overrides))
+    if done.returncode != 0:
+        failure = read_failure(folder.failure)
+        lines = [failure.reason] if failure else (done.stderr.strip() or done.stdout.strip()).splitlines()
+        return lines[-1] if lines else f"exit code {done.returncode}"
     return [line["loss"] for line in read_steps(folder.steps) if line["kind"] == "step"]

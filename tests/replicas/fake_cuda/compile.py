@@ -221,13 +221,20 @@ def small() -> None:
     compiled(fused(gate._gate_backward), branch, gates, branch, branch, branch)
 
 
-def branch(reach: Reach, keys: int, heads: Heads) -> None:
-    """One of NSA's branches by FlexAttention, forward and backward; the compressed one returns its sums."""
+def branch(reach: Reach, keys: int, heads: Heads, sinks: bool = False) -> None:
+    """Attention to a window, or one of NSA's branches, by FlexAttention, forward and backward.
+
+    The compressed branch returns its sums; a window may have sinks.
+    """
     query = tensor(BATCH * heads.groups, SEQUENCE, heads.count // heads.groups, heads.dim, trained=True)
     key, value = (tensor(BATCH * heads.groups, keys, heads.dim, trained=True) for _ in range(2))
     kernel = range_attention_flex
     attend = kernel.range_attention if reach is WINDOW else kernel.range_attention_with_sums
-    compiled(attend, query, key, value, 0.1, reach)
+    if sinks:
+        scores = tensor(BATCH * heads.groups, heads.count // heads.groups, trained=True)
+        compiled(kernel.range_attention_with_sinks, query, key, value, scores, 0.1, reach)
+    else:
+        compiled(attend, query, key, value, 0.1, reach)
 
 
 def selected(heads: Heads) -> None:
@@ -260,6 +267,7 @@ def causal(heads: Heads, query_dim: int | None = None) -> None:
 BY_HEADS: dict[str, Callable[[Heads], None]] = {
     "causal": causal,
     "window": partial(branch, WINDOW, SEQUENCE),
+    "sinks": partial(branch, WINDOW, SEQUENCE, sinks=True),
     "compressed": partial(branch, PAST, COMPRESSED),
     "selected": selected,
     "biased": biased,

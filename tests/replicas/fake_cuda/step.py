@@ -98,6 +98,28 @@ def flex_attention(launches: Launches, with_sums: bool) -> Any:
     return attend
 
 
+def flex_attention_with_sinks(launches: Launches) -> Any:
+    """Return what stands in for FlexAttention with sinks: its kernels, one that scales, and two for gradients of that.
+
+    What is kept is the output before it is scaled.
+    """
+
+    class Attended(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor) -> Tensor:
+            launches.operations["flex_attention"] += 2
+            log_sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+            ctx.save_for_backward(query, key, value, sinks, torch.empty_like(query), log_sums)
+            return torch.empty_like(query)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+            launches.operations["flex_attention_backward"] += 4
+            return tuple(torch.empty_like(each) for each in ctx.saved_tensors[:4])
+
+    return lambda *tensors, **options: Attended.apply(*tensors)
+
+
 def count_triton(launches: Launches) -> None:
     """Count every launch of a Triton kernel, and run none."""
 
@@ -140,9 +162,8 @@ def stand_in(config: RunConfig, launches: Launches) -> None:
     """Replace what needs numbers."""
     dist.all_gather_object = gathered
     CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
-    dense = AttentionShape.of(config) is not None
     plain = functools.partial(context_parallel.attention, kernel=flash) if config.parallel.cp > 1 else flash
-    gpt._attention_kernel = lambda config, device: plain if dense else gpt.causal_attention
+    gpt._attention_kernel = lambda view, device: plain if AttentionShape.of(view) else gpt.causal_attention
     optimizer._obeys = lambda device: True
     weight_gradient.adds_wide = lambda device_type, dtype: device_type == "cuda"
     weight_gradient._add_wide = launches.as_one("addmm.dtype_out", lambda total, left, right: None)
@@ -154,6 +175,8 @@ def stand_in(config: RunConfig, launches: Launches) -> None:
     flex.runs = lambda device_type: device_type == "cuda"
     attend, attend_with_sums = (flex_attention(launches, with_sums) for with_sums in (False, True))
     flex.compiled, flex.compiled_with_sums = lambda: attend, lambda: attend_with_sums
+    attend_with_sinks = flex_attention_with_sinks(launches)
+    flex.compiled_with_sinks = lambda: attend_with_sinks
     count_triton(launches)
     training, parallel, moe = config.training, config.parallel, config.model.moe
     if moe is not None:

@@ -69,7 +69,7 @@ def test_no_formula_answers_for_a_model_with_a_pattern(declaration: object) -> N
     ("overrides", "message"),
     [
         (["model.pattern=[]"], "model.pattern: a pattern of 0 layers does not fit a model of 4"),
-        (["model.pattern=[own,own,own,own,mla]"], "model.pattern: a pattern of 5 layers does not fit a model of 4"),
+        (["model.pattern=[own,own,own,own,mla]"], "does not fit a model of 4 (model.layers): name 1 to 4"),
         (
             ["model.pattern=[mlaa,own]"],
             "mlaa: is in model.pattern, and neither here nor an attention; did you mean mla",
@@ -78,14 +78,25 @@ def test_no_formula_answers_for_a_model_with_a_pattern(declaration: object) -> N
         (["model.pattern=[mla]", "model.kinds.a.qk_norm=true"], "a: no layer of model.pattern is of this kind"),
         (["model.pattern=[a]", "model.kinds={a: {heads: 2}}"], "a.heads: a kind has attention, position, qk_norm"),
         (["model.pattern=[a]", "model.kinds.a.attention.query_groups=3"], "a: 14 heads cannot be shared evenly by 3"),
-        (["model.pattern=[a]", "model.kinds.a.attention.query_groups=0"], "a.attention.query_groups: Input should be"),
+        (
+            ["model.pattern=[a]", "model.kinds.a.attention.query_groups=0"],
+            "a.attention.query_groups: '0' does not fit: input",
+        ),
         (
             ["model.pattern=[a,own]", "model.kinds.a.position.kind=alibi"],
             "a.position.kind: layers with 'rope' and with",
         ),
         (
             ["model.attention.window=0"],
-            "model.attention.window: '0' does not fit: input should be greater than or equal to 1",
+            "attention.window: '0' does not fit: input should be greater than or equal to 1 (keys that a query sees",
+        ),
+        (
+            ["model.attention.kind=nsa", "model.attention.window=0"],
+            "greater than or equal to 1 (tokens in the sliding window",
+        ),
+        (
+            ["model.pattern=[a]", "model.kinds.a.attention.window=0"],
+            "a.attention.window: '0' does not fit: input should be",
         ),
         (["model.attention.sinks=true", "model.position.kind=alibi"], "set model.position.kind to rope, absolute"),
         (["model.attention.sinks=true", "kernels.attention=flash"], "have a kernel of their own: leave it auto"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from support import outside
 from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.config.load import resolve
 from efficientbench.costs.model import cache_bytes, kv_cache_bytes_per_token
+from efficientbench.generation.open_run import with_random_weights
 from efficientbench.planning.plan import plan_anywhere
 from efficientbench.planning.plan_table import print_plan
 
@@ -46,7 +48,11 @@ def test_tensor_parallel_ranks_share_groups_and_not_latents() -> None:
     [
         (
             "model.attention.kind={}.window:VARIANT",
-            "declares no formula for the state that decoding keeps, and so cannot generate",
+            "no formula for the state that decoding keeps (AttentionCosts.state_bytes), and so cannot generate",
+        ),
+        (
+            "model.pattern=[own,{}.window:VARIANT]",
+            "model.attention.kind=my_package.window:VARIANT declares no formula for the state that decoding keeps",
         ),
         (
             "model.position.kind={}.ramp:VARIANT",
@@ -59,11 +65,16 @@ def test_what_declares_no_state_has_no_cache_in_the_plan(
 ) -> None:
     outside.lay_out(tmp_path, monkeypatch)
     config = resolve("gqa_1.5B", smoke=True, overrides=[kind.format(outside.PACKAGE), "device=cpu"])
-    with pytest.raises(UndeclaredError, match=reason):
+    with pytest.raises(UndeclaredError, match=re.escape(reason)):
         cache_bytes(config.model, 64, "fp32")
+    # Before anything is built.
+    with pytest.raises(UndeclaredError, match=re.escape(reason)), with_random_weights(config):
+        pass
     with (tmp_path / "plan").open("w+") as file:
         print_plan(plan_anywhere(config), Console(file=file, width=300))
         file.seek(0)
-        [row] = [line for line in file if "cache of a sequence" in line]
+        printed = file.read()
+    [row] = [line for line in printed.splitlines() if "cache of a sequence" in line]
     assert "n/a: " in row
     assert reason in row
+    assert "generate MB" not in printed

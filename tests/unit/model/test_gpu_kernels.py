@@ -16,7 +16,12 @@ MOST_STACK_BYTES = 512
 FLEX = {"triton_tem_fused": 2}
 SELECTED = {"parallel_nsa_fwd_kernel": 2, "parallel_nsa_bwd_kernel_dq": 2, "parallel_nsa_bwd_kernel_dkv": 2}
 BIASED = {**FLEX, "_sum_band": 1}
-BY_HEADS = {"causal": FLEX, "window": FLEX, "compressed": FLEX, "selected": SELECTED, "biased": BIASED}
+WITH_SINKS = {**FLEX, "triton_": 6}
+"""Beside FlexAttention's, a kernel that scales its output, and three for the gradients of that and of the sinks."""
+BY_HEADS = {
+    **{"causal": FLEX, "window": FLEX, "sinks": WITH_SINKS, "compressed": FLEX, "selected": SELECTED},
+    "biased": BIASED,
+}
 PARTS = {"small": {"triton_": 18}, "mla": FLEX, **BY_HEADS, **{f"{part}_64": least for part, least in BY_HEADS.items()}}
 """Part → how many kernels of a name it has at least, each configuration by itself."""
 

@@ -18,6 +18,7 @@ MOST_LAUNCHES = {
     "relative_1.5B": 1635,
     "moe_0.5Bx8": 3056,
     "nsa_1.5B": 2990,
+    "swa_5to1_sinks_1.5B model.layers=6": 398,
     "gqa_1.5B parallel.tp=2 parallel.sp=true": 1575,
     "gqa_1.5B parallel.cp=2": 1896,
     "gqa_1.5B parallel.pp=2": 624,
