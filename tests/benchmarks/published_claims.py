@@ -2,8 +2,8 @@
 
     python tests/benchmarks/published_claims.py [--write]
 
-The claims lie in `shared/data/public_runs/paper_claims.csv`, and are repeated as they stand there. The column of our own
-ladder is open until it has been trained. Exit status 1: that file is not there.
+The claims lie in `shared/data/public_runs/paper_claims.csv`, and are repeated as they stand there. The column of our
+own ladder is open until it has been trained. Exit status 1: that file is not there.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python tests/benchmarks/published_ranks.py [--write]
 
-Its pages have ranks without values. Each group of rows is taken as it stands: of every two methods, the ranks in latency
-(AL) and in throughput (TT, ST or IT, the first that has ranks apart) put the same one first, or the other one, or one of
-them none. The ranks lie in `shared/data/public_runs/efficientllm_ranks.csv`. Exit status 1: that file is not there.
+Its pages have ranks without values. Each group of rows is taken as it stands. Of every two methods, the ranks in
+latency (AL) and in throughput (TT, ST or IT, the first that has ranks apart) put the same one first, or the other one,
+or one of them none. The ranks lie in `shared/data/public_runs/efficientllm_ranks.csv`. Exit status 1: that file is not
+there.
 """
 
 from __future__ import annotations
