@@ -15,12 +15,17 @@ from efficientbench.study.verdict import Costs
 
 HOURS, KWH, FLOPS, SERVING = "device-hours", "kWh", "FLOPs", "serving"
 CACHE = "cache bytes per token"
-_READ: Mapping[str, Callable[[TargetCost], float | None]] = {
-    HOURS: lambda cost: None if cost.device_seconds is None else cost.device_seconds / 3600,
-    KWH: lambda cost: None if cost.joules is None else cost.joules / 3.6e6,
+_Read = Callable[[TargetCost], float | None]
+_READ: Mapping[str, tuple[_Read, Callable[[TargetCost], str]]] = {
+    HOURS: (
+        lambda cost: None if cost.device_seconds is None else cost.device_seconds / 3600,
+        lambda cost: cost.time_source,
+    ),
+    KWH: (lambda cost: None if cost.joules is None else cost.joules / 3.6e6, lambda cost: cost.energy_source),
     # What was matched differs by a rounding alone, and dominates nothing: it counts only where nothing else is known.
-    FLOPS: lambda cost: cost.training_flops,
+    FLOPS: (lambda cost: cost.training_flops, lambda cost: "by the model's formulas"),
 }
+"""Unit → a variant's cost, and how it is known or why it is not."""
 
 
 def costs_of(study: Study, variants: Sequence[str]) -> tuple[Costs, dict[str, str]]:
@@ -31,20 +36,14 @@ def costs_of(study: Study, variants: Sequence[str]) -> tuple[Costs, dict[str, st
     found = [study.costs[name] for name in variants]
     training: dict[str, np.ndarray] = {}
     told: dict[str, str] = {}
-    for unit, read in _READ.items():
-        values = [read(cost) for cost in found]
+    for unit, (read, source) in _READ.items():
         if unit == FLOPS and training:
             break
-        if all(value is not None for value in values):
+        values = [read(cost) for cost in found]
+        lacking = [cost for cost, value in zip(found, values, strict=True) if value is None]
+        if not lacking:
             training[unit] = np.array(values, float)
-        else:
-            values = []
-        sources = {
-            HOURS: [cost.time_source for cost in found],
-            KWH: [cost.energy_source for cost in found],
-            FLOPS: ["by the model's formula"] * len(found),
-        }[unit]
-        told[unit] = ("" if values else "n/a: ") + "; ".join(dict.fromkeys(sources))
+        told[unit] = ("n/a: " if lacking else "") + "; ".join(dict.fromkeys(map(source, lacking or found)))
     serving, how = _serving(study, variants)
     caches = [cost.cache_bytes_per_token for cost in found]
     if all(caches):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.generated import generation, row
 from support.simulated_studies import LAWS, TIE
 from support.studies import HOURS, TOKENS_PER_S, study, without
 
@@ -17,7 +18,7 @@ from efficientbench.study.ladder import Cell
 from efficientbench.study.law import HeldOut
 from efficientbench.study.page import markdown, parts, verdict
 from efficientbench.study.runs import MatchLeft, Study
-from efficientbench.study.target_costs import CACHE
+from efficientbench.study.target_costs import CACHE, SERVING, costs_of
 from efficientbench.study.words import Part
 
 CLEAR = replace(LAWS, gap=8)
@@ -259,3 +260,32 @@ def test_a_price_has_a_column_of_costs(named: Answer) -> None:
     table = verdict(replace(named, price_per_hour=2.5)).table
     assert table is not None
     assert {row[table.header.index("cost")] for row in table.rows} == {"2,500"}
+
+
+def test_measured_generation_counts_as_a_cost_of_serving(clear: Study) -> None:
+    made = {
+        "gqa": row("gqa", 128, 1, 0.02),
+        "mla": row("mla", 128, 1, 0.01),
+        "nsa": row("nsa", 128, 1, None),
+    }
+    runs = tuple(
+        replace(run, generation=generation(run.variant, run.cell.size, [made[run.variant]], config=run.record.config))
+        if run.cell.size == "350M" and run.record is not None
+        else run
+        for run in clear.runs
+    )
+    costs, told = costs_of(replace(clear, runs=runs), ("gqa", "mla"))
+    assert costs.serving["J"][0] == pytest.approx((0.02 / 50 * 128 + 0.02 * 63) / 64)
+    assert costs.serving["J"][1] == pytest.approx((0.01 / 50 * 128 + 0.01 * 63) / 64)
+    assert told[SERVING] == "measured at 350M, prompt 128, batch 1, new 64"
+    costs, told = costs_of(replace(clear, runs=runs), ("gqa", "nsa"))
+    assert set(costs.serving) == {"device hours", CACHE}
+    assert "n/a J: " in told[SERVING]
+    assert costs_of(clear, ("gqa", "mla"))[1][SERVING].startswith("n/a: generation was not measured")
+
+
+def test_costs_that_are_not_known_of_all_variants_are_left_out(clear: Study) -> None:
+    unknown = replace(clear.costs["nsa"], device_seconds=None, time_source="no plan: the device is not in the table")
+    costs, told = costs_of(replace(clear, costs={**clear.costs, "nsa": unknown}), ("gqa", "mla", "nsa"))
+    assert list(costs.training) == ["FLOPs"]
+    assert told["device-hours"] == "n/a: no plan: the device is not in the table"

@@ -60,9 +60,17 @@ def _check(content: object, schema: dict, named: dict) -> None:
             except AssertionError as error:
                 failures.append(error)
         raise AssertionError(failures)
-    kinds = {"object": dict, "array": list, "string": str, "number": (int, float), "integer": int, "boolean": bool}
-    kind = schema.get("type")
-    assert content is None if kind == "null" else isinstance(content, kinds[kind]) if kind else True, (content, schema)
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "number": (int, float),
+        "integer": int,
+        "boolean": bool,
+        "null": type(None),
+    }
+    kind = str(schema.get("type", "object" if "properties" in schema else ""))
+    assert kind == "" or isinstance(content, kinds[kind]), (content, schema)
     if isinstance(content, dict) and "properties" in schema:
         assert set(schema.get("required", ())) <= content.keys() <= schema["properties"].keys()
         for key, value in content.items():
