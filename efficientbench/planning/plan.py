@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.registry import OWN, SECTIONS, attention_of, outside
 from efficientbench.architecture.variant import known, shown
 from efficientbench.basics.counted import number_of
@@ -164,6 +165,10 @@ class Hardware(Protocol):
         """Return the memory of one device, in bytes; None where the devices use the host's memory."""
 
 
+MASTER_BYTES, MOMENTS_BYTES = 4, 8
+"""Bytes of a parameter's float32 master and AdamW moments in a checkpoint."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The figures of a run, computed from its configuration."""
@@ -215,6 +220,12 @@ class Plan:
         ranks = [self.memory[rank // per_stage].total for rank in range(self.layout.world_size)]
         per_node = self.layout.ranks_per_node
         return max(sum(ranks[first : first + per_node]) for first in range(0, len(ranks), per_node))
+
+    def checkpoint_bytes(self) -> tuple[int, int]:
+        """Return the bytes of the last checkpoint, which holds the weights alone, and of an earlier, whole one."""
+        master = 0 if self.config.training.dtype == "fp32" else MASTER_BYTES
+        weights = self.parameters.total * DTYPE_BYTES[self.config.training.dtype]
+        return weights, weights + self.parameters.total * (MOMENTS_BYTES + master)
 
     def rank_memory_bytes(self) -> int:
         """Return the peak memory of the rank that needs most."""
