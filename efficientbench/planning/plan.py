@@ -69,7 +69,7 @@ class TextBudget:
     epochs: float | None
     """Approximate epochs of the source that is repeated most; None as for `unique_tokens`."""
     begun: bool
-    """Whether the run begins with the weights of another run, which has read text too."""
+    """Whether the run begins with the weights of another run, whose text is not counted here."""
 
     @property
     def speed_only_reason(self) -> str | None:
@@ -85,7 +85,8 @@ class TextBudget:
 
 def text_budget(plan: Plan, corpus_tokens: Sequence[int] | None) -> TextBudget:
     """Return the text that a run will read; `corpus_tokens`: tokens of each source; None: they are unknown."""
-    per_parameter, begun = plan.budget.tokens_per_parameter, plan.config.init.run is not None
+    per_parameter, init = plan.budget.tokens_per_parameter, plan.config.init
+    begun = init.run is not None and not init.branches
     writes = plan.config.training.objective == "rl"
     if corpus_tokens is None or writes or not plan.budget.counted:
         return TextBudget(per_parameter, None, None, begun)
@@ -298,7 +299,8 @@ def announcement(plan: Plan, device: Device, micro_batch_size: int) -> list[str]
         f"{device.names()[0]}; {memory}",
     ]
     if init.run is not None:
-        lines.append(f"begins with the weights of {init.run} after step {init.step} (SHA-256 {init.sha256})")
+        begins = "continues" if init.branches else "begins with the weights of"
+        lines.append(f"{begins} {init.run} after step {init.step} (SHA-256 {init.sha256})")
     warnings = device.dtype_warning(training.dtype), hidden(plan.config)
     lines += [f"warning: {warning}" for warning in warnings if warning]
     return lines + [line for line in (determinism(plan.config, device), plan.budget.extended) if line]
