@@ -165,6 +165,11 @@ def _training(
     return Amount.mean([before + (last or whole)(record) for record in model.group.records])
 
 
+def served_token(model: Model, unit: Unit, combination: Combination) -> Amount:
+    """Return the cost of one served token. Raises MetricsError: it was not measured, or is in doubt."""
+    return _serving(model, _WAYS[unit].serving, combination)
+
+
 def _serving(model: Model, request: Callable[[GenerationRow, int], float], combination: Combination) -> Amount:
     """Return the cost of one served token."""
     _, batch, new = combination

@@ -183,9 +183,16 @@ def _listed(title: str, lines: Iterable[object]) -> list[str]:
     return [f"## {title}", listed] if listed else []
 
 
+STUDY = "The study of these runs"
 ABSENCES, DAMAGED = "What is n/a, and why", "What is left out, and why"
 SECTIONS = (
     Section("answers", "What these runs say", lambda report: answers_table(report.rows.suites), _answers),
+    Section(
+        "study",
+        STUDY,
+        drawn=lambda report: report.study,
+        text=lambda report: [f"## {STUDY}", f"[{escape(report.study)}](<{report.study}>)"] if report.study else [],
+    ),
     Section("sizes", "What the models cost", lambda report: sizes_table(report.rows.suites)),
     Section(
         "cautions", "Before you use these figures", drawn=lambda report: cautions(report.records, report.unchecked)
