@@ -50,7 +50,8 @@ OPTIMIZATION = frozenset(
     f"training.{key}"
     for key in (
         *("optimizer", "learning_rate", "matrix_learning_rate", "embedding_learning_rate", "head_learning_rate"),
-        *("min_learning_rate", "lr_scale", "lr_schedule", "lr_warmup_fraction", "lr_decay_fraction"),
+        *("min_learning_rate", "lr_scale", "lr_schedule", "lr_warmup_fraction", "lr_warmup_tokens"),
+        *("lr_decay_fraction",),
         *("weight_decay", "beta1", "beta2", "epsilon", "gradient_clip"),
     )
 )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.part import Name, Part, PositiveFloat, PositiveInt
+from efficientbench.config.matrix import load_matrix
 from efficientbench.study.ladder import LEAST_BUDGETS, LEAST_SIZES
 
 REACH = 10
@@ -90,3 +95,51 @@ class StudySection(Part):
         if strange := [each for each in self.search_sizes if each not in self.sizes]:
             raise ValueError(f"learning_rate.at: {strange[0]} is none of the sizes {', '.join(self.sizes)}")
         return self
+
+
+def written(matrix: Path, given: Mapping[str, object]) -> dict[str, object]:
+    """Return the words of a matrix's study with those of the command laid over them; the baseline is the first variant.
+
+    Raises ConfigError: the matrix cannot be read, or has no study where the command names no variants.
+    """
+    own = load_matrix(matrix).study
+    if own is None and "variants" not in given:
+        raise ConfigError(f"{matrix.name}: has no section study, with variants, sizes and target")
+    words = {**(own or {}), **given}
+    named = words.get("variants")
+    if "baseline" not in words and isinstance(named, list | tuple) and named:
+        words["baseline"] = named[0]
+    return words
+
+
+def section_of(words: Mapping[str, object], matrix: Path) -> StudySection:
+    """Return the section that these words are. Raises ConfigError: the message has every mistake."""
+    try:
+        section = StudySection.model_validate(words)
+    except ValidationError as error:
+        raise ConfigError([_line(each["loc"], each["msg"]) for each in error.errors()]) from None
+    known, problems = load_matrix(matrix), []
+    named = {"variants": section.variants, "sizes": (*section.sizes, section.target.size)}
+    for kind, names in named.items():
+        there = known.variants if kind == "variants" else known.sizes
+        for name in dict.fromkeys(names):
+            if name not in there:
+                near = nearest(name, there)
+                hint = f"did you mean {near}?" if near else f"there are {', '.join(there)}"
+                problems.append(f"study: {kind}: the matrix has no {kind[:-1]} {name}: {hint}")
+    if problems:
+        raise ConfigError(problems)
+    return section
+
+
+def _line(place: tuple[int | str, ...], message: str) -> str:
+    where = "".join(f"{each}: " for each in place if isinstance(each, str))
+    return f"study: {where}{message.removeprefix('Value error, ')}"
+
+
+def parsed_target(text: str) -> dict[str, object]:
+    """Return the target of a text like 1.5B@20x. Raises ConfigError: it is none."""
+    found = re.fullmatch(r"([^@]+)(?:@(\d+(?:\.\d+)?)x)?", text.strip())
+    if found is None:
+        raise ConfigError(f"--target: {text[:40]!r} is no size at tokens per parameter, like 1.5B@20x")
+    return {"size": found[1], **({"tokens_per_parameter": float(found[2])} if found[2] else {})}

@@ -58,6 +58,8 @@ def chosen_combinations(request: Request, name: str | None = None) -> list[Combi
     )
     axes = _axes(request, resolver, ("training.seed",))
     runs = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
+    if not runs:
+        raise ConfigError(f"{request.matrix.name}: its suites have no run: name runs by --only, or `study` the file")
     return combined(resolver, [run.name for run in runs], axes, request.overrides)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from efficientbench.architecture.variant import known
 from efficientbench.basics.errors import ConfigError, DataError
@@ -109,14 +110,18 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: b
         ConfigError: the request itself is wrong, or no run that it names can run.
         LaunchError: the trial of a micro-batch failed for another reason than memory.
     """
-    chosen = [_with_vocabulary(each) for each in chosen_combinations(request)]
-    chosen = with_one_budget(matched_combinations(chosen, request.matrix))
-    combinations = _with_micro_batch(chosen, machine, jobs, dry_run)
-    tasks = [task for each in combinations for task in _tasks(request, each, machine, jobs)]
+    chosen = with_one_budget(sized(chosen_combinations(request), request.matrix))
+    combinations = with_micro_batch(chosen, machine, jobs, dry_run)
+    tasks = [task for each in combinations for task in tasks_of(request, each, machine, jobs)]
     if request.retry_smaller:
         tasks = [_fitting(task, machine) for task in tasks]
     check_some_can_run(tasks, dry_run)
     return tasks
+
+
+def sized(combinations: Sequence[Combination[RunConfig]], matrix: Path) -> list[Combination[RunConfig]]:
+    """Return the combinations with the vocabulary of their text, and the size that their `match` asks for."""
+    return matched_combinations([_with_vocabulary(each) for each in combinations], matrix)
 
 
 def _with_vocabulary(combination: Combination[RunConfig]) -> Combination[RunConfig]:
@@ -130,7 +135,7 @@ def _with_vocabulary(combination: Combination[RunConfig]) -> Combination[RunConf
     return replace(combination, config=config)
 
 
-def _with_micro_batch(
+def with_micro_batch(
     combinations: list[Combination[RunConfig]], machine: Machine, jobs: int | None, dry_run: bool
 ) -> list[Combination[RunConfig]]:
     """Return the combinations with one micro-batch, chosen for all combinations in which it is `auto`."""
@@ -151,10 +156,10 @@ def _with_micro_batch(
     ]
 
 
-def _tasks(
+def tasks_of(
     request: Request, combination: Combination[RunConfig], machine: Machine, jobs: int | None
 ) -> list[TrainingTask]:
-    """Return the task of one combination, or one for each seed."""
+    """Return the task of one combination, or one for each seed. Arguments: as `build_tasks`."""
     refused = Failure("mistake", combination.refused) if combination.refused else None
     matrix = () if request.matrix == MATRIX else ("--matrix", str(request.matrix))
     smoke = ("--smoke",) if request.smoke else ()

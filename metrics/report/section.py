@@ -161,7 +161,7 @@ def _cost(report: Report) -> dict[str, Any]:
 def _learning(report: Report) -> dict[str, Any]:
     validated = [run for run in report.runs if len(run.record.quality_curve) > 1]
     curves, tables = _plots(curve_figures, validated), cost_tables(report.records)
-    resumed = [run.name for run in validated[:MOST_RUNS] if run.record.resumed_after_steps]
+    resumed = [run.name for run in validated[:MOST_RUNS] if run.record.begins_late]
     return {"curves": curves, "resumed": resumed, "tables": tables} if curves or tables else {}
 
 

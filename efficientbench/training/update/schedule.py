@@ -21,7 +21,7 @@ from efficientbench.config.training import TrainingConfig
 
 def learning_rate(training: TrainingConfig, step: int, steps: int) -> float:
     """Return the rate of a step, counted from 1, by the formula above."""
-    warmup = round(training.lr_warmup_fraction * steps)
+    warmup = training.rise_steps(steps)
     fall = steps - warmup
     if training.lr_schedule == "trapezoid":
         # Both shares may round up; the rise then has precedence.
