@@ -48,9 +48,11 @@ def rates(answer: Answer) -> Part:
     rows = [
         (run, ", ".join(f"{rate:.3g}: {'diverged' if loss is None else f'{loss:.3f}'}" for rate, loss in tried.items()))
         for run, tried in answer.searches.items()
+        if tried
     ]
     if not rows:
-        return Part("rates", "Learning rates", ("The rates were given, and none was searched.",))
+        told = "No rate has been searched yet." if answer.section.search_sizes else "The rates were given."
+        return Part("rates", "Learning rates", (told,))
     slope = "" if answer.slope is None else f" Carried up by one slope for all variants, {answer.slope:.3f} per ln N."
     line = f"Rates lie a factor of {FACTOR:g} apart; each is the vertex of a parabola through three.{slope}"
     return Part("rates", "Learning rates", (line,), Table(("run", "rate: loss"), rows, (0, 1)))
