@@ -69,7 +69,7 @@ def study(
     if dry_run and verdict:
         raise typer.BadParameter("--dry-run plans, and --verdict answers: give one of them")
     from efficientbench.config.matrix import MATRIX
-    from efficientbench.study.study import Question, forecast, trained
+    from efficientbench.study.study import Question, forecast, tell, trained
     from efficientbench.study.study import study as run_study
 
     file, variants = _subject(arguments)
@@ -96,8 +96,8 @@ def study(
         forecast(question, jobs, cluster)
         return
     found, code = (trained(question), 0) if verdict else run_study(question, jobs, time_limit_s, retry_failed)
-    complete = sum(run.state == "complete" for run in found.runs)
-    typer.echo(f"of {len(found.runs)} runs {complete} are complete: {found.folder}")
+    if code in (0, 1):
+        tell(found)
     raise typer.Exit(code)
 
 

@@ -178,6 +178,11 @@ class TrainingConfig(Part):
             return round(self.lr_warmup_tokens / (self.global_batch_size * self.seq_len))
         return round((self.lr_warmup_fraction or 0) * steps)
 
+    def fall_steps(self, steps: int) -> int:
+        """Return the last steps of a run of `steps` steps over which the WSD schedule falls."""
+        # Both shares may round up; the rise then has precedence.
+        return min(round(self.wsd_decay_fraction * steps), steps - self.rise_steps(steps))
+
     @field_validator("lr_schedule", mode="before")
     @classmethod
     def _by_its_older_name(cls, given: object) -> object:

@@ -14,7 +14,7 @@ from efficientbench.config.budget import wanted_tokens
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES
-from efficientbench.config.training import LENGTHS
+from efficientbench.config.training import LENGTHS, RISES
 from efficientbench.costs.model import count_parameters, flops_per_token
 from efficientbench.metrics.analysis.repeats import dotted
 from efficientbench.metrics.formulas.definitions import MOST_EPOCHS
@@ -22,6 +22,7 @@ from efficientbench.metrics.records.figure import count
 from efficientbench.planning.plan import hidden, text_budget, tokenized
 from efficientbench.study.ladder import Cell
 from efficientbench.study.suite import REACH, StudySection
+from efficientbench.study.trunks import Planned, grown
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.selection import Request, chosen_combinations
@@ -29,7 +30,10 @@ from efficientbench.sweep.tasks import TrainingTask, sized, tasks_of, with_micro
 
 SCHEDULE = ("training.lr_schedule=wsd", "training.min_learning_rate=0")
 """What every run of a study has, unless a key says otherwise: its end does not depend on its rate."""
+RISE = 0.1
+"""Share of a size's fewest tokens over which the rate of all its runs rises."""
 DECIDED = {
+    **dict.fromkeys((f"training.{key}" for key in RISES), "the least of study.tokens_per_parameter"),
     **dict.fromkeys((f"training.{key}" for key in LENGTHS), "study.tokens_per_parameter"),
     **{"training.learning_rate": "study.learning_rate", "match": "study.match", "match_to": "study.baseline"},
     "label": "the cell",
@@ -40,16 +44,6 @@ OWN = ("training.learning_rate", "training.matrix_learning_rate")
 """Beginnings of keys in which the runs of a cell are equal, and exceptions."""
 Models = dict[tuple[str, str], Combination[RunConfig]]
 """(variant, size) → its configuration without length and rate."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One run of the ladder."""
-
-    variant: str
-    cell: Cell
-    seed: int
-    task: TrainingTask
 
 
 @dataclass(frozen=True)
@@ -75,31 +69,37 @@ class LadderPlan:
         request = replace(self.request, repeat=self.section.seeds)
         for (size, ratio), cell in self.cells.items():
             for variant in self.section.ordered:
-                model = _changed(self.models[variant, size], f"{ratio:g}x", cell, rates.get((variant, size)))
+                model = self._changed(variant, cell, f"{ratio:g}x", rates.get((variant, size)))
                 first = model.config.training.seed
                 tasks = tasks_of(request, model, self.machine, self.jobs)
                 found += [Planned(variant, cell, first + index, task) for index, task in enumerate(tasks)]
         places = {cell: place for place, cell in enumerate(self.cells.values())}
-        return sorted(found, key=lambda run: (places[run.cell], run.seed))
+        found.sort(key=lambda run: (places[run.cell], run.seed))
+        return grown(found) if self.section.trunks else found
 
     def search(self, variant: str, size: str, rate: float) -> TrainingTask:
         """Return the run of a search at one rate: at the fewest tokens, with the first seed."""
         cell = self.cells[size, min(self.section.tokens_per_parameter)]
-        model = _changed(self.models[variant, size], f"rate={rate:g}", cell, rate)
+        model = self._changed(variant, cell, f"rate={rate:g}", rate)
         (task,) = tasks_of(replace(self.request, generate=False), model, self.machine, self.jobs)
         return task
 
-
-def _changed(model: Combination[RunConfig], label: str, cell: Cell, rate: float | None) -> Combination[RunConfig]:
-    """Return a model's run in a cell, with a label and a rate."""
-    training: dict[str, object] = {**dict.fromkeys(LENGTHS), "tokens": int(cell.tokens)}
-    words = [f"training.tokens={int(cell.tokens)}"]
-    if rate is not None:
-        training["learning_rate"] = rate
-        words.append(f"training.learning_rate={rate!r}")
-    changed = model.config.training.model_copy(update=training)
-    config = model.config.model_copy(update={"training": changed, "label": label})
-    return replace(model, config=config, overrides=(*model.overrides, *words))
+    def _changed(self, variant: str, cell: Cell, label: str, rate: float | None) -> Combination[RunConfig]:
+        """Return a variant's run in a cell, with a label and a rate; its rise is that of the size's fewest tokens."""
+        model = self.models[variant, cell.size]
+        least = self.cells[cell.size, min(self.section.tokens_per_parameter)]
+        rise = round(RISE * least.tokens)
+        training: dict[str, object] = {
+            **dict.fromkeys((*LENGTHS, *RISES)),
+            **{"tokens": int(cell.tokens), "lr_warmup_tokens": rise},
+        }
+        words = [f"training.tokens={int(cell.tokens)}", f"training.lr_warmup_tokens={rise}"]
+        if rate is not None:
+            training["learning_rate"] = rate
+            words.append(f"training.learning_rate={rate!r}")
+        changed = model.config.training.model_copy(update=training)
+        config = model.config.model_copy(update={"training": changed, "label": label})
+        return replace(model, config=config, overrides=(*model.overrides, *words))
 
 
 def plan_ladder(
@@ -142,6 +142,9 @@ def plan_ladder(
     target = cell_of(models[baseline, section.target.size].config, section.target.tokens_per_parameter)
     plan = LadderPlan(section, request, machine, jobs, models, widths | target_widths, cells, target)
     _check_models(plan)
+    schedule = models[baseline, section.sizes[0]].config.training.lr_schedule
+    if section.trunks and schedule != "trapezoid":
+        raise ConfigError(f"study: trunks: training.lr_schedule={schedule} has no branches: set trunks: false, or wsd")
     check_text(plan)
     if "reach" not in despite:
         _check_reach(plan)

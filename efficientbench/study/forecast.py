@@ -19,10 +19,12 @@ from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.table import ABSENT, plain_table, print_lines
 from efficientbench.study.cells import LadderPlan, Models, cell_of, models_of, plan_ladder, study_overrides
+from efficientbench.study.further import TRUNK_SHARE
 from efficientbench.study.ladder import LEAST_SIZES, Ladder
 from efficientbench.study.runs import Study
 from efficientbench.study.simulate import precision
 from efficientbench.study.suite import REACH, Search, StudySection, section_of
+from efficientbench.study.trunks import Planned
 from efficientbench.sweep.dry_run import energy_text
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.selection import Request
@@ -67,12 +69,13 @@ def _both(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one + other
 
 
-def _taken(tasks: Iterable[TrainingTask], machine: Machine, records: Sequence[RunRecord]) -> Sum:
+def _taken(runs: Iterable[Planned], machine: Machine, records: Sequence[RunRecord]) -> Sum:
     """Return what some runs take on a machine, by the rates of records of the same devices if there are any."""
-    return sum((_of(task, machine, records) for task in tasks), NOTHING)
+    return sum((_of(run.task, run.share, machine, records) for run in runs), NOTHING)
 
 
-def _of(task: TrainingTask, machine: Machine, records: Sequence[RunRecord]) -> Sum:
+def _of(task: TrainingTask, share: float, machine: Machine, records: Sequence[RunRecord]) -> Sum:
+    """Return what the share of a run takes that it trains itself."""
     plan, found = task.plan, task.estimate(machine, records, usable_cores())
     if plan is None or found is None:
         return Sum(1, None, None, None, (f"{task.id}: {task.refused.reason if task.refused else 'has no plan'}",))
@@ -80,9 +83,9 @@ def _of(task: TrainingTask, machine: Machine, records: Sequence[RunRecord]) -> S
     devices = 1 if machine.shared else plan.layout.world_size
     return Sum(
         1,
-        None if per_token is None else per_token * plan.budget.tokens,
-        None if found.time_s is None else found.time_s * devices / 3600,
-        found.energy_j,
+        None if per_token is None else share * per_token * plan.budget.tokens,
+        None if found.time_s is None else share * found.time_s * devices / 3600,
+        None if found.energy_j is None else share * found.energy_j,
         (f"time: {found.time_source}", f"energy: {found.energy_source}"),
     )
 
@@ -100,8 +103,8 @@ def print_forecast(plan: LadderPlan, study: Study, records: Sequence[RunRecord],
     planned = plan.runs({})
     sizes = {cell.size: cell.parameters for cell in plan.cells.values()}
     for kind, size in (*(("rates", size) for size in section.search_sizes), *(("cells", size) for size in sizes)):
-        tasks = _searches(plan, size) if kind == "rates" else [run.task for run in planned if run.cell.size == size]
-        found = _taken(tasks, plan.machine, records)
+        runs = _searches(plan, size) if kind == "rates" else [run for run in planned if run.cell.size == size]
+        found = _taken(runs, plan.machine, records)
         total += found
         table.add_row(kind, size, count(sizes[size]), *_cells(found))
     table.add_row("all", "", "", *_cells(total))
@@ -109,13 +112,14 @@ def print_forecast(plan: LadderPlan, study: Study, records: Sequence[RunRecord],
     done = sum(run.state in ("complete", "speed only") for run in study.runs)
     lines = [f"{done} of {len(study.runs)} runs of the cells are trained; a search tries {SEARCHED} to 6 rates"]
     lines += [f"{ABSENT} {source}" if source.startswith("energy: no record") else source for source in total.sources]
-    print_lines(console, [*lines, _disk(plan, [run.task for run in planned]), *_matched(study), *_precision(plan)])
+    print_lines(console, [*lines, _disk(plan, planned), *_matched(study), *_precision(plan)])
 
 
-def _searches(plan: LadderPlan, size: str) -> list[TrainingTask]:
+def _searches(plan: LadderPlan, size: str) -> list[Planned]:
     """Return as many runs as the searches at a size have at least; their rates do not matter here."""
     start = plan.section.learning_rate.start if isinstance(plan.section.learning_rate, Search) else 1.0
-    return [plan.search(variant, size, start) for variant in plan.section.ordered] * SEARCHED
+    cell = plan.cells[size, min(plan.section.tokens_per_parameter)]
+    return [Planned(name, cell, 0, plan.search(name, size, start)) for name in plan.section.ordered] * SEARCHED
 
 
 def _cells(found: Sum) -> tuple[str, ...]:
@@ -128,15 +132,16 @@ def _cells(found: Sum) -> tuple[str, ...]:
     )
 
 
-def _disk(plan: LadderPlan, tasks: Sequence[TrainingTask]) -> str:
-    """Return how much the checkpoints take: of each run its weights, and while it trains those that it keeps."""
-    sizes = [known(task.plan.checkpoint_bytes) for task in tasks if task.plan is not None]
-    there = [each for each in sizes if each is not None]
+def _disk(plan: LadderPlan, runs: Sequence[Planned]) -> str:
+    """Return how much the checkpoints take: of each run its weights, what branches begin with, and what runs keep."""
+    sizes = [(run, known(run.task.plan.checkpoint_bytes)) for run in runs if run.task.plan is not None]
+    there = [(run, each) for run, each in sizes if each is not None]
     if not there:
         return f"disk: {ABSENT}: a variant declares no formula for its parameters"
     keep = max(model.config.checkpoint.keep for model in plan.models.values())
     at_once = plan.jobs or len(plan.machine.devices)
-    most = sum(weights for weights, _ in there) + at_once * (keep + 1) * max(whole for _, whole in there)
+    own = sum(weights + (whole if run.begin else 0) for run, (weights, whole) in there)
+    most = own + at_once * (keep + 1) * max(whole for _, (_, whole) in there)
     return f"disk: checkpoints take up to {most / 1e9:,.3g} GB"
 
 
@@ -181,6 +186,7 @@ def within_budget(
     """
     sizes = tuple(load_matrix(matrix).sizes)
     probe = section_of({"sizes": sizes, **words, "tokens_per_parameter": GRIDS[-1][0], "seeds": 1}, matrix)
+    trunks, probe = probe.trunks, probe.model_copy(update={"trunks": False})
     able = _able(probe, request)
     if len(able) < LEAST_SIZES:
         raise ConfigError(
@@ -198,7 +204,8 @@ def within_budget(
     ]
     costs: dict[float, str] = {}
     for (ratios, seeds), ladder in itertools.product(_grids(words, matrix), reversed(reach)):
-        hours = sum(per_ratio[size] for size in ladder) * sum(ratios) * seeds
+        units = TRUNK_SHARE * max(ratios) + (1 - TRUNK_SHARE) * sum(ratios) if trunks else sum(ratios)
+        hours = sum(per_ratio[size] for size in ladder) * units * seeds
         hours += SEARCHED * min(ratios) * sum(per_ratio[size] for size in ladder[:2])
         if math.isnan(hours):
             raise ConfigError(f"--budget: no time is known for a run on {machine.name}: {why}")
@@ -249,7 +256,7 @@ def _hours(plan: LadderPlan) -> tuple[dict[str, float], str]:
     ratio = min(plan.section.tokens_per_parameter)
     for size in plan.section.sizes:
         cell = plan.cells[size, ratio]
-        whole = _taken((run.task for run in plan.runs({}) if run.cell == cell), plan.machine, [])
+        whole = _taken((run for run in plan.runs({}) if run.cell == cell), plan.machine, [])
         found[size] = math.nan if whole.device_hours is None else whole.device_hours / ratio
         why = why or (whole.sources[0] if whole.device_hours is None else "")
     return found, why

@@ -9,8 +9,8 @@ from efficientbench.metrics.records.record import RunRecord
 from efficientbench.running.resume import MAY_DIFFER, differences, settings
 from efficientbench.sweep.tasks import TrainingTask
 
-_NOT_COMPARED = (*MAY_DIFFER, "device", "kernels.", "measurement.")
-"""Keys in which a record of a run may differ from its plan on another machine."""
+_NOT_COMPARED = (*MAY_DIFFER, "device", "kernels.", "measurement.", "init.", "data.order_tokens")
+"""Keys in which a record of a run may differ from its plan on another machine, or before its trunk is there."""
 RATE = "training.learning_rate"
 
 

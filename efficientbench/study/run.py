@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from efficientbench.basics.errors import ConfigError
-from efficientbench.study.cells import LadderPlan, Planned, check_text
+from efficientbench.study.cells import LadderPlan, check_text
 from efficientbench.study.found import costs_at_target, matching, study_run
 from efficientbench.study.records import record_of
 from efficientbench.study.runs import Study
 from efficientbench.study.search import Searched, search
+from efficientbench.study.trunks import Planned, remove_marked
 from efficientbench.sweep.queue import Queue
 from efficientbench.sweep.sweep import Manner, run_tasks, tell_ends
 from efficientbench.sweep.task import Task, take_turns
@@ -46,6 +47,7 @@ def train(plan: LadderPlan, manner: Manner) -> int:
     variants = {run.task.id: run.variant for run in found}
     queue.make()
     stopped = run_tasks(take_turns(tasks, queue.folder, lambda task: variants[task.id]), suite, manner)
+    remove_marked(found)
     all_done = tell_ends(tasks, queue)
     return stopped or (0 if all_done and not searched.without else 1)
 

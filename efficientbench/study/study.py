@@ -13,8 +13,11 @@ from efficientbench.basics.cgroup import usable_cores
 from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.config.matrix import MATRIX
 from efficientbench.metrics.records.plausible import load_records
+from efficientbench.study.answer import answer
 from efficientbench.study.cells import LadderPlan, plan_ladder
 from efficientbench.study.forecast import print_forecast, within_budget
+from efficientbench.study.page import print_answer
+from efficientbench.study.record import write_answer
 from efficientbench.study.run import found_study, suite_of, train
 from efficientbench.study.runs import Study
 from efficientbench.study.suite import parsed_target, section_of, written
@@ -90,6 +93,17 @@ def study(
     plan = planned(question, machine, at_once)
     code = train(plan, Manner(machine, at_once, time_limit_s, retry_failed))
     return as_found(question, plan), code
+
+
+def tell(study: Study) -> None:
+    """Print the answer of a study, and write it into the study's folder where there is one.
+
+    Raises MetricsError: its runs cannot be compared, or a file cannot be written.
+    """
+    found = answer(study)
+    print_answer(found, Console(highlight=False))
+    for path in write_answer(found, study.folder) if study.folder.is_dir() else ():
+        print(path)
 
 
 def forecast(question: Question, jobs: str = "auto", cluster: Machine | None = None) -> None:

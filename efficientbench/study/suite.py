@@ -45,7 +45,7 @@ class StudySection(Part):
     seeds: PositiveInt = 3
     target: Target
     match: Match = "flops"
-    trunks: bool = False
+    trunks: bool = True
     """Whether the budgets of one variant, size and seed are branches of one training."""
     learning_rate: Search | dict[Name, dict[Name, PositiveFloat]] = Field(default=Search())
     """The search, or variant → size → rate."""

@@ -63,5 +63,16 @@ def test_a_killed_study_goes_on_where_it_was_and_ends_with_every_run(tmp_path: P
         assert each["tokens_trained"] == other["tokens_trained"]
         assert each["flops_per_token"] == pytest.approx(other["flops_per_token"], rel=0.03)
         assert each["config"]["training"]["lr_schedule"] == "trapezoid"
+    # Every shorter run continued the longest of its seed, whose state is not needed any more.
+    begun = {cell: each["config"]["init"] for cell, each in found.items() if each["config"]["init"]["run"]}
+    assert {cell: Path(init["run"]) for cell, init in begun.items()} == {
+        cell: suite / cell.replace("__8x", "__16x") / "seed_1234" for cell in cells if cell.endswith("__8x")
+    }
+    assert not [each for init in begun.values() for each in Path(init["run"]).glob(f"checkpoint/*{init['step']:08d}")]
+    answers = [json.loads((suite / "study.json").read_text(encoding="utf-8"))]
+    assert [line["state"] for line in answers[0]["runs"]] == ["complete"] * len(cells)
     again = efficientbench("study", str(file), "--verdict", f"output={suite}", expect=0)
-    assert f"of {len(cells)} runs" in again.stdout
+    answers.append(json.loads((suite / "study.json").read_text(encoding="utf-8")))
+    assert "The answer" in (suite / "study.md").read_text(encoding="utf-8")
+    assert str(suite / "study.html") in again.stdout
+    assert answers[0]["findings"] == answers[1]["findings"]

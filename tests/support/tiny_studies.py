@@ -20,8 +20,11 @@ TRAINING = {
 }
 
 
-def write_study(path: Path, **words: Any) -> Path:
-    """Write a matrix with tiny sizes, the shipped variants, and a study; `words` lie over its section."""
+def write_study(path: Path, measured: int = 10, **words: Any) -> Path:
+    """Write a matrix with tiny sizes, the shipped variants, and a study.
+
+    measured: the fewest steps that a run measures; `words` lie over the study's section.
+    """
     sizes = {
         name: {
             "model": {
@@ -30,13 +33,13 @@ def write_study(path: Path, **words: Any) -> Path:
             },
             "training": TRAINING,
             "data": {"trained_vocab_size": 256},
-            "measurement": {"warmup_steps": 1, "min_steps": 10},
+            "measurement": {"warmup_steps": 1, "min_steps": measured},
         }
         for name, (layers, width, wide) in LAYERS.items()
     }
     section = {
         **{"variants": ["gqa", "mla"], "baseline": "gqa", "sizes": ["8k", "16k", "32k"]},
-        **{"tokens_per_parameter": [2, 4], "seeds": 1, "target": {"size": "64k", "tokens_per_parameter": 4}},
+        **{"tokens_per_parameter": [8, 16], "seeds": 1, "target": {"size": "64k", "tokens_per_parameter": 16}},
         **words,
     }
     path.write_text(yaml.safe_dump({"sizes": sizes, "variants": {}, "study": section}), encoding="utf-8")

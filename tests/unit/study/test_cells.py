@@ -21,6 +21,7 @@ from efficientbench.study.run import found_study
 from efficientbench.study.search import search
 from efficientbench.study.study import Question, planned
 from efficientbench.sweep.machine import Machine
+from efficientbench.training.update.schedule import learning_rate
 
 CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)
 Planner = Callable[..., LadderPlan]
@@ -73,11 +74,37 @@ def test_the_command_of_a_run_trains_what_the_plan_has(plan_of: Planner) -> None
         assert settings(config.model_dump(mode="json"), ()) == settings(task.config.model_dump(mode="json"), ())
 
 
+def test_shorter_runs_are_branches_of_the_longest_where_their_rates_fall(plan_of: Planner) -> None:
+    runs = plan_of(tokens_per_parameter=[8, 16, 32], seeds=2).runs({})
+    by_id = {run.task.id: run for run in runs}
+    branches = [run for run in runs if run.begin]
+    assert len(branches) == 2 * len(runs) / 3
+    for run in branches:
+        (name,) = run.task.after
+        trunk, config = by_id[name], run.task.config
+        assert (trunk.variant, trunk.cell.size, trunk.seed) == (run.variant, run.cell.size, run.seed)
+        assert trunk.cell.tokens == max(each.cell.tokens for each in runs if each.cell.size == run.cell.size)
+        assert config is not None
+        assert trunk.task.config is not None
+        assert (config.init.run, config.init.step) == (str(trunk.task.folder.path), run.begin)
+        assert run.share == pytest.approx(0.2, abs=0.01)
+        assert run.begin * 512 in (trunk.task.config.checkpoint.at_tokens or ())
+        # The engine refuses a branch whose trunk has had another rate before.
+        for step in range(1, run.begin + 1):
+            own, other = (
+                learning_rate(each.training, step, int(cell.tokens) // 512)
+                for each, cell in ((config, run.cell), (trunk.task.config, trunk.cell))
+            )
+            assert own == other
+    with pytest.raises(ConfigError, match="gqa_8k: its branch of 6 steps is shorter than the 12 of measurement"):
+        plan_of(measured=11, tokens_per_parameter=[2, 4])
+
+
 def test_cells_that_read_their_text_more_than_four_times_are_refused_by_their_size(plan_of: Planner) -> None:
     plan = plan_of()
     most = max(cell.tokens for cell in plan.cells.values())
     check_text(plan, 4 / most)
-    told = r"32k × 4: [\d.]+k tokens are 4.1 epochs of this text: 4 are the most; leave out 4, or add text"
+    told = r"32k × 16: [\d.]+k tokens are 4.1 epochs of this text: 4 are the most; leave out 16, or add text"
     with pytest.raises(ConfigError, match=told):
         check_text(plan, 4.1 / most)
 
