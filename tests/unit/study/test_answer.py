@@ -123,12 +123,13 @@ def test_what_cannot_be_told_apart_is_said_with_what_would_help(undecided: Answe
     assert found.further is not None
     lines = verdict(undecided).lines
     assert " cannot be told apart: P(best loss) 0." in lines[0]
-    # A run takes its tokens over 1e5 tokens/s: 350M × 70, 125M × 70 and 50M × 70 tokens, in proportion to N at 350M.
-    one_seed = sum(n * 70 * n / 350e6 for n in (50e6, 125e6, 350e6)) / TOKENS_PER_S / 3600 * 3
+    # 10, 20 and 40 tokens for each parameter are 46 with a trunk; at 1e5 tokens/s for N of 350M, in proportion to N.
+    hours = {n: 3 * 46 * n * n / 350e6 / TOKENS_PER_S / 3600 for n in (50e6, 125e6, 350e6, 700e6)}
+    one_seed = hours[50e6] + hours[125e6] + hours[350e6]
     seeds, more_seeds, size = found.further.extras
     assert seeds.device_hours == pytest.approx(3 * one_seed)
     assert more_seeds.device_hours == pytest.approx(9 * one_seed)
-    assert size.device_hours == pytest.approx(3 * 3 * 700e6 * 70 * 2 / TOKENS_PER_S / 3600)
+    assert size.device_hours == pytest.approx(3 * hours[700e6])
     assert lines[1].startswith("None of these would name one with 80%: ")
     assert f"2 times the seeds (+{seeds.device_hours:,.0f} device-hours): {seeds.chance:.0%}" in lines[2]
     assert "the best cannot be told (probability of the lowest loss: " in _text(_part(undecided, "quote"))
