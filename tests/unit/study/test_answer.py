@@ -13,7 +13,7 @@ from efficientbench.basics.errors import MetricsError
 from efficientbench.study import simulate
 from efficientbench.study.answer import Answer, answer
 from efficientbench.study.cautions import of_fit, of_plan
-from efficientbench.study.further import Extra, Further
+from efficientbench.study.further import Extra, Further, SmallerTarget
 from efficientbench.study.ladder import Cell
 from efficientbench.study.law import HeldOut
 from efficientbench.study.page import markdown, parts, verdict
@@ -139,6 +139,30 @@ def test_the_cheapest_runs_that_are_likely_enough_are_advised() -> None:
     dear, cheap, unlikely = Extra("a", 90.0, 0.95), Extra("b", 30.0, 0.81), Extra("c", 3.0, 0.79)
     assert Further((dear, cheap, unlikely), None).advised == cheap
     assert Further((unlikely,), None).advised is None
+
+
+def test_advice_and_a_smaller_target_are_said(undecided: Answer) -> None:
+    smaller = SmallerTarget(Cell("0.5 × 1.5B", 7.5e8, 1.5e10), "mla", 0.981)
+    further = Further((Extra("2 times the seeds", None, 0.4), Extra("4 times the seeds", 212.4, 0.83)), smaller)
+    assert undecided.findings is not None
+    lines = verdict(replace(undecided, findings=replace(undecided.findings, further=further))).lines
+    assert lines[1:4] == (
+        "4 times the seeds (+212 device-hours) would name one with 83%.",
+        "Chances of a name: 2 times the seeds (+device-hours n/a): 40%; 4 times the seeds (+212 device-hours): 83%.",
+        "At a smaller target, 0.5 × 1.5B, 15.0B tokens, these runs name mla already (0.98).",
+    )
+
+
+def test_a_named_variant_that_is_level_with_others_and_lines_that_cross_are_said(named: Answer) -> None:
+    found = named.findings
+    assert found is not None
+    # Against gqa, mla is behind at 50M and ahead at the target.
+    assert {each.variants: each.within_ladder for each in found.crossings}[("gqa", "mla")]
+    notes = "\n".join(_part(named, "differences").table.notes)  # type: ignore[union-attr]
+    assert "The lines of gqa and mla cross at 195M, within the ladder." in notes
+    level = replace(found, verdict=replace(found.verdict, level=(("mla", "nsa"),)))
+    lines = verdict(replace(named, findings=level)).lines
+    assert lines[1] == "Level with it within 0.01 nats: nsa; cost may decide."
 
 
 def test_level_variants_are_chosen_by_cost() -> None:
