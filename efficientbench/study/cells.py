@@ -169,7 +169,7 @@ def models_of(
     names = {f"{variant}_{size}": (variant, size) for size in sizes for variant in variants}
     chosen = {each.name: each for each in chosen_combinations(replace(request, only=tuple(names)))}
     widths = {pair: chosen[name].config.model.ffn_hidden_size for name, pair in names.items()}
-    found = {each.name: each for each in sized(list(chosen.values()), request.matrix)}
+    found = {each.name: each for each in sized(list(chosen.values()), request.matrix, tell=False)}
     return {pair: found[name] for name, pair in names.items()}, widths
 
 

@@ -93,12 +93,13 @@ def _of(task: TrainingTask, share: float, machine: Machine, records: Sequence[Ru
 def print_forecast(plan: LadderPlan, study: Study, records: Sequence[RunRecord], console: Console) -> None:
     """Print what a study's runs take, what is left to do, and the differences that its ladder can tell."""
     section = plan.section
-    ratios = " and ".join(f"{ratio:g}" for ratio in sorted(section.tokens_per_parameter))
+    ratios = ", ".join(f"{ratio:g}" for ratio in sorted(section.tokens_per_parameter))
     title = (
         f"{', '.join(section.ordered)} at {section.target.size}, {count(plan.target.tokens)} tokens; "
         f"{ratios} tokens per parameter, seeds: {section.seeds}"
     )
-    table = plain_table("runs", ("size", "N", "number", "FLOPs", "device-hours", "energy"), title=title)
+    table = plain_table("runs", ("size", "N", "number", "FLOPs", "device-hours", "energy"))
+    print_lines(console, [title])
     total = NOTHING
     planned = plan.runs({})
     sizes = {cell.size: cell.parameters for cell in plan.cells.values()}

@@ -63,8 +63,13 @@ def chosen_combinations(request: Request, name: str | None = None) -> list[Combi
     return combined(resolver, [run.name for run in runs], axes, request.overrides)
 
 
-def matched_combinations(combinations: Sequence[Combination[RunConfig]], matrix: Path) -> list[Combination[RunConfig]]:
-    """Return the combinations with the sizes that their `match` asks for, or refused; print each size that changed."""
+def matched_combinations(
+    combinations: Sequence[Combination[RunConfig]], matrix: Path, tell: bool = True
+) -> list[Combination[RunConfig]]:
+    """Return the combinations with the sizes that their `match` asks for, or refused.
+
+    tell: whether to print each size that changed.
+    """
     found = list(combinations)
     for place, each in enumerate(found):
         if each.refused is not None:
@@ -75,7 +80,7 @@ def matched_combinations(combinations: Sequence[Combination[RunConfig]], matrix:
             found[place] = replace(each, refused=str(error))
             continue
         found[place] = replace(each, config=config)
-        if said:
+        if said and tell:
             print(said, file=sys.stderr)
     return found
 

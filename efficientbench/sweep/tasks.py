@@ -119,9 +119,14 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: b
     return tasks
 
 
-def sized(combinations: Sequence[Combination[RunConfig]], matrix: Path) -> list[Combination[RunConfig]]:
-    """Return the combinations with the vocabulary of their text, and the size that their `match` asks for."""
-    return matched_combinations([_with_vocabulary(each) for each in combinations], matrix)
+def sized(
+    combinations: Sequence[Combination[RunConfig]], matrix: Path, tell: bool = True
+) -> list[Combination[RunConfig]]:
+    """Return the combinations with the vocabulary of their text, and the size that their `match` asks for.
+
+    tell: as of `matched_combinations`.
+    """
+    return matched_combinations([_with_vocabulary(each) for each in combinations], matrix, tell)
 
 
 def _with_vocabulary(combination: Combination[RunConfig]) -> Combination[RunConfig]:

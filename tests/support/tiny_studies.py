@@ -29,10 +29,10 @@ def write_study(path: Path, measured: int = 10, **words: Any) -> Path:
         name: {
             "model": {
                 **{"layers": layers, "hidden_size": width, "heads": 2, "head_dim": width // 2},
-                **{"ffn_hidden_size": wide, "vocab_size": 256},
+                **{"ffn_hidden_size": wide, "vocab_size": 264},
             },
             "training": TRAINING,
-            "data": {"trained_vocab_size": 256},
+            "data": {"trained_vocab_size": 264},
             "measurement": {"warmup_steps": 1, "min_steps": measured},
         }
         for name, (layers, width, wide) in LAYERS.items()

@@ -54,7 +54,7 @@ def test_a_wrong_section_is_refused_by_its_word(tmp_path: Path, words: dict[str,
         (
             {"sizes": ["8k", "16k", "32k"], "target": FEW},
             (),
-            "400k is 10.3 times the largest size, 32k; a study reaches",
+            "400k is 10.2 times the largest size, 32k; a study reaches",
         ),
         ({}, ("training.steps=9",), "training.steps: study.tokens_per_parameter decides it in a study"),
         ({}, ("lr=1e-3",), "training.learning_rate: study.learning_rate decides it in a study"),
