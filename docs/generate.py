@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from efficientbench.config import combination_table
@@ -34,12 +34,14 @@ from efficientbench.metrics.records.generation.generation_figures import Phase, 
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.sections.rank_table import PARTS as WALL_TIME
+from efficientbench.study.answer import Answer
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "docs" / "measured"
-SCHEMAS: dict[Path, type[BaseModel]] = {
+SCHEMAS: dict[Path, type] = {
     ROOT / "docs" / "record.schema.json": RunRecord,
     ROOT / "docs" / "generation.schema.json": GenerationRecord,
+    ROOT / "docs" / "study.schema.json": Answer,
 }
 BLOCK = re.compile(r"(<!-- generated: ([^>]+?) -->)(.*?)(<!-- end -->)", re.DOTALL)
 CHINESE = yaml.safe_load((ROOT / "docs" / "chinese.yaml").read_text(encoding="utf-8"))
@@ -48,7 +50,8 @@ OPTIMIZATION = frozenset(
     f"training.{key}"
     for key in (
         *("optimizer", "learning_rate", "matrix_learning_rate", "embedding_learning_rate", "head_learning_rate"),
-        *("min_learning_rate", "lr_scale", "lr_schedule", "lr_warmup_fraction", "lr_decay_fraction"),
+        *("min_learning_rate", "lr_scale", "lr_schedule", "lr_warmup_fraction", "lr_warmup_tokens"),
+        *("lr_decay_fraction",),
         *("weight_decay", "beta1", "beta2", "epsilon", "gradient_clip"),
     )
 )
@@ -228,9 +231,12 @@ class _WithoutTitles(GenerateJsonSchema):
         return False
 
 
-def schema_of(record: type[BaseModel]) -> str:
+def schema_of(record: type) -> str:
     """Return the JSON schema of a record, as a file's text."""
-    schema = {"$schema": _WithoutTitles.schema_dialect, **record.model_json_schema(schema_generator=_WithoutTitles)}
+    schema = {
+        "$schema": _WithoutTitles.schema_dialect,
+        **TypeAdapter(record).json_schema(schema_generator=_WithoutTitles),
+    }
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -37,6 +37,7 @@ from efficientbench.cli.options import (
 )
 from efficientbench.cli.plan import plan
 from efficientbench.cli.speedrun import speedrun
+from efficientbench.cli.study import study
 from efficientbench.cli.sweep import sweep
 from efficientbench.cli.variant import check_variant, new_variant, variant_names
 from efficientbench.config.spellings import is_name
@@ -228,7 +229,7 @@ def profile(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(run, sweep, plan, report, plot, compare, export),
+    *(run, sweep, study, plan, report, plot, compare, export),
     *(import_, scripts, doctor, profile, list_runs, list_keys, chat, finetune, generate, launch, serve),
     *(speedrun, new_variant),
 )

@@ -59,6 +59,7 @@ def compare(
     from efficientbench.metrics.report.sections.generation import print_generation_ratios
     from efficientbench.metrics.report.sections.lives import print_lives
     from efficientbench.metrics.report.sections.thresholds import append_summary, print_outcomes, write_junit
+    from efficientbench.metrics.report.study_link import study_of
 
     thresholds = [Threshold.of(text) for text in fail_if or ()]
     allowed = names(despite)
@@ -80,6 +81,8 @@ def compare(
         losses = losses_of(comparison)
         lives = compare_lives(comparison, (one, other), losses.target, allowed)
         print_lives(lives, losses, engine, served_tokens, price_per_hour, Console())
+    if (study := study_of(first, second)) is not None:
+        print(f"study of these runs: {study}")
     outcomes = judge(thresholds, comparison)
     print_outcomes(outcomes, Console())
     if junit is not None:

@@ -8,6 +8,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("doctor", "list gqa", "run gqa_0.5B --smoke", f"report {_SUITE}", "run --help"),
     "run": ("run gqa_0.5B --smoke", "run mla_1.5B --data data/ tokens=1B lr=2e-4", "run gqa_7B dlc tp=2 pp=4"),
     "sweep": ("sweep --only attention --sizes 0.5B --repeat 3", "sweep --only gqa --set seq_len=1024,2048 --dry-run"),
+    "study": ("study mine.yaml --dry-run", "study gqa,mla,nsa --target 1.5B@20x --budget '400 device-hours'"),
     "plan": ("plan gqa_1.5B seq_len=4096", "plan gqa_3B --world 64 --device 'H100 SXM' --search gbs=512"),
     "report": (f"report {_SUITE}", f"report {_SUITE} --paper"),
     "plot": (f"plot {_SUITE} --format pdf",),

@@ -91,17 +91,48 @@ def plan_budget(config: RunConfig, parameters: int | None, epoch_steps: int | No
             f"{extended or f'no length is set: {steps} steps'}; those that {time_limit_s / 60:g} minutes hold, and "
             f"{measurement.min_steps} at least, are measured (training.steps=N sets a length)"
         )
+    _check_tokens(config, steps, tokens_per_step)
     return Budget(steps, measurement.warmup_steps, tokens_per_step, parameters, extended, time_limit_s=time_limit_s)
 
 
 def _may_end_by_time(config: RunConfig) -> bool:
     """Return whether the time of steps may decide how long a run is that sets no length.
 
-    Not where the user has said how many steps to measure, or the last ones are traced, or every run trains the same.
+    Not where the user has said how many steps to measure, or the last ones are traced, or every run trains the same, or
+    checkpoints at tokens are wanted, or the run continues another one.
     """
     training, measurement = config.training, config.measurement
     counted = "min_steps" in measurement.model_fields_set or measurement.profile_steps
-    return not (counted or training.deterministic or training.objective != "pretrain")
+    awaited = config.checkpoint.at_tokens or config.init.branches
+    return not (counted or awaited or training.deterministic or training.objective != "pretrain")
+
+
+def steps_at_tokens(config: RunConfig) -> dict[int, int]:
+    """Return each number of `checkpoint.at_tokens` → the last step within it."""
+    tokens_per_step = config.training.global_batch_size * config.training.seq_len
+    return {tokens: tokens // tokens_per_step for tokens in config.checkpoint.at_tokens or ()}
+
+
+def _check_tokens(config: RunConfig, steps: int, tokens_per_step: int) -> None:
+    """Raise a ConfigError if a number of tokens in the configuration does not fit a run of `steps` steps."""
+    training, order, tokens = config.training, config.data.order_tokens, steps * tokens_per_step
+    for each, step in steps_at_tokens(config).items():
+        if not 0 < step < steps:
+            raise ConfigError(
+                f"checkpoint.at_tokens: {each:,} is not within the run, whose first step ends at {tokens_per_step:,} "
+                f"tokens and whose last but one at {tokens - tokens_per_step:,}"
+            )
+    if order is not None and order < tokens:
+        raise ConfigError(
+            f"data.order_tokens: {order:,} are fewer than the run's {tokens:,} tokens, which it orders; a branch "
+            "is no longer than its trunk"
+        )
+    falls = math.floor(training.wsd_decay_fraction * steps) if training.lr_schedule == "trapezoid" else 0
+    if training.lr_warmup_tokens is not None and (rises := training.rise_steps(steps)) + falls > steps:
+        raise ConfigError(
+            f"training.lr_warmup_tokens: {training.lr_warmup_tokens:,} are {number_of(rises, 'step')}, and the rate "
+            f"falls over {falls:,}: more than the run's {steps:,}"
+        )
 
 
 def wanted_tokens(tokens: int | str, parameters: int | None) -> int:

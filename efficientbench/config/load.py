@@ -23,7 +23,7 @@ from efficientbench.basics.part import Part
 from efficientbench.config.matrix import MATRIX, Matrix, Overlay, RunName, Smoke, load_matrix, load_smoke
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES, TRAINING, plain_number, spelled
-from efficientbench.config.training import BATCHES, LENGTHS
+from efficientbench.config.training import BATCHES, LENGTHS, RISES
 
 _DECIDED = {
     "variant": "the run's name",
@@ -173,8 +173,8 @@ def merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> Overlay:
 
 
 def _laid_over(tree: Overlay, layer: Overlay) -> Overlay:
-    """Return `tree` with the values of `layer`; a length or a batch in `layer` unsets its alternatives in `tree`."""
-    for keys in (LENGTHS, BATCHES):
+    """Return `tree` with the values of `layer`; a length, batch or rise in `layer` unsets its alternatives there."""
+    for keys in (LENGTHS, BATCHES, RISES):
         if any(_of_training(layer, key) is not None for key in keys):
             tree = merged(tree, {"training": dict.fromkeys(keys)})
     return merged(tree, layer)

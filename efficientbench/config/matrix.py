@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import yaml
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BeforeValidator, ValidationError, model_validator
 
 from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.foreign import parse_yaml, read_text
@@ -83,8 +83,16 @@ class Matrix(Part):
     suites: dict[Name, tuple[SuiteBlock, ...]]
     further: dict[Name, tuple[SuiteBlock, ...]] = {}
     """Suites whose runs have names and scripts, but which a sweep or table has only if it names them."""
+    study: Overlay | None = None
+    """What `efficientbench study` compares, and in which sizes: see `study.suite`."""
     beside: tuple[Matrix, ...] = ()
     """Matrices with their own sizes and variants, whose runs are treated like those of `further`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _study_needs_no_suites(cls, given: object) -> object:
+        """Add empty suites where a study names the runs."""
+        return {"suites": {}, **given} if isinstance(given, dict) and given.get("study") else given
 
     @property
     def runs(self) -> tuple[RunName, ...]:

@@ -97,6 +97,11 @@ class DataConfig(Part):
     seed: NonNegativeInt | None = Field(
         default=None, le=2**32 - 1, description="seed of the order of the training text; unset: training.seed"
     )
+    order_tokens: PositiveInt | None = Field(
+        default=None,
+        description="tokens for which the order of the training text is drawn, since text that repeats is shuffled "
+        "over all its epochs; unset: the run's, or with init.state=everything those of the run that it continues",
+    )
     attention_within_documents: bool = Field(
         default=False,
         description="end attention and positions at the ends of documents, which share sequences; false: a token "
@@ -203,6 +208,11 @@ class CheckpointConfig(Part):
         "up training if that is more, and none with interval=0",
     )
     keep: PositiveInt = Field(default=2, description="newest checkpoints to keep")
+    at_tokens: tuple[PositiveInt, ...] | None = Field(
+        default=None,
+        description="numbers of tokens; the last step within each is followed by a checkpoint of all state, which "
+        "stays beside the newest ones, for branches (init.state=everything)",
+    )
     asynchronous: bool = Field(
         default=False,
         description="write in a forked process while training continues; takes another copy in host memory",
@@ -259,6 +269,18 @@ class RunConfig(Part):
     def order_seed(self) -> int:
         """The seed of the order in which the training reads its text, conversations or questions."""
         return self.training.seed if self.data.seed is None else self.data.seed
+
+    def order_samples(self, steps: int) -> int:
+        """Return the samples for which the order of the training text is drawn; `steps`: those of the run."""
+        own, tokens = steps * self.training.global_batch_size, self.data.order_tokens
+        return own if tokens is None else tokens // self.training.seq_len
+
+    @model_validator(mode="after")
+    def _continues_text(self) -> RunConfig:
+        if self.training.objective != "pretrain" and (self.init.branches or self.data.order_tokens):
+            key = "init.state: everything" if self.init.branches else "data.order_tokens"
+            raise ValueError(f"{key} is for training.objective=pretrain alone, not for {self.training.objective}")
+        return self
 
     @model_validator(mode="after")
     def _matches_a_row(self) -> RunConfig:

@@ -77,7 +77,7 @@ SPELLINGS = (
     Spelling("weight_decay", "training.weight_decay", "training.weight_decay"),
     Spelling(
         "warmup_steps",
-        "set training.lr_warmup_fraction, a share of the steps; measurement.warmup_steps are not measured",
+        "set training.lr_warmup_tokens or lr_warmup_fraction; measurement.warmup_steps are not measured",
         "training.warmup_steps",
     ),
     Spelling("warmup_ratio", "training.lr_warmup_fraction", "training.warmup_steps counts steps; set that one"),

@@ -23,6 +23,8 @@ LENGTHS = ("tokens", "steps", "epochs")
 """Alternative keys for the length of a run."""
 BATCHES = ("global_batch_size", "global_batch_tokens")
 """Alternative keys for the global batch."""
+RISES = ("lr_warmup_fraction", "lr_warmup_tokens")
+"""Alternative keys for the rise of the learning rate."""
 MUON_RATE = 0.02
 """Muon's default learning rate, its author's and nanochat's."""
 
@@ -92,8 +94,13 @@ class TrainingConfig(Part):
         description="how the learning rate falls after its rise; cosine: along half a cosine; linear: along a line; "
         "wsd (warmup, stable, decay), recorded as trapezoid: it stays at its peak, then falls along a line",
     )
-    lr_warmup_fraction: Fraction = Field(
+    lr_warmup_fraction: Fraction | None = Field(
         default=0.1, description="share of the steps over which the learning rate rises"
+    )
+    lr_warmup_tokens: NonNegativeInt | None = Field(
+        default=None,
+        description="tokens over which the learning rate rises, to whole steps, whatever the run's length; instead of "
+        "lr_warmup_fraction",
     )
     lr_decay_fraction: Fraction | None = Field(
         default=None,
@@ -165,6 +172,17 @@ class TrainingConfig(Part):
         """Share of the steps over which the WSD schedule falls."""
         return 0.2 if self.lr_decay_fraction is None else self.lr_decay_fraction
 
+    def rise_steps(self, steps: int) -> int:
+        """Return the steps over which the learning rate of a run of `steps` steps rises."""
+        if self.lr_warmup_tokens is not None:
+            return round(self.lr_warmup_tokens / (self.global_batch_size * self.seq_len))
+        return round((self.lr_warmup_fraction or 0) * steps)
+
+    def fall_steps(self, steps: int) -> int:
+        """Return the last steps of a run of `steps` steps over which the WSD schedule falls."""
+        # Both shares may round up; the rise then has precedence.
+        return min(round(self.wsd_decay_fraction * steps), steps - self.rise_steps(steps))
+
     @field_validator("lr_schedule", mode="before")
     @classmethod
     def _by_its_older_name(cls, given: object) -> object:
@@ -203,6 +221,19 @@ class TrainingConfig(Part):
             )
         return {**given, "global_batch_size": sequences}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rise_of_tokens(cls, given: object) -> object:
+        """Unset lr_warmup_fraction where lr_warmup_tokens is set; else null is its default."""
+        if not isinstance(given, dict):
+            return given
+        share = given.get("lr_warmup_fraction")
+        if given.get("lr_warmup_tokens") is None:
+            return {key: value for key, value in given.items() if key != "lr_warmup_fraction" or share is not None}
+        if share is not None:
+            raise ValueError("lr_warmup_tokens and lr_warmup_fraction both set the rise: set one of them")
+        return {**given, "lr_warmup_fraction": None}
+
     @model_validator(mode="after")
     def _schedule_fits(self) -> TrainingConfig:
         if self.lr_decay_fraction is not None and self.lr_schedule != "trapezoid":
@@ -211,9 +242,10 @@ class TrainingConfig(Part):
                 "falls from the end of its rise on"
             )
         decay_fraction = self.wsd_decay_fraction
-        if self.lr_schedule == "trapezoid" and self.lr_warmup_fraction + decay_fraction > 1:
+        warmup_fraction = self.lr_warmup_fraction or 0
+        if self.lr_schedule == "trapezoid" and warmup_fraction + decay_fraction > 1:
             raise ValueError(
-                f"lr_warmup_fraction {self.lr_warmup_fraction:g} and lr_decay_fraction {decay_fraction:g} are more "
+                f"lr_warmup_fraction {warmup_fraction:g} and lr_decay_fraction {decay_fraction:g} are more "
                 "than all steps together: their sum must not be above 1"
             )
         return self

@@ -86,7 +86,8 @@ def _facts(
     ]
     if config.init.run is not None:
         # Only the last part of the path, as in `_data`.
-        facts.append(("began with the weights of", f"{PurePath(config.init.run).name} after step {config.init.step}"))
+        begun = "continued" if config.init.branches else "began with the weights of"
+        facts.append((begun, f"{PurePath(config.init.run).name} after step {config.init.step}"))
     multiplier = config.model.embedding_multiplier
     if has_products(config.model, architecture):
         other = "the output's, which training tied" if config.model.tied else "that of training"

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.registry import OWN, SECTIONS, attention_of, outside
 from efficientbench.architecture.variant import known, shown
 from efficientbench.basics.counted import number_of
@@ -68,7 +69,7 @@ class TextBudget:
     epochs: float | None
     """Approximate epochs of the source that is repeated most; None as for `unique_tokens`."""
     begun: bool
-    """Whether the run begins with the weights of another run, which has read text too."""
+    """Whether the run begins with the weights of another run, whose text is not counted here."""
 
     @property
     def speed_only_reason(self) -> str | None:
@@ -84,7 +85,8 @@ class TextBudget:
 
 def text_budget(plan: Plan, corpus_tokens: Sequence[int] | None) -> TextBudget:
     """Return the text that a run will read; `corpus_tokens`: tokens of each source; None: they are unknown."""
-    per_parameter, begun = plan.budget.tokens_per_parameter, plan.config.init.run is not None
+    per_parameter, init = plan.budget.tokens_per_parameter, plan.config.init
+    begun = init.run is not None and not init.branches
     writes = plan.config.training.objective == "rl"
     if corpus_tokens is None or writes or not plan.budget.counted:
         return TextBudget(per_parameter, None, None, begun)
@@ -164,6 +166,10 @@ class Hardware(Protocol):
         """Return the memory of one device, in bytes; None where the devices use the host's memory."""
 
 
+MASTER_BYTES, MOMENTS_BYTES = 4, 8
+"""Bytes of a parameter's float32 master and AdamW moments in a checkpoint."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The figures of a run, computed from its configuration."""
@@ -215,6 +221,12 @@ class Plan:
         ranks = [self.memory[rank // per_stage].total for rank in range(self.layout.world_size)]
         per_node = self.layout.ranks_per_node
         return max(sum(ranks[first : first + per_node]) for first in range(0, len(ranks), per_node))
+
+    def checkpoint_bytes(self) -> tuple[int, int]:
+        """Return the bytes of the last checkpoint, which holds the weights alone, and of an earlier, whole one."""
+        master = 0 if self.config.training.dtype == "fp32" else MASTER_BYTES
+        weights = self.parameters.total * DTYPE_BYTES[self.config.training.dtype]
+        return weights, weights + self.parameters.total * (MOMENTS_BYTES + master)
 
     def rank_memory_bytes(self) -> int:
         """Return the peak memory of the rank that needs most."""
@@ -290,7 +302,8 @@ def announcement(plan: Plan, device: Device, micro_batch_size: int) -> list[str]
         f"{device.names()[0]}; {memory}",
     ]
     if init.run is not None:
-        lines.append(f"begins with the weights of {init.run} after step {init.step} (SHA-256 {init.sha256})")
+        begins = "continues" if init.branches else "begins with the weights of"
+        lines.append(f"{begins} {init.run} after step {init.step} (SHA-256 {init.sha256})")
     warnings = device.dtype_warning(training.dtype), hidden(plan.config)
     lines += [f"warning: {warning}" for warning in warnings if warning]
     return lines + [line for line in (determinism(plan.config, device), plan.budget.extended) if line]

@@ -1,4 +1,4 @@
-"""Check the checkpoint of another run, `init.run`, with whose weights a run begins, before any rank starts."""
+"""Check the checkpoint of another run, `init.run`, with which a run begins, before any rank starts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ MAY_DIFFER = ("init_std", "moe.auxiliary_loss", "moe.auxiliary_over")
 def initialised(config: RunConfig, folder: OutputFolder) -> RunConfig:
     """Return the configuration with folder, step and SHA-256 of the checkpoint that `init.run` names.
 
+    A branch gets the `data.order_tokens` of its trunk.
+
     Compare the sizes of its files; the ranks, which read them, verify their content.
 
     Raises:
         ConfigError: there is no such run or checkpoint, it is damaged or of another model, or it is of `folder`, the
-            run's own, which would move those weights to `previous/`.
+            run's own, which would move those weights to `previous/`; or a branch has another order than its trunk.
     """
     init = config.init
     if init.run is None:
@@ -50,8 +52,14 @@ def initialised(config: RunConfig, folder: OutputFolder) -> RunConfig:
             "checkpoint than that which was named"
         )
     check_model(before, config, str(run.folder))
-    found = InitConfig(run=str(run.folder), step=manifest.step, sha256=sha256)
-    return config.model_copy(update={"init": found})
+    found = InitConfig(run=str(run.folder), step=manifest.step, sha256=sha256, state=init.state)
+    data = config.data
+    if init.branches:
+        order = run.job.config.data.order_tokens or run.job.budget.tokens
+        if data.order_tokens not in (None, order):
+            raise ConfigError(f"data.order_tokens: is {order:,} in {run.folder} and {data.order_tokens:,} here")
+        data = data.model_copy(update={"order_tokens": order})
+    return config.model_copy(update={"init": found, "data": data})
 
 
 def check_model(before: ModelConfig, config: RunConfig, name: str) -> None:

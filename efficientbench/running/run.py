@@ -22,6 +22,7 @@ from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
 from efficientbench.devices.base import Device
 from efficientbench.planning.fitting import check_fits
 from efficientbench.planning.plan import Hardware, Plan, announcement, make_plan, text_budget, with_kernels
+from efficientbench.running.branches import check_branch
 from efficientbench.running.corpora import prepare_corpora
 from efficientbench.running.identity import described
 from efficientbench.running.initialisation import check_tokenizer, initialised
@@ -74,6 +75,7 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
         corpora = prepare_corpora(planned.config)
         check_tokenizer(planned.config, corpora)
         plan = counted(planned, corpora, memory_limit_bytes())
+        check_branch(plan.config, plan.budget, [corpus.fingerprint for corpus in corpora])
         found = Tokenized(plan, corpora)
         _announce_data(found)
         return found
@@ -222,7 +224,7 @@ def _check_length(config: RunConfig, budget: Budget, corpora: Sequence[Corpus], 
         ConfigError: the index does not fit; the message has the sizes.
     """
     training, data = config.training, config.data
-    samples = budget.steps * training.global_batch_size
+    samples = config.order_samples(budget.steps)
     index_bytes = 0.0
     for weight, corpus in zip(data.weights, corpora, strict=True):
         tokens = samples * weight * training.seq_len

@@ -28,9 +28,6 @@ from efficientbench.speedrun.request import MIXTURES, Request
 from efficientbench.training.reinforcement.questions import check_rewards
 from efficientbench.training.reinforcement.rewards import find_reward
 
-MASTER_BYTES, MOMENTS_BYTES = 4, 8
-"""Bytes of a parameter's float32 master and AdamW moments in a checkpoint."""
-
 
 def check_runs(request: Request, configs: Sequence[RunConfig]) -> None:
     """Make the checks of `run` that need neither text nor weights, and print what the checkpoints take.
@@ -162,14 +159,12 @@ def _check_disk(work: Path, plans: Sequence[Plan]) -> None:
     """Print what the checkpoints of the runs without a record take. Raises ConfigError: their weights do not fit."""
     left, peaks = 0, [0]
     for plan in plans:
-        config, parameters = plan.config, known(lambda plan=plan: plan.parameters.total)  # type: ignore[misc]
-        if parameters is None or OutputFolder.of_repeat(config).record.exists():
+        sizes = known(plan.checkpoint_bytes)
+        if sizes is None or OutputFolder.of_repeat(plan.config).record.exists():
             continue
-        training = config.training
-        weights = parameters * (4 if training.dtype == "fp32" else 2)
-        whole = weights + parameters * (MOMENTS_BYTES + (0 if training.dtype == "fp32" else MASTER_BYTES))
-        # The last checkpoint holds the weights alone. While one is written, all that are kept stay.
-        left += weights + (config.checkpoint.keep - 1) * whole
+        weights, whole = sizes
+        # While a checkpoint is written, all that are kept stay.
+        left += weights + (plan.config.checkpoint.keep - 1) * whole
         peaks.append(2 * whole - weights)
     free = shutil.disk_usage(work).free
     if left:

@@ -55,8 +55,8 @@ class Standing:
     """Where a variant stands at the target."""
 
     variant: str
-    loss: Interval
-    """In nats a token."""
+    loss: Interval | None
+    """In nats a token; None where the law is not the ladder's own."""
     difference: Interval | None
     """The loss minus the baseline's, in nats; None of the baseline."""
     best: float

@@ -74,7 +74,7 @@ def _cells(task: Task, estimate: Estimate | None) -> tuple[str, ...]:
         f"{used} for {task.asked}" if task.asked else str(used),
         ABSENT if memory_bytes is None else f"{memory_bytes / 1e9:.2f}",
         ABSENT if time_s is None else seconds(time_s),
-        ABSENT if energy_j is None else _energy(energy_j),
+        ABSENT if energy_j is None else energy_text(energy_j),
     )
 
 
@@ -84,7 +84,7 @@ def _sum(todo: Sequence[Estimate], at_once: int) -> str:
     energies = [each.energy_j for each in todo if each.energy_j is not None]
     # A sum is printed only if it covers all runs.
     time = f"; about {seconds(sum(times) / at_once)}" if todo and len(times) == len(todo) else ""
-    energy = f"; about {_energy(sum(energies))}" if todo and len(energies) == len(todo) else ""
+    energy = f"; about {energy_text(sum(energies))}" if todo and len(energies) == len(todo) else ""
     return f"{number_of(len(todo), 'run')} to do{together}{time}{energy}"
 
 
@@ -99,7 +99,8 @@ def _sources(estimates: Sequence[Estimate | None]) -> list[str]:
     return ["GB: peak of the ranks of the node together.", *dict.fromkeys(lines)]
 
 
-def _energy(energy_j: float) -> str:
+def energy_text(energy_j: float) -> str:
+    """Return an energy in short, like 1.2 kWh."""
     for size, unit in ((3.6e6, "kWh"), (1e3, "kJ")):
         if energy_j >= size:
             return f"{energy_j / size:.3g} {unit}"

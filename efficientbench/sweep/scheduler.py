@@ -114,7 +114,7 @@ class Scheduler:
     def _start_what_fits(self) -> None:
         taken = len(self._places) + 1
         for task in list(self._open):
-            if task.slots >= taken:
+            if task.slots >= taken or self._waits(task):
                 continue
             place = self._queue.claim_places(self._host, self._places, task.slots)
             if place is None:
@@ -137,7 +137,30 @@ class Scheduler:
                 claim.release()
                 continue
             self._open.remove(task)
+            why = self._refused_after(task)
+            if why is not None:
+                refused = replace(state, state="refused", kind=why.kind, reason=why.reason, pid=None)
+                self._queue.write(refused)
+                write_failure(task.folder, why)
+                self._display.ended(refused)
+                place.release()
+                claim.release()
+                continue
             self._start(task, state, (claim, place))
+
+    def _waits(self, task: Task) -> bool:
+        """Return whether a run that must be done before the task's is running or still to be started, here or there."""
+        left = {each.id for each in self._open} | {attempt.task.id for attempt in self._running}
+        return not left.isdisjoint(task.after)
+
+    def _refused_after(self, task: Task) -> Failure | None:
+        """Return why the task cannot start, since a run before it is not done; None where all are."""
+        for name in task.after:
+            state = self._queue.read(name)
+            if state is None or state.state != "done":
+                reason = "was not run" if state is None else f"{state.state}: {state.reason}"
+                return Failure("mistake", f"{name}, which must be done before it, {reason}")
+        return None
 
     def _start(self, task: Task, state: State, claims: tuple[Claim, Claim]) -> None:
         generating = task.generates and task.is_trained(self._machine.name, self._retry_smaller)

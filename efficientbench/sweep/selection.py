@@ -58,11 +58,18 @@ def chosen_combinations(request: Request, name: str | None = None) -> list[Combi
     )
     axes = _axes(request, resolver, ("training.seed",))
     runs = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
+    if not runs:
+        raise ConfigError(f"{request.matrix.name}: its suites have no run: name runs by --only, or `study` the file")
     return combined(resolver, [run.name for run in runs], axes, request.overrides)
 
 
-def matched_combinations(combinations: Sequence[Combination[RunConfig]], matrix: Path) -> list[Combination[RunConfig]]:
-    """Return the combinations with the sizes that their `match` asks for, or refused; print each size that changed."""
+def matched_combinations(
+    combinations: Sequence[Combination[RunConfig]], matrix: Path, tell: bool = True
+) -> list[Combination[RunConfig]]:
+    """Return the combinations with the sizes that their `match` asks for, or refused.
+
+    tell: whether to print each size that changed.
+    """
     found = list(combinations)
     for place, each in enumerate(found):
         if each.refused is not None:
@@ -73,7 +80,7 @@ def matched_combinations(combinations: Sequence[Combination[RunConfig]], matrix:
             found[place] = replace(each, refused=str(error))
             continue
         found[place] = replace(each, config=config)
-        if said:
+        if said and tell:
             print(said, file=sys.stderr)
     return found
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -39,6 +40,21 @@ NEXT_CALL = {
 """State of runs after a sweep → what the same command does with them."""
 
 
+@dataclass(frozen=True)
+class Manner:
+    """How the runs of a sweep are done."""
+
+    machine: Machine
+    jobs: int | None = None
+    """Number of runs at once; None: as many as the devices allow."""
+    time_limit_s: float | None = None
+    """Time limit of one run in seconds; None: no limit."""
+    retry_failed: bool = False
+    """Whether runs that failed in an earlier call are retried."""
+    retry_smaller: bool = False
+    """Whether a run that is out of memory is retried with a smaller micro-batch."""
+
+
 def sweep(
     request: Request,
     jobs: str = "auto",
@@ -66,39 +82,53 @@ def sweep(
     """
     tunes = names_tunings(request)
     tasks: Sequence[Task]
-    machine = cluster or find_machine(_device(request))
+    machine = cluster or find_machine(device_of(request))
     at_once = parallel_runs(jobs, machine)
     if tunes:
         tasks = tuning_tasks(request, machine, at_once, cluster is not None)
     else:
         tasks = build_tasks(request, machine, at_once, dry_run)
+    manner = Manner(machine, at_once, time_limit_s, retry_failed, request.retry_smaller)
     suite = _suite(tasks)
     queue = Queue(suite)
     if dry_run:
-        states = [_planned_state(task, queue, machine, request, retry_failed) for task in tasks]
+        states = [planned_state(task, queue, manner) for task in tasks]
         _print_plan(tasks, states, machine, at_once, request, cluster is not None)
         return 0
-    queue.make()
     if request.repeat is not None:
+        queue.make()
         tasks = take_turns(tasks, queue.folder)
+    stopped = run_tasks(tasks, suite, manner)
+    _report(suite)
+    all_done = tell_ends(tasks, queue)
+    return stopped or (0 if all_done else 1)
+
+
+def run_tasks(tasks: Sequence[Task], suite: Path, manner: Manner) -> int:
+    """Do what is left of some tasks, in their order, and print how each ends.
+
+    Returns:
+        0, or the exit code for the signal that stopped them: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+
+    Raises:
+        ConfigError: the suite's folder cannot be written, or another sweep runs one in another configuration.
+    """
+    queue, machine = Queue(suite), manner.machine
+    queue.make()
     display = Display(Console(highlight=False), len(tasks))
     display.print(f"{number_of(len(tasks), 'run')} in {suite} on {machine.name}; the queue: {queue.folder / 'queue'}")
     with received_signals() as signals:
         try:
-            left = _enter(tasks, queue, machine, request, retry_failed, display)
+            left = _enter(tasks, queue, manner, display)
             host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())
-            scheduler = Scheduler(queue, left, machine, host, display, at_once, time_limit_s, request.retry_smaller)
-            scheduler.run(signals)
+            options = manner.jobs, manner.time_limit_s, manner.retry_smaller
+            Scheduler(queue, left, machine, host, display, *options).run(signals)
         finally:
             display.close()
-    _report(suite)
-    all_done = _tell_ends(tasks, queue)
-    if signals:
-        return STOP_EXIT_CODES[signal.Signals(signals[0])]
-    return 0 if all_done else 1
+    return STOP_EXIT_CODES[signal.Signals(signals[0])] if signals else 0
 
 
-def _tell_ends(tasks: Sequence[Task], queue: Queue) -> bool:
+def tell_ends(tasks: Sequence[Task], queue: Queue) -> bool:
     """Print what the same command does with runs that are not done; return whether all are done."""
     ends = [_end_of(task, queue.read(task.id)) for task in tasks]
     for name, effect in NEXT_CALL.items():
@@ -145,7 +175,7 @@ def _end_of(task: Task, state: State | None) -> str:
     return state.state if state is not None and state.configuration == task.configuration else "queued"
 
 
-def _device(request: Request) -> str:
+def device_of(request: Request) -> str:
     """Return the device type that the overrides name, else `auto`."""
     named = [each.removeprefix("device=") for each in request.overrides if each.startswith("device=")]
     if any(axis.startswith("device=") for axis in request.axes):
@@ -159,25 +189,23 @@ def _suite(tasks: Sequence[Task]) -> Path:
     return first.folder.path.parent if first.id == first.folder.path.name else first.folder.path.parent.parent
 
 
-def _planned_state(task: Task, queue: Queue, machine: Machine, request: Request, retry_failed: bool) -> str:
+def planned_state(task: Task, queue: Queue, manner: Manner) -> str:
     """Return the run's state as the sweep would begin; `trained` where only its generation is left to do."""
-    state = _next_state(task, queue.read(task.id), machine, request, retry_failed)
-    return "trained" if state == "queued" and task.is_trained(machine.name, request.retry_smaller) else state
+    state = _next_state(task, queue.read(task.id), manner)
+    return "trained" if state == "queued" and task.is_trained(manner.machine.name, manner.retry_smaller) else state
 
 
-def _next_state(task: Task, state: State | None, machine: Machine, request: Request, retry_failed: bool) -> str:
+def _next_state(task: Task, state: State | None, manner: Manner) -> str:
     """Return the run's state as the sweep begins: done, failed, refused or queued."""
-    if is_complete(task, machine, request.retry_smaller):
+    if is_complete(task, manner.machine, manner.retry_smaller):
         return "done"
     if task.refused is not None:
         return "refused"
     failed = state is not None and state.state == "failed" and state.configuration == task.configuration
-    return "failed" if failed and not retry_failed else "queued"
+    return "failed" if failed and not manner.retry_failed else "queued"
 
 
-def _enter(
-    tasks: Sequence[Task], queue: Queue, machine: Machine, request: Request, retry_failed: bool, display: Display
-) -> list[Task]:
+def _enter(tasks: Sequence[Task], queue: Queue, manner: Manner, display: Display) -> list[Task]:
     """Enter every run into the queue; return the tasks to do, here or by another sweep.
 
     Raises:
@@ -196,7 +224,7 @@ def _enter(
                 left.append(task)
                 continue
             try:
-                entered = _entered(task, state, _next_state(task, state, machine, request, retry_failed))
+                entered = _entered(task, state, _next_state(task, state, manner))
                 if entered != state:
                     queue.write(entered)
                 if entered.state == "done":

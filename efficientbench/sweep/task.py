@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import random
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -58,6 +59,8 @@ class Task(ABC):
     """The micro-batch that the user wrote, if a smaller one replaces it; else None."""
     generates: bool = field(default=False, kw_only=True)
     """Whether generation with the trained model is measured too."""
+    after: tuple[str, ...] = field(default=(), kw_only=True)
+    """Ids of the runs that must be done before this one starts."""
 
     @property
     def configuration(self) -> str:
@@ -151,10 +154,14 @@ def check_some_can_run(tasks: Sequence[Task], shows_too_large: bool) -> None:
 ORDER = "order.json"
 
 
-def take_turns(tasks: Sequence[Task], folder: Path) -> list[Task]:
+def _repeated(task: Task) -> Hashable:
+    return task.folder.path.parent
+
+
+def take_turns(tasks: Sequence[Task], folder: Path, of: Callable[[Task], Hashable] = _repeated) -> list[Task]:
     """Return the tasks of repeated configurations in turns, and write that order and its seed into the sweep's folder.
 
-    The seed is an earlier call's, if the sweep was called before.
+    The seed is an earlier call's, if the sweep was called before. `of`: see `in_turns`.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -164,7 +171,7 @@ def take_turns(tasks: Sequence[Task], folder: Path) -> list[Task]:
         seed = int(parse_json(read_whole(path))["seed"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         seed = secrets.randbits(32)
-    ordered = in_turns(tasks, seed)
+    ordered = in_turns(tasks, seed, of)
     content = {"seed": seed, "order": [task.id for task in ordered]}
     try:
         write_whole(path, json.dumps(content, indent=2) + "\n")
@@ -173,15 +180,19 @@ def take_turns(tasks: Sequence[Task], folder: Path) -> list[Task]:
     return ordered
 
 
-def in_turns(tasks: Sequence[Task], seed: int) -> list[Task]:
-    """Return the tasks in rounds, in the random order of `seed`; all configurations have equally many tasks."""
-    repeats: dict[Path, list[Task]] = {}
+def in_turns(tasks: Sequence[Task], seed: int, of: Callable[[Task], Hashable] = _repeated) -> list[Task]:
+    """Return the tasks in rounds, in the random order of `seed`: in each the next task of every configuration.
+
+    A configuration with fewer tasks is in the first rounds. `of`: returns what a task's turn belongs to; by default the
+    configuration that it repeats.
+    """
+    repeats: dict[Hashable, list[Task]] = {}
     for task in tasks:
-        repeats.setdefault(task.folder.path.parent, []).append(task)
+        repeats.setdefault(of(task), []).append(task)
     chance = random.Random(seed)
     places = list(range(len(repeats)))
     ordered: list[Task] = []
-    for number, each in enumerate(zip(*repeats.values(), strict=True)):
+    for number, each in enumerate(itertools.zip_longest(*repeats.values())):
         places.reverse() if number % 2 else chance.shuffle(places)
-        ordered += [each[place] for place in places]
+        ordered += [task for place in places if (task := each[place]) is not None]
     return ordered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from efficientbench.architecture.variant import known
 from efficientbench.basics.errors import ConfigError, DataError
@@ -22,7 +23,7 @@ from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.estimate import Estimate, estimate
 from efficientbench.sweep.machine import Machine, slots_needed
 from efficientbench.sweep.one_budget import made_comparable
-from efficientbench.sweep.selection import Request, chosen_combinations
+from efficientbench.sweep.selection import Request, chosen_combinations, matched_combinations
 from efficientbench.sweep.task import PlannedFigures, Task, check_some_can_run, repeats
 
 
@@ -111,8 +112,8 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: b
     """
     chosen = [_with_vocabulary(each) for each in chosen_combinations(request)]
     chosen = made_comparable(request, chosen, lambda config: _can_run(config, machine, jobs))
-    combinations = _with_micro_batch(chosen, machine, jobs, dry_run)
-    tasks = [task for each in combinations for task in _tasks(request, each, machine, jobs)]
+    combinations = with_micro_batch(chosen, machine, jobs, dry_run)
+    tasks = [task for each in combinations for task in tasks_of(request, each, machine, jobs)]
     if request.retry_smaller:
         tasks = [_fitting(task, machine) for task in tasks]
     check_some_can_run(tasks, dry_run)
@@ -127,6 +128,16 @@ def _can_run(config: RunConfig, machine: Machine, jobs: int | None) -> bool:
     return True
 
 
+def sized(
+    combinations: Sequence[Combination[RunConfig]], matrix: Path, tell: bool = True
+) -> list[Combination[RunConfig]]:
+    """Return the combinations with the vocabulary of their text, and the size that their `match` asks for.
+
+    tell: as of `matched_combinations`.
+    """
+    return matched_combinations([_with_vocabulary(each) for each in combinations], matrix, tell)
+
+
 def _with_vocabulary(combination: Combination[RunConfig]) -> Combination[RunConfig]:
     """Return the combination with the vocabulary of its text's tokenizer if that is larger, as `run` does."""
     if combination.refused is not None:
@@ -138,7 +149,7 @@ def _with_vocabulary(combination: Combination[RunConfig]) -> Combination[RunConf
     return replace(combination, config=config)
 
 
-def _with_micro_batch(
+def with_micro_batch(
     combinations: list[Combination[RunConfig]], machine: Machine, jobs: int | None, dry_run: bool
 ) -> list[Combination[RunConfig]]:
     """Return the combinations with one micro-batch, chosen for all combinations in which it is `auto`."""
@@ -159,10 +170,10 @@ def _with_micro_batch(
     ]
 
 
-def _tasks(
+def tasks_of(
     request: Request, combination: Combination[RunConfig], machine: Machine, jobs: int | None
 ) -> list[TrainingTask]:
-    """Return the task of one combination, or one for each seed."""
+    """Return the task of one combination, or one for each seed. Arguments: as `build_tasks`."""
     refused = Failure("mistake", combination.refused) if combination.refused else None
     matrix = () if request.matrix == MATRIX else ("--matrix", str(request.matrix))
     smoke = ("--smoke",) if request.smoke else ()

@@ -25,7 +25,7 @@ from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.rank_process import Rank
 from efficientbench.training import groups
-from efficientbench.training.checkpoints.manifest import Manifest, read_manifest
+from efficientbench.training.checkpoints.manifest import Manifest, before_attempt
 from efficientbench.training.collectives import collectives_begun
 from efficientbench.training.events import Listener
 from efficientbench.training.trainer import Trainer
@@ -58,7 +58,7 @@ def train_rank(job: Job, rank: Rank, device: Device, torch_device: torch.device)
         rank.heartbeat.at(0, "building model and data")
         # The first node's parent process has found the checkpoint, and verified it.
         resume = gather(job.resume, Path | None)[0]
-        manifest = read_manifest(resume) if resume is not None else None
+        manifest = before_attempt(resume, job.config.init)
         monitor = build_monitor(job, device, rank.number, rank.local, waits, manifest.step if manifest else 0)
         monitor.start()
         # A node's first rank has measured the idle power meanwhile.

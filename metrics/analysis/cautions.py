@@ -141,6 +141,16 @@ def resumed(records: Sequence[RunRecord]) -> list[str]:
     ]
 
 
+def branched(records: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence for each branch, since its times are those of its own steps."""
+    return [
+        f"{record.run} continues its trunk after step {record.branched_after:,}: its times, hours and energies are "
+        "those of its own steps."
+        for record in records
+        if record.branched_after
+    ]
+
+
 def short_of_text(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence that says which runs' losses are not compared, and why; none where all are compared."""
     runs: dict[str, list[str]] = {}
@@ -190,6 +200,7 @@ KINDS = (
     ),
     Kind("Some steps took much longer than the others", slow_steps),
     Kind("The measured steps are those of a last attempt", resumed, "measured in a last attempt", "machine"),
+    Kind("A branch lacks the costs of its trunk", branched),
     Kind("Too little text for a comparison of losses", short_of_text),
     Kind("Sparse in name alone", sparse_in_name),
 )

@@ -93,6 +93,9 @@ def _init(record: RunRecord) -> str:
     if record.finetuning:
         return f"the base model {record.config.get('model')}"
     init = record.section("init")
+    if record.branched_after:
+        # A trunk has drawn its weights; each seed has its own.
+        return f"all state of a trunk after step {record.branched_after}"
     if init.get("run") is None:
         return "random weights"
     # The weights' folder is no part of the text, since it may be moved.

@@ -19,7 +19,7 @@ from efficientbench.metrics.analysis.compare import Comparison
 from efficientbench.metrics.analysis.generation import Combination, combination_of, common_combinations, text_of
 from efficientbench.metrics.analysis.judging import NOT_IN_TURNS, TURNS
 from efficientbench.metrics.analysis.overtaking import Amount, Life
-from efficientbench.metrics.analysis.quality import cost_to_loss
+from efficientbench.metrics.analysis.quality import Cost, cost_to_loss
 from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.analysis.stages import device_hours, training_device_hours, training_energy_j
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS
@@ -165,6 +165,11 @@ def _training(
     return Amount.mean([before + (last or whole)(record) for record in model.group.records])
 
 
+def served_token(model: Model, unit: Unit, combination: Combination) -> Amount:
+    """Return the cost of one served token. Raises MetricsError: it was not measured, or is in doubt."""
+    return _serving(model, _WAYS[unit].serving, combination)
+
+
 def _serving(model: Model, request: Callable[[GenerationRow, int], float], combination: Combination) -> Amount:
     """Return the cost of one served token."""
     _, batch, new = combination
@@ -172,8 +177,14 @@ def _serving(model: Model, request: Callable[[GenerationRow, int], float], combi
     return Amount.mean([request(row, made.devices) / batch / new for row, made in zip(rows, model.made, strict=True)])
 
 
+def _to_loss(record: RunRecord, target: float) -> Cost:
+    if record.branched_after:
+        raise MetricsError(f"{record.run}: a branch's cost to a loss is partly its trunk's")
+    return cost_to_loss(record, target)
+
+
 def _energy_to_loss_j(record: RunRecord, target: float) -> float:
-    spent_j = cost_to_loss(record, target).energy_j
+    spent_j = _to_loss(record, target).energy_j
     if spent_j is None:
         raise MetricsError(f"{record.run}: the energy until that loss is not known")
     return spent_j
@@ -181,7 +192,7 @@ def _energy_to_loss_j(record: RunRecord, target: float) -> float:
 
 def _hours_to_loss(record: RunRecord, target: float) -> float:
     """Return a run's device hours without those of the training steps after a loss."""
-    to_loss = cost_to_loss(record, target).time_s * record.devices / 3600
+    to_loss = _to_loss(record, target).time_s * record.devices / 3600
     return device_hours(record) - max(training_device_hours(record) - to_loss, 0.0)
 
 

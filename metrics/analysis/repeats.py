@@ -30,10 +30,12 @@ _SAME = (
     "training.global_batch_tokens",
     "measurement.meters",
     "own_loop.measured_peak_flops",
-    *("match", "match_to", "match_left"),
+    *("match", "match_to", "match_left", "checkpoint.at_tokens"),
 )
-"""Keys of folders, of W&B, of the batch in another unit, of meters, of a measurement, and of the run that the model's
-size was solved for: none changes the training."""
+"""Keys of folders, of W&B, of the batch in another unit, of meters, of a measurement, of the run that the model's size
+was solved for, and of checkpoints for branches: none changes the training."""
+_OF_TRUNK = ("init.run", "init.sha256")
+"""Keys that each seed of a branch has of its own."""
 _SEEDS = ("training.seed", "data.seed", "curriculum.seed", "own_loop.seed")
 _BEFORE = {
     **{"training.optimizer": "adamw", "evaluation.core_every": 0, "evaluation.core_limit": 100},
@@ -174,6 +176,7 @@ def model_identity(record: RunRecord, without: Collection[str] = ()) -> str:
 
 def _identity(record: RunRecord, without: Sequence[str]) -> str:
     config = dotted(record.config)
+    without = (*without, *(_OF_TRUNK if record.branched_after else ()))
     content: dict[str, Any] = {
         # An older configuration may lack the keys that are unset here.
         "config": {key: value for key, value in config.items() if key not in without and value is not None},

@@ -2,7 +2,8 @@
 
 A run's device hours are of its wall time, all attempts, set-up and evaluation included. Its training hours and its
 joules are both of its training steps alone: of all of them, at the rates of the measured ones, with the answers that
-reinforcement learning samples before them.
+reinforcement learning samples before them. A branch (`init.state=everything`) costs its own steps, and of its trunk
+that part of the whole cost which the trunk's steps before it are of all.
 """
 
 from __future__ import annotations
@@ -59,7 +60,25 @@ def _times_measured(record: RunRecord) -> float:
         samples = record.section("rl").get("samples")
         if isinstance(samples, int):
             return learned.questions * samples / record.global_batch_size / known(record, "steps_measured")
-    return known(record, "tokens_trained") / known(record, "tokens")
+    return (known(record, "tokens_trained") - _tokens_before(record)) / known(record, "tokens")
+
+
+def _tokens_before(record: RunRecord) -> int:
+    """Return the tokens of the trunk's steps before a branch; 0 where the run is none."""
+    return record.branched_after * record.global_batch_size * record.seq_len
+
+
+def part_before(run: RunRecord, later: RunRecord) -> RunRecord:
+    """Return the record of the part of a run that `later` has continued: of its trunk the steps before, else all.
+
+    Raises MetricsError: the tokens of the trunk are not known.
+    """
+    if not later.branched_after:
+        return run
+    tokens = _tokens_before(later)
+    share = tokens / known(run, "tokens_trained")
+    times_s = {"duration_s": run.duration_s * share, "wall_s": None if run.wall_s is None else run.wall_s * share}
+    return run.model_copy(update={"tokens_trained": tokens, **times_s})
 
 
 def known(record: RunRecord, name: str) -> float:
@@ -112,8 +131,9 @@ def earlier_stages(record: RunRecord, folder: Path) -> list[RunRecord]:
                 "changed since: without it the cost of this life is not known. Put that run's folder back, or beside "
                 "this one's"
             )
-        record, folder = read_plausible(place / RECORD_NAME), place
-        found.insert(0, record)
+        earlier, folder = read_plausible(place / RECORD_NAME), place
+        found.insert(0, part_before(earlier, record))
+        record = earlier
     return found
 
 

@@ -188,8 +188,24 @@ class RunRecord(Metrics, Identity):
     def speed_only_reason(self) -> str | None:
         """Return why the run's losses say nothing about its architecture; None where they may be compared."""
         # A run that began with another run's weights has what that run learned, from however many tokens.
-        own = None if self.section("init").get("run") else self.tokens_per_parameter
+        begun = self.section("init").get("run") and not self.branched_after
+        own = None if begun else self.tokens_per_parameter
         return speed_only_reason(own, self.epochs, self.validation_loss, self.unigram_entropy)
+
+    @property
+    def branched_after(self) -> int:
+        """Return after how many steps of its trunk the run began (`init.state=everything`); 0 where it is no branch.
+
+        Losses, `tokens_trained` and what follows from it are of the trunk's part too; times and energies are not.
+        """
+        init = self.section("init")
+        step = init.get("step")
+        return step if init.get("state") == "everything" and isinstance(step, int) else 0
+
+    @property
+    def begins_late(self) -> bool:
+        """Whether the measured steps follow others whose times the record lacks: of earlier attempts, or of a trunk."""
+        return bool(self.resumed_after_steps or self.branched_after)
 
     def section(self, name: str) -> dict[str, Any]:
         """Return a part of the configuration; empty where it has none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -28,6 +29,7 @@ from efficientbench.metrics.report.sections.evaluations import evaluations_csv, 
 from efficientbench.metrics.report.sections.failures import load_failures, print_failures
 from efficientbench.metrics.report.sections.generation import CSV_NAME, beside, generation_csv, print_generation
 from efficientbench.metrics.report.sections.rank_table import load_step_shares
+from efficientbench.metrics.report.study_link import study_of
 from efficientbench.metrics.report.suites import make_rows
 from efficientbench.metrics.report.table import escape
 
@@ -78,6 +80,7 @@ def _read(folder: Path, price_per_hour: float | None) -> tuple[Report, list[RunR
     contexts, unread_contexts = load_contexts(folder)
     profiled, unread_shares = load_step_shares(folder)
     rows = make_rows(records)
+    study = study_of(folder)
     damaged += unread_failures + unread_evaluations + unread_contexts + unread_shares + rows.left_out
     report = Report(
         rows=rows,
@@ -90,6 +93,7 @@ def _read(folder: Path, price_per_hour: float | None) -> tuple[Report, list[RunR
         profiled=profiled,
         pipelines=load_pipelines(folder) if any(record.section("init").get("run") for record in records) else (),
         price_per_hour=price_per_hour,
+        study="" if study is None else os.path.relpath(study, folder),
         unchecked=without_checksum(records, generations, evaluated),
     )
     return report, records
@@ -110,5 +114,7 @@ def print_beside(report: Report, console: Console) -> None:
         print(checksum_note(report.unchecked))
     for line in report.warnings:
         print(f"warning: {line}", file=sys.stderr)
+    if report.study:
+        print(f"study of these runs: {report.study}")
     for path in report.written:
         print(path)

@@ -38,6 +38,8 @@ class Report:
     pipelines: Sequence[Pipeline] = ()
     price_per_hour: float | None = None
     """The price of one device hour for the report card; None for no column of costs."""
+    study: str = ""
+    """Path, from the reported folder, of the page of the study that these runs belong to; empty where there is none."""
     unchecked: Sequence[str] = ()
     """Names of the files without a checksum, from `without_checksum`."""
     warnings: Sequence[str] = ()

@@ -161,7 +161,7 @@ def _cost(report: Report) -> dict[str, Any]:
 def _learning(report: Report) -> dict[str, Any]:
     validated = [run for run in report.runs if len(run.record.quality_curve) > 1]
     curves, tables = _plots(curve_figures, validated), cost_tables(report.records)
-    resumed = [run.name for run in validated[:MOST_RUNS] if run.record.resumed_after_steps]
+    resumed = [run.name for run in validated[:MOST_RUNS] if run.record.begins_late]
     return {"curves": curves, "resumed": resumed, "tables": tables} if curves or tables else {}
 
 
@@ -183,9 +183,16 @@ def _listed(title: str, lines: Iterable[object]) -> list[str]:
     return [f"## {title}", listed] if listed else []
 
 
+STUDY = "The study of these runs"
 ABSENCES, DAMAGED = "What is n/a, and why", "What is left out, and why"
 SECTIONS = (
     Section("answers", "What these runs say", lambda report: answers_table(report.rows.suites), _answers),
+    Section(
+        "study",
+        STUDY,
+        drawn=lambda report: report.study,
+        text=lambda report: [f"## {STUDY}", f"[{escape(report.study)}](<{report.study}>)"] if report.study else [],
+    ),
     Section("sizes", "What the models cost", lambda report: sizes_table(report.rows.suites)),
     Section(
         "cautions", "Before you use these figures", drawn=lambda report: cautions(report.records, report.unchecked)

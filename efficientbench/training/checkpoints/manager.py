@@ -13,12 +13,13 @@ from megatron.core import dist_checkpointing
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from efficientbench.basics.errors import CheckpointError
+from efficientbench.config.budget import steps_at_tokens
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.training.checkpoints import contents
-from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, identity
+from efficientbench.training.checkpoints.manifest import Manifest, begun_with, identity
 from efficientbench.training.checkpoints.metadata_checks import check_shapes
 from efficientbench.training.checkpoints.read import MetadataReader
 from efficientbench.training.checkpoints.save import Saver, sharded_state_dict
@@ -57,7 +58,8 @@ class Checkpoints:
         self.config, self.layout, self.steps = config, asdict(layout), steps
         self.data, self.optimizer, self.progress = data, optimizer, progress
         self.parameters, self.device = parameters, parameters[0].parameter.device
-        self.saver = Saver(run_folder, config.checkpoint.keep, config.checkpoint.time_limit_s)
+        self._marked = frozenset(steps_at_tokens(config).values())
+        self.saver = Saver(run_folder, config.checkpoint.keep, config.checkpoint.time_limit_s, self._marked)
         self._last_step = 0
         measurement = config.measurement
         self._window = measurement.warmup_steps + measurement.min_steps
@@ -95,13 +97,13 @@ class Checkpoints:
         return not waits and self.has_bound and self.by_time.is_due()
 
     def is_due(self, step: int, stopped: bool, asked: bool = False) -> bool:
-        """Return whether a checkpoint is due after this step: at each interval, at a stop, and at the run's end.
+        """Return whether a checkpoint is due after this step: at intervals and tokens, at a stop, and at the run's end.
 
         `asked`: whether any rank asks for one, by `asks_by_time`.
         """
         interval = self.config.checkpoint.interval
-        due = asked or stopped or step == self.steps or (interval > 0 and step % interval == 0)
-        return due and step != self._last_step
+        marked = step in self._marked or (interval > 0 and step % interval == 0)
+        return (asked or stopped or step == self.steps or marked) and step != self._last_step
 
     def save(self, step: int, stopped: bool, steps_left_out: int = 0) -> None:
         """Begin the checkpoint after `step` steps; a synchronous one is complete when this returns.
@@ -134,25 +136,29 @@ class Checkpoints:
         self._last_step = step
 
     def load(self, resume: Path | None) -> Manifest | None:
-        """Restore the checkpoint `resume`; without one, take the weights that the configuration begins with, if any.
+        """Restore the checkpoint `resume`; without one, take what the configuration begins with, if anything.
 
         Raises:
             CheckpointError: as `restore` and `initialise`.
         """
-        init = self.config.init
+        init, begun = self.config.init, begun_with(self.config.init)
         if resume is not None:
             return self.restore(resume)
-        if init.run is not None and init.step is not None:
-            self.initialise(checkpoint_folder(Path(init.run), init.step), init.sha256)
+        if begun is not None and init.branches:
+            return self.restore(begun, init.sha256)
+        if begun is not None:
+            self.initialise(begun, init.sha256)
         return None
 
-    def restore(self, folder: Path) -> Manifest:
+    def restore(self, folder: Path, sha256: str | None = None) -> Manifest:
         """Set model, optimizer, loss scale and, in the same layout, random generators to those of a checkpoint.
+
+        `sha256`: its `manifest.identity`; None: any.
 
         Raises:
             CheckpointError: a file is damaged, or the checkpoint is of another run.
         """
-        manifest = verify_together(folder)
+        manifest = self._verified(folder, sha256)
         if manifest.data != self.data:
             raise CheckpointError(
                 f"{folder}: was trained on other tokens than data.path gives now (unset, it is the text of Python's "
@@ -186,11 +192,15 @@ class Checkpoints:
         Raises:
             CheckpointError: a file is damaged, or the checkpoint is another one or of another model.
         """
+        manifest = self._verified(folder, sha256)
+        self._read(folder, manifest, list(contents.tensors_to_read(self.parameters, self.optimizer, everything=False)))
+        self.optimizer.reload_model_params()
+
+    def _verified(self, folder: Path, sha256: str | None) -> Manifest:
         manifest = verify_together(folder)
         if sha256 not in (None, identity(folder)):
             raise CheckpointError(f"{folder}: is another checkpoint than that which the run was to begin with")
-        self._read(folder, manifest, list(contents.tensors_to_read(self.parameters, self.optimizer, everything=False)))
-        self.optimizer.reload_model_params()
+        return manifest
 
     def _read(self, folder: Path, manifest: Manifest, shards: list[Shard]) -> None:
         """Fill the tensors of `shards` from a verified checkpoint.

@@ -13,8 +13,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from efficientbench.basics.errors import CheckpointError
 from efficientbench.basics.foreign import parse_json, read_whole
+from efficientbench.config.init import InitConfig
 from efficientbench.training.checkpoints.hashing import File, Report, fingerprint, flush, hashing_threads, written
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 PARTIAL = ".partial_"
 DAMAGED = "damaged_"
+_LEARNED = ("tokens", "losses", "auxiliary_losses", "validation", "validations")
+"""Parts of the progress that a branch has from its trunk."""
 COMPLETE = re.compile(r"(?:step_|checkpoint-)(\d+)")
 """The name of a complete checkpoint with its steps, in pretraining's and in transformers' form."""
 
@@ -187,13 +190,20 @@ def seal(folder: Path, content: Manifest, report: Report | None = None) -> None:
     flush(folder)
 
 
-def publish(folder: Path, final: Path, content: Manifest, keep: int, report: Report | None = None) -> None:
-    """Make a folder the checkpoint `final`: seal it, rename it, and remove all but the `keep` last ones."""
+def publish(
+    folder: Path,
+    final: Path,
+    content: Manifest,
+    keep: int,
+    report: Report | None = None,
+    spared: Collection[int] = (),
+) -> None:
+    """Make a folder the checkpoint `final`: seal it, rename it, and remove others, as `keep_last` does."""
     seal(folder, content, report)
     # In this order: a crash at any point leaves either no checkpoint or one whose every byte is on the disk.
     os.rename(folder, final)
     flush(final.parent)
-    keep_last(final.parents[1], final, keep)
+    keep_last(final.parents[1], final, keep, spared)
 
 
 def verify_where_listed(folder: Path) -> None:
@@ -230,6 +240,28 @@ def _seen(path: Path, report: Report | None = None) -> File:
 def checkpoint_folder(run_folder: Path, step: int) -> Path:
     """Return the folder of the checkpoint after `step` steps."""
     return run_folder / "checkpoint" / f"step_{step:08d}"
+
+
+def begun_with(init: InitConfig) -> Path | None:
+    """Return the folder of the checkpoint of another run with which a run begins; None where it draws its weights."""
+    return None if init.run is None or init.step is None else checkpoint_folder(Path(init.run), init.step)
+
+
+def before_attempt(resume: Path | None, init: InitConfig) -> Manifest | None:
+    """Return the manifest of the state with which an attempt begins; None where it begins at step 1.
+
+    It is that of the checkpoint `resume`, or at a branch's beginning that of its trunk, without the trunk's times.
+
+    Raises:
+        CheckpointError: as `read_manifest`.
+    """
+    if resume is not None:
+        return read_manifest(resume)
+    folder = begun_with(init)
+    if folder is None or not init.branches:
+        return None
+    trunk = read_manifest(folder)
+    return replace(trunk, progress={key: trunk.progress[key] for key in _LEARNED} | {"elapsed_s": 0.0, "goodput": {}})
 
 
 def complete(run_folder: Path) -> list[Path]:
@@ -277,9 +309,10 @@ def remove_partial(run_folder: Path) -> None:
         _remove(folder)
 
 
-def keep_last(run_folder: Path, newest: Path, keep: int) -> None:
-    """Remove all but the `keep` last checkpoints up to `newest`, which is complete."""
-    for folder in [each for each in complete(run_folder) if _step(each) <= _step(newest)][:-keep]:
+def keep_last(run_folder: Path, newest: Path, keep: int, spared: Collection[int] = ()) -> None:
+    """Remove all but the `keep` last checkpoints up to `newest`, which is complete, and those of the steps `spared`."""
+    steps = {each: _step(each) for each in complete(run_folder)}
+    for folder in [each for each, step in steps.items() if step <= _step(newest) and step not in spared][:-keep]:
         # Renamed first: an interrupted removal must leave nothing that looks like a checkpoint.
         away = folder.with_name(f"{PARTIAL}{folder.name}")
         folder.rename(away)

@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -66,14 +66,16 @@ def sharded_state_dict(shards: Iterable[Shard]) -> dict[str, Any]:
 class Saver:
     """Writes checkpoints into a run's folder. Every method is called by all ranks together."""
 
-    def __init__(self, run_folder: Path, keep: int, time_limit_s: float) -> None:
+    def __init__(self, run_folder: Path, keep: int, time_limit_s: float, spared: Collection[int] = ()) -> None:
         """Take the limits of later saves.
 
         Args:
             run_folder: the run's folder, which has `checkpoint/`.
             keep: number of last checkpoints to keep.
             time_limit_s: how long a rank may take to write its part, in seconds.
+            spared: steps whose checkpoints to keep beside those.
         """
+        self.spared = spared
         self.run_folder, self.keep, self.time_limit_s = run_folder, keep, time_limit_s
         self.writing: AsyncCallsQueue | None = None
         """The asynchronous save that is under way; None without one."""
@@ -216,7 +218,7 @@ class Saver:
             content.files.update(written)
         if dist.get_rank() == 0:
             final = manifest.checkpoint_folder(self.run_folder, content.step)
-            manifest.publish(folder, final, content, self.keep)
+            manifest.publish(folder, final, content, self.keep, spared=self.spared)
         groups.barrier()
 
 

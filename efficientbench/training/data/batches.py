@@ -99,7 +99,7 @@ class Batches:
                 config, samples, prefixes[0], splits[0], vocabulary.eod, (blocks or {}).get(prefixes[0])
             )
         else:
-            self.training = open_training(config, self.training_samples, prefixes, splits, vocabulary)
+            self.training = open_training(config, config.order_samples(steps), prefixes, splits, vocabulary)
             verify_reads(self.training, blocks or {})
             self.validation = ValidationText(open_validation(config, prefixes, splits, blocks or {}), training.seq_len)
         self.duplicates = [split.duplicates for split in splits]

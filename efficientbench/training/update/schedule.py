@@ -21,11 +21,8 @@ from efficientbench.config.training import TrainingConfig
 
 def learning_rate(training: TrainingConfig, step: int, steps: int) -> float:
     """Return the rate of a step, counted from 1, by the formula above."""
-    warmup = round(training.lr_warmup_fraction * steps)
-    fall = steps - warmup
-    if training.lr_schedule == "trapezoid":
-        # Both shares may round up; the rise then has precedence.
-        fall = min(round(training.wsd_decay_fraction * steps), fall)
+    warmup = training.rise_steps(steps)
+    fall = training.fall_steps(steps) if training.lr_schedule == "trapezoid" else steps - warmup
     peak, end = training.learning_rate * training.lr_scale, training.min_learning_rate * training.lr_scale
     if step <= warmup:
         return peak * step / warmup

@@ -75,7 +75,8 @@ class Goodput:
         """Whether the times of earlier attempts are known."""
         self._seconds = dict.fromkeys(TimeSpent.__dataclass_fields__, 0.0) | (kept or {})
         self._seconds["restarts_s"] += lost_s
-        self._part = "start_s" if manifest is None else "restarts_s"
+        # A branch, which has its trunk's manifest without times, begins as any other run.
+        self._part = "restarts_s" if kept else "start_s"
         self._since_s = begin_s
         self._first: list[float] = []
         """Times of this attempt's first steps, without their waits for data."""

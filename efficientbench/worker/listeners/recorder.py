@@ -141,7 +141,8 @@ class Recorder:
             self.validation = ValidationEnded(**{**values, **lists})
         # The checkpoint has no measurements of earlier attempts: their steps are charged like the warm-up's.
         self.validations = [Validation(**{**each, "measured_tokens": 0, "windows": 0}) for each in kept["validations"]]
-        self.resumed = [*kept["resumed"], manifest.step]
+        # A branch begins after its trunk's steps, and resumes nothing.
+        self.resumed = [*kept["resumed"], manifest.step] if "resumed" in kept else []
         self.lost = [*kept.get("lost", []), *self.lost]
         self.rechecks = TypeAdapter(Rechecks).validate_python(kept.get("rechecks", asdict(self.rechecks)))
 

@@ -1,10 +1,11 @@
-"""Builds `report.html`: the sections of a report, in the template `page.html` with the looks of `sections.html`."""
+"""Builds `report.html`, and other pages: their sections, in the template `page.html` with `sections.html`'s looks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -20,6 +21,38 @@ MOST_NAMED = 24
 
 def page(report: Report) -> str:
     """Return the text of report.html."""
+    contents = [(section, section.content(report)) for section in SECTIONS]
+    runs = len(report.records)
+    now = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}"
+    return rendered(
+        f"EfficientBench: {runs:,} run{'s' if runs != 1 else ''}",
+        _summary(report.records, report.generations),
+        [(section, content) for section, content in contents if content],
+        f"Made {now} UTC from the runs' records. Definitions follow EfficientLLM (arXiv 2505.13840).",
+        heading="EfficientBench",
+        filtered=runs > 0,
+    )
+
+
+def rendered(
+    title: str,
+    lead: str,
+    sections: Sequence[tuple[Any, Any]],
+    footer: str,
+    heading: str | None = None,
+    filtered: bool = False,
+) -> str:
+    """Return the text of a page.
+
+    Args:
+        title: the title of the window.
+        lead: the line below the heading.
+        sections: each section, with `anchor` and `title`, and what it shows: what the macro of its anchor in
+            sections.html draws, else lines, figures and a table (`told`), or a table (`tabled`).
+        footer: the last line.
+        heading: the page's heading; None: the title.
+        filtered: whether a field filters the rows of runs.
+    """
     # Autoescape: a record's own text may hold anything. Only what `svg` built is taken as markup.
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -30,12 +63,8 @@ def page(report: Report) -> str:
         keep_trailing_newline=True,
     )
     environment.globals |= {"key": key, "most_runs": MOST_RUNS, "most_named": MOST_NAMED}
-    contents = [(section, section.content(report)) for section in SECTIONS]
     return environment.get_template("page.html").render(
-        sections=[(section, content) for section, content in contents if content],
-        runs=len(report.records),
-        summary=_summary(report.records, report.generations),
-        now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
+        title=title, heading=heading or title, lead=lead, sections=sections, footer=footer, filtered=filtered
     )
 
 

@@ -126,8 +126,8 @@ def curve_figures(runs: Sequence[Run]) -> list[Figure]:
         ("train_s", "Loss by time", "s of training, measured steps"),
         ("energy_j", "Loss by energy", "J, measured steps"),
     ):
-        # A resumed run has measured its last attempt alone: its curve would begin in the middle.
-        known = [run for run in runs if field == "tokens" or not run.record.resumed_after_steps]
+        # A resumed run has measured its last attempt alone, a branch its own steps: curves would begin in the middle.
+        known = [run for run in runs if field == "tokens" or not run.record.begins_late]
         curves = [(run, points) for run in known if len(points := _curve(run, field)) > 1]
         if curves:
             figures.append(Figure(title, _curves(title, label, curves)))

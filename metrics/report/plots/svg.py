@@ -87,13 +87,14 @@ class Scale:
         log: bool = False,
         margin: float = 0.06,
     ) -> Scale:
-        """Return a scale that holds all values, with a margin on both sides; with `zero`, a linear one from zero on."""
+        """Return a scale that holds all values, with a margin on both sides; with `zero`, a linear one that holds 0."""
         found = [value for value in values if not log or value > 0]
         low, high = (min(found), max(found)) if found else (0.0, 1.0)
         if log:
             low, high = math.log10(low), math.log10(high)
         if zero:
-            return cls(min(low, 0.0), max(high, 0.0) * (1 + margin) or 1.0, begin, end)
+            below, above = (max(side, 0.0) * (1 + margin) for side in (-low, high))
+            return cls(-below, above if below or above else 1.0, begin, end)
         gap = (high - low) * margin or abs(high) * margin or 1.0
         return cls(low - gap, high + gap, begin, end, log)
 

@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path, PurePath
 
 from efficientbench.basics.errors import MetricsError
@@ -19,6 +20,7 @@ from efficientbench.metrics.analysis.stages import (
     before,
     device_hours,
     may_begin_with,
+    part_before,
     training_device_hours,
     training_energy_j,
 )
@@ -117,7 +119,7 @@ class Stage:
     def name(self) -> str:
         """The stage's name, one of `STAGES`."""
         objective = str(self.record.section("training").get("objective"))
-        return _OF_OBJECTIVE.get(objective, BASE if self.before is None else MID)
+        return _OF_OBJECTIVE.get(objective, BASE if self.before is None or self.record.branched_after else MID)
 
     @property
     def before(self) -> str | None:
@@ -138,7 +140,9 @@ def load_pipelines(folder: Path) -> list[Pipeline]:
             stages[run] = Stage(plain_text(run), path.parent, read_record(path), generation_of(path.parent))
     earlier = {run: _before(stage, folder, stages) for run, stage in stages.items()}
     chains = [_chain(run, earlier) for run in stages if run not in earlier.values()]
-    return [[stages[run] for run in chain] for chain in chains if len(chain) > 1]
+    found = [[stages[run] for run in chain] for chain in chains]
+    # A trunk and its branch are no two stages by themselves.
+    return [each for each in found if len(each) > 1 and any(stage.name != BASE for stage in each)]
 
 
 def _before(stage: Stage, folder: Path, runs: Iterable[str]) -> str | None:
@@ -214,11 +218,20 @@ def card_table(pipelines: Sequence[Pipeline], evaluations: Table, price_per_hour
             if not of_name:
                 rows.append((title, name, *[ABSENT] * (len(header) - 2)))
         # Without its first runs the cost of a pipeline is not known.
-        whole = [stage.record for stage in pipeline] if pipeline[0].before is None else []
+        whole = _parts(pipeline) if pipeline[0].before is None else []
         spent = _costs(whole, price_per_hour)
         rows.append((title, ALL, *[""] * (3 + len(scores.tasks) + len(served.header)), *spent))
     notes = (*_notes(pipelines, scores, price_per_hour), *served.notes)
     return Table(header, rows, (0, 1, 2), notes=notes)
+
+
+def _parts(pipeline: Pipeline) -> list[RunRecord]:
+    """Return the records of what the last stage has taken of each run; none where a part's size is not known."""
+    records = [stage.record for stage in pipeline]
+    try:
+        return [*(part_before(*both) for both in pairwise(records)), records[-1]]
+    except MetricsError:
+        return []
 
 
 def _learned(record: RunRecord) -> tuple[str, str, str]:

@@ -207,7 +207,7 @@ def test_the_default_budget_stays_where_it_suffices() -> None:
     [
         *(("measurement.min_steps=20", 25), ("measurement.min_steps=50", 55), ("measurement.profile_steps=2", 55)),
         *(("training.deterministic=true", 55), ("training.steps=60", 60), ("training.tokens=2000000", 62)),
-        *(("training.objective=sft", 55), ("training.epochs=2", 55)),
+        *(("training.objective=sft", 55), ("training.epochs=2", 55), ("checkpoint.at_tokens=[1000000]", 55)),
     ],
 )
 def test_time_ends_no_run_whose_length_is_set_or_must_not_vary(override: str, steps: int) -> None:
@@ -240,6 +240,22 @@ def test_token_budgets_are_rounded_up_to_steps() -> None:
             "set training.tokens=1802240, or lower measurement.warmup_steps or measurement.min",
         ),
         (["training.steps=3"], "training.steps: 3 of the 55 steps"),
+        *(
+            ([f"checkpoint.at_tokens=[40000,{at}]", "training.steps=60"], f"checkpoint.at_tokens: {at:,} is not within")
+            for at in (32_767, 60 * 32_768)
+        ),
+        (
+            ["training.lr_warmup_tokens=2000000", "training.steps=60"],
+            "training.lr_warmup_tokens: 2,000,000 are 61 steps, and the rate falls over 0: more than the run's 60",
+        ),
+        (
+            ["training.lr_warmup_tokens=1638400", "training.steps=60", "training.lr_schedule=wsd"],
+            "training.lr_warmup_tokens: 1,638,400 are 50 steps, and the rate falls over 12: more than the run's 60",
+        ),
+        (
+            ["data.order_tokens=100000", "training.steps=60"],
+            "data.order_tokens: 100,000 are fewer than the run's 1,966,080 tokens",
+        ),
         (["training.tokens=20x"], "training.tokens: 20x is 20,000 tokens at 32,768 a step: 1 of the 55 steps"),
         (["training.steps=60", "training.tokens=20x"], "training.tokens: 20x and training.steps 60 both set"),
         (["training.steps=60", "training.tokens=1000000"], "both set the length; set one"),

@@ -14,6 +14,7 @@ from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import load_matrix, load_smoke
 from efficientbench.config.schema import DataConfig, RunConfig
+from efficientbench.config.training import TrainingConfig
 
 RUNS = [run.name for run in load_matrix().runs]
 
@@ -148,6 +149,8 @@ def test_override_values_have_their_types(override: str, key: tuple[str, ...], v
         ("training.lr_decay_fraction=0.5", "lr_decay_fraction 0.5 is for lr_schedule=wsd alone: cosine falls"),
         ("init.step=3", "init: step is that of a checkpoint of init.run, which is not set"),
         ("init.sha256=abc", "init.sha256: 'abc' does not fit"),
+        ("init.state=everything", "init: state is that of a checkpoint of init.run, which is not set"),
+        ("checkpoint.at_tokens=[0]", "checkpoint.at_tokens.0: '0' does not fit: input should be greater than or equal"),
         ("training.min_learning_rate=1", "min_learning_rate 1 is the schedule's end and must not be above"),
     ],
 )
@@ -259,6 +262,15 @@ def test_an_override_of_the_length_replaces_that_of_the_file() -> None:
     assert resolve("gqa_0.5B", True).training.steps is not None
     training = resolve("gqa_0.5B", True, ["training.tokens=100000"]).training
     assert (training.tokens, training.steps) == (100_000, None)
+
+
+def test_a_rise_in_tokens_replaces_the_share_of_steps_and_is_kept_in_json() -> None:
+    training = resolve("gqa_0.5B", True, ["training.lr_warmup_tokens=4096"]).training
+    assert (training.lr_warmup_tokens, training.lr_warmup_fraction) == (4096, None)
+    assert TrainingConfig.model_validate_json(training.model_dump_json(), strict=True) == training
+    assert resolve("gqa_0.5B", True, ["training.lr_warmup_fraction=null"]).training.lr_warmup_fraction == 0.1
+    both = problems_of("training.lr_warmup_tokens=4096", "training.lr_warmup_fraction=0.2")
+    assert both == ("training: lr_warmup_tokens and lr_warmup_fraction both set the rise: set one of them",)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -88,7 +88,7 @@ def test_names_of_switches_and_shares_set_our_keys() -> None:
         ("gradient_accumulation_steps=4", "it follows: training.global_batch_size = micro-batch × data-parallel"),
         ("logging_steps=10", "logging_steps: every step is logged; leave it out"),
         ("bf16=False", "bf16=False: leave it out, or set training.dtype; bf16=true is training.dtype=bf16"),
-        ("warmup_steps=100", "set training.lr_warmup_fraction, a share of the steps"),
+        ("warmup_steps=100", "set training.lr_warmup_tokens or lr_warmup_fraction;"),
         ("deepspeed=ds_config_zero3.json", "deepspeed: parallel.* shards a training"),
     ],
 )

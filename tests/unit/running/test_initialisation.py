@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,13 @@ from efficientbench.data_tools.tokenizing.corpus import prepare_corpus
 from efficientbench.metrics.analysis.conditions import differences
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record import write_record
+from efficientbench.running.branches import check_branch
 from efficientbench.running.initialisation import check_tokenizer, initialised
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import complete_record, usable
 from efficientbench.training.checkpoints.hashing import fingerprint
-from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder
+from efficientbench.training.checkpoints.manifest import Manifest, before_attempt, checkpoint_folder, read_manifest
 
 BASE = tiny("gqa_1.5B")
 TOKENS = ["of a text"]
@@ -40,12 +42,12 @@ def save(run_folder: Path, step: int, config: RunConfig) -> Path:
     return folder / "manifest.json"
 
 
-def save_run(folder: Path, tokenizer_fingerprint: str | None = None) -> Path:
+def save_run(folder: Path, tokenizer_fingerprint: str | None = None, config: RunConfig = BASE) -> Path:
     """The folder of a run with checkpoints after steps 2 and 4."""
     for step in (2, 4):
-        save(folder, step, BASE)
-    layout = Layout.of(BASE, 1, oversubscribe=True)
-    job = Job(BASE, layout, plan_budget(BASE, 1000), (), folder, tokenizer_fingerprint=tokenizer_fingerprint)
+        save(folder, step, config)
+    layout = Layout.of(config, 1, oversubscribe=True)
+    job = Job(config, layout, plan_budget(config, 1000), (), folder, tokenizer_fingerprint=tokenizer_fingerprint)
     job.write(folder / "config.json")
     return folder
 
@@ -193,3 +195,102 @@ def test_runs_with_different_initialisations_are_not_compared(base: Path) -> Non
     assert str(difference).startswith("init: weights of step 4 (")
     assert (difference.condition, difference.other) == ("init", "random weights")
     assert differences(begun, begun) == []
+
+
+WSD = ("training.lr_schedule=wsd", "training.lr_warmup_tokens=256", "measurement.warmup_steps=0")
+"""A rise of two steps of 128 tokens, whatever the length."""
+
+
+def branch_of(trunk: Path, *overrides: str) -> RunConfig:
+    own = ("init.state=everything", "init.step=4", "training.steps=5", "measurement.min_steps=1")
+    return initialised_elsewhere(beginning_with(trunk, *WSD, *own, *overrides))
+
+
+def check(config: RunConfig, data: list[str] = TOKENS) -> None:
+    check_branch(config, plan_budget(config, 1000), data)
+
+
+@pytest.fixture
+def trunk(tmp_path: Path) -> Path:
+    config = tiny("gqa_1.5B", *WSD, "training.steps=40", "measurement.min_steps=1")
+    return save_run(tmp_path / "trunk", config=config)
+
+
+def test_a_branch_has_the_order_of_its_trunk_and_may_differ_in_length_and_fall(trunk: Path) -> None:
+    config = branch_of(trunk)
+    assert (config.init.state, config.data.order_tokens) == ("everything", 40 * 128)
+    check(config)
+    fall = (
+        "training.lr_decay_fraction=0.5",
+        "training.min_learning_rate=0",
+        "training.steps=null",
+        "training.tokens=1024",
+    )
+    check(branch_of(trunk, *fall, "label=short", "checkpoint.keep=5", "data.order_tokens=5120"))
+    # Runs that take weights alone have an order of their own.
+    assert initialised_elsewhere(beginning_with(trunk)).data.order_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["training.seed=9"],
+            "init.state: everything continues .*trunk as it was: training.seed is 1234 there and 9 here",
+        ),
+        (
+            ["training.learning_rate=0.5", "training.weight_decay=0"],
+            "training.learning_rate is .* there and 0.5 here; training.weight_decay is 0.1 there and 0.0 here",
+        ),
+        (["data.split=[9,1,0]"], "data.split is .* there and .* here"),
+        (["model.ffn_hidden_size=96"], "of another model than this run: model.ffn_hidden_size is 80 there and 96 here"),
+        (["data.order_tokens=640"], "^data.order_tokens: is 5,120 in .*trunk and 640 here"),
+        (["training.steps=41"], "^data.order_tokens: 5,120 are fewer than the run's 5,248 tokens"),
+        (["training.steps=4"], "^init.step: 4 of the run's 4 steps are those of .*trunk: 1 more are needed"),
+        (
+            ["training.lr_decay_fraction=0.6"],
+            "^init.step: the learning rate of step 3 is .* in .* and .* of 5 steps",
+        ),
+        (["training.lr_schedule=cosine"], "^init.step: the learning rate of step 3 .* before the rate of either falls"),
+        (["training.lr_warmup_tokens=128"], "training.lr_warmup_tokens is 256 there and 128 here"),
+        (["init.step=6"], "no such checkpoint; there: step_00000002, step_00000004"),
+        (["training.objective=sft"], "init.state: everything is for training.objective=pretrain alone, not for sft"),
+    ],
+)
+def test_what_differs_from_the_trunk_is_refused_by_key_with_both_values(
+    trunk: Path, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(branch_of(trunk, *overrides))
+
+
+def test_other_text_formulas_and_checkpoints_without_moments_are_no_trunk(trunk: Path, base: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokens of data.path is \['of a text'\] there and \['another'\] here"):
+        check(branch_of(trunk), ["another"])
+    folder = checkpoint_folder(trunk, 4)
+    manifest = read_manifest(folder)
+    for change, message in (
+        ({"formula": "older"}, f"formulas is older there and {FORMULAS} here"),
+        ({"holds": "weights"}, "^init.step: step_00000004 of .* holds weights alone, .* name another of step_00000002"),
+        ({"config": beginning_with(base, *WSD).model_dump(mode="json")}, "itself began with .*base: a trunk draws its"),
+    ):
+        (folder / "manifest.json").unlink()
+        replace(manifest, **change).write(folder)
+        with pytest.raises(ConfigError, match=message):
+            check(branch_of(trunk))
+
+
+def test_a_branch_begins_with_what_its_trunk_learned_and_none_of_its_times(trunk: Path, base: Path) -> None:
+    learned = {"tokens": 512, "losses": [2.0], "auxiliary_losses": [], "validation": None, "validations": []}
+    progress = {**learned, "elapsed_s": 9.0, "resumed": [2], "lost": ["a line"], "goodput": {"start_s": 5.0}}
+    folder = checkpoint_folder(trunk, 4)
+    whole = replace(read_manifest(folder), progress=progress)
+    (folder / "manifest.json").unlink()
+    whole.write(folder)
+    init = branch_of(trunk).init
+    found = before_attempt(None, init)
+    assert found is not None
+    assert (found.step, found.progress) == (4, {**learned, "elapsed_s": 0.0, "goodput": {}})
+    # An attempt that resumes has the times of the attempts before it.
+    assert before_attempt(folder, init) == whole
+    assert before_attempt(None, initialised_elsewhere(beginning_with(base)).init) is None

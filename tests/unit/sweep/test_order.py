@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from efficientbench.sweep.task import ORDER, Task, in_turns, take_turns
 from efficientbench.sweep.tasks import TrainingTask
 
 
-def tasks_of(names: str, repeats: int) -> list[Task]:
+def tasks_of(names: Iterable[str], repeats: int) -> list[Task]:
     """Return the tasks as `build_tasks` does: each configuration's repeats in a row."""
     return [
         TrainingTask(f"{name}__seed_{seed}", (), OutputFolder(Path("suite") / name / f"seed_{seed}"))
@@ -69,3 +70,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / ORDER).mkdir()
     with pytest.raises(ConfigError, match=ORDER):
         take_turns(tasks_of("AB", 2), tmp_path)
+
+
+def test_a_configuration_with_fewer_repeats_has_its_turns_in_the_first_rounds() -> None:
+    for seed in range(20):
+        few, many = tasks_of("A", 2), tasks_of("BC", 4)
+        ordered = names(in_turns([*few, *many], seed))
+        assert [sorted(ordered[at : at + 3]) for at in (0, 3)] == [["A", "B", "C"]] * 2
+        assert [sorted(ordered[at : at + 2]) for at in (6, 8)] == [["B", "C"]] * 2
+
+
+def test_turns_may_belong_to_something_else_than_the_repeated_configuration() -> None:
+    cells = [*tasks_of(["A_small", "A_large"], 1), *tasks_of(["B_small", "B_large"], 1)]
+    ordered = [task.id.partition("__")[0] for task in in_turns(cells, 3, lambda task: task.id[0])]
+    assert sorted(ordered[:2]) == ["A_small", "B_small"]
+    assert sorted(ordered[2:]) == ["A_large", "B_large"]

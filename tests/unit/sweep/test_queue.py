@@ -224,3 +224,35 @@ def test_runs_can_save_after_an_error_in_the_sweep(queue: Queue, monkeypatch: py
     with pytest.raises(ConfigError, match="queue"):
         Scheduler(queue, tasks, CPU, "host", display, 2).run([])
     assert (folder / "saved").exists()
+
+
+def test_a_run_waits_for_those_before_it_and_does_not_start_once_one_was_killed(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = queue.folder.parent
+    program = (
+        "import os, pathlib, sys; pathlib.Path(sys.argv[1], sys.argv[2] + '_began').touch()\n"
+        "if sys.argv[2] == 'trunk': os.kill(os.getpid(), 9)"
+    )
+    monkeypatch.setattr(
+        "efficientbench.sweep.child.module_command", lambda module, *words: [sys.executable, "-c", program, *words]
+    )
+    config = resolve("gqa_0.5B", True)
+
+    def task(name: str, *after: str) -> TrainingTask:
+        return TrainingTask(name, (str(folder), name), OutputFolder(folder / name), config, after=after)
+
+    # The first of the list waits for the second; the third's is done, by an earlier sweep.
+    tasks = [task("branch", "trunk"), task("trunk"), task("other", "done")]
+    for each in tasks:
+        queue.write(State(each.id, "queued", each.configuration, [], "folder"))
+    queue.write(State("done", "done", "its configuration", [], "folder"))
+    out = io.StringIO()
+    Scheduler(queue, tasks, CPU, "host", Display(Console(file=out, width=300), 3), 2).run([])
+    states = {name: queue.read(name) for name in ("trunk", "branch", "other")}
+    found = {name: (state.state, state.reason or "") for name, state in states.items() if state is not None}
+    assert found["trunk"][0] == found["other"][0] == "failed"  # these programs leave no record
+    assert found["branch"][0] == "refused"
+    assert found["branch"][1].startswith("trunk, which must be done before it, failed: ended by SIGKILL")
+    assert [(folder / f"{name}_began").exists() for name in ("trunk", "branch", "other")] == [True, False, True]
+    assert json.loads((folder / "branch" / "failure.json").read_text())["kind"] == "mistake"

@@ -18,10 +18,11 @@ from efficientbench.basics.errors import MetricsError
 from efficientbench.cli.app import app
 from efficientbench.metrics.analysis import stages
 from efficientbench.metrics.analysis.compare import compare
+from efficientbench.metrics.analysis.conditions import differences
 from efficientbench.metrics.analysis.generation import OF_GENERATION, load_generated
 from efficientbench.metrics.analysis.life_cost import Lives, Losses, Model, compare_lives, losses_of
 from efficientbench.metrics.analysis.overtaking import Amount, Life, overtaking
-from efficientbench.metrics.analysis.repeats import Group
+from efficientbench.metrics.analysis.repeats import Group, group_repeats
 from efficientbench.metrics.formulas.ratio import Estimate
 from efficientbench.metrics.formulas.student import t_quantile_95
 from efficientbench.metrics.records.generation.generation import GenerationRecord, write_generation
@@ -383,3 +384,34 @@ def test_the_command_adds_lives_to_a_comparison(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, words).exit_code != 0
     allowed = ["--despite", "weights,engine"]
     assert CliRunner().invoke(app, [*words, *allowed], env={"COLUMNS": "160"}).exit_code == 0
+
+
+def test_a_branch_costs_its_own_steps_and_the_part_of_its_trunk_before_them(tmp_path: Path) -> None:
+    """The trunk's 2 hours and 7.2 MJ are of 3.6 million tokens, of which the branch has taken a quarter."""
+    trunk = tmp_path / "trunk"
+    sizes = {"global_batch_size": 9, "seq_len": 1000}
+    write_record(trained(run="trunk", wall_s=7600.0, **sizes), trunk / "record.json")
+    init = {"run": str(trunk), "step": 100, "sha256": "0" * 64, "state": "everything"}
+    own = {"tokens_trained": 1_125_000, "tokens": 112_500, "tokens_per_s": 1000.0, "wall_s": 300.0}
+    branch = trained(config={"init": init}, **own, **sizes)
+    assert branch.branched_after == 100
+    assert stages.training_device_hours(branch) == pytest.approx(225 / 3600)
+    assert stages.training_energy_j(branch) == pytest.approx(2 * 225_000)
+    assert stages.device_hours(branch) == pytest.approx(300 / 3600)
+    (part,) = stages.earlier_stages(branch, tmp_path / "branch")
+    assert (part.run, part.tokens_trained) == ("trunk", 900_000)
+    assert stages.device_hours(part) == pytest.approx(7600 / 4 / 3600)
+    assert stages.training_device_hours(part) == pytest.approx(1 / 4)
+    assert stages.training_energy_j(part) == pytest.approx(7.2e6 / 4)
+    # Weights alone are of the whole run.
+    (whole,) = stages.earlier_stages(trained(config={"init": {**init, "state": None}}), tmp_path / "later")
+    assert whole.tokens_trained == 3_600_000
+    assert len(group_repeats([branch, branch.model_copy(update=other_seed(init))])) == 1
+    (difference,) = [each for each in differences(branch, trained(**own, **sizes)) if each.condition == "init"]
+    assert difference.one == "all state of a trunk after step 100"
+
+
+def other_seed(init: dict[str, Any]) -> dict[str, Any]:
+    """Another seed's branch, of a trunk of its own."""
+    later = {**init, "run": "/another/trunk", "sha256": "1" * 64}
+    return {"config": {"init": later}, "seed": 2, "started_at": "2026-11-02T00:00:00.000+00:00"}

@@ -32,6 +32,9 @@ def rates(*overrides: str, steps: int = STEPS) -> list[float]:
         (("lr_schedule=trapezoid", "lr_decay_fraction=0"), [(0, 0), (4, PEAK), (40, PEAK)]),
         (("lr_schedule=trapezoid", "lr_decay_fraction=0.9"), [(0, 0), (4, PEAK), (40, END)]),
         (("lr_warmup_fraction=1",), [(0, 0), (40, PEAK)]),
+        # A step has 128 tokens.
+        (("lr_schedule=wsd", "lr_warmup_tokens=768"), [(0, 0), (6, PEAK), (32, PEAK), (40, END)]),
+        (("lr_schedule=linear", "lr_warmup_tokens=0"), [(0, PEAK), (40, END)]),
     ],
 )
 def test_linear_schedules_match_interpolated_corners(
@@ -39,6 +42,15 @@ def test_linear_schedules_match_interpolated_corners(
 ) -> None:
     expected = np.interp(np.arange(1, STEPS + 1), *zip(*corners, strict=True))
     assert rates(*overrides) == pytest.approx(expected.tolist(), rel=1e-12)
+
+
+def test_a_rise_in_tokens_depends_on_no_length_and_no_batch() -> None:
+    """Every rate until the shortest run's fall is p · min(1, t · B / W), whatever the length and the batch B."""
+    for steps in (20, 40, 1000):
+        for batch in (4, 8, 16):
+            words = ("lr_schedule=wsd", "lr_warmup_tokens=1024", f"global_batch_size={batch}")
+            rising = [PEAK * min(1, step * batch * 16 / 1024) for step in range(1, 17)]
+            assert rates(*words, steps=steps)[:16] == pytest.approx(rising, rel=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.25])

@@ -1,0 +1,34 @@
+"""The record of a study's run, on whatever machine it was trained."""
+
+from __future__ import annotations
+
+from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.formulas.definitions import FORMULAS
+from efficientbench.metrics.records.plausible import read_plausible
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.running.resume import MAY_DIFFER, differences, settings
+from efficientbench.sweep.tasks import TrainingTask
+
+_NOT_COMPARED = (*MAY_DIFFER, "device", "kernels.", "measurement.", "init.", "data.order_tokens")
+"""Keys in which a record of a run may differ from its plan on another machine, or before its trunk is there."""
+RATE = "training.learning_rate"
+
+
+def record_of(task: TrainingTask, any_rate: bool = False) -> tuple[RunRecord | None, str | None]:
+    """Return the complete record of a run, wherever it was trained; else why there is none.
+
+    any_rate: whether the record may have another learning rate.
+    """
+    if not task.folder.record.is_file() or task.config is None:
+        return None, None
+    try:
+        record = read_plausible(task.folder.record)
+    except MetricsError as error:
+        return None, str(error)
+    if record.status != "completed":
+        return None, f"its record is of a run that {record.status}"
+    if record.formula_id != FORMULAS:
+        return None, f"its record is of the formulas {record.formula_id}"
+    ignored = (*_NOT_COMPARED, RATE) if any_rate else _NOT_COMPARED
+    other = differences(*(settings(each, ignored) for each in (record.config, task.config.model_dump(mode="json"))))
+    return (None, f"its record is of another {', '.join(other)}") if other else (record, None)

@@ -1,0 +1,119 @@
+"""Count where EfficientLLM's published ranks contradict each other: latency against throughput, one source the other.
+
+    python tests/benchmarks/published_ranks.py [--write]
+
+Its pages have ranks without values. Each group of rows is taken as it stands. Of every two methods, the ranks in
+latency (AL) and in throughput (TT, ST or IT, the first that has ranks apart) put the same one first, or the other one,
+or one of them none. The ranks lie in `shared/data/public_runs/efficientllm_ranks.csv`. Exit status 1: that file is not
+there.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from support.measured import options, write_content
+from support.repository import ROOT
+
+from efficientbench.devices.cpu import CPU
+
+RANKS = ROOT.parent / "shared" / "data" / "public_runs" / "efficientllm_ranks.csv"
+SITE, SHEET = "index.html", "excel_data.json"
+LATENCY = "Latency: AL"
+THROUGHPUTS = ("Throughput: TT", "Throughput: ST", "Throughput: IT")
+
+Group = tuple[str, str]
+"""Table and group of rows."""
+Ranks = dict[str, dict[str, int]]
+"""Metric → method → rank; 1 is the best."""
+
+
+def read(path: Path) -> dict[str, dict[Group, Ranks]]:
+    """Return source → group → its ranks."""
+    found: dict[str, dict[Group, Ranks]] = {}
+    with path.open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            source, _, table = row["table"].partition(": ")
+            group = found.setdefault(source, {}).setdefault((table, row["group"]), {})
+            # One cell of the sheet reads "=7".
+            group.setdefault(row["metric"], {})[row["method"]] = int(row["rank"].lstrip("="))
+    return found
+
+
+def throughput_of(ranks: Ranks) -> str:
+    """Return the first metric of throughput in which not all methods have one rank."""
+    return next(name for name in THROUGHPUTS if len(set(ranks.get(name, {}).values())) > 1)
+
+
+def pairs(one: Mapping[str, int], other: Mapping[str, int]) -> tuple[int, int, int]:
+    """Return how many pairs of methods two metrics put in the same order, in opposite orders, and level in one."""
+    counts = [0, 0, 0]
+    for first, second in itertools.combinations(one, 2):
+        product = (one[first] - one[second]) * (other[first] - other[second])
+        counts[0 if product > 0 else 1 if product < 0 else 2] += 1
+    return counts[0], counts[1], counts[2]
+
+
+def row(group: Group, ranks: Ranks) -> dict[str, str]:
+    """Return what a group's ranks in latency and in throughput say of each other."""
+    name = throughput_of(ranks)
+    latency, throughput = ranks[LATENCY], ranks[name]
+    same, opposite, level = pairs(latency, throughput)
+    last = max(throughput.values())
+    both = [method for method in latency if latency[method] == 1 and throughput[method] == last]
+    return {
+        "group": ", ".join(group),
+        "rows": str(len(latency)),
+        "throughput": name.rpartition(" ")[2],
+        "pairs in the same order": str(same),
+        "in opposite orders": str(opposite),
+        "level in one": str(level),
+        "first in latency and last in throughput": ", ".join(both) or "none",
+    }
+
+
+def sources_apart(found: Mapping[str, Mapping[Group, Ranks]]) -> tuple[int, int]:
+    """Return how many ranks stand in both sources, and how many of these are not the same."""
+    both = [
+        (rank, found[SHEET][group][metric][method])
+        for group, ranks in found[SITE].items()
+        for metric, of_methods in ranks.items()
+        for method, rank in of_methods.items()
+        if method in found[SHEET].get(group, {}).get(metric, {})
+    ]
+    return len(both), sum(one != other for one, other in both)
+
+
+def without_order(ranks: Mapping[Group, Ranks]) -> list[str]:
+    """Return each table's columns in which every row of every group has one rank."""
+    of_table: dict[tuple[str, str], set[int]] = {}
+    for (table, _), metrics in ranks.items():
+        for metric, of_methods in metrics.items():
+            of_table.setdefault((table, metric), set()).update(of_methods.values())
+    return [f"{metric} of {table}" for (table, metric), values in of_table.items() if len(values) == 1]
+
+
+def main() -> None:
+    arguments = options(__doc__).parse_args()
+    if not RANKS.exists():
+        sys.exit(f"{RANKS}: there is no such file")
+    found = read(RANKS)
+    table = [row(group, ranks) for group, ranks in found[SITE].items()]
+    count, apart = sources_apart(found)
+    flat = "; ".join(without_order(found[SITE]))
+    conditions = (
+        f"{count} ranks stand in both {SITE} and {SHEET}, {apart} of them differ. One rank in every row: {flat}"
+    )
+    print(*table, conditions, sep="\n")
+    if arguments.write:
+        write_content(__file__, CPU(), {"conditions": conditions, "rows": table})
+
+
+if __name__ == "__main__":
+    main()

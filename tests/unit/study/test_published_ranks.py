@@ -1,0 +1,33 @@
+"""What is counted in EfficientLLM's published ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.published_ranks import SHEET, SITE, pairs, read, row, sources_apart, without_order
+
+
+@pytest.fixture(scope="module")
+def ranks(shared_data: Path) -> Path:
+    return shared_data / "public_runs" / "efficientllm_ranks.csv"
+
+
+def test_pairs_are_counted_by_the_order_of_both_ranks() -> None:
+    assert pairs({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 3, "c": 2}) == (2, 1, 0)
+    assert pairs({"a": 1, "b": 2}, {"a": 2, "b": 2}) == (0, 0, 1)
+
+
+def test_first_in_latency_and_last_in_throughput_is_found(ranks: Path) -> None:
+    found = read(ranks)
+    assert len(found[SITE]) == len(found[SHEET]) == 10
+    rows = [row(group, of) for group, of in found[SITE].items()]
+    both = {each["group"]: each["first in latency and last in throughput"] for each in rows}
+    assert {name for name in both.values() if name != "none"} == {"Dense Model 3B", "Mamba", "Freeze", "float16"}
+    assert [each["in opposite orders"] for each in rows] == ["0", "0", "6", "5", "6", "1", "5", "3", "3", "3"]
+
+
+def test_both_sources_have_the_same_ranks_and_three_columns_have_no_order(ranks: Path) -> None:
+    found = read(ranks)
+    assert sources_apart(found) == (260, 0)
+    assert len(without_order(found[SITE])) == 3
