@@ -1,4 +1,4 @@
-"""Megatron is imported without the compiler, which the first compiled call loads, and without W&B."""
+"""A run loads no library without need: Megatron comes without W&B and the compiler, which the first call loads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ with loading():
     import torch
     from efficientbench.devices.cpu import CPU
     CPU().prepare(0)
-    import efficientbench.worker.build_trainer
+    import efficientbench.worker.session
 
     @torch.compile
     def double(number):
@@ -30,7 +30,7 @@ with loading():
 print(gc.isenabled(), gc.get_freeze_count() > 100_000, torch.compile.__module__)
 print("torch._inductor.compile_fx" in sys.modules, double.__name__, double.__doc__)
 print(double(4), triple(4), "torch._inductor.compile_fx" in sys.modules)
-print("wandb" in sys.modules)
+print("wandb" in sys.modules, sorted(sys.modules.keys() & {"huggingface_hub", "httpx", "pyarrow", "transformers"}))
 from efficientbench.metrics.records.sinks.wandb_log import WandbLog
 import wandb
 print(wandb.__name__)
@@ -48,4 +48,22 @@ def test_the_compiler_is_loaded_at_the_first_compiled_call() -> None:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["True True torch", "False double Twice as much.", "8 12 True", "False", "wandb"]
+    assert done.stdout.splitlines() == [
+        "True True torch",
+        "False double Twice as much.",
+        "8 12 True",
+        "False []",
+        "wandb",
+    ]
+
+
+def test_the_parent_of_a_run_loads_neither_torch_nor_what_downloads() -> None:
+    """Each start would pay for them."""
+    needless = "{'fsspec', 'httpx', 'huggingface_hub', 'megatron', 'pyarrow', 'torch', 'transformers'}"
+    program = (
+        f"import sys, efficientbench.cli.app, efficientbench.running.micro_batch; print({needless} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
