@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from oracles.oracle import build, relative_error
-from support.configs import MODELS, tiny_model
+from support.configs import FINE, MODELS, tiny_model
 
 from efficientbench.config.schema import RunConfig
 
@@ -41,7 +41,7 @@ def test_packed_documents_equal_separate_sequences(name: str, recompute: str) ->
     from efficientbench.model.initial_weights import global_parameters
     from efficientbench.training.update.optimizer import wrap_data_parallel
 
-    more = ("model.moe.auxiliary_loss=0",) if name == "moe" else ()
+    more = ("model.moe.auxiliary_loss=0",) if name in ("moe", FINE) else ()
     config = tiny_model(name, "model.init_std=0.2", f"training.recompute={recompute}", *more)
     tokens, labels, bounds = packed(config)
     assert bounds_of(tokens, END) == bounds
