@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from efficientbench.basics.part import NonNegativeFloat, Part, PositiveFloat, PositiveInt
+from efficientbench.basics.part import GrownPart, NonNegativeFloat, Part, PositiveFloat, PositiveInt, require
 
 CHOICES = ("norm_weights", "embedding_norm", "qk_norm", "activation", "tied", "logit_softcap")
 """Keys in which published models differ beside their shapes."""
@@ -15,11 +15,13 @@ CHOICES = ("norm_weights", "embedding_norm", "qk_norm", "activation", "tied", "l
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
-class MoEConfig(Part):
+class MoEConfig(GrownPart):
     """Mixture of experts instead of every feed-forward layer: dropless, each expert of that layer's shape."""
 
+    later_keys: ClassVar[tuple[str, ...]] = ("scores", "normalized", "scale", "bias_rate", "shared_experts")
+
     experts: Annotated[int, Field(ge=2)] = Field(default=8, description="number of experts in a layer")
-    top_k: PositiveInt = Field(default=2, description="experts that compute a token, weighted by a softmax over them")
+    top_k: PositiveInt = Field(default=2, description="experts that compute a token")
     auxiliary_loss: NonNegativeFloat = Field(
         default=0.01,
         description="factor on each layer's load-balancing loss (arXiv 2101.03961, eq. 4); 0: no such loss; "
@@ -31,15 +33,51 @@ class MoEConfig(Part):
         "replica, whose size then changes the loss; sequence: each sequence (arXiv 2412.19437, eq. 17); global: the "
         "global batch (arXiv 2501.11873), by the choices of the step before",
     )
+    scores: Literal["softmax", "sigmoid"] = Field(
+        default="softmax",
+        description="the router's, by which experts are chosen; sigmoid: of each by itself (arXiv 2412.19437, eq. 15)",
+    )
+    normalized: bool = Field(
+        default=True,
+        description="divide the scores of a token's experts by their sum; false: a softmax's weigh as they are",
+    )
+    scale: PositiveFloat = Field(default=1.0, description="factor on the weights of a token's experts")
+    bias_rate: NonNegativeFloat | None = Field(
+        default=None,
+        description="step of a bias that balances experts (arXiv 2408.15664), which chooses and does not weigh; for "
+        "sigmoids; 0, and in RL: it stays; unset: none",
+    )
+    shared_experts: PositiveInt | None = Field(
+        default=None,
+        description="further experts that compute every token (arXiv 2401.06066), as one wider feed-forward layer",
+    )
 
     def balancing(self, objective: str) -> float:
         """Return the factor on the load-balancing loss; 0 in RL, where rewards alone are to train the weights."""
         return 0.0 if objective == "rl" else self.auxiliary_loss
 
+    def step_of_bias(self, objective: str) -> float | None:
+        """Return by how much a step moves the bias; 0 in RL, where rewards alone are to train; None without a bias."""
+        return 0.0 if objective == "rl" and self.bias_rate is not None else self.bias_rate
+
     @model_validator(mode="after")
     def _chooses_among_them(self) -> MoEConfig:
-        if self.top_k > self.experts:
-            raise ValueError(f"top_k {self.top_k} is more than the {self.experts} experts there are to choose from")
+        softmax = self.scores == "softmax"
+        require(
+            (
+                self.top_k <= self.experts,
+                f"top_k {self.top_k} is more than the {self.experts} experts there are to choose from",
+            ),
+            (
+                softmax or self.normalized,
+                "normalized: false is defined for scores=softmax; the weights of scores=sigmoid add up to moe.scale",
+            ),
+            (
+                not softmax or self.bias_rate is None,
+                "bias_rate: the bias is added to scores between 0 and 1 of each expert by itself: set "
+                "moe.scores=sigmoid, or leave moe.bias_rate out",
+            ),
+        )
         return self
 
 
@@ -88,6 +126,16 @@ class Backbone(Part):
         description="factor on the embedding, positions included, under every positional encoding alike; "
         "sqrt_hidden_size: √hidden_size (arXiv 1706.03762, 3.4)",
     )
+
+    @property
+    def unrouted_networks(self) -> int:
+        """Feed-forward networks of a layer that compute every token: its shared experts; 1 without experts."""
+        return (self.moe.shared_experts or 0) if self.moe else 1
+
+    @property
+    def computing_networks(self) -> int:
+        """Feed-forward networks of a layer that compute a token."""
+        return self.unrouted_networks + (self.moe.top_k if self.moe else 0)
 
     @field_validator("embedding_multiplier", mode="before")
     @classmethod

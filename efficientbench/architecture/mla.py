@@ -152,6 +152,6 @@ VARIANT = AttentionVariant(
     within_documents=(),
     selective_recomputation=True,
     exporter="efficientbench.export.mla:EXPORTER",
-    exportable="MLA without experts",
+    exportable="MLA without experts, or with experts scored by sigmoids",
     further={"latent queries": ("model.attention.q_lora_rank=20",)},
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import reprlib
 from collections import Counter
 from collections.abc import Mapping
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from pydantic import (
@@ -52,8 +52,10 @@ else:
 
 OWN_LAYER = "own"
 """The name in a pattern of a layer with the model's own keys."""
-OF_A_KIND = (*SECTIONS, "qk_norm", "ffn_hidden_size")
+OF_A_KIND = (*SECTIONS, "qk_norm", "ffn_hidden_size", "moe")
 """The keys of the model that a kind of layer may have instead of the model's."""
+NO_EXPERTS = (False, None, "false", "null")
+"""Values of a kind's `moe`, also as a command line has them."""
 
 
 class ModelConfig(Decoder):
@@ -69,16 +71,21 @@ class ModelConfig(Decoder):
         discriminator="kind",
         description="the positional encoding",
     )
+    first: tuple[str, ...] | None = Field(
+        default=None,
+        description="kinds of the layers before the pattern begins; unset: none",
+    )
     pattern: tuple[str, ...] | None = Field(
         default=None,
+        validate_default=True,
         description="kinds of the layers in their order, repeated to the last layer: names of model.kinds, kinds of "
         f"attention with their defaults, or {OWN_LAYER}, which has the model's own keys; unset: layers are alike",
     )
     kinds: dict[str, dict[str, Any]] | None = Field(
         default=None,
         validate_default=True,
-        description=f"kinds of layers by name, each with what it has instead of the model's {', '.join(OF_A_KIND)}; "
-        "one key: model.kinds.NAME.attention.KEY=VALUE",
+        description=f"kinds of layers by name, each with what it has instead of the model's {', '.join(OF_A_KIND)} "
+        "(false: no experts); one key: model.kinds.NAME.attention.KEY=VALUE",
     )
 
     @field_validator("attention", "position", mode="wrap")
@@ -108,9 +115,12 @@ class ModelConfig(Decoder):
     @field_validator("pattern")
     @classmethod
     def _within_the_depth(cls, pattern: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
-        layers = info.data.get("layers")
-        if pattern is not None and layers is not None and not 0 < len(pattern) <= layers:
-            fits = f"does not fit a model of {layers} (model.layers): name 1 to {layers}"
+        layers, first = info.data.get("layers"), info.data.get("first") or ()
+        if first and pattern is None:
+            pattern = (OWN_LAYER,)
+        if pattern is not None and layers is not None and not 0 < len(pattern) <= layers - len(first):
+            after = f" after {len(first)} of model.first" if first else ""
+            fits = f"does not fit a model of {layers} (model.layers){after}: name 1 to {layers - len(first)}"
             raise ValueError(f"a pattern of {len(pattern)} layers {fits}")
         return pattern
 
@@ -125,10 +135,12 @@ class ModelConfig(Decoder):
                 raise ValueError("name them in the order of the layers, as model.pattern=[NAME,NAME,own]")
             return None
         own = {name: value.model_dump() if isinstance(value, Part) else value for name, value in info.data.items()}
-        own["pattern"], given = None, kinds or {}
+        names = dict.fromkeys((*(own["first"] or ()), *pattern))
+        own["first"], own["pattern"], given = None, None, kinds or {}
         found: dict[str, Any] = {}
-        problems = [f"{name}: no layer of model.pattern is of this kind" for name in given if name not in pattern]
-        for name in dict.fromkeys(pattern):
+        problems = [f"{name}: no layer of model.pattern is of this kind" for name in given if name not in names]
+        experts = not own["moe"]
+        for name in names:
             problem = _unknown(name, given)
             if problem:
                 problems.append(problem)
@@ -141,20 +153,29 @@ class ModelConfig(Decoder):
                 problems += _messages(name, error)
             else:
                 found |= {} if name == OWN_LAYER else {name: _differences(own, view)}
-        require((not problems, "; ".join(problems)))
+                experts = experts or view.moe is not None
+        none_left = "no layer of model.pattern has the experts of model.moe: leave model.moe out"
+        require((not problems, "; ".join(problems)), (experts, none_left))
         return found
 
     @model_serializer(mode="wrap")
     def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave `pattern` and `kinds` out where they are unset: the model is then what it was before these keys."""
+        """Leave out how layers differ where they do not: the model is then what it was before these keys."""
         dumped: dict[str, Any] = handler(self)
         unset = {"pattern", "kinds"} if self.pattern is None else set()
+        unset |= {"first"} if not self.first else set()
         return {key: value for key, value in dumped.items() if key not in unset}
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
         """The name of each layer's kind."""
-        return tuple(islice(cycle(self.pattern or (OWN_LAYER,)), self.layers))
+        return tuple(islice(chain(self.first or (), cycle(self.pattern or (OWN_LAYER,))), self.layers))
+
+    @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """The numbers, from 0, of the layers with experts."""
+        views = self.views
+        return tuple(number for number, name in enumerate(self.layer_kinds) if views[name].moe is not None)
 
     @property
     def told_kinds(self) -> str | None:
@@ -169,12 +190,13 @@ class ModelConfig(Decoder):
         if self.pattern is None:
             return {OWN_LAYER: self}
         own, kinds = self.own_view, self.kinds or {}
-        return {name: own.model_copy(update=_changes(own, kinds.get(name, {}))) for name in dict.fromkeys(self.pattern)}
+        names = dict.fromkeys(self.layer_kinds)
+        return {name: own.model_copy(update=_changes(own, kinds.get(name, {}))) for name in names}
 
     @property
     def own_view(self) -> ModelConfig:
         """The model as if all layers had its own keys; its positional encoding is that of embedding and scores."""
-        return self if self.pattern is None else self.model_copy(update={"pattern": None, "kinds": None})
+        return self if self.pattern is None else self.model_copy(update=dict.fromkeys(("first", "pattern", "kinds")))
 
     @property
     def counted_views(self) -> list[tuple[ModelConfig, int]]:
@@ -234,12 +256,16 @@ def _unknown(name: str, given: Mapping[str, Mapping[str, Any]]) -> str | None:
         keys = f"a kind of your own has keys: model.kinds.{name}.attention.KEY=VALUE"
         return f"{name}: is in model.pattern, and neither here nor an attention; {hint} {keys}"
     strange = [key for key in given[name] if key not in OF_A_KIND]
-    return f"{name}.{strange[0]}: a kind has {', '.join(OF_A_KIND)} alone" if strange else None
+    if strange:
+        return f"{name}.{strange[0]}: a kind has {', '.join(OF_A_KIND)} alone"
+    others = f"{name}.moe: layers with experts have those of model.moe: a kind can only be without, by moe: false"
+    return others if given[name].get("moe") not in NO_EXPERTS else None
 
 
 def _overlaid(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a kind: within a section the same kind adds keys, another kind replaces the section."""
-    return {key: _section(own[key], value) if key in SECTIONS else value for key, value in given.items()}
+    found = {key: _section(own[key], value) if key in SECTIONS else value for key, value in given.items()}
+    return found | ({"moe": None} if "moe" in given else {})
 
 
 def _section(own: Mapping[str, Any], given: Any) -> Any:
@@ -252,6 +278,10 @@ def _differences(own: Mapping[str, Any], view: ModelConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key in OF_A_KIND:
         value = getattr(view, key)
+        if key == "moe":
+            # Not null, which is as good as absent where records are compared.
+            found |= {key: False} if own[key] and value is None else {}
+            continue
         if key not in SECTIONS:
             found |= {key: value} if value != own[key] else {}
             continue
@@ -266,7 +296,7 @@ def _differences(own: Mapping[str, Any], view: ModelConfig) -> dict[str, Any]:
 
 def _changes(own: ModelConfig, differences: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a view's keys from those in which it differs; sections are validated as declared."""
-    changed = dict(differences)
+    changed = dict(differences) | ({"moe": None} if "moe" in differences else {})
     for section in SECTIONS:
         if section in differences:
             keys = _section(getattr(own, section).model_dump(), differences[section])

@@ -129,10 +129,10 @@ def load_named(config: Mapping[str, Any]) -> None:
             kind = named_kind({"model": each}, section)
             if kind is not None:
                 load(section, kind)
-    pattern = model.get("pattern")
-    for name in pattern if isinstance(pattern, Sequence) else ():
-        if isinstance(name, str):
-            load("attention", name)
+    for names in (model.get("first"), model.get("pattern")):
+        for name in names if isinstance(names, Sequence) else ():
+            if isinstance(name, str):
+                load("attention", name)
 
 
 def load_kinds(arguments: Sequence[str]) -> None:

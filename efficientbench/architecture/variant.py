@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from efficientbench.architecture.backbone import Backbone
 from efficientbench.basics.errors import ConfigError
-from efficientbench.basics.part import Part
+from efficientbench.basics.part import GrownPart, Part
 
 Place = Literal["nothing", "embedding", "queries and keys", "scores"]
 """The place in the model that a positional encoding changes."""
@@ -30,16 +30,8 @@ class UndeclaredError(ConfigError):
     """A figure for which a variant's declaration has no formula."""
 
 
-class Section(Part):
+class Section(GrownPart):
     """The keys of a variant."""
-
-    later_keys: ClassVar[tuple[str, ...]] = ()
-    """Keys that came after the first runs: where they are unset a record leaves them out, and is what it was."""
-
-    @model_serializer(mode="wrap")
-    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave later keys out where they are unset or false."""
-        return {key: value for key, value in handler(self).items() if key not in self.later_keys or value}
 
 
 class AttentionConfig(Section):
@@ -107,6 +99,7 @@ class Decoder(Backbone):
 
     attention: AttentionConfig
     position: PositionConfig
+    first: tuple[str, ...] | None = None
     pattern: tuple[str, ...] | None = None
 
     @property

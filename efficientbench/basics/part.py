@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -13,8 +13,10 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
+    SerializerFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
+    model_serializer,
 )
 
 LARGEST = 2**63 - 1
@@ -87,6 +89,22 @@ class Part(BaseModel):
     """A frozen part of a configuration that refuses unknown keys, infinities and NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class GrownPart(Part):
+    """A part that got keys after the first runs."""
+
+    later_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys that came later: where they have their default a record leaves them out, and is what it was."""
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave later keys out where they have their default; false is as good as unset."""
+        return {key: value for key, value in handler(self).items() if key not in self.later_keys or self._set(key)}
+
+    def _set(self, key: str) -> bool:
+        value, default = getattr(self, key), type(self).model_fields[key].default
+        return bool(value != default and not (default is None and value is False))
 
 
 def require(*rules: tuple[bool, str]) -> None:

@@ -190,6 +190,8 @@ def _layer_problems(config: RunConfig, view: ModelConfig) -> list[str]:
     """Return the problems of a kind of layer in this layout: what it cannot do, or does not declare."""
     attention, kind, tp = attention_of(view), view.attention.kind, config.parallel.tp
     shared = attention.tensor_parallel
+    # Ranks that share the experts among them do not split each.
+    split = view.ffn_hidden_size * (view.unrouted_networks if config.parallel.ep > 1 else 1)
     return [
         *(shared(view, tp) if shared else []),
         *_messages(
@@ -203,8 +205,8 @@ def _layer_problems(config: RunConfig, view: ModelConfig) -> list[str]:
                 "training.recompute to none or full",
             ),
             (
-                view.ffn_hidden_size % tp and config.parallel.ep == 1,
-                f"parallel.tp: {tp} does not divide the feed-forward width {view.ffn_hidden_size}",
+                split % tp,
+                f"parallel.tp: {tp} does not divide the feed-forward width {split}",
             ),
         ),
     ]

@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from efficientbench.architecture.model import OF_A_KIND
+from efficientbench.architecture.model import OF_A_KIND, ModelConfig
 from efficientbench.architecture.registry import OWN, SECTIONS, load_named
 from efficientbench.architecture.variant import AttentionConfig, PositionConfig
 from efficientbench.basics.errors import ConfigError, nearest
@@ -97,7 +97,7 @@ def _with_kinds(tree: Overlay, overrides: Sequence[str]) -> Overlay:
     load_named(tree)
     for override in overrides:
         key, _, text = override.partition("=")
-        if key in ("model.pattern", "model.kinds") and text[:1] in ("[", "{"):
+        if key in ("model.first", "model.pattern", "model.kinds") and text[:1] in ("[", "{"):
             with contextlib.suppress(yaml.YAMLError, RecursionError):
                 load_named(_nested(key, yaml.load(text, yaml.BaseLoader)))
     return tree
@@ -121,6 +121,8 @@ def _at(tree: Mapping[str, Any], key: str) -> object:
 def _field(key: str, keys: Mapping[str, FieldInfo]) -> FieldInfo | None:
     """Return the field of a key; for one of `model.kinds.NAME` that of the model; None for an unknown key."""
     kind = re.fullmatch(rf"model\.kinds\.[^.]+\.(({'|'.join(OF_A_KIND)})(\..+)?)", key)
+    if kind and kind[1] == "moe":
+        return ModelConfig.model_fields["moe"]
     return keys.get(f"model.{kind[1]}" if kind else key)
 
 

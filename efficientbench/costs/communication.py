@@ -121,7 +121,7 @@ def _layer_widths(config: RunConfig, layout: Layout) -> dict[Operation, int]:
     attention = attention_of(model).costs
     columns, shared = sum(attention.column_inputs(model)), attention.read_by_all_heads(model)
     rows = model.hidden_size
-    if model.moe is None:
+    if model.unrouted_networks:
         columns, rows = columns + model.hidden_size, 2 * model.hidden_size
     if layout.sp:
         return {
@@ -165,7 +165,7 @@ def _experts(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
     if moe is None:
         return
     forwards = 2 if config.training.recompute == "full" else 1
-    layers, purpose = layout.layers_per_stage, "experts: tokens"
+    layers, purpose = over_stage(config, layout, lambda each: int(each.model.moe is not None)), "experts: tokens"
     split = layout.ep == 1 and layout.tp > 1
     copies: float = rank_tokens(config, layout) * moe.top_k
     token = config.model.hidden_size * DTYPE_BYTES[config.training.dtype]

@@ -146,13 +146,10 @@ def _matmuls(config: RunConfig, layout: Layout) -> Works:
     model, tp = config.model, layout.tp
     dtype_bytes = DTYPE_BYTES[config.training.dtype]
     attention = attention_of(model).costs
-    computed = model.moe.top_k if model.moe else 1
+    computed = model.computing_networks
     passes = _forwards(config) + 2
-    weights = attention.parameters(model) / tp
-    if model.moe is None:
-        weights += feed_forward_parameters(model) / tp
-    else:
-        weights += layer_experts(config, layout)
+    weights = attention.parameters(model) / tp + model.unrouted_networks * feed_forward_parameters(model) / tp
+    weights += layer_experts(config, layout)
     inner = feed_forward_matrices(model) * model.ffn_hidden_size * computed + sum(attention.column_inputs(model))
     elements = (inner + attention.projection_flops(model) / model.hidden_size) / tp + 2 * model.hidden_size
     moved = weights * (passes - 1) * dtype_bytes + weights * 2 * FLOAT32_BYTES
@@ -192,8 +189,7 @@ def _elementwise(config: RunConfig, layout: Layout) -> Work:
     """Return the work of one layer's activation, rotation and residual additions."""
     model, tokens = config.model, rank_tokens(config, layout)
     dtype_bytes, forwards = DTYPE_BYTES[config.training.dtype], _forwards(config)
-    copies = model.moe.top_k if model.moe else 1
-    width = copies * model.ffn_hidden_size / layout.tp
+    width = model.computing_networks * model.ffn_hidden_size / layout.tp
     # SwiGLU forward: silu, then its product with up; backward: the activation again, two products and silu's gradient.
     # ReLU² forward: the maximum and its square; backward: the maximum and two products. Fused kernels only read inputs
     # and write outputs.

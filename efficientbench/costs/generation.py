@@ -96,7 +96,8 @@ def weight_bytes_read(model: ModelConfig, batch: int, dtype: str, experts_touche
         read -= counted.position - min(batch * model.hidden_size, counted.position)
     if model.moe is not None and experts_touched is not None:
         for view, count in model.counted_views:
-            read -= count * (model.moe.experts - experts_touched) * feed_forward_parameters(view)
+            if view.moe is not None:
+                read -= count * (model.moe.experts - experts_touched) * feed_forward_parameters(view)
     return read * DTYPE_BYTES[dtype]
 
 
@@ -138,7 +139,7 @@ def _weight_bytes(model: ModelConfig, dtype: str, tp: int) -> int:
 
 def _sequence_bytes(model: ModelConfig, prompt_tokens: int, new_tokens: int, dtype: str, tp: int) -> int:
     """Estimate the bytes of a sequence: its cache, and a layer's inner elements for each token of its prompt."""
-    widest = max(view.ffn_hidden_size for view in model.views.values())
-    inner = feed_forward_matrices(model) * widest * (model.moe.top_k if model.moe else 1)
+    widest = max(view.ffn_hidden_size * view.computing_networks for view in model.views.values())
+    inner = feed_forward_matrices(model) * widest
     prompt = prompt_tokens * (inner // tp + 4 * model.hidden_size) * DTYPE_BYTES[dtype]
     return cache_bytes(model, prompt_tokens + new_tokens, dtype, tp) + prompt

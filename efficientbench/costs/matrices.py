@@ -24,15 +24,17 @@ def layer_matrices(model: ModelConfig) -> dict[str, Stack]:
     attention = attention_of(model)
     if attention.matrices is None:
         raise UndeclaredError(f"model.attention.kind={model.attention.kind} does not declare its matrices")
-    moe, inner, hidden = model.moe, model.ffn_hidden_size, model.hidden_size
-    place, copies = ("mlp", 1) if moe is None else ("mlp.experts", moe.experts)
-    # Gate and up projection lie in one weight, one above the other.
-    heights = (inner, inner) if model.activation == "swiglu" else (inner,)
-    return {
-        **{f"self_attention.{name}": stack for name, stack in attention.matrices(model).items()},
-        f"{place}.linear_fc1.weight": Stack(hidden, heights, copies=copies),
-        f"{place}.linear_fc2.weight": Stack(inner, (hidden,), copies=copies),
-    }
+    moe, width, hidden = model.moe, model.ffn_hidden_size, model.hidden_size
+    networks = {"mlp": (width, 1)} if moe is None else {"mlp.experts": (width, moe.experts)}
+    if moe is not None and moe.shared_experts:
+        networks["mlp.shared_experts"] = (moe.shared_experts * width, 1)
+    found = {f"self_attention.{name}": stack for name, stack in attention.matrices(model).items()}
+    for place, (inner, copies) in networks.items():
+        # Gate and up projection lie in one weight, one above the other.
+        heights = (inner, inner) if model.activation == "swiglu" else (inner,)
+        found[f"{place}.linear_fc1.weight"] = Stack(hidden, heights, copies=copies)
+        found[f"{place}.linear_fc2.weight"] = Stack(inner, (hidden,), copies=copies)
+    return found
 
 
 def rank_matrices(config: RunConfig, layout: Layout) -> int:
@@ -97,4 +99,4 @@ def _copies(stack: Stack, layout: Layout) -> int:
 def _ranks(config: RunConfig, name: str, stack: Stack) -> int:
     """Return how many ranks split one weight."""
     parallel = config.parallel
-    return (parallel.expert_tp if "experts" in name else parallel.tp) if stack.split else 1
+    return (parallel.expert_tp if name.startswith("mlp.experts.") else parallel.tp) if stack.split else 1

@@ -100,7 +100,7 @@ def rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
     def layer_parameters(each: RunConfig) -> int:
         view, attention = each.model, attention_of(each.model).costs
         whole = attention.replicated_parameters(view) if tp > 1 else 0
-        split = attention.parameters(view) - whole + (0 if view.moe else feed_forward_parameters(view))
+        split = attention.parameters(view) - whole + view.unrouted_networks * feed_forward_parameters(view)
         return split // tp + whole + router_parameters(view) + layer_norm_parameters(view)
 
     count = over_stage(config, layout, layer_parameters)
@@ -185,13 +185,14 @@ def _feed_forward_elements(config: RunConfig) -> int:
     """Count the inner elements of the feed-forward layer per token: gate, up and product, or up and its square.
 
     Experts have top-k copies of them, each with an input and an output. Where tp ranks do not split each expert, every
-    tp rank has its own tokens.
+    tp rank has its own tokens. Shared experts are like the layer of a dense model.
     """
     model, parallel = config.model, config.parallel
     inner = feed_forward_matrices(model) * model.ffn_hidden_size // parallel.tp
-    if model.moe is None:
-        return inner
-    return model.moe.top_k * (inner + 2 * model.hidden_size * parallel.expert_tp // parallel.tp)
+    routed = 0
+    if model.moe is not None:
+        routed = model.moe.top_k * (inner + 2 * model.hidden_size * parallel.expert_tp // parallel.tp)
+    return routed + model.unrouted_networks * inner
 
 
 def _workspace_bytes(config: RunConfig, layout: Layout, stage: int) -> int:

@@ -94,15 +94,14 @@ class Parameters:
 
 def count_parameters(model: ModelConfig) -> Parameters:
     """Count a model's parameters by part; for GQA as many as `transformers.Qwen2ForCausalLM` has in these shapes."""
-    own, moe = model.own_view, model.moe
-    idle = (moe.experts - moe.top_k) * over_layers(model, feed_forward_parameters) if moe else 0
+    own = model.own_view
     return Parameters(
         embedding=vocabulary_tables(model, first=True, last=True) * model.vocab_size * model.hidden_size,
         position=position_of(own).costs.parameters(own),
         attention=over_layers(model, lambda view: attention_of(view).costs.parameters(view)),
         feed_forward=over_layers(model, _feed_forward),
         norms=over_layers(model, layer_norm_parameters) + outer_norm_parameters(model, first=True, last=True),
-        idle=idle,
+        idle=over_layers(model, _idle),
     )
 
 
@@ -112,17 +111,17 @@ def layer_parameters(model: ModelConfig) -> int:
 
 
 def _feed_forward(model: ModelConfig) -> int:
-    return router_parameters(model) + _feed_forward_copies(model) * feed_forward_parameters(model)
+    experts = model.moe.experts if model.moe else 0
+    return router_parameters(model) + (experts + model.unrouted_networks) * feed_forward_parameters(model)
+
+
+def _idle(model: ModelConfig) -> int:
+    return (model.moe.experts - model.moe.top_k) * feed_forward_parameters(model) if model.moe else 0
 
 
 def feed_forward_parameters(model: ModelConfig) -> int:
     """Count the parameters of one dense feed-forward layer or one expert."""
     return feed_forward_matrices(model) * model.hidden_size * model.ffn_hidden_size
-
-
-def _feed_forward_copies(model: ModelConfig) -> int:
-    """Count the feed-forward networks of one layer: its experts, or 1 in a dense model."""
-    return model.moe.experts if model.moe else 1
 
 
 def router_parameters(model: ModelConfig) -> int:
@@ -132,7 +131,7 @@ def router_parameters(model: ModelConfig) -> int:
 
 def layer_matmul_flops(model: ModelConfig) -> int:
     """Count the forward FLOPs per token of one layer's projections, feed-forward and router."""
-    feed_forward = (model.moe.top_k if model.moe else 1) * feed_forward_parameters(model)
+    feed_forward = model.computing_networks * feed_forward_parameters(model)
     return attention_of(model).costs.projection_flops(model) + 2 * (feed_forward + router_parameters(model))
 
 

@@ -14,12 +14,20 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.export.families import (
     CLASSES,
     EXPERTS,
+    EXPERTS_BIAS,
+    EXPERTS_FACTOR,
     FAMILIES,
+    FIRST_DENSE,
     NANOCHAT,
     NO_WINDOW,
     NOPE,
     QK_NORM,
+    SHARED,
+    SIGMOIDS,
+    SOME_DENSE,
+    UNNORMALIZED,
     Architecture,
+    expert_settings,
     has_products,
     layer_settings,
     rotation,
@@ -103,9 +111,26 @@ def _parts(model: ModelConfig) -> dict[str, str]:
         if view.qk_norm:
             found[QK_NORM] = "qk_norm=true"
         parts = {part: f"{inside}{key}" for part, key in found.items()} | parts
-    if model.moe is not None:
-        parts[EXPERTS] = f"moe.experts={model.moe.experts}"
-    return parts | _of_nanochat(model) | _differing(list(model.views.values()))
+    return parts | _of_experts(model) | _of_nanochat(model) | _differing(list(model.views.values()))
+
+
+def _of_experts(model: ModelConfig) -> dict[str, str]:
+    """Return the parts of experts, each with our key after `model.`."""
+    moe = model.moe
+    if moe is None:
+        return {}
+    parts = {EXPERTS: f"moe.experts={moe.experts}"}
+    dense = [number for number in range(model.layers) if number not in model.expert_layers]
+    further = {
+        SIGMOIDS: ("moe.scores=sigmoid", moe.scores == "sigmoid"),
+        UNNORMALIZED: ("moe.normalized=false", not moe.normalized),
+        EXPERTS_BIAS: (f"moe.bias_rate={moe.bias_rate}", moe.bias_rate is not None),
+        EXPERTS_FACTOR: (f"moe.scale={moe.scale}", moe.scale != 1),
+        SHARED: (f"moe.shared_experts={moe.shared_experts}", moe.shared_experts),
+        FIRST_DENSE: ("kinds.*.moe=false", dense and dense[-1] == len(dense) - 1),
+        SOME_DENSE: ("kinds.*.moe=false", dense and dense[-1] != len(dense) - 1),
+    }
+    return parts | {part: key for part, (key, there) in further.items() if there}
 
 
 def _differing(views: list[ModelConfig]) -> dict[str, str]:
@@ -113,6 +138,8 @@ def _differing(views: list[ModelConfig]) -> dict[str, str]:
     rotated = [view.position for view in views if view.position.rope_base is not None]
     windows = {window_of(view) for view in views}
     attentions = [view.attention.model_dump(exclude={"window"}) for view in views]
+    # Layers without experts have another width.
+    widths = [{view.ffn_hidden_size for view in views if (view.moe is None) == dense} for dense in (True, False)]
     if len({each["kind"] for each in attentions}) > 1:
         return {"layers that differ in attention.kind": "pattern"}
     compared: dict[str, list[Any]] = {
@@ -120,7 +147,8 @@ def _differing(views: list[ModelConfig]) -> dict[str, str]:
         "attention.window": [*windows - {None}],
         "position.base": [position.rope_base for position in rotated],
         "position.scaling": [position.rope_scaling for position in rotated],
-        **{key: [getattr(view, key) for view in views] for key in ("qk_norm", "ffn_hidden_size")},
+        "qk_norm": [view.qk_norm for view in views],
+        "ffn_hidden_size": [1, *map(len, filter(None, widths))],
     }
     differing = [key for key, values in compared.items() if any(value != values[0] for value in values)]
     parts = {f"layers that differ in {key}": f"kinds.*.{key}" for key in differing}
@@ -179,8 +207,8 @@ def transformers_config(config: RunConfig, architecture: Architecture, eos_token
 
 def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) -> dict[str, Any]:
     model = config.model
-    # All layers are alike in what the class has once.
-    layer = next(iter(model.views.values()))
+    # All layers are alike in what the class has once, and those without experts in the width of a dense layer.
+    layer = min(model.views.values(), key=lambda view: view.moe is not None)
     settings: dict[str, Any] = {
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
@@ -203,16 +231,4 @@ def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) 
     rope_parameters = rotation(model)
     if rope_parameters is not None:
         settings["rope_parameters"] = rope_parameters
-    settings |= layer_settings(model, architecture)
-    if architecture == "mixtral":
-        assert model.moe is not None
-        settings["num_local_experts"] = model.moe.experts
-    elif model.moe:
-        settings |= {
-            "num_experts": model.moe.experts,
-            "moe_intermediate_size": model.ffn_hidden_size,
-            "norm_topk_prob": True,
-        }
-    if model.moe:
-        settings |= {"num_experts_per_tok": model.moe.top_k, "router_aux_loss_coef": model.moe.auxiliary_loss}
-    return settings
+    return settings | layer_settings(model, architecture) | expert_settings(model, architecture)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +25,7 @@ Architecture = Literal[
     "qwen2_moe",
     "qwen3_moe",
     "deepseek_v2",
+    "deepseek_v3",
     "granite_swa",
 ]
 
@@ -34,6 +35,13 @@ UNBIASED = "Q, K and V without a bias"
 LATENT = "latent attention"
 QK_NORM = "norms on queries and keys"
 EXPERTS = "experts"
+SIGMOIDS = "experts scored by sigmoids"
+EXPERTS_BIAS = "a bias that balances experts"
+EXPERTS_FACTOR = "a factor on the weights of experts"
+UNNORMALIZED = "weights of experts that do not add up to 1"
+SHARED = "shared experts"
+FIRST_DENSE = "first layers without experts"
+SOME_DENSE = "later layers without experts"
 NOPE = "layers without RoPE"
 WINDOW = "windows"
 NO_WINDOW = "windows in some layers alone"
@@ -43,6 +51,7 @@ NANOCHAT = "parts of nanochat"
 
 EITHER = frozenset({BIAS, UNBIASED})
 LISTED = frozenset({WINDOW, NO_WINDOW})
+QWEN_EXPERTS = frozenset({EXPERTS, UNNORMALIZED, FIRST_DENSE, SOME_DENSE})
 
 
 @dataclass(frozen=True)
@@ -83,20 +92,24 @@ FAMILIES: dict[Architecture, Family] = {
     "mixtral": Family("MixtralForCausalLM", frozenset({UNBIASED, EXPERTS}), frozenset({EXPERTS})),
     "qwen2_moe": Family(
         "Qwen2MoeForCausalLM",
-        frozenset({BIAS, EXPERTS}),
+        frozenset({BIAS}) | QWEN_EXPERTS,
         frozenset({EXPERTS}),
         # The class always has a shared expert; one of width 0 adds nothing.
         settings={"shared_expert_intermediate_size": 0},
     ),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", EITHER | {QK_NORM, EXPERTS}, frozenset({QK_NORM, EXPERTS})),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", EITHER | {QK_NORM} | QWEN_EXPERTS, frozenset({QK_NORM, EXPERTS})),
     "deepseek_v2": Family(
         "DeepseekV2ForCausalLM",
         frozenset({LATENT}),
         frozenset({LATENT}),
-        but={
-            EXPERTS: "does not scale the weights of a token's experts to a sum of 1 (and DeepseekV3 scores experts by "
-            "sigmoids where this model takes a softmax)"
-        },
+        but={EXPERTS: "does not scale the weights of a token's experts to a sum of 1"},
+    ),
+    "deepseek_v3": Family(
+        "DeepseekV3ForCausalLM",
+        frozenset({LATENT, EXPERTS, SIGMOIDS, EXPERTS_BIAS, EXPERTS_FACTOR, SHARED, FIRST_DENSE}),
+        frozenset({LATENT, EXPERTS, SIGMOIDS}),
+        # One group of experts; and no modules that predict further tokens.
+        settings={"n_group": 1, "topk_group": 1, "num_mtp_layers": 0},
     ),
     "granite_swa": Family(
         "GraniteSWAForCausalLM",
@@ -147,7 +160,8 @@ def layer_settings(model: ModelConfig, architecture: Architecture) -> dict[str, 
     family, views = FAMILIES[architecture], layer_views(model)
     settings = dict(family.settings)
     if not isinstance(views[0].attention, GQAConfig):
-        return settings | views[0].attention.model_dump(exclude={"kind"}) | {"first_k_dense_replace": model.layers}
+        dense = model.layers - len(model.expert_layers)
+        return settings | views[0].attention.model_dump(exclude={"kind"}) | {"first_k_dense_replace": dense}
     settings["head_dim"] = model.head_dim
     if family.takes >= EITHER:
         settings["attention_bias"] = views[0].attention.qkv_bias
@@ -171,6 +185,43 @@ def layer_settings(model: ModelConfig, architecture: Architecture) -> dict[str, 
     return settings
 
 
+def expert_settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
+    """Return the keys of transformers' configuration that say what the experts are; none for a model without."""
+    moe, routed = model.moe, model.expert_layers
+    if moe is None:
+        return {}
+    settings = {"num_experts_per_tok": moe.top_k, "router_aux_loss_coef": moe.auxiliary_loss}
+    if architecture == "mixtral":
+        return settings | {"num_local_experts": moe.experts}
+    settings["moe_intermediate_size"] = layer_views(model)[routed[0]].ffn_hidden_size
+    if architecture == "deepseek_v3":
+        return {
+            **{key: value for key, value in settings.items() if key != "router_aux_loss_coef"},
+            **{"n_routed_experts": moe.experts, "n_shared_experts": moe.shared_experts or 0},
+            # The weight of a single expert is its score.
+            **{"routed_scaling_factor": moe.scale, "norm_topk_prob": moe.top_k > 1},
+        }
+    dense = [number for number in range(model.layers) if number not in routed]
+    return settings | {"num_experts": moe.experts, "norm_topk_prob": moe.normalized, "mlp_only_layers": dense}
+
+
+def expert_keys(found: PretrainedConfig, architecture: Architecture) -> dict[str, Any] | None:
+    """Return the section `model.moe` from transformers' configuration; None for a class without experts."""
+    if architecture == "deepseek_v3":
+        return {
+            **{"experts": found.n_routed_experts, "top_k": found.num_experts_per_tok, "auxiliary_loss": 0.0},
+            **{"scores": "sigmoid", "scale": found.routed_scaling_factor},
+            # Training may go on with another rate.
+            **{"bias_rate": 0.0, "shared_experts": found.n_shared_experts or None},
+        }
+    if EXPERTS not in FAMILIES[architecture].takes:
+        return None
+    return {
+        **{"experts": found.num_experts, "top_k": found.num_experts_per_tok},
+        **{"auxiliary_loss": found.router_aux_loss_coef, "normalized": getattr(found, "norm_topk_prob", True)},
+    }
+
+
 def window_of(view: ModelConfig) -> int | None:
     """Return the width of a layer's window; None for full attention."""
     return view.attention.window if isinstance(view.attention, GQAConfig) else None
@@ -182,27 +233,48 @@ def layer_keys(found: PretrainedConfig, architecture: Architecture) -> dict[str,
     if LATENT in family.takes:
         attention = {"kind": "mla", **{key: getattr(found, key) for key in MLAConfig.model_fields if key != "kind"}}
         # Our head_dim is the default of qk_nope_head_dim.
-        return {"attention": attention, "position": rope, "head_dim": found.qk_nope_head_dim}
+        own = {"attention": attention, "position": rope, "head_dim": found.qk_nope_head_dim}
+        # A model of this class without experts is refused when keys are compared.
+        return own | _pattern(found, family)[1]
     bias = found.attention_bias if family.takes >= EITHER else BIAS in family.takes
     attention = {"kind": "gqa", "query_groups": found.num_key_value_heads, "qkv_bias": bias}
     if SINKS in family.takes:
         attention["sinks"] = True
         rope["base"] = next((base for base in found.layer_rope_theta if base), rope["base"])
     own = {"attention": attention, "position": rope, "head_dim": found.head_dim}
+    alike, differing = _pattern(found, family)
+    own |= {"attention": attention | alike.get("attention", {}), "position": alike.get("position", rope)}
+    return own | differing
+
+
+def _pattern(found: PretrainedConfig, family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the keys of layers that are alike, or `first`, `pattern` and `kinds` of our model."""
     layers = [_layer(found, family, number) for number in range(found.num_hidden_layers)]
     kinds = dict(layers)
     if len(kinds) < 2:
         [alike] = kinds.values() or [{}]
-        return own | {"attention": attention | alike.get("attention", {}), "position": alike.get("position", rope)}
+        return alike, {}
     names = [name for name, _ in layers]
-    periods = (names[:length] for length in range(1, len(names) + 1))
-    pattern = next(period for period in periods if [*islice(cycle(period), len(names))] == names)
-    return own | {"pattern": pattern, "kinds": {name: kind for name, kind in kinds.items() if name != OWN_LAYER}}
+    # The shortest way to write it: so many first layers, and a period after them.
+    lengths = [(first, period) for first in range(len(names)) for period in range(1, len(names) - first + 1)]
+    first, period = next(
+        (first, period)
+        for first, period in sorted(lengths, key=sum)
+        if [*islice(cycle(names[first : first + period]), len(names) - first)] == names[first:]
+    )
+    leading = {"first": names[:first]} if first else {}
+    listed = {name: kind for name, kind in kinds.items() if name != OWN_LAYER}
+    return {}, leading | {"pattern": names[first : first + period], "kinds": listed}
 
 
 def _layer(found: PretrainedConfig, family: Family, number: int) -> tuple[str, dict[str, Any]]:
     """Return the name of a layer's kind and its keys, where they differ from a layer with RoPE and no window."""
     kind: dict[str, dict[str, Any]] = {}
+    dense: Sequence[int] = getattr(found, "mlp_only_layers", ())
+    if SIGMOIDS in family.takes:
+        dense = range(found.first_k_dense_replace or 0)
+    if FIRST_DENSE in family.takes and number in dense:
+        kind["dense"] = {"moe": False, "ffn_hidden_size": found.intermediate_size}
     # Mistral's windows are in every layer.
     slides = NO_WINDOW not in family.takes or found.layer_types[number] == SLIDING
     if WINDOW in family.takes and slides and found.sliding_window:

@@ -20,7 +20,16 @@ from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.schema import RunConfig
 from efficientbench.export.architectures import transformers_config
-from efficientbench.export.families import CLASSES, FAMILIES, NO_WINDOW, Architecture, layer_keys, rotation, window_of
+from efficientbench.export.families import (
+    CLASSES,
+    FAMILIES,
+    NO_WINDOW,
+    Architecture,
+    expert_keys,
+    layer_keys,
+    rotation,
+    window_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -65,9 +74,8 @@ UNUSED: dict[str, set[str]] = {
         *("moe_intermediate_size", "n_group", "n_routed_experts", "n_shared_experts", "norm_topk_prob"),
         *("num_experts_per_tok", "routed_scaling_factor", "topk_group", "topk_method"),
     },
-    # Keys of dense layers, in a model that has experts in every layer.
-    "qwen2_moe": {"intermediate_size"},
-    "qwen3_moe": {"intermediate_size"},
+    # The number of modules that predict further tokens, whose weights are refused by name.
+    "deepseek_v3": {"num_mtp_layers", "num_nextn_predict_layers"},
 }
 """Keys that change no logits of a model that is not refused for another key, by model type."""
 
@@ -189,32 +197,27 @@ def _same(given: object, expected: object) -> bool:
 
 
 def _unused(model: ModelConfig, architecture: Architecture) -> set[str]:
-    """Return keys of windows and of RoPE that change no logits since no layer has these."""
+    """Return keys of windows, RoPE and dense layers that change no logits since no layer has these."""
     # Mistral has no list of its layers, so that its key alone decides.
     listed = NO_WINDOW in FAMILIES[architecture].takes
     full = listed and not any(window_of(view) for view in model.views.values())
     windows = {"sliding_window", "use_sliding_window"} if full else set()
-    return windows | ({"rope_parameters"} if rotation(model) is None else set())
+    routed = architecture != "mixtral" and len(model.expert_layers) == model.layers
+    widths = {"intermediate_size"} if routed else set()
+    return windows | widths | ({"rope_parameters"} if rotation(model) is None else set())
 
 
 def _model(found: PretrainedConfig, kind: Architecture) -> dict[str, Any]:
     """Return our section `model` with the shapes of transformers' configuration."""
-    moe = {"mixtral", "qwen2_moe", "qwen3_moe"} & {kind}
-    nanochat = kind == "nanochat"
+    moe, nanochat = expert_keys(found, kind), kind == "nanochat"
     return {
         "layers": found.num_hidden_layers,
         "hidden_size": found.hidden_size,
         "heads": found.num_attention_heads,
-        "ffn_hidden_size": getattr(found, "moe_intermediate_size", 0)
-        if moe and kind != "mixtral"
-        else found.intermediate_size,
-        "moe": {
-            "experts": found.num_experts,
-            "top_k": found.num_experts_per_tok,
-            "auxiliary_loss": found.router_aux_loss_coef,
-        }
+        "ffn_hidden_size": getattr(found, "moe_intermediate_size", found.intermediate_size)
         if moe
-        else None,
+        else found.intermediate_size,
+        "moe": moe,
         "vocab_size": found.vocab_size,
         "norm_epsilon": found.rms_norm_eps,
         "norm_weights": not nanochat,

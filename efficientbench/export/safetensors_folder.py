@@ -72,6 +72,8 @@ WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 """The dtypes that our weights may have: safetensors' names → ours."""
+FLOAT32 = "e_score_correction_bias"
+"""The end of the names of tensors that are float32 beside weights of any dtype."""
 
 
 class Tensors(Mapping[str, torch.Tensor]):
@@ -113,8 +115,9 @@ class Tensors(Mapping[str, torch.Tensor]):
         Raises:
             ConfigError: the tensors have several dtypes, or one that none of our models has.
         """
-        first = next(iter(self.dtypes))
-        for name, dtype in self.dtypes.items():
+        dtypes = {name: dtype for name, dtype in self.dtypes.items() if not name.endswith(FLOAT32)}
+        first = next(iter(dtypes))
+        for name, dtype in dtypes.items():
             if dtype not in DTYPES:
                 raise ConfigError(f"{self.folder}: {name} is {dtype}, and weights here are {', '.join(DTYPES)}")
             if dtype != self.dtypes[first]:

@@ -6,6 +6,7 @@ expert's weights have their own names, and a tied output projection has none: it
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -13,13 +14,14 @@ import torch
 
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.basics.errors import ConfigError
-from efficientbench.costs.model import count_parameters
 from efficientbench.export.architectures import exporter_of
 from efficientbench.export.families import CLASSES, Architecture, has_products, layer_views
 
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
 FINAL_NORM = "decoder.final_layernorm.weight"
+EXPERTS_BIAS = "mlp.router.expert_bias"
+SHARED = "mlp.shared_experts."
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -47,7 +49,10 @@ def norm_widths(model: ModelConfig) -> dict[str, int]:
 
 
 def _feed_forward(model: ModelConfig) -> Shapes:
-    """Return gate and up projection as one [2F, H] (without a gate [F, H]), down projection [H, F], and the router."""
+    """Return gate and up projection as one [2F, H] (without a gate [F, H]), down projection [H, F], and the router.
+
+    The router's bias is a buffer, and no parameter.
+    """
     hidden, width = model.hidden_size, model.ffn_hidden_size
     gated = 2 if model.activation == "swiglu" else 1
     network: Shapes = {"linear_fc1.weight": (gated * width, hidden), "linear_fc2.weight": (hidden, width)}
@@ -56,7 +61,15 @@ def _feed_forward(model: ModelConfig) -> Shapes:
     experts = {
         f"mlp.experts.{number}.{name}": shape for number in range(model.moe.experts) for name, shape in network.items()
     }
-    return {"mlp.router.weight": (model.moe.experts, hidden), **experts}
+    router: Shapes = {"mlp.router.weight": (model.moe.experts, hidden)}
+    if model.moe.bias_rate is not None:
+        router[EXPERTS_BIAS] = (model.moe.experts,)
+    width *= model.moe.shared_experts or 0
+    shared: Shapes = {
+        f"{SHARED}linear_fc1.weight": (gated * width, hidden),
+        f"{SHARED}linear_fc2.weight": (hidden, width),
+    }
+    return {**router, **experts, **(shared if width else {})}
 
 
 # Import is the inverse of export, and uses `converted` too.
@@ -146,6 +159,7 @@ EXPERT_NAMES = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
     "qwen2_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
     "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    "deepseek_v3": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
 """The experts' module, and the names of its gate, up and down projections, by model type."""
 
@@ -171,10 +185,10 @@ def exported(
         elements += weight.numel()
         for new_name, tensor in converted(name, weight, model, architecture).items():
             yield new_name, _with_storage_of_its_own(tensor)
-    expected = count_parameters(model).total
+    expected = sum(map(math.prod, weight_shapes(model).values()))
     if elements != expected:
         raise ConfigError(
-            f"the checkpoint holds {elements:,} parameters where this model has {expected:,}: it is of another model, "
+            f"the checkpoint holds {elements:,} numbers where this model has {expected:,}: it is of another model, "
             "or incomplete"
         )
     if not model.norm_weights and architecture != "nanochat":
@@ -215,7 +229,9 @@ def converted(
     if expert is not None:
         tensors = _expert(expert[1], expert[2], weight, architecture)
     elif part == "mlp.router.weight":
-        tensors = _router(weight, architecture)
+        tensors = _router(weight, _view(model, found[1]), architecture)
+    elif part.startswith(SHARED) or part == EXPERTS_BIAS:
+        tensors = _beside_experts(part, weight) if part in _feed_forward(_view(model, found[1])) else {}
     elif architecture == "nanochat" and part.startswith("mlp.linear_fc"):
         tensors = {part.replace("linear_", ""): weight}
     elif part in RENAMED:
@@ -224,23 +240,43 @@ def converted(
         gate, up = weight.chunk(2)
         tensors = {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up}
     else:
-        view = layer_views(model)[int(found[1])]
+        view = _view(model, found[1])
         tensors = exporter_of(view).converted(part, weight, view, architecture)
     if not tensors:
         raise ConfigError(f"the checkpoint holds {name}, which this model does not have")
     return {f"model.layers.{found[1]}.{key}": tensor for key, tensor in tensors.items()}
 
 
-def _router(weight: torch.Tensor, architecture: Architecture) -> dict[str, torch.Tensor]:
-    """Return the router [experts, H], and for Qwen2-MoE a shared expert of width 0."""
+def _view(model: ModelConfig, layer: str) -> ModelConfig:
+    return layer_views(model)[int(layer)]
+
+
+def _router(weight: torch.Tensor, view: ModelConfig, architecture: Architecture) -> dict[str, torch.Tensor]:
+    """Return the router [experts, H], and what the class always has beside it and this model does not.
+
+    That is a shared expert, here of width 0, and DeepSeek-V3's bias, here of zeros.
+    """
     folder, (gate, up, down) = EXPERT_NAMES[architecture]
-    tensors = {f"{folder}.gate.weight": weight}
-    if architecture == "qwen2_moe":
-        hidden = weight.shape[1]
+    tensors, hidden = {f"{folder}.gate.weight": weight}, weight.shape[1]
+    shared = {"qwen2_moe": "shared_expert", "deepseek_v3": "shared_experts"}.get(architecture)
+    if shared and view.moe is not None and not view.moe.shared_experts:
         for name, shape in ((gate, (0, hidden)), (up, (0, hidden)), (down, (hidden, 0))):
-            tensors[f"{folder}.shared_expert.{name}.weight"] = weight.new_zeros(shape)
+            tensors[f"{folder}.{shared}.{name}.weight"] = weight.new_zeros(shape)
+    if architecture == "qwen2_moe":
         tensors[f"{folder}.shared_expert_gate.weight"] = weight.new_zeros(1, hidden)
+    if architecture == "deepseek_v3" and EXPERTS_BIAS not in _feed_forward(view):
+        tensors[f"{folder}.gate.e_score_correction_bias"] = weight.new_zeros(len(weight), dtype=torch.float32)
     return tensors
+
+
+def _beside_experts(part: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return DeepSeek-V3's tensors of the router's bias, or of a weight of the shared experts."""
+    if part == EXPERTS_BIAS:
+        return {"mlp.gate.e_score_correction_bias": weight}
+    if part.endswith("fc2.weight"):
+        return {f"{SHARED}down_proj.weight": weight}
+    gate, up = weight.chunk(2)
+    return {f"{SHARED}gate_proj.weight": gate, f"{SHARED}up_proj.weight": up}
 
 
 def _expert(number: str, layer: str, weight: torch.Tensor, architecture: Architecture) -> dict[str, torch.Tensor]:

@@ -31,6 +31,8 @@ class EngineConfig(TransformerConfig):
     """The kernel of the loss."""
     last_shares: bool = False
     """Whether the auxiliary loss takes each expert's share of the choices from the step before."""
+    bias_rate: float | None = None
+    """By how much a step moves the bias that balances experts; None: there is no bias."""
     of_layers: tuple[EngineConfig, ...] = ()
     """The configuration of each layer's kind, from the first layer of the model; empty where layers are alike."""
 
@@ -44,6 +46,7 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
     model, parallel, experts = config.model, config.parallel, config.model.moe
     auxiliary_factor = experts.balancing(config.training.objective) if experts else 0.0
     over, recompute = experts.auxiliary_over if experts else None, config.training.recompute
+    shared = experts.shared_experts if experts else None
     return EngineConfig(
         num_layers=model.layers,
         hidden_size=model.hidden_size,
@@ -77,11 +80,17 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         recompute_method="uniform" if recompute == "full" else None,
         recompute_num_layers=1 if recompute == "full" else None,
         pipeline_model_parallel_size=parallel.pp,
-        expert_model_parallel_size=parallel.ep,
+        # Megatron refuses a number of ranks for experts that a layer does not have.
+        expert_model_parallel_size=parallel.ep if experts else 1,
         expert_tensor_parallel_size=parallel.expert_tp,
         num_moe_experts=experts.experts if experts else None,
         moe_ffn_hidden_size=model.ffn_hidden_size if experts else None,
+        moe_shared_expert_intermediate_size=shared * model.ffn_hidden_size if shared else None,
         moe_router_topk=experts.top_k if experts else 2,
+        moe_router_score_function=experts.scores if experts else "softmax",
+        # Otherwise Megatron takes the softmax over the chosen experts alone, whose sum is 1.
+        moe_router_pre_softmax=experts is not None and not experts.normalized,
+        moe_router_topk_scaling_factor=experts.scale if experts and experts.scale != 1 else None,
         moe_aux_loss_coeff=auxiliary_factor,
         moe_router_load_balancing_type="seq_aux_loss" if over == "sequence" else "aux_loss",
         # In float32, because nearly equal logits decide where a token goes.
@@ -98,6 +107,7 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         attention_kernel=attention_kernel,
         loss_kernel=LossKernel(config.kernels.loss_block, bool(config.kernels.fused)),
         last_shares=over == "global" and auxiliary_factor > 0,
+        bias_rate=experts.step_of_bias(config.training.objective) if experts else None,
     )
 
 

@@ -37,7 +37,7 @@ from efficientbench.model import context_parallel, megatron_patches, moe
 from efficientbench.model.cache import Cache
 from efficientbench.model.documents import Documents
 from efficientbench.model.engine_config import transformer_config
-from efficientbench.model.initial_weights import initialize, set_weights
+from efficientbench.model.initial_weights import global_tensors, initialize, set_weights
 from efficientbench.model.kernels import few_tokens
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel, causal_attention
 from efficientbench.model.kernels.choose_attention import AttentionShape, choose
@@ -181,9 +181,9 @@ class GPT(GPTModel):
         """Return the routers' counts since the last call: see `model.moe.take_routing`."""
         return moe.take_routing(self)
 
-    def set_shares(self, shares: torch.Tensor) -> None:
-        """Set the routers' shares of the step before: see `model.moe.set_shares`."""
-        moe.set_shares(self, shares)
+    def balance(self, counts: torch.Tensor, choices: int) -> None:
+        """Give the routers the loads of a step: see `model.moe.balance`."""
+        moe.balance(self, counts, choices)
 
     def _embed(self, tokens: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
         """Embed tokens [B, S] → [S, B, H]; with sequence parallelism this rank's part of the sequence."""
@@ -246,8 +246,9 @@ def same_model(model: GPT, config: RunConfig, device: torch.device) -> GPT:
     """
     with device:
         another = _construct(config, None)
-    for mine, theirs in zip(another.parameters(), model.parameters(), strict=True):
-        mine.data = theirs.data.to(device)
+    of_model = global_tensors(model)
+    for name, mine in global_tensors(another).items():
+        mine.data = of_model[name].data.to(device)
     return another.eval()
 
 
@@ -304,7 +305,9 @@ def _construct(
     if model.pattern is None:
         engine = engines[OWN_LAYER]
     else:
-        engine = transformer_config(with_view(config, next(iter(model.views.values()))))
+        # Megatron reads the number of experts of the model, where it scales their auxiliary loss.
+        views = sorted(model.views.values(), key=lambda view: view.moe is None)
+        engine = transformer_config(with_view(config, views[0]))
         # Megatron reads it of the model, where it sums the gradients of these norms over tensor-parallel ranks.
         engine.qk_layernorm = any(view.qk_norm for view in model.views.values())
         engine.heterogeneous_block_specs = True

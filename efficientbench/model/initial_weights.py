@@ -60,7 +60,7 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.de
 
 
 def set_weights(model: GPTModel, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
-    """Fill every parameter of this stage from full weights, as a checkpoint of any layout has them.
+    """Fill every parameter and buffer of this stage from full tensors, as a checkpoint of any layout has them.
 
     Args:
         model: the stage.
@@ -70,7 +70,7 @@ def set_weights(model: GPTModel, config: ModelConfig, weights: Mapping[str, torc
     Raises:
         ConfigError: a weight is missing or has another shape.
     """
-    for name, parameter in global_parameters(model).items():
+    for name, parameter in global_tensors(model).items():
         tp_rank, tp_size = tensor_parallel_rank(name)
         shape, experts = full_shape(name, parameter, config, tp_size), EXPERTS in name
         names = expert_names(name, shape[0]) if experts else [name]
@@ -110,6 +110,20 @@ def global_parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:
     return named
 
 
+def global_tensors(model: GPTModel) -> dict[str, torch.Tensor]:
+    """Return this stage's parameters and persistent buffers by global name; every rank of the stage has a whole buffer.
+
+    These are the state of the model: what a checkpoint, an evaluation and an export take.
+    """
+    buffers = {
+        global_name(model, f"{place}.{name}"): buffer
+        for place, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+    return {**global_parameters(model), **buffers}
+
+
 def expert_names(name: str, local_experts: int) -> list[str]:
     """Return the global names of the experts whose weights this rank's parameter `name` holds."""
     first = parallel_state.get_expert_model_parallel_rank() * local_experts
@@ -129,7 +143,7 @@ def tensor_parallel_rank(name: str) -> tuple[int, int]:
     )
 
 
-def shard(full: torch.Tensor, parameter: torch.nn.Parameter, tp_rank: int, tp_size: int) -> torch.Tensor:
+def shard(full: torch.Tensor, parameter: torch.Tensor, tp_rank: int, tp_size: int) -> torch.Tensor:
     """Return this tensor-parallel rank's part of a full tensor, padded with zero rows to the parameter's shape."""
     dim = split_dim(parameter)
     if tp_size == 1 or dim is None:
@@ -145,7 +159,7 @@ def shard(full: torch.Tensor, parameter: torch.nn.Parameter, tp_rank: int, tp_si
     return padded
 
 
-def split_dim(parameter: torch.nn.Parameter) -> int | None:
+def split_dim(parameter: torch.Tensor) -> int | None:
     """Return the dimension that tensor parallelism splits, as Megatron marks it; None for an unsplit parameter."""
     return int(getattr(parameter, "partition_dim", 0)) if getattr(parameter, "tensor_model_parallel", False) else None
 
@@ -156,7 +170,7 @@ def _part(full: torch.Tensor, dim: int, tp_rank: int, tp_size: int) -> torch.Ten
     return full.narrow(dim, start, min(size, full.shape[dim] - start))
 
 
-def full_shape(name: str, parameter: torch.nn.Parameter, config: ModelConfig, tp_size: int) -> list[int]:
+def full_shape(name: str, parameter: torch.Tensor, config: ModelConfig, tp_size: int) -> list[int]:
     """Return the shape of the unsplit, unpadded parameter; for experts, [experts of this rank, …]."""
     shape = list(parameter.shape)
     dim = split_dim(parameter)

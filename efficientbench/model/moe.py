@@ -20,10 +20,16 @@ micro-batch. That paper, and Megatron's `global_aux_loss`, take the choices of t
 depends on how many there are, and the first one's on itself alone. With f(t − 1) the loss is linear in P(t): its mean
 over micro-batches of any size and over ranks of any layout is that of the global batch, without a second forward pass.
 In step 1 no choice was made, and all f_e are 1 / n: the loss is 1 and its gradient 0, as with experts in balance.
+
+The bias of arXiv 2408.15664 is added to the scores to choose experts, and does not weigh them. After a step that was
+not skipped, b_e ← b_e + rate · sign(mean load − load of e), over the global batch. Megatron would sum the loads over
+ranks a second time, and move the bias in a skipped step too. The losses over a micro-batch and a sequence count the
+choices without the bias (arXiv 2412.19437, equation 18), the one over the global batch those that were made.
 """
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -31,6 +37,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.transformer import MegatronModule, TransformerConfig
+from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
@@ -38,7 +45,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.model.kernels.grouped_mm import RowGroups, accumulate_weight_gradient, grouped_mm
 from efficientbench.model.kernels.weight_gradient import added_to_main_grad
-from efficientbench.model.layers import activate
+from efficientbench.model.layers import FeedForward, activate, feed_forward_spec
 
 
 class Router(TopKRouter):
@@ -51,6 +58,10 @@ class Router(TopKRouter):
         self.counted = torch.zeros(1 + self.num_experts, dtype=torch.float32, device=torch.get_default_device())
         self.shares = torch.full_like(self.counted[1:], 1 / self.num_experts) if config.last_shares else None
         """[experts] float32, each expert's share of the choices of the step before; None: those of now count."""
+        if config.bias_rate is not None:
+            # Megatron's own would be on a CUDA device.
+            del self.expert_bias
+            self.register_buffer("expert_bias", torch.zeros_like(self.counted[1:]))
 
     def forward(
         self, input: torch.Tensor, padding_mask: torch.Tensor | None = None
@@ -62,8 +73,16 @@ class Router(TopKRouter):
             self.counted[1:] += chosen.sum(dim=0)
         return weights, chosen
 
+    def balance(self, counts: torch.Tensor, choices: int) -> None:
+        """Take the loads of a step: counts [experts] int64 of the global batch, in all so many choices."""
+        if self.shares is not None:
+            self.shares.copy_(counts.float() / choices)
+        if self.expert_bias is not None:
+            # The mean times the number of experts, so that whole numbers are compared.
+            self.expert_bias += self.config.bias_rate * torch.sign(choices - self.num_experts * counts)
+
     def _apply_expert_bias(self, routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None) -> None:
-        """Do nothing. Megatron's own method also does nothing without an expert bias, but needs a compiler for it."""
+        """Do nothing: `forward` counts the choices. Megatron's own method needs a compiler."""
 
     def _apply_aux_loss(
         self,
@@ -99,8 +118,8 @@ class Router(TopKRouter):
 
 
 def routers(model: GPTModel) -> list[Router]:
-    """Return this stage's routers; none for a model without experts."""
-    return [layer.mlp.router for layer in model.decoder.layers] if model.config.num_moe_experts else []
+    """Return the routers of this stage's layers with experts."""
+    return [layer.mlp.router for layer in model.decoder.layers if isinstance(layer.mlp, MoELayer)]
 
 
 def take_routing(model: GPTModel) -> torch.Tensor | None:
@@ -108,8 +127,8 @@ def take_routing(model: GPTModel) -> torch.Tensor | None:
 
     Returns:
         [layers of all stages, 1 + experts] float32: the sum of auxiliary losses without their factor, then the tokens
-        of each expert; zero for the layers of other stages. The sum over all ranks is that of the run. None for a
-        model without experts.
+        of each expert; zero for the layers of other stages, and for those without experts. The sum over all ranks is
+        that of the run. None for a model without experts.
     """
     config, own = model.config, routers(model)
     if config.num_moe_experts is None:
@@ -121,11 +140,10 @@ def take_routing(model: GPTModel) -> torch.Tensor | None:
     return taken
 
 
-def set_shares(model: GPTModel, shares: torch.Tensor) -> None:
-    """Set the `shares` of this stage's routers that have them to those of a step: [layers of all stages, experts]."""
+def balance(model: GPTModel, counts: torch.Tensor, choices: int) -> None:
+    """Give this stage's routers the loads of a step: counts [layers of all stages, experts], as `Router.balance`."""
     for router in routers(model):
-        if router.shares is not None:
-            router.shares.copy_(shares[router.layer_number - 1])
+        router.balance(counts[router.layer_number - 1], choices)
 
 
 class GroupedLinearFunction(torch.autograd.Function):
@@ -203,6 +221,25 @@ class Experts(MegatronModule):
         return (out * weights[:, None]).to(out.dtype), None
 
 
+class SharedExperts(FeedForward):
+    """The experts that compute every token, as one feed-forward layer, which tensor-parallel ranks split."""
+
+    def __init__(
+        self, config: TransformerConfig, submodules: MLPSubmodules, pg_collection: ProcessGroupCollection, gate: bool
+    ) -> None:
+        """`gate`: Megatron's gate on the output, which none of our configurations asks for."""
+        # Megatron's second projection reads the width of the configuration.
+        own = copy(config)
+        own.ffn_hidden_size = config.moe_shared_expert_intermediate_size
+        super().__init__(own, submodules, ffn_hidden_size=own.ffn_hidden_size, tp_group=pg_collection.tp)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """Compute hidden_states [S, B, H] → output [S, B, H]."""
+        return super().forward(hidden_states)[0]
+
+
 def spec() -> ModuleSpec:
-    """Return the ModuleSpec of the mixture of experts, router included."""
-    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=ModuleSpec(module=Experts), router=Router))
+    """Return the ModuleSpec of the mixture of experts, router and shared experts included."""
+    shared = ModuleSpec(module=SharedExperts, submodules=feed_forward_spec().submodules)
+    experts = ModuleSpec(module=Experts)
+    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts, shared_experts=shared, router=Router))

@@ -20,7 +20,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES
 from efficientbench.costs.model import count_parameters, flops_per_token, kv_cache_bytes_per_token
 
-CHOICES = ("model.attention.", "model.position.", "model.moe.", "model.pattern", "model.kinds")
+CHOICES = ("model.attention.", "model.position.", "model.moe.", "model.first", "model.pattern", "model.kinds")
 """Keys whose values are alternatives: runs that differ in them are compared with each other."""
 NOTED, REFUSED = 0.01, 0.03
 """What may be left without a note, and at all."""
@@ -143,7 +143,7 @@ def _key(config: RunConfig) -> _Key:
     """Return the key that `match` solves. Raises ConfigError: the attention has none for its cache."""
     model, parallel = config.model, config.parallel
     if config.match != "cache":
-        step = _STEP * (parallel.expert_tp if model.moe else parallel.tp)
+        step = _STEP * (parallel.tp if model.unrouted_networks else parallel.expert_tp)
         return _Key("", "ffn_hidden_size", range(step, _WIDEST, step))
     # A kind of layer may have keys of its own, which the model's do not change.
     choices = None if model.pattern else attention_of(model).cache_choices

@@ -65,10 +65,13 @@ def initialised(config: RunConfig, folder: OutputFolder) -> RunConfig:
 def check_model(before: ModelConfig, config: RunConfig, name: str) -> None:
     """Raise a ConfigError if a run cannot begin with the weights of the run `name`, whose model is `before`."""
     one, other = (flat(each.model_dump(mode="json")) for each in (before, config.model))
+    rates = [each.moe.bias_rate for each in (before, config.model) if each.moe]
+    # A rate alone may differ, but not whether there is a bias.
+    may_differ = MAY_DIFFER if None in rates else (*MAY_DIFFER, "moe.bias_rate")
     differing = [
         f"model.{key} is {one.get(key)} there and {other.get(key)} here"
         for key in dict.fromkeys([*one, *other])
-        if key not in MAY_DIFFER and one.get(key) != other.get(key)
+        if key not in may_differ and one.get(key) != other.get(key)
     ]
     if differing:
         raise ConfigError(f"init.run: {name} is of another model than this run: {'; '.join(differing)}")

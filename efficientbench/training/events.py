@@ -24,7 +24,7 @@ class Routing:
     """Load-balancing loss without its factor, mean over layers and micro-batches: 1 if all experts get equally many
     tokens. None if the run trains without this loss."""
     tokens_per_expert: tuple[tuple[int, ...], ...]
-    """[layers][experts], over all ranks; each token counts top-k times."""
+    """[layers with experts][experts], over all ranks; each token counts top-k times."""
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ class Trainer:
             updated, norm_read, _ = self.optimizer.step()
             finite.check_norm(step, norm_read, rows.checks)
         if updated:
-            self._keep_shares(Rows.of(gathered, sums.shape).routed)
+            self._balance(Rows.of(gathered, sums.shape).routed)
         loss, targets, _ = rows.total().tolist()
         message = problem.message if problem is not None else None
         routing = self._routing(rows.routed.double().sum(dim=0).tolist())
@@ -326,29 +326,29 @@ class Trainer:
         training, moe = self.config.training, self.config.model.moe
         if moe is None:
             return None
-        layers = [routed[first : first + 1 + moe.experts] for first in range(0, len(routed), 1 + moe.experts)]
+        row = 1 + moe.experts
+        layers = [routed[number * row : (number + 1) * row] for number in self.config.model.expert_layers]
         losses = len(layers) * training.global_batch_size // training.micro_batch_size
         return Routing(
             auxiliary_loss=sum(each[0] for each in layers) / losses if moe.balancing(training.objective) else None,
             tokens_per_expert=tuple(tuple(map(int, layer[1:])) for layer in layers),
         )
 
-    def _keep_shares(self, routed: torch.Tensor) -> None:
-        """Give the routers the shares of this step's choices for the next, where their loss is over the global batch.
+    def _balance(self, routed: torch.Tensor) -> None:
+        """Give the routers the loads of this step, where their loss is over the global batch or a bias balances them.
 
-        The host waits for nothing. The sums are exact, and so the same in every layout. A skipped step leaves the
-        shares as they are: where numbers are not finite, the choices mean nothing.
+        The host waits for nothing. The sums are exact, and so the same in every layout. A skipped step changes nothing:
+        where numbers are not finite, the choices mean nothing.
 
         Args:
             routed: the ranks' counts as in `Rows`, on the device.
         """
-        moe = self.config.model.moe
-        if moe is None or not self.stages[0].config.last_shares:
+        moe, engine = self.config.model.moe, self.stages[0].config
+        if moe is None or not (engine.last_shares or engine.bias_rate):
             return
         counts = routed.long().sum(dim=0).view(-1, 1 + moe.experts)[:, 1:]
-        shares = counts.float() / (self.tokens_per_step * moe.top_k)
         for stage in self.stages:
-            stage.module.set_shares(shares)
+            stage.module.balance(counts, self.tokens_per_step * moe.top_k)
 
     def _emit(self, event: Event) -> None:
         for listener in self.listeners:

@@ -44,7 +44,7 @@ _UNTIMED = (
 _OF_ENERGY = ("aec_w", "power_w_sum", "tokens_per_j")
 """The meter's figures without `energy` in their names."""
 
-_LEARNS = ("training.", "rl.", "curriculum.", "model.init_std", "model.moe.auxiliary_")
+_LEARNS = ("training.", "rl.", "curriculum.", "model.init_std", "model.moe.auxiliary_", "model.moe.bias_rate")
 """Beginnings of keys that change what is learned and are not the model's own."""
 _ELSEWHERE = (
     *("seq_len", "micro_batch_size", "global_batch", "tokens", "steps", "epochs", "dtype", "recompute", "optimizer"),

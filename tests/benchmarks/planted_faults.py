@@ -337,9 +337,52 @@ FAULTS = (
     ),
     Fault(
         "experts' shares of choices not those of the step before",
-        [("self._keep_shares(Rows.of(gathered, sums.shape).routed)", "pass")],
+        [("self._balance(Rows.of(gathered, sums.shape).routed)", "pass")],
         "distributed/test_whole_steps.py",
         "global",
+    ),
+    Fault(
+        "experts' bias lost at a resume",
+        [
+            (
+                "for name, parameter in global_tensors(stage).items():",
+                "for name, parameter in global_tensors(stage).items():\n"
+                "            if not isinstance(parameter, torch.nn.Parameter):\n"
+                "                continue",
+            )
+        ],
+        "distributed/test_resume.py",
+        "bias",
+    ),
+    Fault(
+        "experts' bias lost in an evaluation",
+        [
+            (
+                "for name, parameter in global_tensors(model).items():",
+                "for name, parameter in global_parameters(model).items():",
+            )
+        ],
+        "numerics/test_experts.py",
+        "evaluation",
+    ),
+    Fault(
+        "experts' bias weighs as well as chooses",
+        [
+            (
+                "weights, chosen = super().forward(input, padding_mask)",
+                "weights, chosen = super().forward(input, padding_mask)\n"
+                "        if self.expert_bias is not None:\n"
+                "            weights = weights + chosen * self.expert_bias",
+            )
+        ],
+        "numerics/test_experts.py",
+        "weigh or transformers",
+    ),
+    Fault(
+        "experts' bias moves the other way",
+        [("torch.sign(choices - self.num_experts * counts)", "torch.sign(self.num_experts * counts - choices)")],
+        "distributed/test_expert_bias.py",
+        "formula",
     ),
     Fault(
         "experts' shares of choices by one rank alone",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from support.configs import ATTENTIONS, ENCODINGS, EVERY_KEY, Models, chosen, has_matrices, has_table, tiny_model
+from support.configs import ATTENTIONS, ENCODINGS, EVERY_KEY, FINE, Models, chosen, has_matrices, has_table, tiny_model
 from support.ranks import Ranks
 from support.sent import Sent, count_step
 
@@ -56,6 +56,9 @@ MORE_CELLS = {
     "experts, CP 2": ("moe", ["parallel.cp=2"]),
     "experts over sequences, CP 2": ("moe", ["parallel.cp=2", "model.moe.auxiliary_over=sequence"]),
     "experts over the global batch, TP 2 with SP": ("moe", [*TP_SP, "model.moe.auxiliary_over=global"]),
+    "shared experts, TP 2 with SP": (FINE, TP_SP),
+    "shared experts, EP 2 x TP 2 with SP": (FINE, [*EXPERTS, *TP_SP]),
+    "shared experts, EP 2, Muon": (FINE, [*EXPERTS, MUON]),
     "DP 2, no overlap": ("gqa", ["parallel.dp=2", "parallel.overlap=false"]),
     "EP 2, no overlap": ("moe", [*EXPERTS, "parallel.overlap=false"]),
     "EP 2 x TP 2 with SP": ("moe", [*EXPERTS, *TP_SP]),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.checkpoints import Resumed, read_weights, train
-from support.configs import ATTENTIONS, ENCODINGS, chosen, has_matrices, has_table, tiny_model
+from support.configs import ATTENTIONS, ENCODINGS, FINE, chosen, has_matrices, has_table, tiny_model
 from support.ranks import Ranks
 from support.tiny_training import tiny_training
 
@@ -43,6 +43,7 @@ EXACT = {
     "experts, TP 2 with SP": (2, "moe", ["parallel.tp=2", "parallel.sp=true"]),
     "experts over the global batch, EP 2": (2, "moe", ["parallel.ep=2", "parallel.dp=2", *OVER_GLOBAL]),
     "experts over the global batch, PP 2, bf16": (2, "moe", ["parallel.pp=2", "training.dtype=bf16", *OVER_GLOBAL]),
+    "experts' bias, EP 2, bf16": (2, FINE, ["parallel.ep=2", "parallel.dp=2", "training.dtype=bf16"]),
     "CP 2": (2, "gqa", ["parallel.cp=2"]),
     "two tables on two stages, bf16": (2, "nanochat", ["parallel.pp=2", "training.dtype=bf16"]),
     "TP 2 x DP 2": (4, "gqa", ["parallel.tp=2", "parallel.dp=2"]),
@@ -55,7 +56,7 @@ EXACT = {
     "Muon, two tables on two stages": (2, "nanochat", ["parallel.pp=2", "training.optimizer=muon", *RATES]),
     "two tables with rates of their own on two stages": (2, "nanochat", ["parallel.pp=2", *RATES]),
 }
-QUICK = ("DP 2, bf16", "PP 2 interleaved", "experts over the global batch, EP 2")
+QUICK = ("DP 2, bf16", "PP 2 interleaved", "experts over the global batch, EP 2", "experts' bias, EP 2, bf16")
 
 KEYS = {
     "single": (1, []),
@@ -82,6 +83,7 @@ RESHARDED = [
     ("gqa", "DP 2, plain optimizer", "TP 2"),
     *(("moe", "EP 2", to) for to in ("single", "DP 2", "TP 2 with SP", "EP 2, plain optimizer")),
     *(("moe", "TP 2 with SP", to) for to in ("EP 2", "PP 2")),
+    *((FINE, "EP 2", to) for to in ("TP 2 with SP", "single")),
     ("moe", "DP 2, plain optimizer", "EP 2"),
     *((name, "TP 2", "PP 2") for name in ON_TP if name != "gqa"),
     *((name, "PP 2", "TP 2") for name in TABLES),

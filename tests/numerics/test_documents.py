@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.configs import MODELS, tiny_model
+from support.configs import FINE, MODELS, tiny_model
 from support.packed_documents import packed_beside_separate
 
 pytestmark = pytest.mark.usefixtures("single_rank")
@@ -18,7 +18,7 @@ CASES = [*((name, "none") for name in MODELS), *RECOMPUTED]
     ("name", "recompute"), [case if case in QUICK else pytest.param(*case, marks=pytest.mark.proof) for case in CASES]
 )
 def test_packed_documents_equal_separate_sequences(name: str, recompute: str) -> None:
-    more = ("model.moe.auxiliary_loss=0",) if name == "moe" else ()
+    more = ("model.moe.auxiliary_loss=0",) if name in ("moe", FINE) else ()
     found = packed_beside_separate(tiny_model(name, "model.init_std=0.2", f"training.recompute={recompute}", *more))
     assert max(found.logits, found.loss) < EXACT
     for key, error in found.gradients.items():

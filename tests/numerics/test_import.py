@@ -59,6 +59,21 @@ FOREIGN: dict[str, dict[str, Any]] = {
         **{"kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10},
         **{"num_key_value_heads": 4, "first_k_dense_replace": 2, "n_routed_experts": 3},
     },
+    "deepseek_v3": {
+        **{"kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10},
+        **{"num_key_value_heads": 4, "num_hidden_layers": 3, "first_k_dense_replace": 1, "moe_intermediate_size": 40},
+        **{"n_routed_experts": 6, "num_experts_per_tok": 3, "n_shared_experts": 2, "n_group": 1, "topk_group": 1},
+    },
+    "deepseek_v3, alike": {
+        **{"kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10},
+        **{"num_key_value_heads": 4, "first_k_dense_replace": 0, "moe_intermediate_size": 40, "num_mtp_layers": 0},
+        **{"n_routed_experts": 6, "num_experts_per_tok": 3, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+        **{"routed_scaling_factor": 1.0, "tie_word_embeddings": True},
+    },
+    "qwen3_moe": {
+        **{"num_experts": 6, "moe_intermediate_size": 24, "norm_topk_prob": False, "head_dim": 16},
+        **{"mlp_only_layers": [1], "num_hidden_layers": 4, **EXPERTS},
+    },
     "qwen3": {"head_dim": 16},
     "qwen2, windows": {"num_hidden_layers": 3, "sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1},
     "qwen2, windows in no layer": {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 2},
@@ -89,10 +104,10 @@ FOREIGN: dict[str, dict[str, Any]] = {
 
 def with_weights(config: RunConfig, weights: dict[str, torch.Tensor]) -> GPT:
     """Our model with these weights, all of which it has."""
-    from efficientbench.model.initial_weights import EXPERTS, expert_names, global_parameters
+    from efficientbench.model.initial_weights import EXPERTS, expert_names, global_tensors
 
     model, used = build(config), set()
-    for name, parameter in global_parameters(model).items():
+    for name, parameter in global_tensors(model).items():
         names = expert_names(name, len(parameter)) if EXPERTS in name else [name]
         used |= {*names}
         found = [weights[each] for each in names]

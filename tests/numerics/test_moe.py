@@ -55,7 +55,8 @@ def test_the_auxiliary_loss_over_more_or_less_than_a_micro_batch(over: str) -> N
     sequences, shares = (2, None) if over == "sequence" else (1, torch.rand(2, 8).softmax(dim=-1))
     if shares is not None:
         assert all(layer.mlp.router.shares.tolist() == [1 / 8] * 8 for layer in model.decoder.layers)
-        model.set_shares(shares)
+        for layer, own in zip(model.decoder.layers, shares, strict=True):
+            layer.mlp.router.shares.copy_(own)
 
     def losses() -> torch.Tensor:
         return torch.stack(auxiliary_losses(routed, config.model, sequences, shares))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -61,17 +61,19 @@ def auxiliary_losses(
     model: ModelConfig,
     sequences: int = 1,
     shares: Sequence[torch.Tensor] | None = None,
+    probabilities: Callable[[torch.Tensor], torch.Tensor] = lambda logits: logits.softmax(dim=-1),
 ) -> list[torch.Tensor]:
     """Each layer's load-balancing loss E · Σ_e f_e · P_e (arXiv 2101.03961, equation 4), from logits [tokens, E].
 
     f_e is the share of choices that fell on expert e, P_e its mean probability over all experts. The loss is the mean
     over so many `sequences`, one after another. `shares`: each layer's f [E], where it is not that of these tokens.
+    `probabilities`: of logits [tokens, E].
     """
     assert model.moe is not None
     losses = []
     for layer, logits in enumerate(router_logits):
         parts = [
-            ((chosen_shares(part, model) if shares is None else shares[layer]) * part.softmax(dim=-1).mean(dim=0)).sum()
+            ((chosen_shares(part, model) if shares is None else shares[layer]) * probabilities(part).mean(dim=0)).sum()
             for part in logits.chunk(sequences)
         ]
         losses.append(model.moe.experts * torch.stack(parts).mean())

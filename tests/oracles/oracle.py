@@ -56,10 +56,10 @@ def build(config: RunConfig, device: torch.device = CPU) -> GPT:
 
 
 def weights_of(model: GPT) -> dict[str, torch.Tensor]:
-    """Copies of the model's parameters by their global names."""
-    from efficientbench.model.initial_weights import global_parameters
+    """Copies of the model's parameters and buffers by their global names."""
+    from efficientbench.model.initial_weights import global_tensors
 
-    return {key: parameter.detach().clone() for key, parameter in global_parameters(model).items()}
+    return {key: tensor.detach().clone() for key, tensor in global_tensors(model).items()}
 
 
 def text(config: RunConfig, length: int) -> torch.Tensor:

@@ -57,7 +57,7 @@ ENCODINGS: Models = {
 }
 """The models of every positional encoding but the default, which the attention variants have."""
 EVERY_KEY = "every key of the backbone"
-PATTERN, WINDOW, SINKS = "layers of two kinds", "window", "sinks and gate"
+PATTERN, WINDOW, SINKS, FINE = "layers of two kinds", "window", "sinks and gate", "shared experts and a bias"
 BACKBONES: Models = {
     "moe": ("moe_1.5Bx8", ()),
     "nanochat": ("nanochat_d12", ()),
@@ -67,6 +67,15 @@ BACKBONES: Models = {
     PATTERN: (
         BASE,
         ("model.pattern=[bare,mla]", "model.kinds={bare: {position: {kind: none}, qk_norm: true}}"),
+    ),
+    FINE: (
+        "moe_fine_shared_1.5Bx8",
+        (
+            *("model.moe.experts=6", "model.moe.top_k=3", "model.ffn_hidden_size=24", "model.moe.scale=1.5"),
+            # So large that a few steps show it.
+            *("model.moe.bias_rate=0.05", "model.first=[dense]"),
+            "model.kinds={dense: {moe: false, ffn_hidden_size: 56}}",
+        ),
     ),
 }
 """What no variant declares."""

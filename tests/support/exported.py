@@ -48,6 +48,30 @@ CASES = {
     "qk_norm": ("gqa_1.5B", ["model.qk_norm=true"], "qwen2", "Qwen3ForCausalLM"),
     "qk_norm, unweighted": ("mqa_0.5B", ["model.qk_norm=true", UNBIASED, UNWEIGHTED], "qwen2", "Qwen3ForCausalLM"),
     "qk_norm with experts": ("moe_1.5Bx8", ["model.qk_norm=true", UNTIED], "own", "Qwen3MoeForCausalLM"),
+    "qk_norm with experts, some layers dense": (
+        "moe_1.5Bx8",
+        [
+            *("model.qk_norm=true", "model.layers=3", "model.first=[dense]", "model.pattern=[own,dense]"),
+            *("model.kinds={dense: {moe: false, ffn_hidden_size: 56}}", "model.moe.normalized=false"),
+        ],
+        "own",
+        "Qwen3MoeForCausalLM",
+    ),
+    "mla with shared experts": (
+        "moe_fine_shared_1.5Bx8",
+        ["model.attention.kind=mla", "model.moe.experts=6", "model.moe.top_k=3", "model.moe.scale=1.5"],
+        "own",
+        "DeepseekV3ForCausalLM",
+    ),
+    "mla with experts, first layer dense": (
+        "moe_1.5Bx8",
+        [
+            *("model.attention.kind=mla", "model.moe.scores=sigmoid", "model.first=[dense]", UNTIED, UNWEIGHTED),
+            "model.kinds={dense: {moe: false, ffn_hidden_size: 56}}",
+        ],
+        "own",
+        "DeepseekV3ForCausalLM",
+    ),
     "nanochat": ("nanochat_d12", [], "own", "NanoChatForCausalLM"),
     "nanochat with bias, tied, unbounded": (
         "nanochat_d12",

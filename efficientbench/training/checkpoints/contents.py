@@ -1,11 +1,11 @@
 """The contents of a checkpoint: `tensors_to_write` decides, and `tensors_to_read` asks for the same names again.
 
 Weights, the optimizer's states and random generators are stored as named rectangles (`shards`). Their names are
-`model.<global name>`, `optimizer.main.<…>` (float32 masters of bf16 and fp16 weights), `optimizer.exp_avg.<…>` and
-`optimizer.exp_avg_sq.<…>` (AdamW's moments), `optimizer.momentum.<…>` (Muon's), `shares.<router's weight>` (a
-router's `shares`), and `rng.<rank>.<generator>`. Weights and states have the same names in every layout and under each
-of Megatron's optimizers, so every layout reads what any other wrote. Plain numbers are in the manifest
-(`manifest.Manifest`).
+`model.<global name>` (of persistent buffers too), `optimizer.main.<…>` (float32 masters of bf16 and fp16 weights),
+`optimizer.exp_avg.<…>` and `optimizer.exp_avg_sq.<…>` (AdamW's moments), `optimizer.momentum.<…>` (Muon's),
+`shares.<router's weight>` (a router's `shares`), and `rng.<rank>.<generator>`. Weights and states have the same names
+in every layout and under each of Megatron's optimizers, so every layout reads what any other wrote. Plain numbers are
+in the manifest (`manifest.Manifest`).
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ class _ParameterState:
     """Whether the data-parallel ranks split the states."""
 
 
-def _states(optimizer: MegatronOptimizer) -> dict[torch.nn.Parameter, _ParameterState]:
+def _states(optimizer: MegatronOptimizer) -> dict[torch.Tensor, _ParameterState]:
     # Each of Megatron's optimizers keeps masters elsewhere; here they get one form, so that a checkpoint does not
     # depend on the optimizer that wrote it.
-    found = {}
+    found: dict[torch.Tensor, _ParameterState] = {}
     for part in optimizer.chained_optimizers:
         groups = part.optimizer.param_groups
         if isinstance(part, DistributedOptimizer):

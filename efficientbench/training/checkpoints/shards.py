@@ -21,7 +21,7 @@ from efficientbench.model.initial_weights import (
     EXPERTS,
     expert_names,
     full_shape,
-    global_parameters,
+    global_tensors,
     split_dim,
     tensor_parallel_rank,
 )
@@ -66,10 +66,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardedParameter:
-    """One parameter of this rank, and the place of its elements in the full model."""
+    """One parameter or buffer of this rank, and the place of its elements in the full model."""
 
-    parameter: torch.nn.Parameter
-    """This rank's part."""
+    parameter: torch.Tensor
+    """This rank's part; optimizers have states of parameters alone."""
     blocks: list[Block]
     """Rectangles with all elements of the part, without padding."""
     writes_weight: bool
@@ -102,11 +102,11 @@ class ShardedParameter:
 
 
 def sharded_parameters(stages: list[GPT], model: ModelConfig) -> list[ShardedParameter]:
-    """Return all parameters of this rank's stages."""
+    """Return all parameters and buffers of this rank's stages."""
     found = []
     for stage in stages:
-        shares = {router.weight: router.shares for router in routers(stage)}
-        for name, parameter in global_parameters(stage).items():
+        shares: dict[torch.Tensor, torch.Tensor | None] = {router.weight: router.shares for router in routers(stage)}
+        for name, parameter in global_tensors(stage).items():
             tp_rank, _ = tensor_parallel_rank(name)
             dp_rank = (
                 parallel_state.get_expert_data_parallel_rank()
@@ -120,7 +120,7 @@ def sharded_parameters(stages: list[GPT], model: ModelConfig) -> list[ShardedPar
     return found
 
 
-def _blocks(name: str, parameter: torch.nn.Parameter, model: ModelConfig) -> list[Block]:
+def _blocks(name: str, parameter: torch.Tensor, model: ModelConfig) -> list[Block]:
     """Return the rectangles of this rank's part in the full model: the inverse of `initial_weights.shard`.
 
     Rows of padding are skipped.

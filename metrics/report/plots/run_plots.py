@@ -151,6 +151,8 @@ def _absence(record: RunRecord, quantity: _Quantity) -> str:
 
 _EXPERTS_TOP = 22
 _EXPERTS_ROW = 15
+_LARGEST = 40
+"""Width at the right for each layer's largest load over the mean."""
 _FITS = 26
 """Least width of a cell that shows its number."""
 
@@ -161,18 +163,23 @@ def expert_figures(runs: Sequence[Run]) -> list[Figure]:
 
 
 def _expert_load(run: Run) -> Figure | None:
-    """Plot a cell for each expert of each layer: its tokens over the mean of its layer; None without experts."""
+    """Plot a cell for each expert of each layer with experts: its tokens over the mean of its layer, and the largest.
+
+    None without experts.
+    """
     load = run.record.experts
     experts = max((len(layer) for layer in load.tokens_per_expert), default=0) if load else 0
     if load is None or not experts:
         return None
     layers = load.tokens_per_expert
-    cell = (WIDTH - LEFT - 8) / experts
+    cell = (WIDTH - LEFT - 8 - _LARGEST) / experts
     parts = [text(LEFT, 12, "expert", "axis"), text(LEFT - 6, 12, "layer", "axis", "end")]
-    for number, tokens in enumerate(layers, start=1):
+    parts.append(text(WIDTH - 8, 12, "largest", "axis", "end"))
+    for number, (tokens, largest) in enumerate(zip(layers, load.load_imbalance, strict=False), start=1):
         y = _EXPERTS_TOP + _EXPERTS_ROW * (number - 1)
         if len(layers) <= 16 or number % 4 == 0 or number == 1:
             parts.append(text(LEFT - 6, y + 11, str(number), "tick", "end"))
+        parts.append(text(WIDTH - 8, y + 11, f"{largest:.2f}", "tick", "end"))
         mean = sum(tokens) / len(tokens) or 1.0
         for expert, count in enumerate(tokens):
             tooltip = f"layer {number}, expert {expert + 1}: {count:,} tokens, {count / mean:.2f} of an even share"

@@ -110,6 +110,11 @@ def test_impossible_layouts_are_refused(overrides: list[str], devices: int, node
             ["parallel.ep=4", "parallel.dp=2"],
             "4 does not divide the 2 data-parallel ranks (parallel.dp × parallel.cp)",
         ),
+        (
+            "moe_fine_shared_1.5Bx8",
+            ["parallel.tp=3", "model.heads=12", "parallel.sp=true", "parallel.ep=2", "model.ffn_hidden_size=80"],
+            "parallel.tp: 3 does not divide the feed-forward width 160",
+        ),
         ("moe_1.5Bx8", ["parallel.ep=16"], "16 does not divide the 8 experts"),
         ("moe_1.5Bx8", ["model.moe.top_k=9"], "top_k 9 is more than the 8 experts"),
         ("moe_1.5Bx8", ["model.moe.auxiliary_over=batch"], "'micro_batch', 'sequence' or 'global'"),

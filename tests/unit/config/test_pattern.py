@@ -55,7 +55,27 @@ def test_a_kind_adds_keys_to_its_section_and_another_kind_replaces_it() -> None:
 
 
 def test_models_without_a_pattern_are_written_as_before() -> None:
-    assert not {"pattern", "kinds"} & mixed().model.model_dump().keys()
+    assert not {"first", "pattern", "kinds"} & mixed().model.model_dump().keys()
+    experts = resolve("moe_0.5Bx8").model.model_dump()["moe"]
+    assert experts.keys() == {"experts", "top_k", "auxiliary_loss", "auxiliary_over"}
+    kept = resolve("moe_0.5Bx8", overrides=["model.moe.scores=sigmoid", "model.moe.bias_rate=0"]).model.model_dump()
+    assert (kept["moe"]["scores"], kept["moe"]["bias_rate"]) == ("sigmoid", 0)
+
+
+@pytest.mark.parametrize("without", ["model.kinds.dense.moe=false", "model.kinds={dense: {moe: null}}"])
+def test_first_layers_come_before_the_pattern_and_may_be_without_experts(without: str) -> None:
+    words = ("model.layers=5", "model.first=[dense,dense]", without)
+    model = resolve("moe_fine_shared_0.5Bx8", smoke=True, overrides=words).model
+    assert model.layer_kinds == ("dense", "dense", "own", "own", "own")
+    assert (model.told_kinds, model.expert_layers) == ("2 dense, 3 own", (2, 3, 4))
+    # Not null, which is as good as absent where records are compared.
+    assert model.kinds == {"dense": {"moe": False}}
+    assert model.own_view.first is model.views["dense"].moe is None
+    assert ModelConfig.model_validate(json.loads(model.model_dump_json())) == model
+    width = 3 * model.hidden_size * model.ffn_hidden_size
+    counted = count_parameters(model)
+    assert counted.feed_forward == 3 * (64 * width + 62 * model.hidden_size) + 2 * width
+    assert counted.idle == 3 * (62 - 14) * width
 
 
 @pytest.mark.parametrize("declaration", [attention_of, position_of])
@@ -103,6 +123,16 @@ def test_no_formula_answers_for_a_model_with_a_pattern(declaration: object) -> N
         (["model.position.share=0.01"], "its share (position.share), must be even and above 0, not"),
         (["model.kinds.a.attention.windw=3"], "model.kinds.a.attention.windw: unknown key"),
         ([*MIXED, "training.optimizer=muon", "model.pattern=[nope:VARIANT,own]"], "there is no module nope"),
+        (["model.first=[nope:VARIANT]"], "there is no module nope"),
+        (["model.first=[mla,mla,mla,mla]"], "a pattern of 1 layers, after 4 of model.first, does not fit a model of 4"),
+        (["model.first=[dense]"], "dense: is in model.pattern, and neither here nor an attention"),
+        (["model.pattern=[a]", "model.kinds={a: {moe: {experts: 4}}}"], "a.moe: layers with experts have those of"),
+        (
+            ["model.moe.experts=4", "model.pattern=[a]", "model.kinds.a.moe=false"],
+            "no layer of model.pattern has the experts of model.moe",
+        ),
+        (["model.moe.bias_rate=0.1"], "bias_rate: the bias is added to scores between 0 and 1"),
+        (["model.moe.scores=sigmoid", "model.moe.normalized=false"], "normalized: false is defined for scores=softmax"),
     ],
 )
 def test_bad_patterns_have_one_message_each(overrides: list[str], message: str) -> None:

@@ -25,7 +25,7 @@ RUNS = [run for run in load_matrix().all_runs if run.suite == "hybrids"]
 def test_hybrids_are_a_suite_beside_the_matrix() -> None:
     matrix = load_matrix()
     assert {run.name for run in RUNS} == {run.name for run in load_matrix(HYBRIDS).runs}
-    assert not {run.variant for run in matrix.runs} & ({run.variant for run in RUNS} - {"gqa"})
+    assert not {run.variant for run in matrix.runs} & ({run.variant for run in RUNS} - {"gqa", "moe"})
     # The baseline is one run in both suites: its name means one configuration, and a sweep trains it once.
     assert matrix.run("gqa_1.5B").suite == "attention_variants"
     both = [run.name for run in select(matrix, ("attention", "hybrids"))]
@@ -35,15 +35,26 @@ def test_hybrids_are_a_suite_beside_the_matrix() -> None:
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_a_hybrid_has_the_parameters_of_its_baseline_and_shows_its_windows(run: RunName) -> None:
-    config, baseline = resolve(run.name), resolve(f"gqa_{run.size}")
-    counted, wanted = (count_parameters(each.model).total for each in (config, baseline))
-    assert abs(counted / wanted - 1) < 0.003
-    assert config.model.ffn_hidden_size % 64 == 0
+    experts = run.variant.startswith("moe")
+    config, baseline = resolve(run.name), resolve(f"{'moe' if experts else 'gqa'}_{run.size}")
+    counted, wanted = (count_parameters(each.model) for each in (config, baseline))
+    assert abs(counted.total / wanted.total - 1) < 0.003
+    assert abs(counted.active / wanted.active - 1) < 0.003
+    # An expert is an eighth of the size's width.
+    assert config.model.ffn_hidden_size % (32 if experts else 64) == 0
     assert config.training == baseline.training
     for each in (config, resolve(run.name, smoke=True)):
         assert hidden(each) is None
     smoke, full = (tuple(resolve(run.name, smoke=smoke).model.pattern or ()) for smoke in (True, False))
     assert smoke == full
+
+
+def test_fine_experts_are_an_eighth_as_wide_in_every_size() -> None:
+    for size in load_matrix().sizes:
+        width = resolve(f"moe_{size}").model.ffn_hidden_size
+        assert {resolve(f"{name}_{size}").model.ffn_hidden_size for name in ("moe_fine", "moe_fine_shared")} == {
+            width // 8
+        }
 
 
 def test_a_plan_sums_over_layers_of_both_kinds() -> None:

@@ -119,13 +119,18 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_differing_keys(base: 
 
 
 def test_experts_may_be_balanced_otherwise_than_they_were(tmp_path: Path) -> None:
-    save(tmp_path, 2, tiny("moe_1.5Bx8"))
+    # As an imported DeepSeek-V3 has it.
+    scored, as_it_is = "model.moe.scores=sigmoid", "model.moe.bias_rate=0"
+    before = tiny("moe_1.5Bx8", scored, as_it_is)
+    save(tmp_path, 2, before)
     layout = Layout.of(BASE, 1, oversubscribe=True)
-    job = Job(tiny("moe_1.5Bx8"), layout, plan_budget(BASE, 1000), (), tmp_path)
-    job.write(tmp_path / "config.json")
+    Job(before, layout, plan_budget(BASE, 1000), (), tmp_path).write(tmp_path / "config.json")
     other = ("model.moe.auxiliary_loss=0.1", "model.moe.auxiliary_over=global")
-    config = tiny("moe_1.5Bx8", f"init.run={tmp_path}", *other)
+    config = tiny("moe_1.5Bx8", f"init.run={tmp_path}", scored, *other, "model.moe.bias_rate=0.01")
     assert initialised_elsewhere(config).init.step == 2
+    # Without a bias the weights would choose other experts.
+    message = refused(tiny("moe_1.5Bx8", f"init.run={tmp_path}", scored))
+    assert "model.moe.bias_rate is 0.0 there and None here" in message
 
 
 def test_initialisation_from_the_runs_own_folder_is_refused(base: Path) -> None:
