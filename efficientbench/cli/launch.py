@@ -17,6 +17,7 @@ from efficientbench.cli.options import (
     Data,
     MatrixFile,
     Only,
+    PricePerHour,
     Sizes,
     Smoke,
     Tokenizer,
@@ -95,6 +96,11 @@ def launch(
             "--devices-per-node", "--gpus", metavar="N", min=0, help="accelerators of a node; 0: its processors train"
         ),
     ] = 8,
+    device: Annotated[
+        str | None,
+        option("NAME", "a row of hardware.yaml, like 'H100 SXM': refuse what does not fit, and say the cost"),
+    ] = None,
+    price_per_hour: PricePerHour = None,
     output: Annotated[str, option("FILE", "where the script goes; -: to stdout")] = "-",
     repeat: Annotated[int | None, repeats("as of `run`")] = None,
     sbatch: Sbatch = None,
@@ -112,7 +118,7 @@ def launch(
 
     Several runs (--only, --sizes, --set, as of `sweep`) become an array of Slurm's, each with nodes of its own.
     """
-    from efficientbench.cli.launch_script import Machines, named_runs
+    from efficientbench.cli.launch_script import Machines, budget_line, named_runs
     from efficientbench.config.matrix import MATRIX
     from efficientbench.launchers.job_scripts.torchrun import Meeting
     from efficientbench.sweep.selection import Request
@@ -137,8 +143,16 @@ def launch(
     )
     meeting = Meeting(rendezvous.value, rendezvous_id, port, rendezvous_timeout)
     around = _surroundings(to, container, engine, mounts or [], modules or [])
-    machines = Machines(nodes, devices_per_node)
-    script = _script(to, named_runs(request, machines, name), machines, meeting, sbatch or [], around, claim)
+    if device is not None and devices_per_node == 0:
+        raise typer.BadParameter("--device goes with --devices-per-node N: with 0 the processors of a node train")
+    if price_per_hour is not None and device is None:
+        raise typer.BadParameter("--price-per-hour goes with --device NAME, by which the hours are projected")
+    machines = Machines(nodes, devices_per_node, device)
+    runs = named_runs(request, machines, name)
+    script = _script(to, runs, machines, meeting, sbatch or [], around, claim)
+    if line := budget_line(runs, machines, price_per_hour):
+        # The script may go to stdout.
+        typer.echo(line, err=True)
     _deliver(script, output, to is not Starter.KUBERNETES)
 
 

@@ -7,17 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX
 from efficientbench.config.schema import RunConfig
+from efficientbench.devices.registry import device_of_backend
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.load import named_tunings, resolve_tuning
 from efficientbench.launchers.job_scripts.container import BARE, Surroundings
 from efficientbench.launchers.job_scripts.kubernetes import Pods, kubernetes_manifest
 from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
+from efficientbench.metrics.sensors.hardware import device_rates, known_device
+from efficientbench.planning.bill import Bill, bill, first_line
+from efficientbench.planning.fitting import check_fits
+from efficientbench.planning.plan import Plan, make_plan, with_kernels
+from efficientbench.planning.step_time import project
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.one_budget import made_comparable
 from efficientbench.sweep.selection import (
@@ -39,18 +46,20 @@ class Machines:
     nodes: int
     devices_per_node: int
     """Accelerators of a node; 0: none, so that ranks share its processor."""
+    device: str | None = None
+    """A row of hardware.yaml; None: it is not known what a node has, so that nothing is checked against it."""
 
-    def check(self, config: RunConfig) -> None:
-        """Check that a run's layout can work here. Raises ConfigError: it cannot."""
+    def laid_out(self, config: RunConfig) -> tuple[RunConfig, Layout]:
+        """Return a run's configuration and layout here. Raises ConfigError: it has none."""
         shared = self.devices_per_node == 0
         if not shared:
             config = fit_micro_batch(config, self.devices_per_node, self.nodes)
-        Layout.of(config, self.devices_per_node or 1, self.nodes, oversubscribe=shared)
+        return config, Layout.of(config, self.devices_per_node or 1, self.nodes, oversubscribe=shared)
 
     def can_run(self, config: RunConfig) -> bool:
-        """Return whether a run's layout can work here."""
+        """Return whether a run has a layout here."""
         try:
-            self.check(config)
+            self.laid_out(config)
         except ConfigError:
             return False
         return True
@@ -79,9 +88,34 @@ class NamedRun:
 
     def check(self, machines: Machines) -> str:
         """Return the name of the run's folder. Raises ConfigError: the configuration or layout cannot work there."""
-        config = resolve(self.name, self.smoke, self.overrides, self.matrix)
-        machines.check(config)
+        config, layout = self._laid_out(machines)
+        if machines.device is not None:
+            capacity = known_device(machines.device).memory_bytes
+            if capacity is not None:
+                check_fits(self._plan(config, layout, machines.device), int(capacity), shared=False)
         return config.name
+
+    def bill(self, machines: Machines, device: str) -> Bill:
+        """Return what the run takes on these machines, by projection."""
+        config, layout = self._laid_out(machines)
+        plan = self._plan(config, layout, device)
+        try:
+            rates = device_rates(device, config.training.dtype, config.measurement.peak_flops)
+            if layout.nodes > 1 and rates.between_nodes_bytes_s is None:
+                return bill(
+                    plan, None, f"the table of devices lacks what the network of a node of {rates.name} carries"
+                )
+            return bill(plan, project(plan.config, layout, rates).step_time_s, "by projection")
+        except UndeclaredError as error:
+            return bill(plan, None, str(error))
+
+    def _laid_out(self, machines: Machines) -> tuple[RunConfig, Layout]:
+        config = resolve(self.name, self.smoke, self.overrides, self.matrix)
+        return machines.laid_out(config)
+
+    def _plan(self, config: RunConfig, layout: Layout, device: str) -> Plan:
+        kind = device_of_backend(known_device(device).backend)
+        return make_plan(with_kernels(config, kind), layout, kind.runtime_bytes)
 
 
 @dataclass(frozen=True)
@@ -112,6 +146,21 @@ def named_runs(request: Request, machines: Machines, name: str | None = None) ->
     found = made_comparable(request, chosen_combinations(request, name), machines.can_run)
     _refuse_combinations(found)
     return [NamedRun(each.name, each.labelled, request.smoke, request.repeat, request.matrix) for each in found]
+
+
+def budget_line(runs: Sequence[NamedRun], machines: Machines, price_per_hour: float | None) -> str | None:
+    """Return the line of the whole budget; None where no device is named. Several runs have nodes of their own.
+
+    Raises:
+        ConfigError: a fine-tuning is among the runs.
+        MetricsError: the table of devices lacks the device.
+    """
+    if machines.device is None:
+        return None
+    if any(isinstance(run, NamedTuning) for run in runs):
+        raise ConfigError("--device: a fine-tuning is checked by `efficientbench finetune NAME --plan --device NAME`")
+    bills = [run.bill(machines, machines.device) for run in runs]
+    return first_line(bills, len(runs), machines.device, price_per_hour)
 
 
 def by_torchrun(runs: Sequence[NamedRun], machines: Machines, meeting: Meeting, around: Surroundings = BARE) -> str:

@@ -74,6 +74,8 @@ Axes = Annotated[
     ),
 ]
 
+PricePerHour = Annotated[float | None, option("X", "of one device, for the money of the whole budget", 0.0)]
+
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B")
 ]

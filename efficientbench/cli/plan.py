@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from efficientbench.cli.options import (
     Arguments,
     Data,
     MatrixFile,
+    PricePerHour,
     Smoke,
     Tokenizer,
     count,
@@ -25,6 +27,8 @@ from efficientbench.cli.options import (
 
 if TYPE_CHECKING:
     from efficientbench.config.schema import RunConfig
+    from efficientbench.metrics.records.record import RunRecord
+    from efficientbench.planning.plan import Plan
 
 
 def plan(
@@ -49,8 +53,34 @@ def plan(
     prompt_tokens: Annotated[str | None, option("LIST", "with --generate: tokens of a prompt (128,2048)")] = None,
     batch: Annotated[str | None, option("LIST", "with --generate: rows that are computed at once (1,8)")] = None,
     repeats: Annotated[int | None, count("also what N repeats of two models tell, by records in `output`")] = None,
+    price_per_hour: PricePerHour = None,
 ) -> None:
-    """Print what a run will be: parameters, FLOPs, steps, layout, memory. Touches no device."""
+    """Print what a run will be: parameters, FLOPs, steps, layout, memory. Touches no device.
+
+    Several names, and any config.json of transformers or its folder, become rows of one table.
+    """
+    if _is_table([*([name] if name else []), *(arguments or [])]):
+        for option, value in {
+            "--all": every,
+            "--world": world,
+            "--devices-per-node": devices_per_node,
+            "--search": best,
+            "--generate": generate,
+            "--prompt-tokens": prompt_tokens,
+            "--batch": batch,
+            "--repeats": repeats,
+            "--matrix": matrix,
+            "--price-per-hour": price_per_hour,
+        }.items():
+            if value:
+                raise typer.BadParameter(f"{option} goes with one run: leave it out of a table of models")
+        from efficientbench.planning.foreign.table import print_models
+
+        given = overrides_of([*([name] if name else []), *(arguments or [])], data, tokenizer)
+        print_models(
+            [word for word in given if "=" not in word], [word for word in given if "=" in word], smoke, device
+        )
+        return
     if world is None and devices_per_node is not None:
         raise typer.BadParameter("--devices-per-node goes with --world N: how many devices there are")
     if world is None and device is not None and not generate:
@@ -66,6 +96,8 @@ def plan(
     if not every and name is None:
         raise typer.BadParameter("plan needs the name of a run, like gqa_1.5B, or --all")
     overrides = overrides_of([*([name] if name else []), *(arguments or [])], data, tokenizer) if every else []
+    if price_per_hour is not None and (every or generate):
+        raise typer.BadParameter("--price-per-hour goes with NAME, and neither with --all nor --generate")
     if repeats is not None and (every or best or generate):
         raise typer.BadParameter("--repeats goes with NAME, and neither with --all, --search nor --generate")
     if generate:
@@ -93,45 +125,86 @@ def plan(
         options = {"--data": data, "--tokenizer": tokenizer, "--matrix": matrix and str(matrix)}
         given = [name or "", *overrides_of(arguments or [], None, None), *(["--smoke"] if smoke else [])]
         given += [word for option, value in options.items() if value for word in (option, value)]
-        _print_search(config, given, world, devices_per_node or 8, device)
+        _print_search(config, given, world, devices_per_node or 8, device, price_per_hour)
         return
-    _print_plan(config, world, devices_per_node or 8, device)
+    _print_plan(config, world, devices_per_node or 8, device, price_per_hour)
     if repeats is not None:
         from efficientbench.metrics.analysis.needed import what_repeats_tell
-        from efficientbench.metrics.records.plausible import load_records
 
-        output = Path(config.output)
-        records = load_records(output)[0] if output.is_dir() else []
-        for line in what_repeats_tell(records, repeats, 2, str(output)):
+        for line in what_repeats_tell(_records(config), repeats, 2, config.output):
             typer.echo(line)
 
 
-def _print_plan(config: RunConfig, world: int | None, per_node: int, device: str | None) -> None:
+def _is_table(words: Sequence[str]) -> bool:
+    """Return whether words of the command line name several models, or one by its config.json."""
+    from efficientbench.planning.foreign.read import is_configuration
+
+    named = [word for word in overrides_of(words, None) if "=" not in word]
+    return len(named) > 1 or any(map(is_configuration, named))
+
+
+def _records(config: RunConfig) -> list[RunRecord]:
+    """Return the records in the run's output folder; none before it exists."""
+    from efficientbench.metrics.records.plausible import load_records
+
+    output = Path(config.output)
+    return load_records(output)[0] if output.is_dir() else []
+
+
+def _print_plan(
+    config: RunConfig, world: int | None, per_node: int, device: str | None, price_per_hour: float | None
+) -> None:
     """Print the plan on a cluster of `world` accelerators, or where there is none on any machine."""
     from rich.console import Console
+
+    from efficientbench.planning.bill import bill, first_line
 
     if world is not None:
         from efficientbench.planning.cluster_plan import make_cluster_plan
         from efficientbench.planning.cluster_table import print_cluster_plan
 
-        print_cluster_plan(make_cluster_plan(config, world, per_node, device), Console(width=160))
+        cluster = make_cluster_plan(config, world, per_node, device)
+        step_s = cluster.projection.step_time_s if cluster.projection else None
+        energy_j, source = _measured(cluster.plan, device)
+        found = bill(cluster.plan, step_s, cluster.not_projected or source, energy_j)
+        typer.echo(first_line([found], 1, device, price_per_hour))
+        print_cluster_plan(cluster, Console(width=160))
         return
     from efficientbench.planning.plan import plan_anywhere
     from efficientbench.planning.plan_table import print_plan
 
-    print_plan(plan_anywhere(config), Console(emoji=False))
+    plan = plan_anywhere(config)
+    unnamed = bill(plan, None, "--world N --device NAME, like --world 8 --device 'H100 SXM', projects them")
+    typer.echo(first_line([unnamed], 1, None, price_per_hour))
+    print_plan(plan, Console(emoji=False))
 
 
-def _print_search(config: RunConfig, given: list[str], world: int, per_node: int, device: str) -> None:
+def _measured(plan: Plan, device: str | None) -> tuple[float | None, str]:
+    """Return a run's energy by the records in its output folder, with its source; or None and why."""
+    from efficientbench.sweep.estimate import measured_energy_j
+
+    return (None, "no device is named") if device is None else measured_energy_j(plan, device, _records(plan.config))
+
+
+def _print_search(
+    config: RunConfig, given: list[str], world: int, per_node: int, device: str, price_per_hour: float | None
+) -> None:
     """Print the fastest layouts, and the command of the first; `given` are the words of the command line."""
     from rich.console import Console
 
     from efficientbench.config.spellings import TRAINING, spelled
+    from efficientbench.planning.bill import bill, first_line
+    from efficientbench.planning.plan import make_plan
     from efficientbench.planning.search import print_search, search, words_of
 
     keys = {spelled(word, TRAINING)[0].partition("=")[0] for word in given}
     found = search(config, world, per_node, device, keys)
-    words = [*given, *words_of(found.ranked[0].config, config)]
+    best = found.ranked[0]
+    plan = make_plan(best.config, best.layout, 0)
+    energy_j, source = _measured(plan, device)
+    spent = bill(plan, best.projection.step_time_s, source, energy_j)
+    typer.echo(first_line([spent], 1, device, price_per_hour))
+    words = [*given, *words_of(best.config, config)]
     if found.nodes > 1:
         command = ["launch", *words, "--to", "slurm", "--nodes", str(found.nodes), "--devices-per-node", str(per_node)]
     else:

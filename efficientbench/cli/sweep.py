@@ -15,6 +15,7 @@ from efficientbench.cli.options import (
     Axes,
     Data,
     Only,
+    PricePerHour,
     Sizes,
     Smoke,
     Tokenizer,
@@ -72,6 +73,7 @@ def sweep(
     device: Annotated[str | None, option("NAME", "with --dry-run: plan for this row of hardware.yaml")] = None,
     nodes: Annotated[int | None, count("with --device: machines that each run takes; 1")] = None,
     devices_per_node: Annotated[int | None, count("with --device: of each machine; 8")] = None,
+    price_per_hour: PricePerHour = None,
     stages: Annotated[str, option("LIST", "base,mid,sft: each variant through these stages of a chat model")] = "",
     work: Annotated[Path | None, option("FOLDER", "with --stages: of a speedrun, for its data")] = None,
     smoke: Smoke = False,
@@ -84,11 +86,13 @@ def sweep(
             **{"--set": axes, "--repeat": repeat, "--jobs": jobs != "auto", "--time-limit": time_limit_s},
             **{"--retry-failed": retry_failed, "--retry-smaller": retry_smaller, "--smoke": smoke},
             **{"--device": device, "--nodes": nodes, "--devices-per-node": devices_per_node},
-            **{"--data": data, "--tokenizer": tokenizer},
+            **{"--data": data, "--tokenizer": tokenizer, "--price-per-hour": price_per_hour},
         }
         raise typer.Exit(sweep_stages(stages, work, only, sizes, arguments or [], generate, dry_run, others))
     if device is None and (nodes or devices_per_node):
         raise typer.BadParameter("--nodes and --devices-per-node go with --device NAME: what to plan for")
+    if price_per_hour is not None and not dry_run:
+        raise typer.BadParameter("--price-per-hour goes with --dry-run: what the runs would cost")
     if device is not None and not dry_run:
         raise typer.BadParameter("--device goes with --dry-run: a sweep runs on the devices of this machine")
     from efficientbench.config.matrix import MATRIX
@@ -112,7 +116,7 @@ def sweep(
         from efficientbench.sweep.machine import planned_machine
 
         cluster = planned_machine(device, nodes or 1, devices_per_node or 8)
-    raise typer.Exit(run_sweep(request, jobs, time_limit_s, retry_failed, dry_run, cluster))
+    raise typer.Exit(run_sweep(request, jobs, time_limit_s, retry_failed, dry_run, cluster, price_per_hour))
 
 
 def _matrix(given: Sequence[str]) -> Path | None:

@@ -8,11 +8,12 @@ from operator import itemgetter
 from rich.console import Console
 from rich.text import Text
 
-from efficientbench.basics.counted import number_of
+from efficientbench.basics.counted import number_of, seconds
 from efficientbench.launchers.processes.failure import Failure
+from efficientbench.planning.bill import Bill, first_line
 from efficientbench.planning.table import ABSENT, plain_table, print_lines
 from efficientbench.sweep.estimate import Estimate
-from efficientbench.sweep.progress import seconds
+from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.task import Task
 
 _LINE = 200
@@ -25,8 +26,10 @@ def print_dry_run(
     estimates: Sequence[Estimate | None],
     at_once: int,
     told: Sequence[str],
+    machine: Machine,
+    price_per_hour: float | None = None,
 ) -> None:
-    """Print the runs with their estimates, the sums, how the estimates were made, and the refused runs.
+    """Print the whole budget, the runs with their estimates, how these were made, and the refused runs.
 
     Args:
         tasks: every run.
@@ -34,6 +37,8 @@ def print_dry_run(
         estimates: the tasks' estimates on this machine; None for a refused task.
         at_once: most runs at the same time.
         told: sentences on what the repeats will tell.
+        machine: the machine that runs them.
+        price_per_hour: of one device, for the line of the whole budget; None: no money.
     """
     # A row stays on one line, however narrow the terminal is.
     console = Console(width=_LINE, highlight=False, soft_wrap=True)
@@ -41,9 +46,14 @@ def print_dry_run(
     table = plain_table("run", columns, title="the sweep, planned")
     for task, state, estimate in zip(tasks, states, estimates, strict=True):
         table.add_row(Text(task.id), state, *_cells(task, estimate))
+    todo = [
+        _bill(task, each, machine)
+        for task, each, state in zip(tasks, estimates, states, strict=True)
+        if state == "queued" and each is not None
+    ]
+    print_lines(console, [first_line(todo, at_once, machine.name, price_per_hour)])
     console.print(table)
-    todo = [each for each, state in zip(estimates, states, strict=True) if state == "queued" and each is not None]
-    print_lines(console, [_sum(todo, at_once), *_sources(estimates), *told, *_refusals(tasks)])
+    print_lines(console, [_sum(len(todo), at_once), *_sources(estimates), *told, *_refusals(tasks)])
 
 
 def _refusals(tasks: Sequence[Task]) -> list[str]:
@@ -78,14 +88,14 @@ def _cells(task: Task, estimate: Estimate | None) -> tuple[str, ...]:
     )
 
 
-def _sum(todo: Sequence[Estimate], at_once: int) -> str:
-    together = f", up to {at_once} at once" if at_once > 1 else ""
-    times = [each.time_s for each in todo if each.time_s is not None]
-    energies = [each.energy_j for each in todo if each.energy_j is not None]
-    # A sum is printed only if it covers all runs.
-    time = f"; about {seconds(sum(times) / at_once)}" if todo and len(times) == len(todo) else ""
-    energy = f"; about {energy_text(sum(energies))}" if todo and len(energies) == len(todo) else ""
-    return f"{number_of(len(todo), 'run')} to do{together}{time}{energy}"
+def _bill(task: Task, estimate: Estimate, machine: Machine) -> Bill:
+    devices = 1 if machine.shared else task.ranks
+    source = estimate.time_source if estimate.time_s is None else estimate.energy_source
+    return Bill(estimate.time_s, devices, estimate.energy_j, source)
+
+
+def _sum(todo: int, at_once: int) -> str:
+    return f"{number_of(todo, 'run')} to do" + (f", up to {at_once} at once" if at_once > 1 else "")
 
 
 def _sources(estimates: Sequence[Estimate | None]) -> list[str]:

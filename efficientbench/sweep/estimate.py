@@ -11,7 +11,8 @@ from efficientbench.basics.errors import MetricsError
 from efficientbench.config.training import Recompute
 from efficientbench.costs.model import flops_per_token
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.sensors.hardware import device_rates, peak_flops
+from efficientbench.metrics.sensors.hardware import device_rates, known_device, peak_flops
+from efficientbench.planning.bill import not_estimated, share_held
 from efficientbench.planning.plan import Plan
 from efficientbench.planning.step_time import ASSUMED, project
 from efficientbench.sweep.machine import Machine
@@ -41,35 +42,40 @@ def estimate(plan: Plan, machine: Machine, records: Sequence[RunRecord], cores: 
         records: earlier runs' records, of which those of the same device are used.
         cores: number of the host's cores, used where the device is a CPU.
     """
-    if plan.config.training.objective == "rl":
-        sampled = "the answers that a run samples between its steps take a time that is not estimated"
-        return Estimate(None, sampled, None, sampled)
-    if not plan.budget.counted:
-        unknown = "training.epochs: the steps follow from the text, which is not counted yet"
-        return Estimate(None, unknown, None, unknown)
-    same = [each for each in records if each.device_name == machine.name and each.status == "completed"]
-    # The duration of an RL run includes its sampling.
-    same = [each for each in same if each.tokens_per_s and each.flops_per_token and each.reinforcement is None]
+    reason = not_estimated(plan)
+    if reason is not None:
+        return Estimate(None, reason, None, reason)
+    same = _same(records, machine.name)
     try:
         training_s, around_s, source = _time_s(plan, machine, same, cores)
-        share = _share_held(plan, training_s)
+        share = share_held(plan, training_s)
         time_s = None if training_s is None else share * training_s + around_s
-        energy_j, energy_source = _energy_j(plan, machine, same)
+        energy_j, energy_source = _energy_j(plan, machine.name, same)
         cut = f", of which {plan.budget.time_limit_s:g} s are measured at most" if share < 1 else ""
         return Estimate(time_s, source + cut, None if energy_j is None else share * energy_j, energy_source)
     except UndeclaredError as error:
         return Estimate(None, str(error), None, str(error))
 
 
-def _share_held(plan: Plan, training_s: float | None) -> float:
-    """Return the share of the steps that a run makes within its time limit; `training_s`: of all steps."""
-    budget = plan.budget
-    if budget.time_limit_s is None or not training_s:
-        return 1.0
-    # The warm-up and the fewest measured steps are made in any case.
-    least = budget.warmup_steps + plan.config.measurement.min_steps
-    held = budget.warmup_steps + budget.time_limit_s * budget.steps / training_s
-    return min(1.0, max(least, held) / budget.steps)
+def measured_energy_j(plan: Plan, device: str, records: Sequence[RunRecord]) -> tuple[float | None, str]:
+    """Return the energy of a run on a device by the records of others there, with its source; or None and why."""
+    return _energy_j(plan, device, _same(records, device))
+
+
+def _same(records: Sequence[RunRecord], device: str) -> list[RunRecord]:
+    """Return the records of completed runs on a device; the duration of an RL run includes its sampling."""
+    found = [each for each in records if is_device(each.device_name, device) and each.status == "completed"]
+    return [each for each in found if each.tokens_per_s and each.flops_per_token and each.reinforcement is None]
+
+
+def is_device(recorded: str, name: str) -> bool:
+    """Return whether a record's device is the one of this name, which may be the table's or the driver's."""
+    if recorded == name:
+        return True
+    try:
+        return known_device(recorded) == known_device(name)
+    except MetricsError:
+        return False
 
 
 def _time_s(plan: Plan, machine: Machine, same: Sequence[RunRecord], cores: float) -> tuple[float | None, float, str]:
@@ -105,10 +111,10 @@ def _projected_s(plan: Plan, device: str) -> tuple[float | None, str]:
     return project(plan.config, plan.layout, rates).step_time_s * plan.budget.steps, source
 
 
-def _energy_j(plan: Plan, machine: Machine, same: Sequence[RunRecord]) -> tuple[float | None, str]:
+def _energy_j(plan: Plan, device: str, same: Sequence[RunRecord]) -> tuple[float | None, str]:
     measured = [each for each in same if each.energy_j_per_token is not None]
     if not measured:
-        return None, f"no record in this folder has the energy of a run on {machine.name}"
+        return None, f"no record in this folder has the energy of a run on {device}"
     nearest = min(measured, key=lambda each: _distance(each, plan))
     per_flop = (nearest.energy_j_per_token or 0.0) / _hardware_flops(nearest, plan)
     source = f"J/FLOP of the record nearest in size, {nearest.energy_scope}, training alone"

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from efficientbench.basics.counted import seconds
 from efficientbench.basics.foreign import open_regular, parse_json, plain_text
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.queue import State
@@ -131,17 +132,3 @@ def last_step(folder: OutputFolder, since_s: float) -> tuple[int, float] | None:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             continue
     return None
-
-
-def seconds(time_s: float) -> str:
-    """Format a duration in the unit that suits its size."""
-    whole = round(time_s)
-    if time_s < 9.5:
-        return f"{time_s:.2g} s"
-    if whole < 120:
-        return f"{time_s:.0f} s"
-    if whole < 7200:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 48 * 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole / 86400:.1f} days"

@@ -62,6 +62,7 @@ def sweep(
     retry_failed: bool = False,
     dry_run: bool = False,
     cluster: Machine | None = None,
+    price_per_hour: float | None = None,
 ) -> int:
     """Do the runs that a sweep still lacks, and report the suite.
 
@@ -72,6 +73,7 @@ def sweep(
         retry_failed: whether runs that failed in an earlier call are retried.
         dry_run: whether to print the plan and run nothing.
         cluster: with `dry_run`, the machines to plan for instead of this one.
+        price_per_hour: with `dry_run`, of one device; None: no money.
 
     Returns:
         0 when every run is done, 1 when some failed or cannot run, 130 after Ctrl-C, 143 after SIGTERM,
@@ -93,7 +95,7 @@ def sweep(
     queue = Queue(suite)
     if dry_run:
         states = [planned_state(task, queue, manner) for task in tasks]
-        _print_plan(tasks, states, machine, at_once, request, cluster is not None)
+        _print_plan(tasks, states, machine, at_once, request, cluster is not None, price_per_hour)
         return 0
     if request.repeat is not None:
         queue.make()
@@ -146,6 +148,7 @@ def _print_plan(
     at_once: int | None,
     request: Request,
     elsewhere: bool,
+    price_per_hour: float | None,
 ) -> None:
     """Print the runs with their states and estimates; `elsewhere`: the machine is not this one."""
     records, cores = _records(_suite(tasks)), usable_cores()
@@ -155,7 +158,7 @@ def _print_plan(
     if request.repeat is not None:
         here = [record for record in records if record.device_name == machine.name]
         told = what_repeats_tell(here, request.repeat, len(tasks) // request.repeat, str(_suite(tasks)))
-    print_dry_run(tasks, states, estimates, max(1, most), told)
+    print_dry_run(tasks, states, estimates, max(1, most), told, machine, price_per_hour)
     if elsewhere:
         print(f"planned for {number_of(machine.nodes, 'node')} of {len(machine.devices)} × {machine.name}")
     if request.generate:

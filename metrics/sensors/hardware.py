@@ -38,6 +38,8 @@ class OwnRow(BaseModel):
     peak_tflops: dict[Literal["bf16", "fp16", "tf32", "fp32"], PositiveFloat]
     memory_bandwidth_gb_s: PositiveFloat
     memory_gb: PositiveFloat | None = None
+    tdp_w: PositiveFloat | None = None
+    """The most power that the device takes, in watts."""
     backend: str | None = None
     """Library of collectives, one that `hardware.yaml` names; None: the first that it names."""
     in_node_gb_s: PositiveFloat
@@ -55,6 +57,8 @@ class KnownDevice:
     """The library of collectives that uses its links."""
     memory_bytes: float | None
     """Capacity; None if the name does not settle it."""
+    tdp_w: float | None
+    """The most power that it takes, in watts; None if no datasheet settles it."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ def known_device(name: str) -> KnownDevice:
     Raises MetricsError: the table has no such device, or several.
     """
     row = _row(name)
-    return KnownDevice(row["name"], _links(row)["backend"], row["memory_gb"] and row["memory_gb"] * 1e9)
+    return KnownDevice(
+        row["name"], _links(row)["backend"], row["memory_gb"] and row["memory_gb"] * 1e9, row.get("tdp_w")
+    )
 
 
 def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -73,12 +74,15 @@ def test_light_commands_answer_fast() -> None:
     assert {words: time for words, time in times.items() if time >= LIMITS[words] * libraries} == {}
 
 
-def test_light_commands_do_not_import_torch() -> None:
+def test_light_commands_do_not_import_torch(tmp_path: Path) -> None:
     """One process makes all calls: what one of them has loaded stays."""
+    shapes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 128, **shapes}))
     calls = [
         ["--help"],
         ["run", "gqa_1.5B", "learn_rate=64"],
         ["plan", "gqa_1.5B"],
+        ["plan", str(tmp_path / "config.json"), "gqa_1.5B", "--device", "H100 SXM"],
         ["scripts", "--check"],
         ["launch", "gqa_1.5B", "--to", "slurm"],
     ]
@@ -91,7 +95,7 @@ for words in {calls}:
         main()
     except SystemExit:
         pass
-    print("after", words, {{"torch", "megatron"}} & sys.modules.keys())
+    print("after", words, {{"torch", "megatron", "transformers"}} & sys.modules.keys())
 """
     done = subprocess.run(
         [sys.executable, "-c", program],

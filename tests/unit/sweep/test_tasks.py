@@ -232,7 +232,7 @@ def test_a_dry_run_prints_each_refusal_once_with_its_seeds(by_repeat: bool, caps
     overrides = ("training.seed=1",) if by_repeat else ()
     request = Request(only=("gqa_0.5B",), axes=axes, overrides=overrides, smoke=True, repeat=2 if by_repeat else None)
     tasks = build_tasks(request, CPU, None)
-    print_dry_run(tasks, ["refused" if task.refused else "queued" for task in tasks], [None] * len(tasks), 1, [])
+    print_dry_run(tasks, ["refused" if task.refused else "queued" for task in tasks], [None] * len(tasks), 1, [], CPU)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "does not divide the 14 heads" in line]
     names = [f"gqa_0.5B_smoke__tp=4__{'seed_' if by_repeat else 'seed='}{seed}" for seed in (1, 2)]
     assert line.startswith(f"{', '.join(names)}: refused (mistake): ")

@@ -9,6 +9,7 @@ import pytest
 import typer
 from support.metrics_parts import make_record
 
+from efficientbench.basics.counted import seconds
 from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.sweep import sweep
 from efficientbench.finetuning.load import resolve_tuning
@@ -18,7 +19,6 @@ from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.record import write_record
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.machine import Machine, planned_machine
-from efficientbench.sweep.progress import seconds
 from efficientbench.sweep.selection import Request, chosen_tunings, names_tunings, select
 from efficientbench.sweep.task import in_turns
 from efficientbench.sweep.tuning_tasks import TuningTask, estimate_tuning, tuning_tasks
@@ -174,7 +174,8 @@ def test_a_plan_for_a_cluster_lists_fine_tunings_that_do_not_fit(
     assert "full_32B: refused (out_of_memory): full_32B does not fit: a rank needs about" in printed
     assert "finetune full_32B --plan --world 8 --devices-per-node 4 --device 'H100 SXM'` lists the layouts" in printed
     assert "time: projected from the rates of H100 SXM, 40% of its peak" in printed
-    assert "\n1 run to do; about " in printed
+    assert "\n1 run to do\n" in printed
+    assert printed.startswith("whole budget: ")
     assert list(tmp_path.iterdir()) == []
 
 

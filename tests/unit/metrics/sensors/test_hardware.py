@@ -89,7 +89,7 @@ def test_an_ambiguous_or_unknown_device_name_has_a_reason(name: str, dtype: str,
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_rows_are_complete_and_rates_are_dense(row: dict) -> None:
     required = {"name", "match", "peak_tflops", "memory_bandwidth_gb_s", "memory_gb", "source"}
-    assert set(row) - {"unofficial_tflops"} == required
+    assert set(row) - {"unofficial_tflops", "tdp_w"} == required
     assert row["source"].startswith("NVIDIA") or "unofficial_tflops" in row
     peaks = row["peak_tflops"]
     if "fp32" in peaks:

@@ -1,0 +1,1 @@
+"""Models that a config.json of transformers describes, counted without building them: shapes, readers, costs."""
