@@ -144,7 +144,7 @@ def _baselines(path: Path) -> dict[str, float]:
         return {name: value / 100 for name, value in percent.items()}
     except FileNotFoundError:
         raise ConfigError(f"core: {path} with the random baselines is missing") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise DataError(f"{path}: it has no random baselines ({type(error).__name__}: {error})") from None
 
 

@@ -102,7 +102,7 @@ def test_rows_that_lie_outside_the_bundle_are_refused(bundle: Path, place: str) 
         read_bundle(bundle, None)
 
 
-@pytest.mark.parametrize("baseline", ["100", "-1", "nan", "half"])
+@pytest.mark.parametrize("baseline", ["100", "-1", "nan", "half", "5\r0"])
 def test_an_invalid_random_baseline_is_refused(bundle: Path, baseline: str) -> None:
     path = bundle / "eval_meta_data.csv"
     path.write_text(path.read_text().replace("copa,x,50", f"copa,x,{baseline}"))
