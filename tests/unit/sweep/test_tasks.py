@@ -71,7 +71,7 @@ def test_axes_split_at_commas_outside_brackets() -> None:
     ("text", "message"),
     [
         ("training.seq_len", "an axis is written key=value,value"),
-        ("warmup_steps=1", "no key; set training.lr_warmup_fraction, a share of the steps"),
+        ("warmup_steps=1", "no key; set training.lr_warmup_tokens or lr_warmup_fraction"),
         ("training.seq_len=1,,2", "has an empty value"),
         ("data.split=[99,1", "brackets are not closed"),
         ("data.split=]99[", "brackets are not closed"),
