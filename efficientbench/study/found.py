@@ -14,7 +14,7 @@ from efficientbench.metrics.records.generation.generation import generation_of
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.plan import make_plan, with_kernels
 from efficientbench.study.cells import LadderPlan
-from efficientbench.study.records import record_of
+from efficientbench.study.run_record import record_of
 from efficientbench.study.runs import MatchLeft, StudyRun, TargetCost
 from efficientbench.study.trunks import Planned
 from efficientbench.sweep.estimate import estimate

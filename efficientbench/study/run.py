@@ -9,7 +9,7 @@ from pathlib import Path
 from efficientbench.basics.errors import ConfigError
 from efficientbench.study.cells import LadderPlan, check_text
 from efficientbench.study.found import costs_at_target, matching, study_run
-from efficientbench.study.records import record_of
+from efficientbench.study.run_record import record_of
 from efficientbench.study.runs import Study
 from efficientbench.study.search import Searched, search
 from efficientbench.study.trunks import Planned, remove_marked
@@ -43,10 +43,12 @@ def train(plan: LadderPlan, manner: Manner) -> int:
     found = [run for run in plan.runs(searched.rates) if run.variant not in searched.without]
     _check_epochs(plan, searched)
     suite, queue = suite_of(plan), Queue(suite_of(plan))
-    tasks = [run.task for run in _generating(plan, found)]
+    tasks: list[Task] = [run.task for run in _generating(plan, found)]
     variants = {run.task.id: run.variant for run in found}
     queue.make()
-    stopped = run_tasks(take_turns(tasks, queue.folder, lambda task: variants[task.id]), suite, manner)
+    tasks = take_turns(tasks, queue.folder, lambda task: variants[task.id])
+    # The search's are done, which a killed call may not have written into the queue.
+    stopped = run_tasks([*searched.done, *tasks], suite, manner)
     remove_marked(found)
     all_done = tell_ends(tasks, queue)
     return stopped or (0 if all_done and not searched.without else 1)

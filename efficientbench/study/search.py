@@ -13,7 +13,7 @@ from efficientbench.config.matrix import load_matrix
 from efficientbench.launchers.processes.failure import Failure, read_failure
 from efficientbench.study.cells import LadderPlan
 from efficientbench.study.rates import SLOPE, carried, first_rates, further_rate, rate_at, vertex
-from efficientbench.study.records import record_of
+from efficientbench.study.run_record import record_of
 from efficientbench.study.suite import Search
 from efficientbench.sweep.tasks import TrainingTask
 
@@ -24,6 +24,8 @@ class Searched:
 
     losses: dict[tuple[str, str], dict[float, float]] = field(default_factory=dict)
     """(variant, size) → rate → loss in nats, infinite where the run diverged."""
+    done: list[TrainingTask] = field(default_factory=list)
+    """The runs with a final loss."""
     open: list[TrainingTask] = field(default_factory=list)
     """The runs that are to be trained next."""
     failed: list[TrainingTask] = field(default_factory=list)
@@ -82,6 +84,7 @@ def _searched(plan: LadderPlan, variant: str, size: str, start: float, found: Se
             loss = _loss(task)
             if isinstance(loss, float):
                 losses[rate] = loss
+                found.done += [task] if math.isfinite(loss) else []
                 continue
             if loss or variant not in found.without:
                 found.without[variant] = f"{task.id}: {loss.reason if loss else 'not trained yet'}"

@@ -14,7 +14,7 @@ from efficientbench.basics.errors import ConfigError
 from efficientbench.config.init import InitConfig
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.study.ladder import Cell
-from efficientbench.study.records import record_of
+from efficientbench.study.run_record import record_of
 from efficientbench.sweep.tasks import TrainingTask
 from efficientbench.training.checkpoints.manifest import checkpoint_folder
 

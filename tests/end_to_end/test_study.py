@@ -12,7 +12,8 @@ import pytest
 from support.command_line import TIME_LIMIT_S, children, efficientbench, record, started, until
 from support.tiny_studies import write_study
 
-RATIOS = (8, 16)
+RATIOS = (4, 8)
+SHORT = ("training.global_batch_size=32", "training.micro_batch_size=32", "measurement.min_steps=4")
 
 
 def states(suite: Path) -> dict[str, dict[str, Any]]:
@@ -41,7 +42,7 @@ def test_a_killed_study_goes_on_where_it_was_and_ends_with_every_run(tmp_path: P
     suite = tmp_path / "suite"
     # So small models learn best at rates that would be far too high for others.
     file = write_study(tmp_path / "mine.yaml", tokens_per_parameter=list(RATIOS), learning_rate={"start": 0.03})
-    words = ("study", str(file), f"output={suite}", f"data.cache={cache}", "device=cpu")
+    words = ("study", str(file), f"output={suite}", f"data.cache={cache}", "device=cpu", *SHORT)
     with started(*words) as first:
         until(lambda: any(each["state"] == "done" for each in states(suite).values()), "the first run", TIME_LIMIT_S)
         family = children(first.pid)
@@ -67,12 +68,12 @@ def test_a_killed_study_goes_on_where_it_was_and_ends_with_every_run(tmp_path: P
     # Every shorter run continued the longest of its seed, whose state is not needed any more.
     begun = {cell: each["config"]["init"] for cell, each in found.items() if each["config"]["init"]["run"]}
     assert {cell: Path(init["run"]) for cell, init in begun.items()} == {
-        cell: suite / cell.replace("__8x", "__16x") / "seed_1234" for cell in cells if cell.endswith("__8x")
+        cell: suite / cell.replace("__4x", "__8x") / "seed_1234" for cell in cells if cell.endswith("__4x")
     }
     assert not [each for init in begun.values() for each in Path(init["run"]).glob(f"checkpoint/*{init['step']:08d}")]
     answers = [json.loads((suite / "study.json").read_text(encoding="utf-8"))]
     assert [line["state"] for line in answers[0]["runs"]] == ["complete"] * len(cells)
-    again = efficientbench("study", str(file), "--verdict", f"output={suite}", expect=0)
+    again = efficientbench("study", str(file), "--verdict", f"output={suite}", *SHORT, expect=0)
     answers.append(json.loads((suite / "study.json").read_text(encoding="utf-8")))
     assert "The answer" in (suite / "study.md").read_text(encoding="utf-8")
     assert str(suite / "study.html") in again.stdout
