@@ -9,7 +9,6 @@ from pathlib import Path
 from efficientbench.basics.errors import DataError
 from efficientbench.basics.files import sha256
 from efficientbench.basics.foreign import check_folder, parse_json, read_whole
-from efficientbench.data_tools.download.model_files import fetch_from_hub
 
 _FILE_PATTERNS = (
     "tokenizer.json",
@@ -45,6 +44,9 @@ def tokenizer_folder(path_or_name: str | Path) -> Path:
     name = str(path_or_name)
     if _is_path(name):
         raise DataError(f"tokenizer folder {path_or_name} does not exist")
+    # Its libraries are a tenth of a start, and a tokenizer that lies here needs none of them.
+    from efficientbench.data_tools.download.model_files import fetch_from_hub
+
     return fetch_from_hub(name, _FILE_PATTERNS)
 
 
