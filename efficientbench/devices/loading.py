@@ -11,10 +11,21 @@ from typing import Any
 
 
 @contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Collect no garbage inside this block, which imports much; freeze it then, so that training does not scan it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@contextlib.contextmanager
 def loading() -> Iterator[None]:
     """Import torch and Megatron inside this block: it more than halves their time, in three ways.
 
-    Garbage collection is off, and the imported objects are then frozen, so that training does not scan them either.
+    Garbage collection is off, see `without_collection`.
     `torch.compile` compiles a function at its first call: Megatron decorates functions with it as it is imported,
     which loads the compiler, and calls few of them. W&B, which Megatron imports wherever it is installed, seems absent:
     only `WandbLog` sends to it, and imports it later. TRL must not be imported here: it asks again later whether W&B is
@@ -28,22 +39,20 @@ def loading() -> Iterator[None]:
     hides_wandb = "wandb" not in modules
     if hides_wandb:
         modules["wandb"] = None
-    gc.disable()
-    import torch
+    with without_collection():
+        import torch
 
-    compile_now = torch.compile
-    when_called = functools.partial(_when_called, compile_now)
-    torch.compile = when_called  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        # A vendor's package, as torch_npu, may have patched it during the block: then that patch stays.
-        if torch.compile is when_called:
-            torch.compile = compile_now
-        if hides_wandb:
-            del modules["wandb"]
-        gc.freeze()
-        gc.enable()
+        compile_now = torch.compile
+        when_called = functools.partial(_when_called, compile_now)
+        torch.compile = when_called  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            # A vendor's package, as torch_npu, may have patched it during the block: then that patch stays.
+            if torch.compile is when_called:
+                torch.compile = compile_now
+            if hides_wandb:
+                del modules["wandb"]
 
 
 def _when_called(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from efficientbench.basics.errors import TrainingError
 from efficientbench.basics.files import beside, complete_folder
 from efficientbench.devices.base import Device
+from efficientbench.devices.loading import without_collection
 from efficientbench.devices.registry import find_device
 from efficientbench.finetuning.examples.examples import fingerprint_of, read_examples
 from efficientbench.finetuning.job import TuningJob
@@ -43,19 +44,21 @@ def rank_work(job_file: Path) -> Work:
 
 def tune_rank(job: TuningJob, rank: Rank) -> bool:
     """Train, save, verify, and on rank 0 write the record; return whether the training was stopped early."""
-    device, heartbeat = _prepared_device(job, rank), rank.heartbeat
-    _log_quietly()
-    import torch.distributed as dist
+    heartbeat = rank.heartbeat
+    with without_collection():
+        device = _prepared_device(job, rank)
+        _log_quietly()
+        import torch.distributed as dist
 
-    from efficientbench.finetuning.base_model import load_tokenizer
-    from efficientbench.finetuning.build import build, saved_shapes, sft_arguments
-    from efficientbench.finetuning.checkpoints import TuningCheckpoints
-    from efficientbench.finetuning.listeners import DeepSpeedFile, Heartbeat, Spent, Stop, listeners
-    from efficientbench.finetuning.record import Recording, peak_on_the_spot
-    from efficientbench.finetuning.trainer import Tuner
-    from efficientbench.metrics import EfficiencyCallback
-    from efficientbench.metrics.monitoring.exchange import gather
-    from efficientbench.training.collectives import collectives_begun
+        from efficientbench.finetuning.base_model import load_tokenizer
+        from efficientbench.finetuning.build import build, saved_shapes, sft_arguments
+        from efficientbench.finetuning.checkpoints import TuningCheckpoints
+        from efficientbench.finetuning.listeners import DeepSpeedFile, Heartbeat, Spent, Stop, listeners
+        from efficientbench.finetuning.record import Recording, peak_on_the_spot
+        from efficientbench.finetuning.trainer import Tuner
+        from efficientbench.metrics import EfficiencyCallback
+        from efficientbench.metrics.monitoring.exchange import gather
+        from efficientbench.training.collectives import collectives_begun
 
     recording, deepspeed = Recording(device, rank), deepspeed_config(job.config, device)
     heartbeat.at(0, "meeting the other ranks")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,8 +67,38 @@ def kind(request: pytest.FixtureRequest, tiny: Tiny, tmp_path: Path, cache: str)
     return Kind(("finetune", "lora_tiny", *places, *shorter), few, "lora_tiny", 42, 60, 1200)
 
 
-def test_a_folder_in_use_is_refused_and_a_killed_rank_is_named(kind: Kind, tmp_path: Path) -> None:
+def test_killed_attempts_are_named_and_counted_and_stopped_ones_resume(kind: Kind, tmp_path: Path) -> None:
+    """Four attempts: a rank is killed, all processes are, and two stops, of which the second resumes the first."""
     folder = tmp_path / kind.name
+    lose_a_rank(kind, folder)
+    first_s = steps(folder)[-1]["elapsed_s"]
+    with started(*kind.words, *LONG) as run:
+        wait_for_new_steps(folder, first_s, run)
+        assert kill(run, every=True, chance=random.Random(0))
+        run.communicate(timeout=TIME_LIMIT_S)
+    assert find_good(folder)[0] is None
+    second_s = steps(folder)[-1]["elapsed_s"]
+    assert second_s > first_s > 0
+    with started(*kind.words, *LONG) as run:
+        wait_for_new_steps(folder, second_s, run)
+        stop(run, folder, signal.SIGTERM, 143)
+    lost, content = steps(folder)[0], record(folder)
+    assert lost == {"kind": "lost", "step": 0, "lost_s": second_s, "elapsed_s": second_s}
+    assert content["restarts_s"] == pytest.approx(second_s)
+    assert content["wall_s"] > content["duration_s"]
+    assert content["checkpoint_bound_s"] >= 600
+    assert "a kill loses at most 600 s of training" in (folder / "log" / "rank_0.log").read_text()
+    begun, (saved, _) = len(losses(folder)), find_good(folder)
+    with started(*kind.words, *LONG) as run:
+        wait_for_steps(folder, begun + 2, run)
+        stdout = stop(run, folder, signal.SIGINT, 130)
+    assert f"resumes after step {begun}, from {saved}\n" in stdout
+    assert record(folder)["resumed_after_steps"] == [begun]
+    assert [line["step"] for line in steps(folder) if line["kind"] == "step"] == list(range(1, len(losses(folder)) + 1))
+
+
+def lose_a_rank(kind: Kind, folder: Path) -> None:
+    """Start a run, call it once more in vain, and kill one of its ranks."""
     with started(*kind.words, *LONG) as run:
         wait_for_steps(folder, 2, run)
         refused = efficientbench(*kind.words, *LONG, expect=2)
@@ -87,6 +118,35 @@ def test_a_folder_in_use_is_refused_and_a_killed_rank_is_named(kind: Kind, tmp_p
     assert failed["unavailable"]["tokens_per_s"].startswith("the run failed (lost rank): rank 1: ended by SIGKILL")
     assert "(failed)" in stdout
     assert not any(process.is_running() for process in family)
+    assert find_good(folder)[0] is None
+
+
+def wait_for_new_steps(folder: Path, elapsed_s: float, run: subprocess.Popen[str]) -> None:
+    """Wait until a run has set aside what its folder had, which ended after `elapsed_s`, and has trained two steps."""
+
+    def is_set_aside() -> bool:
+        return elapsed_s not in [line["elapsed_s"] for line in steps(folder) if line["kind"] != "lost"]
+
+    until(is_set_aside, "a folder set aside")
+    wait_for_steps(folder, 2, run)
+
+
+def stop(run: subprocess.Popen[str], folder: Path, number: signal.Signals, exit_code: int) -> str:
+    """Ask a run to stop, which saves; return what it printed."""
+    os.kill(run.pid, number)
+    stdout, stderr = run.communicate(timeout=TIME_LIMIT_S)
+    assert run.returncode == exit_code, stdout + stderr
+    assert "Traceback" not in stdout + stderr
+    assert stderr.startswith(f"{number.name}: the ranks have 60 s to save and end")
+    assert failure(folder).items() >= {"kind": "stopped", "rank": None}.items()
+    assert failure(folder)["reason"].startswith(f"{number.name}: ")
+    assert (record(folder)["status"], "(stopped)" in stdout) == ("stopped", True)
+    assert not {"adapter", "model"} & {path.name for path in folder.iterdir()}
+    saved, _ = find_good(folder)
+    assert saved is not None
+    assert read_manifest(saved).step == len(losses(folder))
+    assert f"last good checkpoint: {saved}; run the same command again to resume" in stderr
+    return stdout
 
 
 def test_a_hung_rank_is_named(kind: Kind, tmp_path: Path) -> None:
@@ -109,59 +169,6 @@ def test_a_hung_rank_is_named(kind: Kind, tmp_path: Path) -> None:
     assert "most recent call first" in (folder / "log" / "rank_0.log").read_text()
 
 
-def test_a_stopped_run_resumes_after_its_last_step(kind: Kind, tmp_path: Path) -> None:
-    folder = tmp_path / kind.name
-    saved = None
-    for number, exit_code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-        begun = len(losses(folder))
-        with started(*kind.words, *LONG) as run:
-            wait_for_steps(folder, begun + 2, run)
-            os.kill(run.pid, number)
-            stdout, stderr = run.communicate(timeout=TIME_LIMIT_S)
-        assert run.returncode == exit_code, stdout + stderr
-        assert "Traceback" not in stdout + stderr
-        assert stderr.startswith(f"{number.name}: the ranks have 60 s to save and end")
-        assert failure(folder)["kind"] == "stopped"
-        assert (record(folder)["status"], "(stopped)" in stdout) == ("stopped", True)
-        assert not {"adapter", "model"} & {path.name for path in folder.iterdir()}
-        if saved is not None:
-            assert f"resumes after step {begun}, from {saved}\n" in stdout
-            assert record(folder)["resumed_after_steps"] == [begun]
-        saved, _ = find_good(folder)
-        assert saved is not None
-        assert read_manifest(saved).step == len(losses(folder))
-        assert f"last good checkpoint: {saved}; run the same command again to resume" in stderr
-    assert [line["step"] for line in steps(folder) if line["kind"] == "step"] == list(range(1, len(losses(folder)) + 1))
-
-
-def test_the_time_of_attempts_that_saved_nothing_is_counted(kind: Kind, tmp_path: Path) -> None:
-    folder, elapsed_s = tmp_path / kind.name, [0.0]
-
-    def is_set_aside() -> bool:
-        return elapsed_s[-1] not in [line["elapsed_s"] for line in steps(folder) if line["kind"] != "lost"]
-
-    for _ in range(2):
-        with started(*kind.words, *LONG) as run:
-            until(is_set_aside, "a folder set aside")
-            wait_for_steps(folder, 2, run)
-            assert kill(run, every=True, chance=random.Random(0))
-            run.communicate(timeout=TIME_LIMIT_S)
-        assert find_good(folder)[0] is None
-        elapsed_s.append(steps(folder)[-1]["elapsed_s"])
-    assert elapsed_s[2] > elapsed_s[1] > 0
-    with started(*kind.words, *LONG) as run:
-        until(is_set_aside, "a folder set aside")
-        wait_for_steps(folder, 2, run)
-        os.kill(run.pid, signal.SIGTERM)
-        run.communicate(timeout=TIME_LIMIT_S)
-    lost, content = steps(folder)[0], record(folder)
-    assert lost == {"kind": "lost", "step": 0, "lost_s": elapsed_s[2], "elapsed_s": elapsed_s[2]}
-    assert (content["restarts_s"], content["status"]) == (pytest.approx(elapsed_s[2]), "stopped")
-    assert content["wall_s"] > content["duration_s"]
-    assert content["checkpoint_bound_s"] >= 600
-    assert "a kill loses at most 600 s of training" in (folder / "log" / "rank_0.log").read_text()
-
-
 def test_a_disk_that_fills_up_is_named(kind: Kind, small_disk: Callable[[int], Path]) -> None:
     disk = small_disk(kind.full_kilobytes)
     done = efficientbench(*kind.words, *kind.few_steps, f"output={disk}", expect=2)
@@ -174,9 +181,10 @@ def test_a_disk_that_fills_up_is_named(kind: Kind, small_disk: Callable[[int], P
 @pytest.mark.parametrize("kind", [FINE_TUNING], indirect=True)
 def test_a_complete_repeat_is_skipped(kind: Kind, tmp_path: Path) -> None:
     first, second = (tmp_path / kind.name / f"seed_{kind.seed + index}" for index in (0, 1))
-    efficientbench(*kind.words, *kind.few_steps, "--repeat", "1", expect=0, stderr="")
+    words = (*kind.words, "cpu_ranks=1", *kind.few_steps)
+    efficientbench(*words, "--repeat", "1", expect=0, stderr="")
     written = record(first)
-    done = efficientbench(*kind.words, *kind.few_steps, "--repeat", "2", expect=0, stderr="")
+    done = efficientbench(*words, "--repeat", "2", expect=0, stderr="")
     assert f"repeat 1 of 2, seed {kind.seed}: complete, kept ({first / 'record.json'})" in done.stdout
     assert f"repeat 2 of 2, seed {kind.seed + 1}: trains" in done.stdout
     assert f"2 runs (seeds {kind.seed}, {kind.seed + 1})" in done.stdout

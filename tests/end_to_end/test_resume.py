@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.command_line import (
     TIME_LIMIT_S,
+    TINY,
     Finished,
     damage,
     efficientbench,
@@ -42,6 +43,15 @@ def whole(train: Callable[..., Finished]) -> Path:
     finished = train(*RUN)
     assert finished.done.returncode == 0, finished.done.stderr
     return finished.folder
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Path:
+    """The folder of that run as it is after a kill in step 24 or a little later."""
+    output = tmp_path_factory.mktemp("killed")
+    words = ("run", "gqa_1.5B", "--smoke", f"output={output}", f"data.cache={cache}", *TINY, *RUN)
+    assert interrupted(output / "gqa_1.5B_smoke", words, signal.SIGKILL, 24) == 1
+    return output / "gqa_1.5B_smoke"
 
 
 def told(folder: Path) -> list[tuple[str, int, float]]:
@@ -97,8 +107,10 @@ def test_a_run_stopped_and_then_killed_ends_as_an_uninterrupted_one(words: Tiny,
 
 
 @pytest.mark.proof
-def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(words: Tiny, folder: Path, whole: Path) -> None:
-    assert interrupted(folder, words, signal.SIGKILL, 24) == 1
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(
+    words: Tiny, folder: Path, killed: Path, whole: Path
+) -> None:
+    shutil.copytree(killed, folder)
     older, newest = complete(folder)
     file = newest / "__0_0.distcp"
     damage(file)
@@ -109,8 +121,10 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(words: Tiny, fol
 
 
 @pytest.mark.proof
-def test_damaged_lines_of_the_step_log_are_cut_and_reported(words: Tiny, folder: Path, whole: Path) -> None:
-    assert interrupted(folder, words, signal.SIGKILL, 24) == 1
+def test_damaged_lines_of_the_step_log_are_cut_and_reported(
+    words: Tiny, folder: Path, killed: Path, whole: Path
+) -> None:
+    shutil.copytree(killed, folder)
     lines = (folder / "steps.jsonl").read_bytes().split(b"\n")
     lines[4] = lines[4][:9]
     (folder / "steps.jsonl").write_bytes(b"\n".join(lines))
@@ -135,8 +149,8 @@ def test_a_run_resumes_after_its_text_has_moved(words: Tiny, tmp_path: Path, fol
 
 
 @pytest.mark.proof
-def test_fresh_starts_anew(words: Tiny, folder: Path) -> None:
-    assert interrupted(folder, words, signal.SIGKILL, 12) == 1
+def test_fresh_starts_anew(words: Tiny, folder: Path, killed: Path) -> None:
+    shutil.copytree(killed, folder)
     done = efficientbench(*words, "--fresh", expect=0)
     assert "resumes" not in done.stdout
     assert (record(folder)["resumed_after_steps"], len(losses(folder))) == ([], 40)

@@ -7,6 +7,9 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +49,35 @@ def run(script: str, *words: str | Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return seen
+
+
+@contextmanager
+def forked(script: str, library: Path) -> Iterator[Callable[..., dict[str, Any]]]:
+    """`ask("gqa_1.5B", …)` returns what `step` or `decode` prints as its last line, in a fork of one process."""
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [sys.executable, str(FOLDER / "forked.py"), str(library), script],
+            env=environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def ask(*words: str) -> dict[str, Any]:
+            print(json.dumps(words), file=process.stdin, flush=True)
+            printed = []
+            for line in process.stdout:
+                if line == "end\n":
+                    break
+                printed.append(line)
+            errors.seek(0)
+            assert printed, errors.read()[-6000:]
+            seen: dict[str, Any] = json.loads(printed[-1])
+            return seen
+
+        yield ask

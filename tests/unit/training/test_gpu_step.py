@@ -6,11 +6,12 @@ In a layout of several ranks it is that of the first one, whose transfers send n
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from replicas.fake_cuda.processes import run
+from replicas.fake_cuda.processes import forked
 
 MOST_LAUNCHES = {
     "gqa_1.5B": 1028,
@@ -41,16 +42,20 @@ LAYERS = {"moe_0.5Bx8": 24}
 share the experts out. There the host waits once in each layer, and gives the device the sums of all ranks."""
 
 
-@functools.cache
-def step(library: Path, name: str, *words: str) -> dict[str, Any]:
-    """What a step of a run asks of the device, see step.py."""
-    return run("step.py", library, name, "data.trained_vocab_size=4096", *words)
+Step = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def step(fake_gpu: Path) -> Iterator[Step]:
+    """`step("gqa_1.5B", "key=value", …)`: what a step of a run asks of the device, see step.py; made once."""
+    with forked("step", fake_gpu) as ask:
+        yield functools.cache(lambda name, *words: ask(name, "data.trained_vocab_size=4096", *words))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_synchronizes_once_fits_the_plan_and_launches_few_kernels(name: str, fake_gpu: Path) -> None:
+def test_a_step_synchronizes_once_fits_the_plan_and_launches_few_kernels(name: str, step: Step) -> None:
     run_name, *layout = name.split()
-    seen = step(fake_gpu, run_name, *layout, *(TWO_SEQUENCES_EACH if "parallel.dp=2" in layout else TWO_SEQUENCES))
+    seen = step(run_name, *layout, *(TWO_SEQUENCES_EACH if "parallel.dp=2" in layout else TWO_SEQUENCES))
     assert seen["off_device"] == []
     # The step's one read, of what every rank has sent: see `Trainer.train_step`.
     assert seen["first_read"].startswith("finite.py find: DataDependentOutputException"), seen["first_read"]
@@ -64,11 +69,11 @@ def test_a_step_synchronizes_once_fits_the_plan_and_launches_few_kernels(name: s
 
 @pytest.mark.proof
 @pytest.mark.parametrize("length", [2048, 32768])
-def test_nsa_launches_at_most_three_times_the_kernels_of_gqa_at_any_length(length: int, fake_gpu: Path) -> None:
+def test_nsa_launches_at_most_three_times_the_kernels_of_gqa_at_any_length(length: int, step: Step) -> None:
     words = TWO_SEQUENCES if length == 2048 else (*ONE_SEQUENCE, f"training.seq_len={length}")
-    gqa, nsa = (step(fake_gpu, name, *words) for name in ("gqa_1.5B", "nsa_1.5B"))
+    gqa, nsa = (step(name, *words) for name in ("gqa_1.5B", "nsa_1.5B"))
     assert nsa["before_update"] <= MOST_OVER_GQA * gqa["before_update"], nsa["most"]
     assert nsa["peak_bytes"] == pytest.approx(nsa["plan_bytes"], rel=0.03)
     # The layers' own: the loss goes over more blocks of a longer text.
-    short = [step(fake_gpu, name, *TWO_SEQUENCES) for name in ("gqa_1.5B", "nsa_1.5B")]
+    short = [step(name, *TWO_SEQUENCES) for name in ("gqa_1.5B", "nsa_1.5B")]
     assert nsa["before_update"] - gqa["before_update"] == short[1]["before_update"] - short[0]["before_update"]
