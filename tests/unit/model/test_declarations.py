@@ -14,8 +14,8 @@ KINDS = "|".join([*ATTENTION, *(kind for kind in POSITIONS if kind != "none")])
 OWN_FILES = re.compile(
     rf"efficientbench/(model/(attention/|position\.py|kernels/({KINDS})(/|\.py)|kernels/window_attention\.py)|"
     rf"export/({KINDS})\.py)|"
-    # The tables of variants, of transformers' classes, and of runs.
-    r"efficientbench/(architecture/|export/(architectures|families)\.py)|metrics/report/paper/paper\.py"
+    # The tables of variants, of transformers' classes and their keys, and of runs.
+    r"efficientbench/(architecture/|export/(architectures|families)\.py|planning/foreign/)|metrics/report/paper/paper\.py"
 )
 
 
