@@ -166,7 +166,7 @@ def _precision(plan: LadderPlan) -> list[str]:
     found = precision(plan_of(plan), target)
     lines = [
         f"precision: a difference at the target has a standard deviation of {found.deviation:.4f} nats; a gap of "
-        f"{found.gap:.3f} nats ({found.compute:.0%} of the compute) is named with 80 %"
+        f"{found.gap:.3f} nats ({found.compute:.1%} of the compute) is named with 80 %"
     ]
     if found.gap > WIDE_GAP:
         lines.append(f"warning: smaller gaps than {found.gap:.3f} nats will mostly be left undecided")
@@ -233,15 +233,19 @@ def _grids(words: Mapping[str, object], matrix: Path) -> list[tuple[tuple[float,
 
 
 def _able(section: StudySection, request: Request) -> dict[str, float]:
-    """Return size → N of the sizes below the target that all variants can have, each N once."""
+    """Return size → N of the sizes below the target that all variants can have, each N, and each depth and width, once."""
     request = replace(request, overrides=study_overrides(section, request.overrides))
     sizes = dict.fromkeys((*section.sizes, section.target.size))
     models: Models = models_of(section.ordered, tuple(sizes), request)[0]
     refused = {size for (_, size), each in models.items() if each.refused}
     if section.target.size in refused:
         raise ConfigError([f"{each.name}: {each.refused}" for each in models.values() if each.refused])
+    own = {size: models[section.baseline, size].config for size in sizes if size not in refused}
+    shapes = {(each.model.layers, each.model.hidden_size): size for size, each in reversed(own.items())}
     found = {
-        size: cell_of(models[section.baseline, size].config, 1.0).parameters for size in sizes if size not in refused
+        size: cell_of(each, 1.0).parameters
+        for size, each in own.items()
+        if shapes[each.model.layers, each.model.hidden_size] == size
     }
     first = {n: size for size, n in reversed(found.items())}
     return {size: n for size, n in found.items() if first[n] == size and n < found[section.target.size]}
