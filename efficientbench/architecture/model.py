@@ -119,9 +119,12 @@ class ModelConfig(Decoder):
         if first and pattern is None:
             pattern = (OWN_LAYER,)
         if pattern is not None and layers is not None and not 0 < len(pattern) <= layers - len(first):
-            after = f" after {len(first)} of model.first" if first else ""
-            fits = f"does not fit a model of {layers} (model.layers){after}: name 1 to {layers - len(first)}"
-            raise ValueError(f"a pattern of {len(pattern)} layers {fits}")
+            after = f", after {len(first)} of model.first," if first else ""
+            left = layers - len(first)
+            remedy = f"name 1 to {left}" if left > 0 else f"model.first may name {layers - 1} at most"
+            raise ValueError(
+                f"a pattern of {len(pattern)} layers{after} does not fit a model of {layers} (model.layers): {remedy}"
+            )
         return pattern
 
     @field_validator("kinds")

@@ -145,7 +145,8 @@ def test_too_little_memory_for_loading_is_reported_in_one_line() -> None:
             "error: learn_rate: unknown key; did you mean training.learning_rate?\n",
         ),
         (["run", "gqa_15B"], "error: there is no run called 'gqa_15B': did you mean gqa_1.5B?\n"),
-        (["plan", "gqa_1.5B", "dls"], "error: 'dls': an override is written key=value, like training.seq_len=1024"),
+        (["run", "gqa_1.5B", "dls"], "error: 'dls': an override is written key=value, like training.seq_len=1024"),
+        (["plan", "gqa_1.5B", "gqa_15B"], "error: there is no run called 'gqa_15B': did you mean gqa_1.5B?"),
         (["plan", "gqa_1.5B", "parallel.tp=8"], "error: parallel.tp: 8 does not divide the 12 heads"),
         (
             ["plan", "gqa_1.5B", "training.tokens=1"],
