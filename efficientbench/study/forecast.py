@@ -233,7 +233,7 @@ def _grids(words: Mapping[str, object], matrix: Path) -> list[tuple[tuple[float,
 
 
 def _able(section: StudySection, request: Request) -> dict[str, float]:
-    """Return size → N of the sizes below the target that all variants can have, each N, and each depth and width, once."""
+    """Return size → N of the sizes below the target that all variants can have: each N, depth and width once."""
     request = replace(request, overrides=study_overrides(section, request.overrides))
     sizes = dict.fromkeys((*section.sizes, section.target.size))
     models: Models = models_of(section.ordered, tuple(sizes), request)[0]
