@@ -35,14 +35,3 @@ def test_sft_after_base_and_mid_is_better_than_from_random_weights(shared_data: 
     done = efficientbench(*other, expect=2)
     assert "is of another model than this run: model.hidden_size is 64 there and 96 here" in done.stderr
     assert not (tmp_path / "sft_d12_smoke").exists()
-    # The last stage samples real questions by the model that SFT has left.
-    rows = shared_data / "gsm8k"
-    asked = (f"rl.questions={rows / 'train.jsonl'}", f"rl.test_questions={rows / 'test.jsonl'}")
-    words = (f"init.run={chat}", f"data.path={tmp_path / 'sft'}", "training.steps=20", *asked)
-    rewarded = stages.run("rl", 7, *words)
-    found, sampled = record(rewarded)["reinforcement"], [line for line in steps(rewarded) if line["kind"] == "rollouts"]
-    assert (found["questions"], len(sampled)) == (40, 20)
-    assert found["too_long"] > 0
-    # An answer has 96 tokens at most, and 4 are sampled of each of 2 questions.
-    assert all(8 <= line["tokens"] <= 8 * 96 for line in sampled)
-    assert (rewarded / "evaluation" / "training" / "gsm8k_00000020.json").is_file()

@@ -88,7 +88,7 @@ def test_the_number_of_parameters_of_smoke_models_matches_the_formula(run: str) 
 @pytest.mark.proof
 @pytest.mark.parametrize("run", SMOKE)
 def test_smoke_models_learn(run: str) -> None:
-    """Only some are trained by their scripts, in tests/end_to_end/test_matrix.py."""
+    """Some learn a real text as well, in tests/distributed/test_smoke_runs.py."""
     config = resolve(run, smoke=True)
     tokens = text(config, config.training.seq_len + 1)
     learn(build(config), config, tokens, torch.ones_like(tokens), steps=30, below=math.log(config.model.vocab_size) - 1)
