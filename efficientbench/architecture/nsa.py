@@ -278,6 +278,17 @@ def _ratios(model: Decoder) -> tuple[float, ...]:
     return nsa.compress_block / nsa.compress_stride, nsa.select_block / nsa.compress_block, selected / nsa.window
 
 
+def _hidden_at(model: Decoder, seq_len: int) -> str | None:
+    nsa = _nsa(model)
+    chosen = nsa.select_count * nsa.select_block
+    if chosen < seq_len:
+        return None
+    return (
+        f"{nsa.select_count} blocks of {nsa.select_block} tokens hold all {seq_len:,} of a sequence, and nothing is "
+        f"selected: set training.seq_len above {chosen:,}, or less in model.attention.select_block or select_count"
+    )
+
+
 VARIANT = AttentionVariant(
     config=NSAConfig,
     layer="efficientbench.model.attention.nsa:spec",
@@ -307,6 +318,7 @@ VARIANT = AttentionVariant(
     may_differ=("nsa_selection", "fla-core adds a block's gradients in the order in which atomic operations come"),
     matrices=_matrices,
     cache_choices=group_choices,
+    hidden_at=_hidden_at,
     tensor_parallel=_uneven,
     # Kernels of accelerators are compiled for a length, or want whole blocks.
     within_documents=("cpu",),

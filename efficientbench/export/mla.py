@@ -9,6 +9,7 @@ from efficientbench.architecture.model import ModelConfig
 from efficientbench.export.architectures import Exporter
 from efficientbench.export.families import LATENT, Architecture
 
+LATENT_EPSILON = 1e-6
 RENAMED = {
     "self_attention.q_layernorm.weight": "self_attn.q_a_layernorm.weight",
     "self_attention.linear_q_down_proj.weight": "self_attn.q_a_proj.weight",
@@ -70,4 +71,12 @@ def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor
     return torch.cat([heads[:, :-rotated], halves.transpose(1, 2).flatten(1, 2)], dim=1)
 
 
-EXPORTER = Exporter(lambda view: {LATENT: "attention.kind=mla"}, _norms, _weights, _converted)
+def _parts(view: ModelConfig) -> dict[str, str]:
+    parts = {LATENT: "attention.kind=mla"}
+    # transformers' norms of latents have this epsilon, whatever the other norms have.
+    if view.norm_epsilon != LATENT_EPSILON:
+        parts[f"norms of latents with an epsilon other than {LATENT_EPSILON:g}"] = f"norm_epsilon={view.norm_epsilon:g}"
+    return parts
+
+
+EXPORTER = Exporter(_parts, _norms, _weights, _converted)

@@ -170,6 +170,11 @@ def test_weights_of_another_model_are_refused(change: str, tmp_path: Path) -> No
         ("gqa_1.5B", ["model.pattern=[own,mla]"], "differ in attention.kind"),
         ("gqa_1.5B", ["model.pattern=[own,nsa]"], "model.kinds.nsa.attention.kind=nsa: .*has Native Sparse"),
         ("gqa_1.5B", ["model.activation=relu2"], "model.activation=relu2: .* NanoChat has this"),
+        (
+            "mla_1.5B",
+            ["model.norm_epsilon=1e-5"],
+            "norm_epsilon=1e-05: .*no class .* has norms of latents",
+        ),
         ("mla_1.5B", ["model.embedding_norm=true"], "model.embedding_norm=true: .* NanoChat has this"),
         ("moe_1.5Bx8", ["model.logit_softcap=30"], r"model.logit_softcap=30\.0: .* NanoChat has this"),
         ("nanochat_d12", ["model.norm_weights=true"], "relu2, model.embedding_norm=true, model.logit_softcap=15"),

@@ -114,3 +114,9 @@ def test_a_report_shows_kinds_and_states_of_layers() -> None:
     table = settings_table(records)
     assert [row[-2:] for row in table.rows] == [("alike", "939,524,096"), ("21 swa, 7 own", "256,901,120")]
     assert "layers" not in settings_table(records[:1]).header
+
+
+def test_sequences_without_a_choice_of_blocks_do_not_show_nsa() -> None:
+    assert hidden(resolve("nsa_0.5B")) is None
+    assert hidden(resolve("nsa_0.5B", smoke=True)) is None
+    assert "4 blocks of 16 tokens hold all 64" in (hidden(resolve("nsa_0.5B", True, ["training.seq_len=64"])) or "")
