@@ -16,8 +16,9 @@ MOST_STACK_BYTES = 512
 FLEX = {"triton_tem_fused": 2}
 SELECTED = {"parallel_nsa_fwd_kernel": 2, "parallel_nsa_bwd_kernel_dq": 2, "parallel_nsa_bwd_kernel_dkv": 2}
 BIASED = {**FLEX, "_sum_band": 1}
-WITH_SINKS = {**FLEX, "triton_": 6}
-"""Beside FlexAttention's, a kernel that scales its output, and three for the gradients of that and of the sinks."""
+WITH_SINKS = {"triton_tem_fused": 1, "triton_": 6}
+"""FlexAttention's for its gradients (for its output it is the one of `window`, which is not compiled again), a kernel
+that scales its output, and those for the gradients of that and of the sinks."""
 BY_HEADS = {
     **{"causal": FLEX, "window": FLEX, "sinks": WITH_SINKS, "compressed": FLEX, "selected": SELECTED},
     "biased": BIASED,
