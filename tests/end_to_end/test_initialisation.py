@@ -34,7 +34,7 @@ def test_the_record_names_the_checkpoint_and_the_run_resumes(tiny: Tiny, base: P
     done = efficientbench(*words, "label=whole", expect=0)
     assert f"begins with the weights of {base} after step 6 (SHA-256 {sha256})" in done.stdout
     whole = folder.with_name(f"{folder.name}__whole")
-    assert record(whole)["config"]["init"] == {"run": str(base), "step": 6, "sha256": sha256}
+    assert record(whole)["config"]["init"] == {"run": str(base), "step": 6, "sha256": sha256, "state": None}
     rates = [line["learning_rate"] for line in steps(whole) if line["kind"] == "step"]
     assert rates == pytest.approx(np.interp(range(1, 31), [0, 3, 30], [0, 1.5e-3, 5e-6]).tolist())
     # What was learned counts from the first step on.
