@@ -91,7 +91,7 @@ def test_releases_of_transformers_that_keep_the_rotation_elsewhere(
         ({"model_type": "smollm3", "no_rope_layers": [0], "layer_types": LISTED[:1] * 2}, "is [0], [0, 1] would be"),
         (
             {"model_type": "smollm3", "layer_types": LISTED, "use_sliding_window": True, "sliding_window": -3},
-            "sliding_window: Input should be greater than or equal to 1",
+            "sliding_window: -3 does not fit: input should be greater than or equal to 1",
         ),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_parameters is {"),
         ({"num_key_value_heads": 3}, "cannot be shared evenly by 3 query groups: num_key_value_heads must divide"),
