@@ -40,7 +40,6 @@ def study(
     ] = False,
     verdict: Annotated[bool, switch("--verdict", "answer from the records that are there; train nothing")] = False,
     price_per_hour: Annotated[float | None, option("X", "of one device, in your currency", 0.0)] = None,
-    served_tokens: Annotated[float | None, option("N", "tokens that the model will serve in its life", 0.0)] = None,
     generate: Annotated[
         bool, switch("--generate", "measure generation with the largest trained model of each variant")
     ] = False,
@@ -68,6 +67,8 @@ def study(
         raise typer.BadParameter("--device goes with --dry-run: a study runs on the devices of this machine")
     if dry_run and verdict:
         raise typer.BadParameter("--dry-run plans, and --verdict answers: give one of them")
+    if strange := set(names(despite)) - {"reach"}:
+        raise typer.BadParameter(f"--despite: {min(strange)}: a study knows reach alone")
     from efficientbench.config.matrix import MATRIX
     from efficientbench.study.study import Question, forecast, tell, trained
     from efficientbench.study.study import study as run_study
@@ -85,7 +86,6 @@ def study(
         generate=generate,
         despite=names(despite),
         price_per_hour=price_per_hour,
-        served_tokens=served_tokens,
     )
     if dry_run:
         cluster = None

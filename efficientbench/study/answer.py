@@ -87,11 +87,6 @@ class Findings:
     prior: Prior
     """The prior of the differences, with the noise that was fitted."""
 
-    @property
-    def is_level(self) -> bool:
-        """Whether all variants that may be the best are level."""
-        return _level(self.verdict)
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -240,7 +235,7 @@ def _findings(study: Study, ladder: Ladder) -> Findings:
     except MetricsError as error:
         no_held_out = str(error)
     complete = [run for run in study.runs if run.state == "complete"]
-    undecided = verdict.best.named is None and not _level(verdict)
+    undecided = verdict.best.named is None and not verdict.is_level
     return Findings(
         verdict=verdict,
         named=verdict.best.named,
@@ -259,15 +254,6 @@ def _findings(study: Study, ladder: Ladder) -> Findings:
         serving={unit: dict(zip(ladder.variants, each.tolist(), strict=True)) for unit, each in costs.serving.items()},
         cost_sources=sources,
         prior=prior,
-    )
-
-
-def _level(verdict: Verdict) -> bool:
-    possible = verdict.best.possible
-    return len(possible) > 1 and all(
-        (one, other) in verdict.level or (other, one) in verdict.level
-        for place, other in enumerate(possible)
-        for one in possible[:place]
     )
 
 

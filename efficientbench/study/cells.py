@@ -5,8 +5,10 @@ Size and tokens of a cell are the baseline's: all variants are trained on the sa
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.basics.errors import ConfigError
@@ -21,12 +23,13 @@ from efficientbench.metrics.formulas.definitions import MOST_EPOCHS
 from efficientbench.metrics.records.figure import count
 from efficientbench.planning.plan import hidden, text_budget, tokenized
 from efficientbench.study.ladder import Cell
+from efficientbench.study.run_record import StudyTask
 from efficientbench.study.suite import REACH, StudySection
 from efficientbench.study.trunks import Planned, grown
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.selection import Request, chosen_combinations
-from efficientbench.sweep.tasks import TrainingTask, sized, tasks_of, with_micro_batch
+from efficientbench.sweep.tasks import sized, tasks_of, with_micro_batch
 
 SCHEDULE = ("training.lr_schedule=wsd", "training.min_learning_rate=0")
 """What every run of a study has, unless a key says otherwise: its end does not depend on its rate."""
@@ -63,6 +66,11 @@ class LadderPlan:
     """(size, tokens per parameter) → the cell."""
     target: Cell
 
+    @property
+    def suite(self) -> Path:
+        """The folder that has all runs' folders and the queue."""
+        return Path(next(iter(self.models.values())).config.output).absolute()
+
     def runs(self, rates: Mapping[tuple[str, str], float]) -> list[Planned]:
         """Return every run of the ladder: by cell, seed and variant. Without a rate it keeps its matrix's."""
         found = []
@@ -72,17 +80,17 @@ class LadderPlan:
                 model = self._changed(variant, cell, f"{ratio:g}x", rates.get((variant, size)))
                 first = model.config.training.seed
                 tasks = tasks_of(request, model, self.machine, self.jobs)
-                found += [Planned(variant, cell, first + index, task) for index, task in enumerate(tasks)]
+                found += [Planned(variant, cell, first + at, StudyTask.of(task)) for at, task in enumerate(tasks)]
         places = {cell: place for place, cell in enumerate(self.cells.values())}
         found.sort(key=lambda run: (places[run.cell], run.seed))
         return grown(found) if self.section.trunks else found
 
-    def search(self, variant: str, size: str, rate: float) -> TrainingTask:
+    def search(self, variant: str, size: str, rate: float) -> StudyTask:
         """Return the run of a search at one rate: at the fewest tokens, with the first seed."""
         cell = self.cells[size, min(self.section.tokens_per_parameter)]
         model = self._changed(variant, cell, f"rate={rate:g}", rate)
         (task,) = tasks_of(replace(self.request, generate=False), model, self.machine, self.jobs)
-        return task
+        return StudyTask.of(task)
 
     def _changed(self, variant: str, cell: Cell, label: str, rate: float | None) -> Combination[RunConfig]:
         """Return a variant's run in a cell, with a label and a rate; its rise is that of the size's fewest tokens."""
@@ -134,11 +142,14 @@ def plan_ladder(
     if refused:
         raise ConfigError([f"{name}: {reason}" for reason, name in refused.items()])
     baseline = section.baseline
+    ascending = sorted(section.sizes, key=lambda size: _flops(models[baseline, size].config))
+    section = section.model_copy(update={"sizes": tuple(ascending)})
     cells = {
         (size, ratio): cell_of(models[baseline, size].config, ratio)
-        for size in sorted(section.sizes, key=lambda size: _flops(models[baseline, size].config))
+        for size in section.sizes
         for ratio in sorted(section.tokens_per_parameter)
     }
+    _check_apart(cells)
     target = cell_of(models[baseline, section.target.size].config, section.target.tokens_per_parameter)
     plan = LadderPlan(section, request, machine, jobs, models, widths | target_widths, cells, target)
     _check_models(plan)
@@ -215,6 +226,20 @@ def _check_models(plan: LadderPlan) -> None:
             problems.append(f"{model.name}: {reason}")
     if problems:
         raise ConfigError(sorted(problems))
+
+
+def _check_apart(cells: Mapping[tuple[str, float], Cell]) -> None:
+    """Raise ConfigError where two sizes, or two budgets of a size, are the same; cells are ascending."""
+    problems = []
+    for ((_, less), one), ((size, more), other) in itertools.pairwise(cells.items()):
+        if one.size != size and one.parameters == other.parameters:
+            problems.append(f"study: sizes: {one.size} and {size} are one size, with the same FLOPs per token")
+        # A run's folder has its tokens per parameter in six digits.
+        if one.size == size and (one.tokens == other.tokens or f"{less:g}" == f"{more:g}"):
+            alike = f"{less!r} and {more!r} are one budget at {size}, of {count(one.tokens)} tokens in whole steps"
+            problems.append(f"study: tokens_per_parameter: {alike}")
+    if problems:
+        raise ConfigError(problems)
 
 
 def check_text(plan: LadderPlan, epochs_per_token: float | None = None) -> None:

@@ -21,6 +21,7 @@ from efficientbench.planning.table import ABSENT, plain_table, print_lines
 from efficientbench.study.cells import LadderPlan, Models, cell_of, models_of, plan_ladder, study_overrides
 from efficientbench.study.further import TRUNK_SHARE
 from efficientbench.study.ladder import LEAST_SIZES, Ladder
+from efficientbench.study.run_record import StudyTask
 from efficientbench.study.runs import Study
 from efficientbench.study.simulate import precision
 from efficientbench.study.suite import REACH, Search, StudySection, section_of
@@ -28,7 +29,6 @@ from efficientbench.study.trunks import Planned
 from efficientbench.sweep.dry_run import energy_text
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.selection import Request
-from efficientbench.sweep.tasks import TrainingTask
 
 SEARCHED = 3
 """Rates that a search tries at least."""
@@ -74,7 +74,7 @@ def _taken(runs: Iterable[Planned], machine: Machine, records: Sequence[RunRecor
     return sum((_of(run.task, run.share, machine, records) for run in runs), NOTHING)
 
 
-def _of(task: TrainingTask, share: float, machine: Machine, records: Sequence[RunRecord]) -> Sum:
+def _of(task: StudyTask, share: float, machine: Machine, records: Sequence[RunRecord]) -> Sum:
     """Return what the share of a run takes that it trains itself."""
     plan, found = task.plan, task.estimate(machine, records, usable_cores())
     if plan is None or found is None:

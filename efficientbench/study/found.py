@@ -49,8 +49,20 @@ def matching(plan: LadderPlan) -> dict[tuple[str, str], MatchLeft]:
 
 
 def costs_at_target(plan: LadderPlan, runs: Sequence[StudyRun]) -> dict[str, TargetCost]:
-    """Return variant → its costs at the target, by the measured rates of its largest size, else by the plan."""
-    return {variant: _cost(plan, variant, runs) for variant in plan.section.ordered}
+    """Return variant → its costs at the target, by the measured rates of its largest size, else by the plan.
+
+    All are of the devices with most records, of those that have trained every trained variant.
+    """
+    devices: dict[str | None, list[str]] = {}
+    for run in runs:
+        if run.record is not None:
+            devices.setdefault(run.record.device_name, []).append(run.variant)
+    trained = {variant for of in devices.values() for variant in of}
+    shared = max(
+        (name for name, of in devices.items() if trained <= {*of}), key=lambda name: len(devices[name]), default=None
+    )
+    measured = [run for run in runs if run.record is not None and run.record.device_name == shared]
+    return {variant: _cost(plan, variant, measured) for variant in plan.section.ordered}
 
 
 def _cost(plan: LadderPlan, variant: str, runs: Sequence[StudyRun]) -> TargetCost:
@@ -76,7 +88,11 @@ def _cost(plan: LadderPlan, variant: str, runs: Sequence[StudyRun]) -> TargetCos
     size = measured[0].size if measured else ""
     joules = flops * sum(energies) / len(energies) if energies else None
     lacking = {each.unavailable.get("energy_j_per_token") for each in measured} - {None}
-    of_energy = f"measured J per FLOP of {size}" if energies else "; ".join(map(str, lacking)) or "no record has energy"
+    of_energy = (
+        f"measured J per FLOP of {size}"
+        if energies
+        else "; ".join(map(str, lacking)) or "no device has records of all variants with energy"
+    )
     if rates:
         seconds: float | None = flops * len(rates) / sum(rates)
         return TargetCost(flops, seconds, f"measured rate of {size} × FLOPs", True, joules, of_energy, cache)
@@ -85,11 +101,10 @@ def _cost(plan: LadderPlan, variant: str, runs: Sequence[StudyRun]) -> TargetCos
 
 
 def _largest(runs: Sequence[StudyRun], variant: str) -> list[RunRecord]:
-    """Return the records of a variant's largest trained size, of the device that the first of them has."""
-    own = [run for run in runs if run.variant == variant and run.record is not None]
+    """Return the records of a variant's largest size."""
+    own = [run for run in runs if run.variant == variant]
     size = max(own, key=lambda run: run.cell.parameters).cell.size if own else ""
-    records = [run.record for run in own if run.cell.size == size and run.record is not None]
-    return [each for each in records if each.device_name == records[0].device_name]
+    return [run.record for run in own if run.cell.size == size and run.record is not None]
 
 
 def _planned_seconds(plan: LadderPlan, variant: str) -> tuple[float | None, str]:

@@ -27,6 +27,8 @@ SIZE_RATIOS = (0.0, 0.5, 4.0)
 """Variance of a size's misfit over that of a branch, equally probable."""
 OUTLIER = 5.0
 """Robust standard deviations beyond which a run is an outlier."""
+LEAST_TRIMMED = 18
+"""Runs without which none is called an outlier: a law of five numbers goes through half of nine, wherever they lie."""
 _DRAWS = 2000
 _PATIENCE = 20
 
@@ -210,8 +212,9 @@ def outliers(runs: Runs) -> np.ndarray:
     That law goes through the nearest half of the runs (least trimmed squares: Rousseeuw and Van Driessen, 2006), then
     through all but the outliers: in a fit through all, five of 245 move beta by a third, and hide others.
     """
-    count = len(runs.losses)
-    inside = np.ones(count, bool)
+    inside = np.ones(len(runs.losses), bool)
+    if len(inside) < LEAST_TRIMMED:
+        return ~inside
     for narrow in (True, False):
         for _ in range(_PATIENCE):
             distance = np.abs(_residuals(runs, inside))

@@ -102,7 +102,7 @@ def _best(answer: Answer, found: Findings) -> list[str]:
     possible = found.verdict.best.possible
     if found.named is None:
         named = listed(possible)
-        if found.is_level:
+        if found.verdict.is_level:
             return [f"{named} are level within {LEVEL} nats: choose by cost."]
         shares = ", ".join(chance(chances[name]) for name in possible)
         return [f"{named} cannot be told apart: P(best loss) {shares}.", *_help(found.further)]
@@ -235,7 +235,7 @@ def quote(answer: Answer, found: Findings) -> str:
             for each in found.verdict.standings
             if each.difference is not None
         )
-    elif found.is_level:
+    elif found.verdict.is_level:
         told = f"{listed(found.verdict.best.possible)} are level within {LEVEL} nats (95 %)"
     else:
         shares = ", ".join(f"{name} {chance(chances[name])}" for name in found.verdict.best.possible)

@@ -74,10 +74,11 @@ def vertex(losses: Mapping[float, float]) -> float:
     return three[1] * FACTOR ** ((below - above) / (2 * bend) if bend else 0.0)
 
 
-def carried(rates: Mapping[str, Mapping[float, float]]) -> tuple[float, dict[str, float]]:
+def carried(rates: Mapping[str, Mapping[float, float]], kept: float | None = None) -> tuple[float, dict[str, float]]:
     """Return gamma, and each variant's c, from the rates found: variant → N → rate.
 
-    Least squares over all variants and sizes, with the prior of gamma.
+    Least squares over all variants and sizes, with the prior of gamma; `kept`: the gamma of an earlier call, which
+    stays.
     """
     slopes, weight = SLOPE / SLOPE_SPREAD**2, 1 / SLOPE_SPREAD**2
     centers: dict[str, tuple[float, float]] = {}
@@ -86,7 +87,7 @@ def carried(rates: Mapping[str, Mapping[float, float]]) -> tuple[float, dict[str
         centers[variant] = float(sizes.mean()), float(logs.mean())
         slopes += float((sizes - sizes.mean()) @ logs) / _VERTEX_SPREAD**2
         weight += float(((sizes - sizes.mean()) ** 2).sum()) / _VERTEX_SPREAD**2
-    gamma = slopes / weight
+    gamma = slopes / weight if kept is None else kept
     return gamma, {variant: log - gamma * size for variant, (size, log) in centers.items()}
 
 

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.study.cells import LadderPlan, check_text
 from efficientbench.study.found import costs_at_target, matching, study_run
 from efficientbench.study.run_record import record_of
 from efficientbench.study.runs import Study
-from efficientbench.study.search import Searched, search
-from efficientbench.study.trunks import Planned, remove_marked
+from efficientbench.study.search import Searched, keep_slope, search
+from efficientbench.study.trunks import Planned, remove_marked, without_gone
 from efficientbench.sweep.queue import Queue
 from efficientbench.sweep.sweep import Manner, run_tasks, tell_ends
 from efficientbench.sweep.task import Task, take_turns
-
-
-def suite_of(plan: LadderPlan) -> Path:
-    """Return the folder that has all runs' folders and the queue."""
-    return Path(next(iter(plan.models.values())).config.output).absolute()
 
 
 def train(plan: LadderPlan, manner: Manner) -> int:
@@ -42,15 +36,16 @@ def train(plan: LadderPlan, manner: Manner) -> int:
         print(f"{variant}: no place in the verdict: {reason}", flush=True)
     found = [run for run in plan.runs(searched.rates) if run.variant not in searched.without]
     _check_epochs(plan, searched)
-    suite, queue = suite_of(plan), Queue(suite_of(plan))
-    tasks: list[Task] = [run.task for run in _generating(plan, found)]
+    queue = Queue(plan.suite)
+    tasks: list[Task] = [run.task for run in _generating(plan, without_gone(found))]
     variants = {run.task.id: run.variant for run in found}
     queue.make()
+    keep_slope(plan.suite, searched.slope)
     tasks = take_turns(tasks, queue.folder, lambda task: variants[task.id])
     # The search's are done, which a killed call may not have written into the queue.
-    stopped = run_tasks([*searched.done, *tasks], suite, manner)
+    stopped = run_tasks([*searched.done, *tasks], plan.suite, manner)
     remove_marked(found)
-    all_done = tell_ends(tasks, queue)
+    all_done = tell_ends([*searched.failed, *tasks], queue)
     return stopped or (0 if all_done and not searched.without else 1)
 
 
@@ -63,7 +58,7 @@ def _search(plan: LadderPlan, manner: Manner) -> tuple[Searched, int]:
         tasks = [task for task in tasks if task.id not in tried]
         if not tasks:
             return searched, 0
-        if stopped := run_tasks(tasks, suite_of(plan), manner):
+        if stopped := run_tasks(tasks, plan.suite, manner):
             return searched, stopped
         tried |= {task.id for task in tasks}
 
@@ -87,16 +82,14 @@ def _generating(plan: LadderPlan, runs: Sequence[Planned]) -> list[Planned]:
     return [replace(run, task=replace(run.task, generates=run.cell == largest and run.seed == first)) for run in runs]
 
 
-def found_study(
-    plan: LadderPlan, name: str, price_per_hour: float | None = None, served_tokens: float | None = None
-) -> Study:
+def found_study(plan: LadderPlan, name: str, price_per_hour: float | None = None) -> Study:
     """Return a study as it is on disk."""
     searched = search(plan)
     runs = tuple(study_run(run, searched.rates.get((run.variant, run.cell.size))) for run in plan.runs(searched.rates))
     devices = [run.record.device_name for run in runs if run.record is not None]
     return Study(
         name,
-        suite_of(plan),
+        plan.suite,
         plan.section,
         plan.target,
         runs,
@@ -107,5 +100,4 @@ def found_study(
         costs_at_target(plan, runs),
         devices[0] if devices else None,
         price_per_hour,
-        served_tokens,
     )

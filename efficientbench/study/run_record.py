@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.records.plausible import read_plausible
@@ -12,6 +14,19 @@ from efficientbench.sweep.tasks import TrainingTask
 _NOT_COMPARED = (*MAY_DIFFER, "device", "kernels.", "measurement.", "init.", "data.order_tokens")
 """Keys in which a record of a run may differ from its plan on another machine, or before its trunk is there."""
 RATE = "training.learning_rate"
+
+
+@dataclass(frozen=True)
+class StudyTask(TrainingTask):
+    """A run of a study. It stays complete on other devices, and once the state that it began with is removed."""
+
+    @classmethod
+    def of(cls, task: TrainingTask) -> StudyTask:
+        """Return a sweep's task as a study's."""
+        return cls(**{each.name: getattr(task, each.name) for each in fields(task)})
+
+    def is_trained(self, device_name: str, smaller_too: bool) -> bool:
+        return record_of(self)[0] is not None
 
 
 def record_of(task: TrainingTask, any_rate: bool = False) -> tuple[RunRecord | None, str | None]:

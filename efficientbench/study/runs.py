@@ -97,8 +97,6 @@ class Study:
     """The devices of the ladder's records; None without a record."""
     price_per_hour: float | None = None
     """Of one device, in the user's currency."""
-    served_tokens: float | None = None
-    """Tokens that the trained model is to serve."""
 
     @property
     def ladder(self) -> Ladder:

@@ -1,21 +1,28 @@
 """The search of learning rates: what has been found, which rates are to be tried next, and what follows from them.
 
-It follows from the records on disk alone: a search resumes by itself, and several machines try the same rates.
+It follows from the records on disk: a search resumes by itself, and several machines try the same rates. The slope is
+kept once cells are trained: a variant that is added, or whose search succeeds later, changes no other's rates.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.matrix import load_matrix
 from efficientbench.launchers.processes.failure import Failure, read_failure
+from efficientbench.metrics.files import write_whole
 from efficientbench.study.cells import LadderPlan
 from efficientbench.study.rates import SLOPE, carried, first_rates, further_rate, rate_at, vertex
-from efficientbench.study.run_record import record_of
+from efficientbench.study.run_record import StudyTask, record_of
 from efficientbench.study.suite import Search
-from efficientbench.sweep.tasks import TrainingTask
+
+KEPT = Path("sweep", "slope.json")
+"""The slope of a study's rates, below its folder."""
 
 
 @dataclass
@@ -24,11 +31,11 @@ class Searched:
 
     losses: dict[tuple[str, str], dict[float, float]] = field(default_factory=dict)
     """(variant, size) → rate → loss in nats, infinite where the run diverged."""
-    done: list[TrainingTask] = field(default_factory=list)
+    done: list[StudyTask] = field(default_factory=list)
     """The runs with a final loss."""
-    open: list[TrainingTask] = field(default_factory=list)
+    open: list[StudyTask] = field(default_factory=list)
     """The runs that are to be trained next."""
-    failed: list[TrainingTask] = field(default_factory=list)
+    failed: list[StudyTask] = field(default_factory=list)
     """Those that failed, by other reasons than the rate."""
     without: dict[str, str] = field(default_factory=dict)
     """Variant → why it has no rates yet, or will have none."""
@@ -59,13 +66,26 @@ def search(plan: LadderPlan) -> Searched:
             vertices[variant] = of_variant
     if vertices:
         by_parameters = {name: {sizes[size]: rate for size, rate in of.items()} for name, of in vertices.items()}
-        found.slope, centers = carried(by_parameters)
+        found.slope, centers = carried(by_parameters, _kept_slope(plan.suite))
         for variant, of_variant in vertices.items():
             found.rates |= {
                 (variant, size): _digits(of_variant.get(size) or rate_at(found.slope, centers[variant], parameters))
                 for size, parameters in sizes.items()
             }
     return found
+
+
+def keep_slope(suite: Path, slope: float | None) -> None:
+    """Write the slope with which the first cells are trained. Raises MetricsError: it cannot be written."""
+    if slope is not None and _kept_slope(suite) is None:
+        write_whole(suite / KEPT, json.dumps({"slope": slope}) + "\n")
+
+
+def _kept_slope(suite: Path) -> float | None:
+    try:
+        return float(parse_json(read_whole(suite / KEPT))["slope"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
 
 
 def _start(plan: LadderPlan, variant: str, size: str, start: float) -> float:
@@ -101,7 +121,7 @@ def _searched(plan: LadderPlan, variant: str, size: str, start: float, found: Se
         rates = [_digits(further)]
 
 
-def _loss(task: TrainingTask) -> float | Failure | None:
+def _loss(task: StudyTask) -> float | Failure | None:
     """Return a run's final loss, infinite where it diverged; else why it failed, or None where it was not trained."""
     record, _ = record_of(task)
     if record is not None and record.validation_loss is not None:

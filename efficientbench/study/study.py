@@ -18,7 +18,7 @@ from efficientbench.study.cells import LadderPlan, plan_ladder
 from efficientbench.study.forecast import print_forecast, within_budget
 from efficientbench.study.page import print_answer
 from efficientbench.study.record import write_answer
-from efficientbench.study.run import found_study, suite_of, train
+from efficientbench.study.run import found_study, train
 from efficientbench.study.runs import Study
 from efficientbench.study.suite import parsed_target, section_of, written
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs
@@ -52,8 +52,6 @@ class Question:
     """`reach`: plan a target further away than a study reaches."""
     price_per_hour: float | None = None
     """Of one device, in the user's currency."""
-    served_tokens: float | None = None
-    """Tokens that the trained model is to serve."""
 
     @property
     def name(self) -> str:
@@ -114,7 +112,7 @@ def forecast(question: Question, jobs: str = "auto", cluster: Machine | None = N
     machine = cluster or find_machine(device_of(_request(question)))
     plan = planned(question, machine, runs_at_once(jobs, machine), dry_run=True)
     try:
-        records = load_records(suite_of(plan))[0]
+        records = load_records(plan.suite)[0]
     except MetricsError:
         records = []
     print_forecast(plan, as_found(question, plan), records, Console(highlight=False, width=200))
@@ -142,7 +140,7 @@ def planned(question: Question, machine: Machine, jobs: int | None, dry_run: boo
 
 def as_found(question: Question, plan: LadderPlan) -> Study:
     """Return a planned study as it is on disk."""
-    return found_study(plan, question.name, question.price_per_hour, question.served_tokens)
+    return found_study(plan, question.name, question.price_per_hour)
 
 
 def runs_at_once(jobs: str, machine: Machine) -> int | None:

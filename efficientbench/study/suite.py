@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -17,13 +17,22 @@ from efficientbench.study.ladder import LEAST_BUDGETS, LEAST_SIZES
 REACH = 10
 """How many times larger than the largest size a target may be."""
 Match = Literal["flops", "parameters", "active", "none"]
+Ratio = Annotated[PositiveFloat, Field(le=100_000)]
+"""Tokens per parameter."""
+RATES = "{at: [50M, 125M], start: 3.0e-3}, or the rate of each variant and size: {gqa: {50M: 3.0e-3}}"
+
+MISSING = {
+    "sizes": "are missing: name 3 or more in the file, or say with --budget HOURS what they may take",
+    "target": "is missing: what to decide, like --target 1.5B@20x",
+}
+"""Key → what to do where it is not given."""
 
 
 class Target(Part):
     """The training that the study is to decide."""
 
     size: Name
-    tokens_per_parameter: PositiveFloat = 20.0
+    tokens_per_parameter: Ratio = 20.0
 
 
 class Search(Part):
@@ -41,8 +50,8 @@ class StudySection(Part):
     variants: tuple[Name, ...]
     baseline: Name
     sizes: tuple[Name, ...]
-    tokens_per_parameter: tuple[PositiveFloat, ...] = (10.0, 20.0, 40.0)
-    seeds: PositiveInt = 3
+    tokens_per_parameter: tuple[Ratio, ...] = (10.0, 20.0, 40.0)
+    seeds: Annotated[PositiveInt, Field(le=100)] = 3
     target: Target
     match: Match = "flops"
     trunks: bool = True
@@ -61,6 +70,25 @@ class StudySection(Part):
         if not isinstance(self.learning_rate, Search):
             return ()
         return self.learning_rate.at or self.sizes[:2]
+
+    @field_validator("variants", "sizes", "tokens_per_parameter", mode="before")
+    @classmethod
+    def _is_a_list(cls, given: object) -> object:
+        if not isinstance(given, list | tuple):
+            raise ValueError(f"{str(given)[:40]!r} is no list: write it in brackets, [one, another]")
+        return given
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _as_on_a_command_line(cls, given: object) -> object:
+        return parsed_target(given, "target") if isinstance(given, str) else given
+
+    @field_validator("learning_rate", mode="before")
+    @classmethod
+    def _has_keys(cls, given: object) -> object:
+        if not isinstance(given, Mapping | Search):
+            raise ValueError(f"{str(given)[:40]!r} is neither {RATES}")
+        return given
 
     @field_validator("variants", "sizes", "tokens_per_parameter")
     @classmethod
@@ -117,7 +145,14 @@ def section_of(words: Mapping[str, object], matrix: Path) -> StudySection:
     try:
         section = StudySection.model_validate(words)
     except ValidationError as error:
-        raise ConfigError([_line(each["loc"], each["msg"]) for each in error.errors()]) from None
+        rates = words.get("learning_rate")
+        searched = isinstance(rates, Mapping) and rates.keys() <= Search.model_fields.keys()
+        # Of the two forms of learning_rate, the mistakes in the one that is written.
+        other = "dict[" if searched else Search.__name__
+        mistakes = [
+            each for each in error.errors() if not any(str(part).startswith(other) for part in each["loc"][1:2])
+        ]
+        raise ConfigError([_line(each["loc"], each["msg"]) for each in mistakes]) from None
     known, problems = load_matrix(matrix), []
     named = {"variants": section.variants, "sizes": (*section.sizes, section.target.size)}
     for kind, names in named.items():
@@ -133,13 +168,14 @@ def section_of(words: Mapping[str, object], matrix: Path) -> StudySection:
 
 
 def _line(place: tuple[int | str, ...], message: str) -> str:
-    where = "".join(f"{each}: " for each in place if isinstance(each, str))
-    return f"study: {where}{message.removeprefix('Value error, ')}"
+    where = "".join(f"{each}: " for each in place if isinstance(each, str) and "[" not in each and each != "Search")
+    told = MISSING.get(str(place[0]), message) if message == "Field required" and len(place) == 1 else message
+    return f"study: {where}{told.removeprefix('Value error, ')}"
 
 
-def parsed_target(text: str) -> dict[str, object]:
+def parsed_target(text: str, key: str = "--target") -> dict[str, object]:
     """Return the target of a text like 1.5B@20x. Raises ConfigError: it is none."""
     found = re.fullmatch(r"([^@]+)(?:@(\d+(?:\.\d+)?)x)?", text.strip())
     if found is None:
-        raise ConfigError(f"--target: {text[:40]!r} is no size at tokens per parameter, like 1.5B@20x")
+        raise ConfigError(f"{key}: {text[:40]!r} is no size at tokens per parameter, like 1.5B@20x")
     return {"size": found[1], **({"tokens_per_parameter": float(found[2])} if found[2] else {})}

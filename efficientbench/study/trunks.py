@@ -14,17 +14,8 @@ from efficientbench.basics.errors import ConfigError
 from efficientbench.config.init import InitConfig
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.study.ladder import Cell
-from efficientbench.study.run_record import record_of
-from efficientbench.sweep.tasks import TrainingTask
+from efficientbench.study.run_record import StudyTask, record_of
 from efficientbench.training.checkpoints.manifest import checkpoint_folder
-
-
-@dataclass(frozen=True)
-class Branch(TrainingTask):
-    """A run that continues a trunk. It stays complete once the trunk's state is removed."""
-
-    def is_trained(self, device_name: str, smaller_too: bool) -> bool:
-        return record_of(self)[0] is not None
 
 
 @dataclass(frozen=True)
@@ -34,7 +25,7 @@ class Planned:
     variant: str
     cell: Cell
     seed: int
-    task: TrainingTask
+    task: StudyTask
     begin: int = 0
     """Steps that it takes over from its trunk."""
 
@@ -63,7 +54,7 @@ def grown(runs: Sequence[Planned]) -> list[Planned]:
     return found
 
 
-def _tokens_per_step(task: TrainingTask) -> int:
+def _tokens_per_step(task: StudyTask) -> int:
     assert task.config is not None, "a study's models are not refused"
     return task.config.training.global_batch_size * task.config.training.seq_len
 
@@ -90,7 +81,7 @@ def _trunk(run: Planned, marked: Sequence[int]) -> Planned:
     return replace(run, task=task)
 
 
-def _branch(run: Planned, trunk: TrainingTask, begin: int) -> Planned:
+def _branch(run: Planned, trunk: StudyTask, begin: int) -> Planned:
     """Return the run, which continues a trunk after a step."""
     config = run.task.config
     assert config is not None, "a study's models are not refused"
@@ -101,18 +92,40 @@ def _branch(run: Planned, trunk: TrainingTask, begin: int) -> Planned:
     if refused is None and own < least:
         why = f"its branch of {own} steps is shorter than the {least} of measurement.warmup_steps and min_steps"
         refused = Failure("mistake", f"{why}: lower these, or set study.trunks: false")
-    task = Branch(
-        run.task.id,
-        (*run.task.arguments, *words),
-        run.task.folder,
-        config.model_copy(update={"init": init}),
-        run.task.plan,
+    task = replace(
+        run.task,
+        arguments=(*run.task.arguments, *words),
+        config=config.model_copy(update={"init": init}),
         refused=refused,
-        too_large=run.task.too_large,
-        slots=run.task.slots,
         after=(trunk.id,),
     )
     return replace(run, task=task, begin=begin)
+
+
+def without_gone(runs: Sequence[Planned]) -> list[Planned]:
+    """Return the runs, of which a branch is a run of its own where its trunk is complete and the state there is gone.
+
+    That is so where the branch was added later, or its record was lost. In the trunk's order it is the same run.
+    """
+    by_id = {run.task.id: run.task for run in runs}
+    return [_alone(run, by_id[run.task.after[0]]) if run.begin else run for run in runs]
+
+
+def _alone(run: Planned, trunk: StudyTask) -> Planned:
+    config, whole = run.task.config, trunk.config
+    kept = checkpoint_folder(trunk.folder.path, run.begin).is_dir() or record_of(trunk)[0] is None
+    if kept or config is None or whole is None or record_of(run.task)[0] is not None:
+        return run
+    order = whole.training.tokens
+    data = config.data.model_copy(update={"order_tokens": order})
+    words = [word for word in run.task.arguments if not word.startswith("init.")]
+    task = replace(
+        run.task,
+        arguments=(*words, f"data.order_tokens={order}"),
+        config=config.model_copy(update={"init": InitConfig(), "data": data}),
+        after=(),
+    )
+    return replace(run, task=task, begin=0)
 
 
 def remove_marked(runs: Sequence[Planned]) -> None:

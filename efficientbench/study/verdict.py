@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -71,11 +72,6 @@ class Standing:
         """Whether it is on the Pareto front; None where that cannot be told."""
         return False if self.dominated >= NAMED else True if self.dominated <= POSSIBLE else None
 
-    @property
-    def is_level(self) -> bool:
-        """Whether its loss surely is the baseline's within LEVEL."""
-        return self.difference is not None and self.difference.within(LEVEL)
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -110,6 +106,12 @@ class Verdict:
     """Pairs of variants whose losses surely are the same within LEVEL."""
     slope: float
     """-dL / d ln C of the law at the target, in nats: what turns a loss into compute."""
+
+    @property
+    def is_level(self) -> bool:
+        """Whether all variants that may be the best are level."""
+        possible, level = self.best.possible, {frozenset(pair) for pair in self.level}
+        return len(possible) > 1 and all(frozenset(pair) in level for pair in itertools.combinations(possible, 2))
 
 
 def judge(effects: Effects, law: Law, target: tuple[float, float], costs: Costs) -> Verdict:

@@ -98,8 +98,11 @@ def report(
         write_content(script, device or CPU(), {**(machine or {}), "conditions": conditions, "figures": plain})
 
 
-def write_content(script: str, device: Device, content: dict[str, object]) -> None:
-    """Write `content` beside what every file states: script, machine, software, commit and date."""
+def write_content(script: str, device: Device, content: dict[str, object], name: str | None = None) -> None:
+    """Write `content` beside what every file states: script, machine, software, commit and date.
+
+    name: of the file; None: the script's.
+    """
     import torch
 
     path = Path(script).resolve()
@@ -111,7 +114,7 @@ def write_content(script: str, device: Device, content: dict[str, object]) -> No
         "commit": commit(),
         "date": datetime.date.today().isoformat(),
     }
-    target = MEASURED / f"{path.stem}.json"
+    target = MEASURED / f"{name or path.stem}.json"
     write_whole(target, json.dumps(about | content, indent=2, ensure_ascii=False) + "\n")
     print(f"{target}: now run python docs/generate.py")
 

@@ -37,6 +37,7 @@ def write_study(path: Path, measured: int = 10, **words: Any) -> Path:
         }
         for name, (layers, width, wide) in LAYERS.items()
     }
+    sizes["16kb"] = sizes["16k"]
     section = {
         **{"variants": ["gqa", "mla"], "baseline": "gqa", "sizes": ["8k", "16k", "32k"]},
         **{"tokens_per_parameter": [8, 16], "seeds": 1, "target": {"size": "64k", "tokens_per_parameter": 16}},

@@ -168,7 +168,7 @@ def test_a_named_variant_that_is_level_with_others_and_lines_that_cross_are_said
 def test_level_variants_are_chosen_by_cost() -> None:
     found = answer(study(QUIET))
     assert found.findings is not None
-    assert found.findings.is_level
+    assert found.findings.verdict.is_level
     assert found.findings.further is None
     assert verdict(found).lines[0].endswith("are level within 0.01 nats: choose by cost.")
 

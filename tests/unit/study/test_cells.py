@@ -18,9 +18,11 @@ from efficientbench.planning.vocabulary import resolve_run
 from efficientbench.running.resume import settings
 from efficientbench.study.cells import LadderPlan, check_text
 from efficientbench.study.run import found_study
-from efficientbench.study.search import search
+from efficientbench.study.search import keep_slope, search
 from efficientbench.study.study import Question, planned
+from efficientbench.study.trunks import without_gone
 from efficientbench.sweep.machine import Machine
+from efficientbench.training.checkpoints.manifest import checkpoint_folder
 from efficientbench.training.update.schedule import learning_rate
 
 CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)
@@ -133,6 +135,59 @@ def test_the_search_closes_in_on_each_variants_rate_and_one_slope_carries_it_up(
     assert {size for _, size in found.rates} == {"8k", "16k", "32k"}
 
 
+def _search_to_the_end(plan: LadderPlan, best: dict[str, float]) -> None:
+    while tasks := search(plan).open:
+        for task in tasks:
+            assert task.config is not None
+            rate = task.config.training.learning_rate
+            write_record(task, 3 + 0.05 * math.log(rate / best[task.config.variant]) ** 2)
+
+
+def test_a_variant_that_is_added_changes_no_rate_of_the_others(plan_of: Planner) -> None:
+    best = {"gqa": 0.004, "mla": 0.004, "none": 0.02}
+    plan = plan_of(sizes=["32k", "16k", "8k"])
+    assert plan.section.search_sizes == ("8k", "16k"), "the two smallest, whatever their order in the file"
+    _search_to_the_end(plan, best)
+    before = search(plan)
+    keep_slope(plan.suite, before.slope)
+    more = plan_of(variants=["gqa", "mla", "none"])
+    # Another best rate at the second size would change the slope.
+    _search_to_the_end(more, {**best, "none": 0.001})
+    after = search(more)
+    assert after.without == {}
+    assert after.slope == before.slope
+    assert before.rates.items() <= after.rates.items()
+    keep_slope(plan.suite, -1.0)
+    assert search(more).slope == before.slope
+
+
+def test_a_run_is_complete_whatever_device_trained_it(plan_of: Planner) -> None:
+    plan = plan_of()
+    tasks = [plan.search("gqa", "8k", 0.003), *(run.task for run in plan.runs({}))]
+    for task in tasks:
+        write_record(task, 3.0, device_name="another CPU")
+    assert all(task.is_trained("a CPU", False) for task in tasks)
+
+
+def test_a_branch_whose_trunk_has_lost_its_state_is_trained_by_itself_in_the_trunks_order(plan_of: Planner) -> None:
+    runs = plan_of().runs({})
+    branch = next(run for run in runs if run.begin)
+    trunk = next(run for run in runs if run.task.id == branch.task.after[0])
+    at = runs.index(branch)
+    assert without_gone(runs) == runs
+    write_record(trunk.task, 3.0)
+    alone = without_gone(runs)[at].task
+    assert alone.config is not None
+    assert (alone.after, alone.config.init.run, alone.config.data.order_tokens) == ((), None, trunk.cell.tokens)
+    assert not [word for word in alone.arguments if word.startswith("init.")]
+    assert f"data.order_tokens={int(trunk.cell.tokens)}" in alone.arguments
+    write_record(alone, 3.1)
+    assert branch.task.is_trained("a CPU", False)
+    branch.task.folder.record.unlink()
+    checkpoint_folder(trunk.task.folder.path, branch.begin).mkdir(parents=True)
+    assert without_gone(runs) == runs
+
+
 def test_a_search_counts_a_divergence_as_the_worst_loss_and_says_why_a_variant_has_no_rate(plan_of: Planner) -> None:
     plan = plan_of()
     for rate, loss in ((0.0015, 3.1), (0.003, 3.0)):
@@ -147,6 +202,30 @@ def test_a_search_counts_a_divergence_as_the_worst_loss_and_says_why_a_variant_h
     assert [task.id for task in found.open if task.id.startswith("gqa")][0].startswith("gqa_16k__rate=")
     assert found.without["mla"] == "mla_8k__rate=0.003: as it was"
     assert [task.id for task in found.failed] == ["mla_8k__rate=0.003"]
+
+
+def test_costs_are_compared_on_devices_that_trained_every_variant(plan_of: Planner) -> None:
+    rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.003) for name in ("gqa", "mla")}
+    plan = plan_of(learning_rate=rates)
+    speeds = {"slow": 1000.0, "fast": 9000.0}
+
+    def write(variant: str, size: str, device: str) -> None:
+        for run in plan.runs(search(plan).rates):
+            if (run.variant, run.cell.size) == (variant, size):
+                figures = {"tokens_per_s": speeds[device], "flops_per_token": 50_000.0, "devices": 1}
+                write_record(run.task, 3.0, device_name=device, **figures)
+
+    def seconds() -> list[float | None]:
+        return [cost.device_seconds for cost in found_study(plan, "mine").costs.values()]
+
+    write("gqa", "8k", "slow")
+    write("mla", "8k", "slow")
+    one, other = seconds()
+    write("gqa", "32k", "fast")
+    assert seconds() == [one, other], "the faster device has no record of mla"
+    write("mla", "32k", "fast")
+    write("mla", "16k", "fast")
+    assert seconds() == [pytest.approx((each or 0) / 9) for each in (one, other)]
 
 
 def test_a_study_is_what_its_records_say(plan_of: Planner) -> None:

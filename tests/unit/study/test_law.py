@@ -28,6 +28,14 @@ def test_an_outlier_is_named_and_left_out_of_the_law() -> None:
     assert found.at(*TARGET).mean() == pytest.approx(clean.at(*TARGET).mean(), abs=0.01)
 
 
+def test_few_runs_have_no_outliers_since_a_law_goes_through_half_of_them_wherever_they_lie() -> None:
+    for seed in range(5):
+        few = replace(plan(3, seeds=1), losses=simulate(TIE, 1, 1, seed).losses[0])
+        law, outlying = law_of(few)
+        assert not outlying.any()
+        assert law.at(*TARGET).mean() == pytest.approx(few.losses.min(), abs=0.6)
+
+
 def test_a_lone_size_that_breaks_the_law_lies_outside_its_interval() -> None:
     ladder = _ladder()
     assert held_out(ladder).is_inside

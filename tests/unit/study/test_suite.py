@@ -39,6 +39,17 @@ FEW = {"size": "400k", "tokens_per_parameter": 4}
         ({"learning_rate": {"at": ["8k", "64k"]}}, "study: learning_rate.at: 64k is none of the sizes 8k, 16k, 32k"),
         ({"learning_rate": {"gqa": {"8k": 1e-3}}}, "study: learning_rate: fixed rates lack gqa_16k, gqa_32k, mla_8k"),
         ({"seeds": 0}, "study: seeds: Input should be greater than or equal to 1"),
+        ({"seeds": 10**9}, "study: seeds: Input should be less than or equal to 100"),
+        ({"tokens_per_parameter": [8, 1e300]}, "study: tokens_per_parameter: Input should be less than or equal to"),
+        (
+            {"target": {"size": "64k", "tokens_per_parameter": 1e300}},
+            "target: tokens_per_parameter: Input should be less",
+        ),
+        ({"target": "@20x"}, "target: '@20x' is no size at tokens per parameter, like 1.5B@20x"),
+        ({"variants": "gqa, mla"}, "study: variants: 'gqa, mla' is no list: write it in brackets, [one, another]"),
+        ({"learning_rate": 3e-3}, "study: learning_rate: '0.003' is neither {at: [50M, 125M], start: 3.0e-3}, or the"),
+        ({"learning_rate": {"start": -1}}, "study: learning_rate: start: Input should be greater than 0"),
+        ({"learning_rate": {"gqa": {"8k": "no"}}}, "study: learning_rate: gqa: 8k: Input should be a valid number"),
         ({"sedes": 3}, "study: sedes: Extra inputs are not permitted"),
     ],
 )
@@ -46,6 +57,9 @@ def test_a_wrong_section_is_refused_by_its_word(tmp_path: Path, words: dict[str,
     file = write_study(tmp_path / "mine.yaml", **words)
     with pytest.raises(ConfigError, match=re.escape(message)):
         section_of(written(file, {}), file)
+    with pytest.raises(ConfigError) as told:
+        section_of(written(file, {}), file)
+    assert "dict[" not in str(told.value)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +70,12 @@ def test_a_wrong_section_is_refused_by_its_word(tmp_path: Path, words: dict[str,
             (),
             "400k is 10.2 times the largest size, 32k; a study reaches",
         ),
+        (
+            {"tokens_per_parameter": [8, 8.001]},
+            (),
+            "study: tokens_per_parameter: 8.0 and 8.001 are one budget at 8k, of ",
+        ),
+        ({"sizes": ["8k", "16k", "16kb"]}, (), "study: sizes: 16k and 16kb are one size, with the same FLOPs"),
         ({}, ("training.steps=9",), "training.steps: study.tokens_per_parameter decides it in a study"),
         ({}, ("lr=1e-3",), "training.learning_rate: study.learning_rate decides it in a study"),
         ({}, ("match_to=mqa",), "match_to: study.baseline decides it in a study"),
@@ -86,7 +106,9 @@ def test_a_ladder_that_cannot_tell_is_refused(
         (["gqa,mla", "mine.yaml"], "one is named already"),
         (["gqa,mla", "--device", "H100 SXM"], "--device goes with --dry-run"),
         (["gqa,mla", "--dry-run", "--verdict"], "give one of them"),
-        (["gqa,mla"], "study: sizes: Field required"),
+        (["gqa,mla", "--despite", "raech"], "--despite: raech: a study knows reach alone"),
+        (["gqa,mla"], "study: sizes: are missing: name 3 or more in the file, or say with --budget HOURS"),
+        (["gqa,mla"], "study: target: is missing: what to decide, like --target 1.5B@20x"),
         (["gqa,mla", "--target", "@20x"], "--target: '@20x' is no size at tokens per parameter"),
         (["/no/such.yaml"], "/no/such.yaml is missing"),
     ],
