@@ -26,7 +26,7 @@ from efficientbench.planning.fitting import check_fits
 from efficientbench.planning.plan import Plan, make_plan, with_kernels
 from efficientbench.planning.step_time import project
 from efficientbench.sweep.combinations import Combination
-from efficientbench.sweep.one_budget import made_comparable
+from efficientbench.sweep.comparable import made_comparable
 from efficientbench.sweep.selection import (
     Request,
     chosen_combinations,

@@ -32,7 +32,7 @@ class EngineConfig(TransformerConfig):
     last_shares: bool = False
     """Whether the auxiliary loss takes each expert's share of the choices from the step before."""
     bias_rate: float | None = None
-    """By how much a step moves the bias that balances experts; None: there is no bias."""
+    """The amount by which a step moves the bias that balances experts; None: there is no bias."""
     of_layers: tuple[EngineConfig, ...] = ()
     """The configuration of each layer's kind, from the first layer of the model; empty where layers are alike."""
 

@@ -64,7 +64,7 @@ def first_line(bills: Sequence[Bill], at_once: int, device: str | None, price_pe
         bills: what each run takes.
         at_once: most runs at the same time.
         device: the device's name, by which its TDP is found; None: no device is named.
-        price_per_hour: of one device, in any currency.
+        price_per_hour: the price of one device for an hour, in any currency.
     """
     runs = "" if len(bills) == 1 else f" of {number_of(len(bills), 'run')}"
     missing = next((each.source for each in bills if each.time_s is None), None)

@@ -34,7 +34,7 @@ from efficientbench.study.target_costs import costs_of
 from efficientbench.study.verdict import Verdict, judge
 
 EDITION = 1
-"""Of the fit: verdicts of one edition come from the same priors and rules."""
+"""The edition of the fit: verdicts of one edition come from the same priors and rules."""
 BUDGETS_OF_A_LOSS = 3
 """Budgets without which the loss at the target is not told; differences need LEAST_BUDGETS."""
 

@@ -59,7 +59,7 @@ class LadderPlan:
     machine: Machine
     jobs: int | None
     models: Models
-    """Those of the target's size are included."""
+    """The models of each variant and size, those of the target's size included."""
     widths: Mapping[tuple[str, str], int]
     """(variant, size) → the feed-forward width before matching."""
     cells: Mapping[tuple[str, float], Cell]
@@ -245,7 +245,7 @@ def _check_apart(cells: Mapping[tuple[str, float], Cell]) -> None:
 def check_text(plan: LadderPlan, epochs_per_token: float | None = None) -> None:
     """Raise ConfigError where a cell reads the text too often.
 
-    epochs_per_token: of the text, as a run has found; None: as the manifests of tokenized text say, if there are any.
+    epochs_per_token: the epochs of the text that a token is, as a run has found; None: as manifests say, if any.
     """
     if epochs_per_token is None:
         run = next(run for run in plan.runs({}) if run.variant == plan.section.baseline)

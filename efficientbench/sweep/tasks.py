@@ -20,9 +20,9 @@ from efficientbench.running.micro_batch import decide, resized
 from efficientbench.running.resume import SAME, complete_record
 from efficientbench.running.run import Pretraining, plan_on
 from efficientbench.sweep.combinations import Combination
+from efficientbench.sweep.comparable import made_comparable
 from efficientbench.sweep.estimate import Estimate, estimate
 from efficientbench.sweep.machine import Machine, slots_needed
-from efficientbench.sweep.one_budget import made_comparable
 from efficientbench.sweep.selection import Request, chosen_combinations, matched_combinations
 from efficientbench.sweep.task import PlannedFigures, Task, check_some_can_run, repeats
 

@@ -32,7 +32,7 @@ class Dense:
     output_bias: Bias = False
     ffn_bias: Bias = False
     head_bias: Bias = False
-    """Of the logits."""
+    """The bias on the logits."""
     groups: int | None = None
     """`num_key_value_heads` where the key is absent; None: as many as heads."""
     head_dim: int | None = None
