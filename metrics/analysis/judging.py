@@ -17,7 +17,7 @@ from typing import Any
 
 from efficientbench.metrics.analysis.cautions import KINDS
 from efficientbench.metrics.analysis.conditions import KERNELS, differences
-from efficientbench.metrics.analysis.noise import aa_floor, text_noise
+from efficientbench.metrics.analysis.noise import aa_floor, pooled_spread, text_noise
 from efficientbench.metrics.analysis.repeats import Group, dotted, model_identity
 from efficientbench.metrics.formulas.ratio import Objection, Ratio, Side, make_ratio
 from efficientbench.metrics.records.record import RunRecord
@@ -107,8 +107,8 @@ class Judge:
             Side.of([read(run) or 0.0 for run in row.records], counted) for row in (self.first, self.second)
         )
         text = text_noise(self.first.records, self.second.records) if metric in _LOSSES else None
-        pooled = aa_floor([row.records for row in self.line], read) if len(self.line) > 2 else None
-        ratio = make_ratio(metric, first, second, aa_floor(self.alike, read), text, pooled)
+        pooled = pooled_spread(self.line, read) if len(self.line) > 2 else None
+        ratio = make_ratio(metric, first, second, aa_floor(self.alike, read), text, pooled, len(self.line))
         objection = self._objection(metric)
         drifts = not (metric.startswith(_UNTIMED) or self.took_turns or TURNS in self.despite)
         if drifts and ratio.p_value is not None and objection is None:

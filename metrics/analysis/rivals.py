@@ -1,8 +1,9 @@
 """Find which of a report's alternative rows is best in a figure, and which rows noise does not set apart from it.
 
-The best row is chosen after the fact, so that every pair of rows counts as a comparison (Bonferroni); each is judged as
-`compare` does. The spreads of three rows or more are pooled, which makes up for the number of pairs: where all models
-are alike, a report claims no difference at all in 95 % of sets.
+The best row is chosen after the fact, so that every pair of rows counts as a comparison; each is judged as `compare`
+does. The spreads of three rows or more are pooled, which makes up for the number of pairs, and a pair's p value is that
+of any pair of so many rows (Tukey; Bonferroni where the spreads are a pair's own): where all models are alike, a report
+claims no difference at all in 95 % of sets.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from efficientbench.metrics.formulas.definitions import standard_deviation
-from efficientbench.metrics.formulas.student import t_p_value, t_quantile, t_quantile_95
+from efficientbench.metrics.formulas.student import range_p_value, t_p_value, t_quantile, t_quantile_95
 
 MIN_REPEATS = 3
 """Fewest runs of a side, or of a model in an A/A floor, that show the noise between runs."""
@@ -50,11 +50,17 @@ class Estimate:
         parts = ((each.variance / variance) ** 2 / each.degrees for each in (self, other))
         return Estimate(variance, 1 / math.fsum(parts))
 
-    def p_value(self, difference: float) -> float:
-        """Return the chance of a difference at least this large where there is none, by Student's t."""
+    def p_value(self, difference: float, rows: int = 2) -> float:
+        """Return the chance of a difference at least this large where there is none, by Student's t.
+
+        `rows` that share the variance: the chance that any two of them differ so, by Tukey's range.
+        """
         if abs(difference) <= _ROUNDING:
             return 1.0
-        return t_p_value(difference / math.sqrt(self.variance), self.degrees) if self.variance else 0.0
+        if not self.variance:
+            return 0.0
+        t = difference / math.sqrt(self.variance)
+        return t_p_value(t, self.degrees) if rows == 2 else range_p_value(t, rows, self.degrees)
 
     @property
     def margin(self) -> float:
@@ -130,6 +136,8 @@ class Ratio:
     """Why there is no verdict, although the noise may be known."""
     carried: str = ""
     """What must be known of one side alone beside the verdict."""
+    comparisons: int = 1
+    """Number of comparisons of rows that the p value is corrected for from the start."""
 
     @property
     def measurable(self) -> bool | None:
@@ -158,6 +166,7 @@ def make_ratio(
     floor: Estimate | None = None,
     text: Estimate | None = None,
     pooled: Estimate | None = None,
+    rows: int = 2,
 ) -> Ratio:
     """Return the ratio of geometric means, with its interval and its p value.
 
@@ -172,7 +181,8 @@ def make_ratio(
             variance between runs, it makes the test min F′ of Clark (1973), which holds for other seeds and other text.
         pooled: variance of the logarithm of one run's figure within the rows of a line, both sides among them. The
             larger of it and the mean of the sides' own stands for both: a side that varies more than the other rows
-            is not judged by their spread.
+            is not judged by their spread, and the p value is that of any two of the rows.
+        rows: number of rows of the line.
     """
     difference = second.mean - first.mean
     runs = first.runs, second.runs
@@ -185,9 +195,9 @@ def make_ratio(
         decides = min(runs) >= MIN_REPEATS
     elif alike is not None:
         basis = "runs of identical models"
-    shared = noise
+    shared, line = noise, 2
     if noise is not alike and noise is not None and pooled is not None:
-        shared = Estimate(max(pooled.variance * mean_of, noise.variance), pooled.degrees)
+        shared, line = Estimate(max(pooled.variance * mean_of, noise.variance), pooled.degrees), rows
     if text is not None:
         basis = TEXT_ALONE if noise is None else f"{basis}, paired by sequence"
         noise, shared = (text if each is None else each + text for each in (noise, shared))
@@ -195,7 +205,7 @@ def make_ratio(
     if noise is not None and shared is not None:
         low, high = _exp(difference - shared.margin), _exp(difference + shared.margin)
         if decides:
-            p_value, p_alone = shared.p_value(difference), noise.p_value(difference)
+            p_value, p_alone = shared.p_value(difference, line), noise.p_value(difference)
             spread = math.sqrt(shared.variance / mean_of)
     return Ratio(
         metric=metric,
@@ -208,6 +218,7 @@ def make_ratio(
         runs=runs,
         noise_floor=None if alike is None else _exp(alike.margin),
         p_value=p_value,
+        comparisons=line * (line - 1) // 2,
         p_alone=p_alone,
         spread=spread,
     )
@@ -233,17 +244,18 @@ def corrected(
         ratios: all ratios that one page shows; a ratio without a verdict does not count.
         same: figure → the figure that it restates with the same noise, as tokens/s restates the step time.
         order: figures in the order in which they are asked, chosen before any of them was measured.
-        comparisons: number of comparisons that share the level, as of all pairs of a report's rows (Bonferroni).
+        comparisons: number of comparisons that share the level, as of all pairs of a report's rows (Bonferroni,
+            beyond those that a p value is corrected for from the start).
     """
-    judged = {ratio.metric: ratio for ratio in ratios if ratio.p_value is not None}
+    judged = {each.metric: (each.p_value or 0.0) / each.comparisons for each in ratios if each.p_value is not None}
+    alone = {each.metric: each.p_alone or 0.0 for each in ratios}
     first = first_figure(ratios, same, order)
-    own = {name: (each.p_value or 0.0) for name, each in judged.items() if same.get(name, name) == first}
+    own = {name: p_value for name, p_value in judged.items() if same.get(name, name) == first}
     gate = max(own.values(), default=0.0) / FIRST_SHARE
     share = FIRST_SHARE if own else 0.0
     adjusted = {name: p_value / FIRST_SHARE for name, p_value in own.items()}
-    others = {name: each for name, each in judged.items() if name not in own}
-    after = holm({name: each.p_value or 0.0 for name, each in others.items()}, same)
-    before = holm({name: each.p_alone or 0.0 for name, each in others.items()}, same)
+    others = [name for name in judged if name not in own]
+    after, before = (holm({name: found[name] for name in others}, same) for found in (judged, alone))
     adjusted |= {name: min(max(after[name], gate), before[name] / (1 - share)) for name in others}
     return [
         replace(ratio, p_value=min(1.0, comparisons * adjusted[ratio.metric]) if ratio.metric in adjusted else None)

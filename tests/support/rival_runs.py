@@ -9,6 +9,7 @@ import numpy as np
 from scipy import stats
 from support.metrics_parts import make_record
 
+from efficientbench.metrics.analysis.noise import DIFFERING
 from efficientbench.metrics.records.record import RunRecord
 
 
@@ -27,10 +28,10 @@ def rival_runs(metric: str, figures: Mapping[str, Sequence[float]], **further: A
 
 
 def by_scipy(figures: Mapping[str, Sequence[float]], first: str, second: str) -> tuple[float, float, float]:
-    """Return the lower and upper end of the 95 % interval of second over first, and the p value, not corrected.
+    """Return the lower and upper end of the 95 % interval of second over first, and the p value of any pair.
 
-    Student's test of the logarithms with the larger of the variance within all variants and of that within both. All
-    variants have as many runs; of two it is Welch's test.
+    Tukey's test of the logarithms with the larger of the variance within all variants and of that within both; of its
+    degrees DIFFERING are Satterthwaite's. All variants have as many runs; of two it is Welch's test.
     """
     logs = {name: np.log(values) for name, values in figures.items()}
     runs = len(logs[first])
@@ -40,8 +41,11 @@ def by_scipy(figures: Mapping[str, Sequence[float]], first: str, second: str) ->
         return float(low), float(high), float(welch.pvalue)
     variances = {name: values.var(ddof=1) for name, values in logs.items()}
     variance = max(np.mean(list(variances.values())), (variances[first] + variances[second]) / 2)
-    degrees, error = len(logs) * (runs - 1), np.sqrt(variance * 2 / runs)
+    own = np.array(list(variances.values()))
+    degrees = (runs - 1) * ((1 - DIFFERING) * len(logs) + DIFFERING * own.sum() ** 2 / (own**2).sum())
+    error = np.sqrt(variance * 2 / runs)
     difference = logs[second].mean() - logs[first].mean()
     margin = stats.t.ppf(0.975, degrees) * error
     low, high = np.exp([difference - margin, difference + margin])
-    return float(low), float(high), float(2 * stats.t.sf(abs(difference) / error, degrees))
+    p_value = stats.studentized_range.sf(np.sqrt(2) * abs(difference) / error, len(logs), degrees)
+    return float(low), float(high), float(p_value)

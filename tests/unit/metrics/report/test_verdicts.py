@@ -29,7 +29,7 @@ from efficientbench.metrics.formulas.ratio import (
     make_ratio,
     repeats_to_tell,
 )
-from efficientbench.metrics.formulas.student import half_interval_95, t_p_value, t_quantile_95
+from efficientbench.metrics.formulas.student import half_interval_95, range_p_value, t_p_value, t_quantile_95
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.comparison import NO_VERDICT, print_comparison
 from efficientbench.metrics.report.headline import FEW_RUNS_NOTE, notes, speed_only
@@ -64,6 +64,14 @@ def verdict(comparison: Comparison, metric: str) -> str:
 def test_students_distribution_matches_scipy(t: float, degrees: float) -> None:
     assert t_p_value(t, degrees) == pytest.approx(2 * stats.t.sf(t, degrees), rel=1e-8, abs=1e-300)
     assert t_quantile_95(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=1e-8)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 21])
+@pytest.mark.parametrize("degrees", [2, 4.4, 8, 40])
+def test_tukeys_range_matches_scipy(rows: int, degrees: float) -> None:
+    for t in (0.2, 1.3, 2.6, 4.0, 9.0):
+        expected = stats.studentized_range.sf(math.sqrt(2) * t, rows, degrees)
+        assert range_p_value(t, rows, degrees) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(("first", "second"), [(3, 3), (3, 5), (12, 4)])
