@@ -34,6 +34,7 @@ from support.outside import FILES, PACKAGE
 
 from efficientbench.devices.cpu import CPU
 from efficientbench.metrics.records.record import RECORD_NAME, read_record
+from efficientbench.study import page
 from efficientbench.study.answer import Answer
 from efficientbench.study.effects import Fit
 from efficientbench.study.ladder import Ladder, Result
@@ -174,6 +175,22 @@ def measured(found: Answer, losses: Mapping[str, Sequence[float]]) -> list[dict[
     return rows
 
 
+def table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return the rows in words, for the page: differences from the baseline in nats."""
+    return [
+        {
+            "variant": row["variant"],
+            "by size": ", ".join(f"{each:+.3f}" for each in row["by_size"]),
+            "at the target, by the ladder": f"{row['predicted']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})",
+            "trained there": f"{row['judged']:+.3f}",
+            "inside": "yes" if row["inside"] else "no",
+            "P(best)": f"{row['best']:.3f}",
+            "P(last)": f"{row['last']:.3f}",
+        }
+        for row in rows
+    ]
+
+
 def failures(repetitions: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what was asked of these repetitions and does not hold; the intervals are counted over three."""
     found, named, inside = [], set(), 0
@@ -208,8 +225,15 @@ def repetition(number: int, folder: Path) -> dict[str, Any]:
     run("study", str(file), f"output={own / 'study'}", "device=cpu")
     found = ANSWER.validate_json((own / "study" / "study.json").read_bytes())
     rows = measured(found, judge(file, found, seed + 100))
-    named = found.findings.named if found.findings else None
-    return {"repetition": number, "named": named, "slope": found.slope, "cautions": list(found.cautions), "rows": rows}
+    told = page.verdict(found)
+    assert found.findings is not None
+    assert told.table is not None
+    return {
+        **{"repetition": number, "named": found.findings.named, "slope": found.slope, "cautions": list(found.cautions)},
+        **{"answer": list(told.lines), "quote": [page.quote(found, found.findings)]},
+        **{"standings": [dict(zip(told.table.header, row, strict=True)) for row in told.table.rows]},
+        **{"rows": rows, "table": table(rows)},
+    }
 
 
 def main() -> int:
