@@ -41,9 +41,9 @@ from efficientbench.study.ladder import Ladder, Result
 from efficientbench.study.record import ANSWER
 
 VOCABULARY = 512
-SIZES = {"32k": (2, 28, 76), "56k": (2, 40, 104), "100k": (3, 48, 128), "200k": (4, 60, 160)}
+SIZES = {"40k": (2, 32, 88), "60k": (2, 40, 104), "100k": (3, 48, 128), "200k": (4, 64, 176)}
 """Size → layers, width, feed-forward width."""
-LADDER = {"sizes": ["32k", "56k", "100k"], "tokens_per_parameter": [4, 8, 16], "seeds": 3}
+LADDER = {"sizes": ["40k", "60k", "100k"], "tokens_per_parameter": [4, 8, 16], "seeds": 3}
 BATCH = 4
 """Sequences of a step. With 16, the shortest runs were of 30 to 150 steps: seeds lay up to 0.3 nats apart, no law held
 from budget to budget, and the study could name nobody."""
