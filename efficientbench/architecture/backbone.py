@@ -137,6 +137,44 @@ class Backbone(Part):
         """Feed-forward networks of a layer that compute a token."""
         return self.unrouted_networks + (self.moe.top_k if self.moe else 0)
 
+    @property
+    def feed_forward_matrices(self) -> int:
+        """Matrices of a feed-forward network, which keeps as many inner tensors for the backward pass.
+
+        SwiGLU has gate, up and down, and keeps gate, up and their product. ReLU² has up and down, and keeps up and its
+        square.
+        """
+        return 3 if self.activation == "swiglu" else 2
+
+    @property
+    def feed_forward_parameters(self) -> int:
+        """Parameters of one dense feed-forward layer or one expert."""
+        return self.feed_forward_matrices * self.hidden_size * self.ffn_hidden_size
+
+    @property
+    def router_parameters(self) -> int:
+        """Parameters of one layer's router; 0 in a dense model."""
+        return self.hidden_size * self.moe.experts if self.moe else 0
+
+    @property
+    def head_norm_parameters(self) -> int:
+        """Weights of the norms on one layer's queries and keys."""
+        return 2 * self.head_dim if self.qk_norm and self.norm_weights else 0
+
+    @property
+    def layer_norm_parameters(self) -> int:
+        """Weights of one layer's norms, which every tensor-parallel rank holds in full."""
+        return 2 * self.hidden_size + self.head_norm_parameters if self.norm_weights else 0
+
+    def outer_norm_parameters(self, first: bool, last: bool) -> int:
+        """Count the weights of the norm before the layers (on the first stage) and of the final norm (on the last)."""
+        norms = int(first and self.embedding_norm) + int(last)
+        return norms * self.hidden_size if self.norm_weights else 0
+
+    def vocabulary_tables(self, first: bool, last: bool) -> int:
+        """Count a stage's vocabulary tables: the embedding on the first, the output's on the last; one if tied."""
+        return int(first or last) if self.tied else int(first) + int(last)
+
     @field_validator("embedding_multiplier", mode="before")
     @classmethod
     def _multiplier_of_the_width(cls, multiplier: object, info: ValidationInfo) -> object:

@@ -31,14 +31,17 @@ from efficientbench.architecture.registry import (
     POSITIONS,
     SECTIONS,
     Section,
-    attention_of,
     find,
     outside,
-    plain_scores,
-    position_of,
     positions_at,
 )
-from efficientbench.architecture.variant import AttentionConfig, AttentionVariant, Decoder, PositionConfig
+from efficientbench.architecture.variant import (
+    AttentionConfig,
+    AttentionVariant,
+    Decoder,
+    PositionConfig,
+    PositionVariant,
+)
 from efficientbench.basics.errors import nearest
 from efficientbench.basics.part import Part, require
 
@@ -207,12 +210,53 @@ class ModelConfig(Decoder):
         numbers = Counter(self.layer_kinds)
         return [(view, numbers[name]) for name, view in self.views.items()]
 
+    @property
+    def attention_variant(self) -> AttentionVariant:
+        """The declaration of the attention.
+
+        Raises TypeError: the model has a pattern, so that only a view has one attention.
+        """
+        self._refuse_pattern()
+        found = find("attention", self.attention.kind)
+        assert isinstance(found, AttentionVariant)
+        return found
+
+    @property
+    def position_variant(self) -> PositionVariant:
+        """The declaration of the positional encoding. Raises TypeError as `attention_variant`."""
+        self._refuse_pattern()
+        found = find("position", self.position.kind)
+        assert isinstance(found, PositionVariant)
+        return found
+
+    @property
+    def plain_scores(self) -> tuple[int, int] | None:
+        """Widths of a key and a value head of plain causal attention, which the configured kernel computes.
+
+        None: the layer computes its scores by itself. Raises TypeError as `attention_variant`.
+        """
+        widths = self.attention_variant.plain_scores
+        return None if widths is None else widths(self)
+
+    @property
+    def shares_sequence(self) -> bool:
+        """Whether context-parallel ranks can share a sequence. Raises TypeError as `attention_variant`."""
+        declared = self.attention_variant.context_parallel
+        return declared if isinstance(declared, bool) else declared(self)
+
+    def _refuse_pattern(self) -> None:
+        """Raise TypeError where layers are of several kinds, so that no formula answers for the wrong ones."""
+        if self.pattern is not None:
+            raise TypeError(
+                "the layers of a model with a pattern are of several kinds: ask its views (ModelConfig.views)"
+            )
+
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelConfig:
         if self.pattern is not None:
             # `_resolved` has validated each view.
             return self
-        attention, position = attention_of(self), position_of(self)
+        attention, position = self.attention_variant, self.position_variant
         normed = " and ".join(kind for kind, each in ATTENTION.items() if each.qk_norm)
         require(
             (
@@ -232,7 +276,7 @@ class ModelConfig(Decoder):
                 ),
             ),
             (
-                position.place != "scores" or attention.plain_scores is None or plain_scores(self) is not None,
+                position.place != "scores" or attention.plain_scores is None or self.plain_scores is not None,
                 f"position.kind: {self.position.kind} puts a bias on scores, which the kernel of windows and sinks "
                 "(attention.window, attention.sinks) does not take: leave them out, or set model.position.kind to "
                 f"{positions_at(frozenset({'nothing', 'embedding', 'queries and keys'}))}",
@@ -311,7 +355,7 @@ def _changes(own: ModelConfig, differences: Mapping[str, Any]) -> dict[str, Any]
 
 def _places_fit(own: ModelConfig, view: ModelConfig) -> None:
     """Raise ValueError if a kind changes the encoding of the embedding or of scores, which all layers share."""
-    shared = {position_of(own).place, position_of(view).place} & {"embedding", "scores"}
+    shared = {own.position_variant.place, view.position_variant.place} & {"embedding", "scores"}
     require(
         (
             own.position == view.position or not shared,

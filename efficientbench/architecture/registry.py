@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from efficientbench.architecture import variants
-from efficientbench.architecture.variant import AttentionVariant, Decoder, Place, PositionVariant
+from efficientbench.architecture.variant import AttentionVariant, Place, PositionVariant
 from efficientbench.basics import plugins
 from efficientbench.basics.errors import ConfigError
 
@@ -26,46 +26,6 @@ ATTENTION: dict[str, AttentionVariant] = {each.config.model_fields["kind"].defau
 POSITIONS: dict[str, PositionVariant] = {each.config.model_fields["kind"].default: each for each in variants.POSITIONS}
 """The project's own positional encodings by kind; the first is the default."""
 OWN: dict[Section, Mapping[str, AttentionVariant | PositionVariant]] = {"attention": ATTENTION, "position": POSITIONS}
-
-
-def attention_of(model: Decoder) -> AttentionVariant:
-    """Return the declaration of a model's attention.
-
-    Raises TypeError: the model has a pattern, so that only a view has one attention (`ModelConfig.views`).
-    """
-    _refuse_pattern(model)
-    found = find("attention", model.attention.kind)
-    assert isinstance(found, AttentionVariant)
-    return found
-
-
-def position_of(model: Decoder) -> PositionVariant:
-    """Return the declaration of a model's positional encoding. Raises TypeError as `attention_of`."""
-    _refuse_pattern(model)
-    found = find("position", model.position.kind)
-    assert isinstance(found, PositionVariant)
-    return found
-
-
-def plain_scores(model: Decoder) -> tuple[int, int] | None:
-    """Return the widths of a key and a value head of plain causal attention, which the configured kernel computes.
-
-    None: the layer computes its scores by itself.
-    """
-    widths = attention_of(model).plain_scores
-    return None if widths is None else widths(model)
-
-
-def shares_sequence(model: Decoder) -> bool:
-    """Return whether context-parallel ranks can share a sequence in a model's attention."""
-    declared = attention_of(model).context_parallel
-    return declared if isinstance(declared, bool) else declared(model)
-
-
-def _refuse_pattern(model: Decoder) -> None:
-    """Raise TypeError for a model whose layers are of several kinds, so that no formula answers for the wrong ones."""
-    if model.pattern is not None:
-        raise TypeError("the layers of a model with a pattern are of several kinds: ask its views (ModelConfig.views)")
 
 
 def find(section: Section, kind: object) -> AttentionVariant | PositionVariant | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd, lcm
 
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import ATTENTION, attention_of, position_of, shares_sequence
+from efficientbench.architecture.registry import ATTENTION
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.part import AUTO
@@ -188,7 +188,7 @@ def _of_each_kind(model: ModelConfig, problems: Callable[[ModelConfig], list[str
 
 def _layer_problems(config: RunConfig, view: ModelConfig) -> list[str]:
     """Return the problems of a kind of layer in this layout: what it cannot do, or does not declare."""
-    attention, kind, tp = attention_of(view), view.attention.kind, config.parallel.tp
+    attention, kind, tp = view.attention_variant, view.attention.kind, config.parallel.tp
     shared = attention.tensor_parallel
     # Ranks that share the experts among them do not split each.
     split = view.ffn_hidden_size * (view.unrouted_networks if config.parallel.ep > 1 else 1)
@@ -263,15 +263,15 @@ def _context_problems(config: RunConfig) -> list[str]:
 def _not_shared(view: ModelConfig) -> list[str]:
     """Return why context-parallel ranks cannot share a sequence in a kind of layer."""
     attention, kind = view.attention.kind, view.position.kind
-    biased = position_of(view).place == "scores"
+    biased = view.position_variant.place == "scores"
     positions = f"the scores' bias of {kind!r} positions" if biased else f"the encoding {kind!r}"
     return _messages(
         (
-            not shares_sequence(view),
+            not view.shares_sequence,
             f"parallel.cp: attention {attention!r} does not share a sequence over ranks: set parallel.cp=1",
         ),
         (
-            not position_of(view).context_parallel,
+            not view.position_variant.context_parallel,
             f"parallel.cp: {positions} does not share a sequence over ranks: set parallel.cp=1",
         ),
     )
@@ -293,13 +293,13 @@ def _not_within_documents(view: ModelConfig) -> list[str]:
     """Return why attention cannot end at document ends in a kind of layer."""
     return _messages(
         (
-            attention_of(view).within_documents is None,
+            view.attention_variant.within_documents is None,
             f"{_WITHIN}: attention {view.attention.kind!r} does not declare that it can "
             f"(AttentionVariant.within_documents): leave it out, or set model.attention.kind to "
             f"{_within_documents('cpu')}",
         ),
         (
-            not position_of(view).decodes,
+            not view.position_variant.decodes,
             f"{_WITHIN}: the encoding {view.position.kind!r} does not declare that a row can have positions of its own "
             "(PositionVariant.decodes): leave it out",
         ),
@@ -309,7 +309,7 @@ def _not_within_documents(view: ModelConfig) -> list[str]:
 def check_documents(config: RunConfig, device_type: str) -> None:
     """Raise a ConfigError if the attention shall end at document ends, and cannot on this device type."""
     for view in config.model.views.values():
-        serves = attention_of(view).within_documents
+        serves = view.attention_variant.within_documents
         if config.data.attention_within_documents and serves and device_type not in serves:
             raise ConfigError(
                 f"{_WITHIN}: attention {view.attention.kind!r} can on {' and '.join(serves)} alone, and not on "

@@ -12,7 +12,6 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import attention_of, plain_scores, position_of
 from efficientbench.basics.part import (
     Label,
     Meters,
@@ -270,6 +269,18 @@ class RunConfig(Part):
         """The seed of the order in which the training reads its text, conversations or questions."""
         return self.training.seed if self.data.seed is None else self.data.seed
 
+    @property
+    def stage_views(self) -> list[tuple[RunConfig, int]]:
+        """The run with the view of each kind of layer, and the number of such layers on one pipeline rank.
+
+        Ranks have equally many layers of each kind (config/layout.py).
+        """
+        return [(self.with_view(view), count // self.parallel.pp) for view, count in self.model.counted_views]
+
+    def with_view(self, view: ModelConfig) -> RunConfig:
+        """Return the run as if all layers were of a kind."""
+        return self if view is self.model else self.model_copy(update={"model": view})
+
     def order_samples(self, steps: int) -> int:
         """Return the samples for which the order of the training text is drawn; `steps`: those of the run."""
         own, tokens = steps * self.training.global_batch_size, self.data.order_tokens
@@ -309,7 +320,7 @@ class RunConfig(Part):
                 "optimizer gives ranks parts of them: leave it unset or set it to false"
             )
         for view in self.model.views.values():
-            if muon and attention_of(view).matrices is None:
+            if muon and view.attention_variant.matrices is None:
                 raise ValueError(
                     f"training.optimizer: attention {view.attention.kind!r} does not declare its matrices "
                     "(AttentionVariant.matrices), which muon updates one by one: set training.optimizer=adamw"
@@ -327,12 +338,12 @@ class RunConfig(Part):
         if asked == "auto":
             return self
         views = model.views.values()
-        biased = position_of(model.own_view).place == "scores"
+        biased = model.own_view.position_variant.place == "scores"
         own = " and ".join(repr(kind) for kind in dict.fromkeys(view.attention.kind for view in views))
         # One kind of layer with plain causal attention is work enough for the kernel.
-        plain = any(plain_scores(view) is not None for view in views)
+        plain = any(view.plain_scores is not None for view in views)
         kernels = f"attention {own} has kernels of its own"
-        if all(attention_of(view).plain_scores for view in views):
+        if all(view.attention_variant.plain_scores for view in views):
             kernels = "layers with a window or sinks (model.attention.window, sinks) have a kernel of their own"
         reason = None if plain else kernels
         reason = f"{model.position.kind!r} positions put a bias on the scores" if biased else reason

@@ -10,19 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
-from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.layers import over_stage, stage_views
 from efficientbench.costs.matrices import gathered_matrices
 from efficientbench.costs.memory import rank_embedding, rank_experts, rank_parameters, rank_tokens
-from efficientbench.costs.model import (
-    FLOAT32_BYTES,
-    head_norm_parameters,
-    layer_norm_parameters,
-    outer_norm_parameters,
-    router_parameters,
-)
+from efficientbench.costs.model import FLOAT32_BYTES
 from efficientbench.costs.rank_grid import Group
 
 Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send"]
@@ -101,12 +93,12 @@ def _tensor_parallel(config: RunConfig, layout: Layout, stage: int) -> Iterator[
     embedded = model.hidden_size if stage == 0 else 0
     projected = model.hidden_size if stage == layout.pp - 1 else 0
     widths: dict[Operation, int] = {"all-gather": 0, "reduce-scatter": 0} if layout.sp else {"all-reduce": 0}
-    for each, count in stage_views(config, layout):
+    for each, count in config.stage_views:
         for operation, width in _layer_widths(each, layout).items():
             widths[operation] += count * width
     for operation, width in widths.items():
         yield Transfer("tensor parallelism: activations", operation, "tp", unit * (width + embedded + projected))
-    for each, count in stage_views(config, layout):
+    for each, count in config.stage_views:
         yield from _weights_and_heads(each, layout, count)
     if projected:
         # Three numbers for each token: the largest logit, the sum of exponentials, and the label's logit.
@@ -118,7 +110,7 @@ def _tensor_parallel(config: RunConfig, layout: Layout, stage: int) -> Iterator[
 def _layer_widths(config: RunConfig, layout: Layout) -> dict[Operation, int]:
     """Return the elements per token of the activations that one layer's operations transfer."""
     model, forwards = config.model, 2 if config.training.recompute == "full" else 1
-    attention = attention_of(model).costs
+    attention = model.attention_variant.costs
     columns, shared = sum(attention.column_inputs(model)), attention.read_by_all_heads(model)
     rows = model.hidden_size
     if model.unrouted_networks:
@@ -134,7 +126,7 @@ def _layer_widths(config: RunConfig, layout: Layout) -> dict[Operation, int]:
 def _weights_and_heads(config: RunConfig, layout: Layout, layers: int) -> Iterator[Transfer]:
     """Yield the heads that tp ranks gather in layers of one kind, and the gradients that they sum in a micro-batch."""
     model, forwards = config.model, 2 if config.training.recompute == "full" else 1
-    attention, element_bytes = attention_of(model).costs, DTYPE_BYTES[config.training.dtype]
+    attention, element_bytes = model.attention_variant.costs, DTYPE_BYTES[config.training.dtype]
     # Every rank gathers the heads that it shares with other ranks, and keeps its own.
     wide = layers * rank_tokens(config, layout) * element_bytes * attention.gathered_heads(model, layout.tp)
     yield Transfer("tensor parallelism: activations", "all-gather", "tp", forwards * wide)
@@ -150,7 +142,10 @@ def _context_parallel(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
         return
     forwards = 1 if config.training.recompute == "none" else 2
     tokens = rank_tokens(config, layout) * layout.cp
-    elements = over_stage(config, layout, lambda each: attention_of(each.model).costs.exchanged(each.model, layout.tp))
+    elements = sum(
+        count // layout.pp * view.attention_variant.costs.exchanged(view, layout.tp)
+        for view, count in config.model.counted_views
+    )
     size = tokens * elements * DTYPE_BYTES[config.training.dtype]
     yield Transfer("context parallelism: keys and values", "all-gather", "cp", forwards * size)
     yield Transfer("context parallelism: keys and values", "reduce-scatter", "cp", size)
@@ -165,7 +160,7 @@ def _experts(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
     if moe is None:
         return
     forwards = 2 if config.training.recompute == "full" else 1
-    layers, purpose = over_stage(config, layout, lambda each: int(each.model.moe is not None)), "experts: tokens"
+    layers, purpose = len(config.model.expert_layers) // layout.pp, "experts: tokens"
     split = layout.ep == 1 and layout.tp > 1
     copies: float = rank_tokens(config, layout) * moe.top_k
     token = config.model.hidden_size * DTYPE_BYTES[config.training.dtype]
@@ -225,7 +220,7 @@ def _shared_weights(config: RunConfig, layout: Layout, stage: int) -> Iterator[T
     These are a tied embedding on the first and the last stage, T5's table on every stage, the norms that each tp rank
     applies to its own heads, and with sequence parallelism the weights that it applies to its own tokens.
     """
-    model, position = config.model, position_of(config.model.own_view)
+    model, position = config.model, config.model.own_view.position_variant
     first, last = stage == 0, stage == layout.pp - 1
     if layout.pp > 1 and model.tied and (first or last):
         size = rank_embedding(config, layout) * FLOAT32_BYTES
@@ -240,17 +235,15 @@ def _shared_weights(config: RunConfig, layout: Layout, stage: int) -> Iterator[T
 
 def _whole_on_tp_ranks(config: RunConfig, layout: Layout, stage: int) -> int:
     """Count the weights whose gradients the tp ranks of a stage sum, each having only its heads' or tokens' part."""
-    model, position = config.model, position_of(config.model.own_view)
+    model, position = config.model, config.model.own_view.position_variant
     if not layout.sp:
-        return over_stage(config, layout, lambda each: head_norm_parameters(each.model))
-
-    def whole(each: RunConfig) -> int:
-        attention = attention_of(each.model).costs
+        return sum(layers * view.head_norm_parameters for view, layers in model.counted_views) // layout.pp
+    count = model.outer_norm_parameters(stage == 0, stage == layout.pp - 1)
+    for view, layers in model.counted_views:
+        attention = view.attention_variant.costs
         summed = attention.replicated_summed == "in a step"
-        replicated = attention.replicated_parameters(each.model) if summed else 0
-        return layer_norm_parameters(each.model) + router_parameters(each.model) + replicated
-
-    count = over_stage(config, layout, whole) + outer_norm_parameters(model, stage == 0, stage == layout.pp - 1)
+        replicated = attention.replicated_parameters(view) if summed else 0
+        count += layers // layout.pp * (view.layer_norm_parameters + view.router_parameters + replicated)
     if position.place == "embedding" and stage == 0:
         count += position.costs.parameters(model.own_view)
     return count

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.training import Recompute
-from efficientbench.costs.layers import over_layers, stage_views
 from efficientbench.costs.matrices import muon_flops
 from efficientbench.costs.memory import (
     layer_experts,
@@ -25,13 +23,7 @@ from efficientbench.costs.memory import (
     rank_tokens,
     vocabulary_rows,
 )
-from efficientbench.costs.model import (
-    FLOAT32_BYTES,
-    feed_forward_matrices,
-    feed_forward_parameters,
-    flops_per_token,
-    layer_matmul_flops,
-)
+from efficientbench.costs.model import FLOAT32_BYTES, flops_per_token, layer_matmul_flops
 
 # Formulas for the FLOPs that kernels compute beyond the model's own, without torch.
 #
@@ -62,18 +54,17 @@ def hardware_flops_per_token(
     lacks a formula.
     """
     forwards = 1 if recompute == "none" else 2
-
-    def beyond(view: ModelConfig) -> int:
-        costs, work = attention_of(view).costs, work_of(view)
+    total = flops_per_token(model, seq_len, recompute).training_hardware
+    for view, count in model.counted_views:
+        costs, work = view.attention_variant.costs, work_of(view)
         needed = costs.products(view, seq_len)
         scores, values = (costs.computed_products or costs.products)(view, seq_len)
         if work.pads_values:
             values = scores
         forward = scores + values - sum(needed)
         backward = 2 * forward + (scores if work.scores_again else 0)
-        return forwards * (forward + work.again) + backward + work.again_in_backward
-
-    return flops_per_token(model, seq_len, recompute).training_hardware + over_layers(model, beyond)
+        total += count * (forwards * (forward + work.again) + backward + work.again_in_backward)
+    return total
 
 
 @dataclass(frozen=True)
@@ -97,7 +88,7 @@ Works = tuple[Work, ...]
 def micro_batch_work(config: RunConfig, layout: Layout, stage: int) -> dict[str, Works]:
     """Return the work of a rank of a pipeline stage for one micro-batch, forward and backward, by kind."""
     work: dict[str, Works] = {}
-    for each, count in stage_views(config, layout):
+    for each, count in config.stage_views:
         layer = {
             "matmuls": _matmuls(each, layout),
             "attention": (_attention(each, layout),),
@@ -145,12 +136,12 @@ def _matmuls(config: RunConfig, layout: Layout) -> Works:
     """
     model, tp = config.model, layout.tp
     dtype_bytes = DTYPE_BYTES[config.training.dtype]
-    attention = attention_of(model).costs
+    attention = model.attention_variant.costs
     computed = model.computing_networks
     passes = _forwards(config) + 2
-    weights = attention.parameters(model) / tp + model.unrouted_networks * feed_forward_parameters(model) / tp
+    weights = attention.parameters(model) / tp + model.unrouted_networks * model.feed_forward_parameters / tp
     weights += layer_experts(config, layout)
-    inner = feed_forward_matrices(model) * model.ffn_hidden_size * computed + sum(attention.column_inputs(model))
+    inner = model.feed_forward_matrices * model.ffn_hidden_size * computed + sum(attention.column_inputs(model))
     elements = (inner + attention.projection_flops(model) / model.hidden_size) / tp + 2 * model.hidden_size
     moved = weights * (passes - 1) * dtype_bytes + weights * 2 * FLOAT32_BYTES
     moved += passes * rank_tokens(config, layout) * elements * dtype_bytes
@@ -160,7 +151,7 @@ def _matmuls(config: RunConfig, layout: Layout) -> Works:
 def _attention(config: RunConfig, layout: Layout) -> Work:
     """Return the work of one layer's scores; each pass moves queries, keys, values, output or their gradients once."""
     model, training = config.model, config.training
-    costs = attention_of(model).costs
+    costs = model.attention_variant.costs
     per_token = costs.causal_score_flops(model, training.seq_len) / layout.tp
     passes = 3 if training.recompute == "none" else 4
     moved = passes * rank_tokens(config, layout) * costs.saved(model, layout.tp) * DTYPE_BYTES[training.dtype]
@@ -198,7 +189,7 @@ def _elementwise(config: RunConfig, layout: Layout) -> Work:
     else:
         activation = (2 * forwards + 3 if config.kernels.fused else 4 * forwards + 7) * width
     rotated = 0.0
-    if position_of(model).place == "queries and keys":
+    if model.position_variant.place == "queries and keys":
         groups = max(model.key_value_heads / layout.tp, 1)
         once = 2 if config.kernels.fused else 3
         rotated = once * (forwards + 1) * (model.heads / layout.tp + groups) * model.rotated_dim

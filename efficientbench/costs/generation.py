@@ -7,16 +7,8 @@ from __future__ import annotations
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.costs.compute import Work, Works
-from efficientbench.costs.layers import over_layers
-from efficientbench.costs.model import (
-    cache_bytes,
-    count_parameters,
-    feed_forward_matrices,
-    feed_forward_parameters,
-    layer_matmul_flops,
-)
+from efficientbench.costs.model import cache_bytes, count_parameters, layer_matmul_flops
 
 # Formulas for the work of generation on one device, without torch.
 #
@@ -29,7 +21,10 @@ def prefill_work(model: ModelConfig, prompt_tokens: int, rows: int, dtype: str) 
 
     Raises UndeclaredError: the model cannot generate, or its declaration lacks a formula.
     """
-    scores = over_layers(model, lambda view: attention_of(view).costs.causal_score_flops(view, prompt_tokens))
+    scores = sum(
+        count * view.attention_variant.costs.causal_score_flops(view, prompt_tokens)
+        for view, count in model.counted_views
+    )
     tokens = rows * prompt_tokens
     written = rows * cache_bytes(model, prompt_tokens, dtype)
     return {
@@ -43,7 +38,7 @@ def decode_work(model: ModelConfig, tokens: int, rows: int, dtype: str) -> dict[
 
     Raises UndeclaredError: the model cannot generate, or its declaration lacks a formula.
     """
-    flops = over_layers(model, lambda view: attention_of(view).costs.decode_flops(view, tokens))
+    flops = sum(count * view.attention_variant.costs.decode_flops(view, tokens) for view, count in model.counted_views)
     return {
         "matmuls": _matmuls(model, rows, rows, dtype),
         "attention": (Work(rows * flops, rows * cache_bytes_read(model, tokens, dtype)),),
@@ -54,7 +49,7 @@ def _matmuls(model: ModelConfig, tokens: int, rows: int, dtype: str) -> Works:
     """Return the work of the layers' matmuls for all tokens, and of the output projection for one token of each row."""
     table = model.vocab_size * model.hidden_size
     weights = weight_bytes_read(model, tokens, dtype, experts_touched(model, tokens)) - table * DTYPE_BYTES[dtype]
-    flops = tokens * over_layers(model, layer_matmul_flops)
+    flops = tokens * sum(count * layer_matmul_flops(view) for view, count in model.counted_views)
     return Work(flops, weights), Work(rows * 2 * table, table * DTYPE_BYTES[dtype])
 
 
@@ -75,12 +70,12 @@ def cache_bytes_read(model: ModelConfig, tokens: int, dtype: str) -> int:
 
     `tokens` is the sequence's length, the new token included.
     """
-
-    def elements(view: ModelConfig) -> int:
-        costs = attention_of(view).costs
-        return costs.cached(view) * tokens if costs.decode_reads is None else costs.decode_reads(view, tokens)
-
-    return over_layers(model, elements) * DTYPE_BYTES[dtype]
+    elements = 0
+    for view, count in model.counted_views:
+        costs = view.attention_variant.costs
+        read = costs.cached(view) * tokens if costs.decode_reads is None else costs.decode_reads(view, tokens)
+        elements += count * read
+    return elements * DTYPE_BYTES[dtype]
 
 
 def weight_bytes_read(model: ModelConfig, batch: int, dtype: str, experts_touched: float | None = None) -> float:
@@ -92,12 +87,12 @@ def weight_bytes_read(model: ModelConfig, batch: int, dtype: str, experts_touche
     read: float = counted.total
     if not model.tied:
         read -= (model.vocab_size - batch) * model.hidden_size
-    if position_of(model.own_view).place == "embedding":
+    if model.own_view.position_variant.place == "embedding":
         read -= counted.position - min(batch * model.hidden_size, counted.position)
     if model.moe is not None and experts_touched is not None:
         for view, count in model.counted_views:
             if view.moe is not None:
-                read -= count * (model.moe.experts - experts_touched) * feed_forward_parameters(view)
+                read -= count * (model.moe.experts - experts_touched) * view.feed_forward_parameters
     return read * DTYPE_BYTES[dtype]
 
 
@@ -132,14 +127,14 @@ def largest_batch(
 
 def _weight_bytes(model: ModelConfig, dtype: str, tp: int) -> int:
     # Norms and routers, which every rank holds in full too, are too small to count.
-    replicated = over_layers(model, lambda view: attention_of(view).costs.replicated_parameters(view))
-    whole = replicated if tp > 1 else 0
+    views = model.counted_views if tp > 1 else []
+    whole = sum(count * view.attention_variant.costs.replicated_parameters(view) for view, count in views)
     return ((count_parameters(model).total - whole) // tp + whole) * DTYPE_BYTES[dtype]
 
 
 def _sequence_bytes(model: ModelConfig, prompt_tokens: int, new_tokens: int, dtype: str, tp: int) -> int:
     """Estimate the bytes of a sequence: its cache, and a layer's inner elements for each token of its prompt."""
     widest = max(view.ffn_hidden_size * view.computing_networks for view in model.views.values())
-    inner = feed_forward_matrices(model) * widest
+    inner = model.feed_forward_matrices * widest
     prompt = prompt_tokens * (inner // tp + 4 * model.hidden_size) * DTYPE_BYTES[dtype]
     return cache_bytes(model, prompt_tokens + new_tokens, dtype, tp) + prompt

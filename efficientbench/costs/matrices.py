@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import attention_of
 from efficientbench.architecture.variant import Stack, UndeclaredError
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.layers import over_stage, stage_views
 from efficientbench.costs.model import FLOAT32_BYTES
 
 NEWTON_SCHULZ_STEPS = 5
@@ -21,7 +19,7 @@ def layer_matrices(model: ModelConfig) -> dict[str, Stack]:
 
     Raises UndeclaredError: the attention does not declare its matrices.
     """
-    attention = attention_of(model)
+    attention = model.attention_variant
     if attention.matrices is None:
         raise UndeclaredError(f"model.attention.kind={model.attention.kind} does not declare its matrices")
     moe, width, hidden = model.moe, model.ffn_hidden_size, model.hidden_size
@@ -39,7 +37,7 @@ def layer_matrices(model: ModelConfig) -> dict[str, Stack]:
 
 def rank_matrices(config: RunConfig, layout: Layout) -> int:
     """Count the parameters of one rank that Muon updates: all matrices of its layers."""
-    return sum(count * held for each, count in stage_views(config, layout) for held, _ in _on_rank(each, layout))
+    return sum(count * held for each, count in config.stage_views for held, _ in _on_rank(each, layout))
 
 
 def muon_flops(config: RunConfig, layout: Layout) -> float:
@@ -49,28 +47,22 @@ def muon_flops(config: RunConfig, layout: Layout) -> float:
     matrix: 2 m² n + 2 m³ + 2 m² n. Every rank computes the complete matrix that tensor-parallel ranks share, and every
     replica computes the same.
     """
-
-    def layer_flops(each: RunConfig) -> float:
-        flops = 0.0
+    flops = 0.0
+    for each, count in config.stage_views:
         for _, stack in _on_rank(each, layout):
             for short, long in map(sorted, stack.shapes):
-                flops += _copies(stack, layout) * NEWTON_SCHULZ_STEPS * 2 * short**2 * (2 * long + short)
-        return flops
-
-    return over_stage(config, layout, layer_flops)
+                flops += count * _copies(stack, layout) * NEWTON_SCHULZ_STEPS * 2 * short**2 * (2 * long + short)
+    return flops
 
 
 def gathered_matrices(config: RunConfig, layout: Layout) -> int:
     """Count the parameters of the complete matrices that one rank gathers from the other tensor-parallel ranks."""
-
-    def layer_elements(each: RunConfig) -> int:
-        return sum(
-            stack.parameters // stack.copies * _copies(stack, layout)
-            for name, stack in layer_matrices(each.model).items()
-            if _ranks(each, name, stack) > 1
-        )
-
-    return over_stage(config, layout, layer_elements)
+    return sum(
+        count * (stack.parameters // stack.copies) * _copies(stack, layout)
+        for each, count in config.stage_views
+        for name, stack in layer_matrices(each.model).items()
+        if _ranks(each, name, stack) > 1
+    )
 
 
 def muon_bytes(config: RunConfig, layout: Layout) -> int:

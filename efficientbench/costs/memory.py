@@ -5,21 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
-from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.config.layout import Layout, padded_vocab_size
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.layers import over_stage, stage_views
 from efficientbench.costs.matrices import muon_bytes, rank_matrices
-from efficientbench.costs.model import (
-    FLOAT32_BYTES,
-    feed_forward_matrices,
-    feed_forward_parameters,
-    head_norm_saved,
-    layer_norm_parameters,
-    outer_norm_parameters,
-    router_parameters,
-    vocabulary_tables,
-)
+from efficientbench.costs.model import FLOAT32_BYTES
 
 
 @dataclass(frozen=True)
@@ -96,22 +85,21 @@ def rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
     model, tp = config.model, layout.tp
     first, last = stage == 0, stage == layout.pp - 1
     own = model.own_view
-
-    def layer_parameters(each: RunConfig) -> int:
-        view, attention = each.model, attention_of(each.model).costs
+    count = own.position_variant.costs.rank_parameters(own, tp, first)
+    count += model.vocabulary_tables(first, last) * rank_embedding(config, layout)
+    count += model.outer_norm_parameters(first, last)
+    for view, layers in model.counted_views:
+        attention = view.attention_variant.costs
         whole = attention.replicated_parameters(view) if tp > 1 else 0
-        split = attention.parameters(view) - whole + view.unrouted_networks * feed_forward_parameters(view)
-        return split // tp + whole + router_parameters(view) + layer_norm_parameters(view)
-
-    count = over_stage(config, layout, layer_parameters)
-    count += position_of(own).costs.rank_parameters(own, tp, first)
-    count += vocabulary_tables(model, first, last) * rank_embedding(config, layout)
-    return count + outer_norm_parameters(model, first, last)
+        split = attention.parameters(view) - whole + view.unrouted_networks * view.feed_forward_parameters
+        layer = split // tp + whole + view.router_parameters + view.layer_norm_parameters
+        count += layers // layout.pp * layer
+    return count
 
 
 def rank_experts(config: RunConfig, layout: Layout) -> int:
     """Count the parameters of one rank's experts; 0 in a dense model."""
-    return over_stage(config, layout, lambda each: layer_experts(each, layout))
+    return sum(count * layer_experts(each, layout) for each, count in config.stage_views)
 
 
 def layer_experts(config: RunConfig, layout: Layout) -> int:
@@ -119,7 +107,7 @@ def layer_experts(config: RunConfig, layout: Layout) -> int:
     model = config.model
     if model.moe is None:
         return 0
-    return model.moe.experts // layout.ep * (feed_forward_parameters(model) // config.parallel.expert_tp)
+    return model.moe.experts // layout.ep * (model.feed_forward_parameters // config.parallel.expert_tp)
 
 
 def rank_embedding(config: RunConfig, layout: Layout) -> int:
@@ -151,12 +139,12 @@ def _activation_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
         # megatron's warm-up of interleaved 1F1B, and the micro-batch that follows it; each has one virtual stage.
         in_flight = 2 * (layout.pp - stage) - 1 + (layout.vpp - 1) * layout.pp
     in_flight = min(in_flight, layout.micro_batches * layout.vpp)
-
-    def kept(each: RunConfig) -> int:
-        return residual if training.recompute == "full" else _layer_elements(each, layout)
-
+    if training.recompute == "full":
+        kept = model.layers // layout.pp * residual
+    else:
+        kept = sum(count * _layer_elements(each, layout) for each, count in config.stage_views)
     # Every virtual stage has equally many layers of each kind.
-    per_token = in_flight * (over_stage(config, layout, kept) // layout.vpp)
+    per_token = in_flight * (kept // layout.vpp)
     if stage == layout.pp - 1:
         per_token += 2 * residual
     if stage == 0 and model.embedding_norm:
@@ -173,12 +161,29 @@ def _layer_elements(config: RunConfig, layout: Layout) -> int:
     """
     model, tp = config.model, layout.tp
     residual = model.hidden_size // tp if layout.sp else model.hidden_size
-    attention = attention_of(model).costs
+    attention = model.attention_variant.costs
     elements = 4 * residual + attention.saved(model, tp) + _feed_forward_elements(config)
-    elements += head_norm_saved(model, tp, config.training.recompute)
+    elements += _head_norm_elements(config)
     if config.training.recompute == "selective":
         return elements - attention.recomputed(model, tp)
     return elements + ((layout.cp - 1) * attention.gathered(model, tp) if layout.cp > 1 else 0)
+
+
+def _head_norm_elements(config: RunConfig) -> int:
+    """Count the elements per token that one layer keeps because queries and keys are normalized.
+
+    A norm keeps its input. Before the rotation keys are a part of the projection's output, which is kept anyway, and
+    queries are copied out of it, unless one group has all heads or each head is a group. Selective recomputation keeps
+    normalized keys too; what is normalized after the rotation, it computes again.
+    """
+    model, tp, selective = config.model, config.parallel.tp, config.training.recompute == "selective"
+    if not model.qk_norm:
+        return 0
+    heads, groups = model.heads // tp, max(model.key_value_heads // tp, 1)
+    if not model.norm_weights:
+        return 0 if selective else (heads + groups) * model.head_dim
+    copied = 0 if groups in (1, heads) else heads
+    return (copied + (groups if selective else 0)) * model.head_dim
 
 
 def _feed_forward_elements(config: RunConfig) -> int:
@@ -188,7 +193,7 @@ def _feed_forward_elements(config: RunConfig) -> int:
     tp rank has its own tokens. Shared experts are like the layer of a dense model.
     """
     model, parallel = config.model, config.parallel
-    inner = feed_forward_matrices(model) * model.ffn_hidden_size // parallel.tp
+    inner = model.feed_forward_matrices * model.ffn_hidden_size // parallel.tp
     routed = 0
     if model.moe is not None:
         routed = model.moe.top_k * (inner + 2 * model.hidden_size * parallel.expert_tp // parallel.tp)
@@ -210,7 +215,7 @@ def _workspace_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
         again = _layer_elements(each, layout) if training.recompute == "full" else 0
         return tokens * (_feed_forward_elements(each) + 2 * model.hidden_size + again) * dtype_bytes
 
-    layer = max(backward(each) for each, _ in stage_views(config, layout))
+    layer = max(backward(each) for each, _ in config.stage_views)
     embedding = rank_embedding(config, layout) * dtype_bytes
     first, last = stage == 0, stage == layout.pp - 1
     waiting = embedding if last and model.tied else 0

@@ -10,57 +10,8 @@ from dataclasses import dataclass
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.config.training import Recompute
-from efficientbench.costs.layers import over_layers
-
-
-def feed_forward_matrices(model: ModelConfig) -> int:
-    """Count the matrices of a feed-forward layer; it keeps as many inner tensors for the backward pass.
-
-    SwiGLU has gate, up and down, and keeps gate, up and their product. ReLU² has up and down, and keeps up and its
-    square.
-    """
-    return 3 if model.activation == "swiglu" else 2
-
-
-def layer_norm_parameters(model: ModelConfig) -> int:
-    """Count the weights of one layer's norms, which every tensor-parallel rank holds in full."""
-    return 2 * model.hidden_size + head_norm_parameters(model) if model.norm_weights else 0
-
-
-def head_norm_parameters(model: ModelConfig) -> int:
-    """Count the weights of the norms on one layer's queries and keys."""
-    return 2 * model.head_dim if model.qk_norm and model.norm_weights else 0
-
-
-def outer_norm_parameters(model: ModelConfig, first: bool, last: bool) -> int:
-    """Count the weights of the norm before the layers (on the first stage) and of the final norm (on the last)."""
-    norms = int(first and model.embedding_norm) + int(last)
-    return norms * model.hidden_size if model.norm_weights else 0
-
-
-def vocabulary_tables(model: ModelConfig, first: bool, last: bool) -> int:
-    """Count a stage's vocabulary tables: the embedding on the first, the output projection on the last; one if tied."""
-    return int(first or last) if model.tied else int(first) + int(last)
-
-
-def head_norm_saved(model: ModelConfig, tp: int, recompute: Recompute) -> int:
-    """Count the elements per token of one layer that a rank keeps because queries and keys are normalized.
-
-    A norm keeps its input. Before the rotation keys are a part of the projection's output, which is kept anyway, and
-    queries are copied out of it, unless one group has all heads or each head is a group. Selective recomputation keeps
-    normalized keys too; what is normalized after the rotation, it computes again.
-    """
-    if not model.qk_norm:
-        return 0
-    heads, groups = model.heads // tp, max(model.key_value_heads // tp, 1)
-    if not model.norm_weights:
-        return 0 if recompute == "selective" else (heads + groups) * model.head_dim
-    copied = 0 if groups in (1, heads) else heads
-    return (copied + (groups if recompute == "selective" else 0)) * model.head_dim
-
 
 FLOAT32_BYTES = 4
 COUNTER_BYTES = 16
@@ -94,45 +45,36 @@ class Parameters:
 
 def count_parameters(model: ModelConfig) -> Parameters:
     """Count a model's parameters by part; for GQA as many as `transformers.Qwen2ForCausalLM` has in these shapes."""
-    own = model.own_view
+    own, views = model.own_view, model.counted_views
     return Parameters(
-        embedding=vocabulary_tables(model, first=True, last=True) * model.vocab_size * model.hidden_size,
-        position=position_of(own).costs.parameters(own),
-        attention=over_layers(model, lambda view: attention_of(view).costs.parameters(view)),
-        feed_forward=over_layers(model, _feed_forward),
-        norms=over_layers(model, layer_norm_parameters) + outer_norm_parameters(model, first=True, last=True),
-        idle=over_layers(model, _idle),
+        embedding=model.vocabulary_tables(first=True, last=True) * model.vocab_size * model.hidden_size,
+        position=own.position_variant.costs.parameters(own),
+        attention=sum(count * view.attention_variant.costs.parameters(view) for view, count in views),
+        feed_forward=sum(count * _feed_forward(view) for view, count in views),
+        norms=sum(count * view.layer_norm_parameters for view, count in views)
+        + model.outer_norm_parameters(first=True, last=True),
+        idle=sum(count * _idle(view) for view, count in views),
     )
 
 
 def layer_parameters(model: ModelConfig) -> int:
     """Count the parameters of one layer."""
-    return attention_of(model).costs.parameters(model) + _feed_forward(model) + layer_norm_parameters(model)
+    return model.attention_variant.costs.parameters(model) + _feed_forward(model) + model.layer_norm_parameters
 
 
 def _feed_forward(model: ModelConfig) -> int:
     experts = model.moe.experts if model.moe else 0
-    return router_parameters(model) + (experts + model.unrouted_networks) * feed_forward_parameters(model)
+    return model.router_parameters + (experts + model.unrouted_networks) * model.feed_forward_parameters
 
 
 def _idle(model: ModelConfig) -> int:
-    return (model.moe.experts - model.moe.top_k) * feed_forward_parameters(model) if model.moe else 0
-
-
-def feed_forward_parameters(model: ModelConfig) -> int:
-    """Count the parameters of one dense feed-forward layer or one expert."""
-    return feed_forward_matrices(model) * model.hidden_size * model.ffn_hidden_size
-
-
-def router_parameters(model: ModelConfig) -> int:
-    """Count the router parameters of one layer; 0 in a dense model."""
-    return model.hidden_size * model.moe.experts if model.moe else 0
+    return (model.moe.experts - model.moe.top_k) * model.feed_forward_parameters if model.moe else 0
 
 
 def layer_matmul_flops(model: ModelConfig) -> int:
     """Count the forward FLOPs per token of one layer's projections, feed-forward and router."""
-    feed_forward = model.computing_networks * feed_forward_parameters(model)
-    return attention_of(model).costs.projection_flops(model) + 2 * (feed_forward + router_parameters(model))
+    feed_forward = model.computing_networks * model.feed_forward_parameters
+    return model.attention_variant.costs.projection_flops(model) + 2 * (feed_forward + model.router_parameters)
 
 
 @dataclass(frozen=True)
@@ -165,9 +107,12 @@ class Flops:
 def flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute = "none") -> Flops:
     """Count FLOPs per token in sequences of `seq_len` tokens, averaged over their positions."""
     logits = 2 * model.hidden_size * model.vocab_size
-    linear = over_layers(model, layer_matmul_flops) + logits
-    square = over_layers(model, lambda view: attention_of(view).costs.score_flops(view, seq_len))
-    causal = over_layers(model, lambda view: attention_of(view).costs.causal_score_flops(view, seq_len))
+    linear, square, causal = logits, 0, 0
+    for view, count in model.counted_views:
+        costs = view.attention_variant.costs
+        linear += count * layer_matmul_flops(view)
+        square += count * costs.score_flops(view, seq_len)
+        causal += count * costs.causal_score_flops(view, seq_len)
     forward = linear + causal
     recomputed = {"none": 0, "selective": causal, "full": forward - logits}[recompute]
     return Flops(forward=forward, recomputed=recomputed, forward_full_square=linear + square)
@@ -191,14 +136,15 @@ def dense_keys_per_query(seq_len: float) -> float:
 
 def keys_read_per_query(model: ModelConfig, seq_len: int) -> float:
     """Return the mean number of keys that a query of this model's attention reads, over queries and layers."""
-    read = [(attention_of(view).costs.keys_read_per_query(view, seq_len), n) for view, n in model.counted_views]
+    read = [(view.attention_variant.costs.keys_read_per_query(view, seq_len), n) for view, n in model.counted_views]
     # The sum and the quotient would round the mean of equal numbers.
     return read[0][0] if len(read) == 1 else sum(keys * count for keys, count in read) / model.layers
 
 
 def kv_cache_bytes_per_token(model: ModelConfig, dtype: str) -> int:
     """Count the bytes that decoding keeps for each token, over all layers."""
-    return over_layers(model, lambda view: attention_of(view).costs.cached(view)) * DTYPE_BYTES[dtype]
+    elements = sum(count * view.attention_variant.costs.cached(view) for view, count in model.counted_views)
+    return elements * DTYPE_BYTES[dtype]
 
 
 def cache_bytes(model: ModelConfig, tokens: int, dtype: str, tp: int = 1) -> int:
@@ -206,14 +152,12 @@ def cache_bytes(model: ModelConfig, tokens: int, dtype: str, tp: int = 1) -> int
 
     Raises UndeclaredError: the attention declares no state, or the positional encoding does not decode.
     """
-    for view in model.views.values():
-        if not position_of(view).decodes:
+    total = COUNTER_BYTES
+    for view, count in model.counted_views:
+        if not view.position_variant.decodes:
             raise UndeclaredError(
                 f"model.position.kind={view.position.kind} does not declare that rows can have positions of their own, "
                 "and so cannot generate"
             )
-
-    def state_bytes(view: ModelConfig) -> int:
-        return attention_of(view).costs.state_bytes(view, tokens, tp, DTYPE_BYTES[dtype])
-
-    return over_layers(model, state_bytes) + COUNTER_BYTES
+        total += count * view.attention_variant.costs.state_bytes(view, tokens, tp, DTYPE_BYTES[dtype])
+    return total

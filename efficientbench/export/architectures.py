@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from efficientbench.architecture.model import OWN_LAYER, ModelConfig
-from efficientbench.architecture.registry import ATTENTION, attention_of, position_of
+from efficientbench.architecture.registry import ATTENTION
 from efficientbench.architecture.variant import imported
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.schema import RunConfig
@@ -58,7 +58,7 @@ def exporter_of(view: ModelConfig, inside: str = "") -> Exporter:
 
     Raises ConfigError: the attention's declaration names none.
     """
-    variant = attention_of(view)
+    variant = view.attention_variant
     if variant.exporter is None:
         raise refusal(f"model.{inside}attention.kind={view.attention.kind}", variant.not_exported)
     exporter: Exporter = imported(variant.exporter)
@@ -99,7 +99,7 @@ def _parts(model: ModelConfig) -> dict[str, str]:
     parts: dict[str, str] = {}
     for name, view in model.views.items():
         inside = "" if name == OWN_LAYER else f"kinds.{name}."
-        position = position_of(view)
+        position = view.position_variant
         found = exporter_of(view, inside).parts(view)
         if position.place not in ("nothing", "queries and keys"):
             raise refusal(f"model.{inside}position.kind={view.position.kind}", position.not_exported)

@@ -27,11 +27,9 @@ from torch.distributed import ProcessGroup
 from torch.overrides import TorchFunctionMode
 
 from efficientbench.architecture.model import OWN_LAYER, ModelConfig
-from efficientbench.architecture.registry import attention_of, position_of
 from efficientbench.architecture.variant import imported
 from efficientbench.config.layout import padded_vocab_size
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.layers import with_view
 from efficientbench.devices.registry import device_called
 from efficientbench.model import context_parallel, megatron_patches, moe
 from efficientbench.model.cache import Cache
@@ -254,7 +252,7 @@ def same_model(model: GPT, config: RunConfig, device: torch.device) -> GPT:
 
 def _attention_kernels(config: RunConfig, device: torch.device) -> dict[str, AttentionKernel]:
     """Return the kernel of causal attention by the kind of layer."""
-    return {name: _attention_kernel(with_view(config, view), device) for name, view in config.model.views.items()}
+    return {name: _attention_kernel(config.with_view(view), device) for name, view in config.model.views.items()}
 
 
 def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:
@@ -298,7 +296,7 @@ def _construct(
     megatron_patches.apply()
     model, kernels = config.model, attention_kernels or {}
     engines = {
-        name: transformer_config(with_view(config, view), kernels.get(name, causal_attention))
+        name: transformer_config(config.with_view(view), kernels.get(name, causal_attention))
         for name, view in model.views.items()
     }
     own = model.own_view
@@ -307,7 +305,7 @@ def _construct(
     else:
         # Megatron reads the number of experts of the model, where it scales their auxiliary loss.
         views = sorted(model.views.values(), key=lambda view: view.moe is None)
-        engine = transformer_config(with_view(config, views[0]))
+        engine = transformer_config(config.with_view(views[0]))
         # Megatron reads it of the model, where it sums the gradients of these norms over tensor-parallel ranks.
         engine.qk_layernorm = any(view.qk_norm for view in model.views.values())
         engine.heterogeneous_block_specs = True
@@ -317,7 +315,7 @@ def _construct(
     specs = {}
     for number, (name, view) in enumerate(model.views.items(), 1):
         # Kinds with the model's own encoding share it, with its table and its angles.
-        turned = position_of(view).place == "queries and keys" and view.rotated_dim != own.rotated_dim
+        turned = view.position_variant.place == "queries and keys" and view.rotated_dim != own.rotated_dim
         if view.position == own.position and not turned:
             mine = position
         else:
@@ -337,7 +335,7 @@ def _layer_spec(model: ModelConfig, position: Position) -> ModuleSpec:
         module=Layer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
-            self_attention=imported(attention_of(model).layer)(model, position),
+            self_attention=imported(model.attention_variant.layer)(model, position),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
             mlp=moe.spec() if model.moe else feed_forward_spec(),

@@ -16,7 +16,6 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import position_of
 from efficientbench.basics.errors import ConfigError
 
 EXPERTS = "mlp.experts."
@@ -190,4 +189,4 @@ def _draw(name: str, shape: list[int], config: ModelConfig, seed: int, device: t
 def _divisor(name: str, config: ModelConfig) -> float:
     if name.endswith(OUTPUT_PROJECTIONS):
         return math.sqrt(2 * config.layers)
-    return position_of(config.own_view).table_divisor if name == "position_table" else 1.0
+    return config.own_view.position_variant.table_divisor if name == "position_table" else 1.0

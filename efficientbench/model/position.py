@@ -15,7 +15,6 @@ from megatron.core.transformer import TransformerConfig
 
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.positions import LearnableAbsoluteConfig, RelativeConfig, RopeConfig, RopeScaling
-from efficientbench.architecture.registry import position_of
 from efficientbench.architecture.variant import imported
 from efficientbench.model import context_parallel
 from efficientbench.model.engine_config import EngineConfig
@@ -264,7 +263,7 @@ def slopes(heads: int) -> list[float]:
 
 def build_position(model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:
     """Build the positional encoding of one pipeline stage that the configuration names."""
-    position: Position = imported(position_of(model).layer)(model, config, first_stage)
+    position: Position = imported(model.position_variant.layer)(model, config, first_stage)
     return position
 
 

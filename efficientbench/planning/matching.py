@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import attention_of
 from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
@@ -146,7 +145,7 @@ def _key(config: RunConfig) -> _Key:
         step = _STEP * (parallel.tp if model.unrouted_networks else parallel.expert_tp)
         return _Key("", "ffn_hidden_size", range(step, _WIDEST, step))
     # A kind of layer may have keys of its own, which the model's do not change.
-    choices = None if model.pattern else attention_of(model).cache_choices
+    choices = None if model.pattern else model.attention_variant.cache_choices
     if choices is None:
         raise ConfigError(
             f"match=cache: attention {model.attention.kind!r} of {config.name} declares no key by which its cache "

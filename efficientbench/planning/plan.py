@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
-from efficientbench.architecture.registry import OWN, SECTIONS, attention_of, outside
+from efficientbench.architecture.registry import OWN, SECTIONS, outside
 from efficientbench.architecture.variant import known, shown
 from efficientbench.basics.counted import number_of
 from efficientbench.config.budget import Budget, plan_budget
@@ -44,7 +44,7 @@ def not_promised(config: RunConfig, device: Device, environment: Mapping[str, st
             kind = getattr(view, section).kind
             if kind not in OWN[section] and outside(kind) is not None:
                 found[section] = f"{kind} is from outside this project, and its kernels decide"
-        kernel = attention_of(view).may_differ
+        kernel = view.attention_variant.may_differ
         found |= {kernel[0]: kernel[1]} if kernel and device.fuses() else {}
     return found
 
@@ -276,7 +276,7 @@ def hidden(config: RunConfig) -> str | None:
     """Return why a run's sequences are too short to show what its attention does; None where they are not."""
     kinds = config.model.kinds or {}
     for name, view in config.model.views.items():
-        reason = attention_of(view).hidden_at(view, config.training.seq_len)
+        reason = view.attention_variant.hidden_at(view, config.training.seq_len)
         if reason:
             for key in kinds.get(name, {}).get("attention", {}):
                 reason = reason.replace(f"model.attention.{key} ", f"model.kinds.{name}.attention.{key} ")

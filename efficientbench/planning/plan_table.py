@@ -12,7 +12,6 @@ from rich.table import Table
 
 from efficientbench.architecture.backbone import CHOICES
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import attention_of
 from efficientbench.architecture.variant import known, shown
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import Layout
@@ -226,7 +225,7 @@ def _state_rows(config: RunConfig) -> list[tuple[str, str]]:
     model, dtype = config.model, config.training.dtype
     added = shown(lambda: f"{kv_cache_bytes_per_token(model, dtype):,} B")
     at_once = ("cache of a sequence", shown(lambda: f"{cache_bytes(model, config.training.seq_len, dtype):,} B"))
-    alike = model.pattern is None and known(lambda: attention_of(model).costs.cached(model)) != 0
+    alike = model.pattern is None and known(lambda: model.attention_variant.costs.cached(model)) != 0
     if alike:
         return [("KV cache per token", added), at_once]
 

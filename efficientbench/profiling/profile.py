@@ -12,7 +12,6 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from efficientbench.architecture.registry import attention_of
 from efficientbench.architecture.variant import known, missing
 from efficientbench.basics.errors import MetricsError
 from efficientbench.config.layout import Layout
@@ -58,7 +57,7 @@ def profile(config: RunConfig, mode: str) -> int:
 def print_profile(folder: OutputFolder) -> None:
     """Print the traced steps' time by kind of work and the kind farthest above its bound; write the shares."""
     job = Job.read(folder.config)
-    profiled_as = tuple(name for view in job.config.model.views.values() for name in attention_of(view).profiled_as)
+    profiled_as = tuple(name for view in job.config.model.views.values() for name in view.attention_variant.profiled_as)
     breakdown = break_down(read_trace(folder.trace), profiled_as)
     shares = StepShares(
         steps=breakdown.steps,

@@ -12,7 +12,6 @@ from efficientbench import metrics
 from efficientbench.architecture.variant import known
 from efficientbench.config.training import TrainingConfig
 from efficientbench.costs.compute import hardware_flops_per_token
-from efficientbench.costs.layers import with_view
 from efficientbench.costs.model import count_parameters, flops_per_token
 from efficientbench.devices.base import Device
 from efficientbench.metrics.formulas.definitions import load_imbalance
@@ -55,7 +54,7 @@ def run_facts(job: Job, device: Device, torch_device: torch.device) -> RunFacts:
     flops = known(lambda: flops_per_token(model, attended, training.recompute))
     hardware = known(
         lambda: hardware_flops_per_token(
-            model, attended, training.recompute, lambda view: attention_work(with_view(config, view), device.type)
+            model, attended, training.recompute, lambda view: attention_work(config.with_view(view), device.type)
         )
     )
     peak, source = config.measurement.peak_flops, "configuration (measurement.peak_flops)"

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import plain_scores
 from efficientbench.architecture.variant import known
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.compute import AttentionWork, hardware_flops_per_token
@@ -38,7 +37,7 @@ def facts_of(facts: RunFacts, config: RunConfig, device_type: str, lengths: Mapp
     def hardware(tokens: int) -> float:
         # Only a layer's own kernels do other work at other lengths; other kernels may be measured for theirs.
         def work(view: ModelConfig) -> AttentionWork:
-            training = config.training.model_copy(update={} if plain_scores(view) else {"seq_len": tokens})
+            training = config.training.model_copy(update={} if view.plain_scores else {"seq_len": tokens})
             return attention_work(config.model_copy(update={"training": training, "model": view}), device_type)
 
         return hardware_flops_per_token(model, tokens, recompute, work)

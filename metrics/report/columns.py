@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import attention_of
 from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.metrics.records.figure import Figure
 from efficientbench.metrics.records.record import FIGURES, NOT_RECORDED, RunRecord
@@ -69,7 +68,8 @@ DERIVED = {
         "documents, or repeats, of validation_loss_se, whose interval is Student's"),
         lambda record: record.validation_loss_se_values, needs="validation_loss_se"),
     "kv_cache_bytes_per_token": Derived(Figure("B/token", "what decoding keeps of a token over all layers, in dtype",
-        better="lower"), lambda record: _by_layers(record, lambda of, size: attention_of(of).costs.cached(of) * size)),
+        better="lower"),
+        lambda record: _by_layers(record, lambda view, size: view.attention_variant.costs.cached(view) * size)),
     "state_bytes_32k": Derived(Figure("B", "what decoding keeps of 32,768 tokens over all layers, in dtype",
         better="lower"), lambda record: state_bytes(record, 32_768)),
     "layer_kinds": Derived(Figure("", "layers by kind, like 21 swa, 7 own; empty where they are alike"),
@@ -115,7 +115,7 @@ def _by_layers(record: RunRecord, count: Callable[[ModelConfig, int], int]) -> i
 
 def state_bytes(record: RunRecord, tokens: int) -> int | None:
     """Return what decoding keeps of a sequence of so many tokens; None as `_by_layers`."""
-    return _by_layers(record, lambda view, size: attention_of(view).costs.state_bytes(view, tokens, 1, size))
+    return _by_layers(record, lambda view, size: view.attention_variant.costs.state_bytes(view, tokens, 1, size))
 
 
 def told_kinds(record: RunRecord) -> str | None:

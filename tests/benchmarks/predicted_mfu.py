@@ -28,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from support.measured import options, write_content
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
-from efficientbench.architecture.registry import attention_of
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
@@ -154,7 +153,7 @@ def product_s(rows: int, columns: int, depth: int) -> float:
 
 def attention_s(config: RunConfig, tokens: int) -> float:
     """Return the seconds of attention; its backward pass computes the scores again, 2.5 times the forward's FLOPs."""
-    flops = attention_of(config.model).costs.causal_score_flops(config.model, config.training.seq_len)
+    flops = config.model.attention_variant.costs.causal_score_flops(config.model, config.training.seq_len)
     forward = flops * tokens * config.model.layers
     return forward / FORWARD + 2.5 * forward / BACKWARD
 

@@ -25,7 +25,6 @@ from support.measured import Figure, options, report, seconds
 from support.ranks import Ranks
 from support.tiny_training import tiny_training
 
-from efficientbench.architecture.registry import attention_of
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
@@ -134,7 +133,7 @@ def measure_rates(config: RunConfig) -> tuple[float, float, float, float]:
         link = 2 * (size - 1) / size * sent.nbytes / least(lambda: dist.all_reduce(sent))
     return (
         3 * 2 * tokens * weight.numel() / product_s,
-        3 * tokens * attention_of(model).costs.causal_score_flops(model, training.seq_len) / tp / attention_s,
+        3 * tokens * model.attention_variant.costs.causal_score_flops(model, training.seq_len) / tp / attention_s,
         17 * grad.nbytes / activation_s,
         link,
     )

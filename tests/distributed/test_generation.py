@@ -11,7 +11,6 @@ from support.configs import ATTENTIONS, ENCODINGS, PATTERN, SINKS, WINDOW, chose
 from support.decoding import decode
 from support.ranks import Ranks
 
-from efficientbench.architecture.registry import position_of
 from efficientbench.config.combination_table import problems
 from efficientbench.doctor.variant.cases import LAYOUTS
 
@@ -24,7 +23,7 @@ MANY = [[1] * LENGTH, [5, *[3] * 19, 2], [40, *[3] * 8], [LENGTH]]
 TP: dict[str, int] = {"tp": 2}
 NAMES = [
     *chosen(ATTENTIONS, lambda config: decodes(config) and not problems(config, LAYOUTS["tensor parallel"])),
-    *chosen(ENCODINGS, lambda config: position_of(config.model).place == "scores"),
+    *chosen(ENCODINGS, lambda config: config.model.position_variant.place == "scores"),
 ]
 CELLS = [*((name, TP) for name in [*NAMES, WINDOW, SINKS, PATTERN, "moe"]), ("moe", {"ep": 2, "dp": 2})]
 QUICK = [*((name, TP) for name in ATTENTIONS if "," not in name), ("moe", {"ep": 2, "dp": 2})]

@@ -27,7 +27,6 @@ from support.configs import (
 from support.ranks import Ranks
 
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import position_of
 from efficientbench.config.combination_table import problems
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
@@ -140,7 +139,7 @@ FUSED_CELLS = [("mla", "fused x sequence parallel"), ("moe", "fused"), (EVERY_KE
 def quick(name: str) -> str:
     """Return the layout in which a model is always tried."""
     layout = "data parallel" if ", " in name else "sequence parallel"
-    if name in ENCODINGS and position_of(configured(name).model).place != "embedding":
+    if name in ENCODINGS and configured(name).model.position_variant.place != "embedding":
         layout = "pipeline"
     return layout if (name, layout) in CELLS else "data parallel"
 

@@ -10,7 +10,6 @@ from oracles.oracle import build, relative_error, text
 from support.configs import ATTENTIONS, ENCODINGS, MODELS, chosen, decodes, tiny_model
 from support.decoding import from_cache, in_parts
 
-from efficientbench.architecture.registry import position_of
 from efficientbench.config.schema import RunConfig
 
 pytestmark = pytest.mark.usefixtures("single_rank")
@@ -141,7 +140,7 @@ def test_bf16_decoding_rounds_no_more_than_one_pass(case: str) -> None:
 
 TRACED = [
     *(case for case in CASES if case in ATTENTIONS and "," not in case and case != "gqa"),
-    *chosen(ENCODINGS, lambda config: position_of(config.model).place == "scores"),
+    *chosen(ENCODINGS, lambda config: config.model.position_variant.place == "scores"),
     "nanochat",
 ]
 """Beside GQA; compiling takes seconds each."""

@@ -8,7 +8,6 @@ from oracles.oracle import build, text
 from support.configs import ATTENTIONS, chosen, is_plain, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
-from efficientbench.architecture.registry import attention_of
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.compute import AttentionWork, hardware_flops_per_token
 from efficientbench.costs.model import flops_per_token
@@ -48,7 +47,7 @@ def test_hardware_flops_match_the_kernels(name: str, recompute: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", chosen(ATTENTIONS, lambda config: attention_of(config.model).kernels and not is_plain(config))
+    "name", chosen(ATTENTIONS, lambda config: config.model.attention_variant.kernels and not is_plain(config))
 )
 def test_a_variants_own_kernels_compute_at_least_the_model_flops(name: str) -> None:
     """NSA reads complete blocks, and selects in two passes."""

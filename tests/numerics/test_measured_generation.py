@@ -12,7 +12,7 @@ from support.reads import Reads
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.generation import cache_bytes_read, weight_bytes_read
-from efficientbench.costs.model import cache_bytes, feed_forward_parameters
+from efficientbench.costs.model import cache_bytes
 from efficientbench.devices.registry import find_device
 from efficientbench.generation.decoder import Decoder, compiled_step
 from efficientbench.generation.measuring.measure import Setting, measure, prompts_of
@@ -58,7 +58,7 @@ def test_the_bytes_read_by_a_step_match_the_formulas(name: str, tied: bool) -> N
         assert weights == weight_bytes_read(config.model, rows, "fp32", experts)
         assert kept == rows * cache_bytes_read(config.model, length, "fp32")
     if moe is not None:
-        one = config.model.layers * feed_forward_parameters(config.model) * 4
+        one = config.model.layers * config.model.feed_forward_parameters * 4
         assert weights - weight_bytes_read(config.model, 3, "fp32", moe.experts - 1.0) == one
 
 

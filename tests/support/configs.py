@@ -9,11 +9,8 @@ from efficientbench.architecture.registry import (
     ATTENTION,
     POSITIONS,
     SECTIONS,
-    attention_of,
     find,
     load,
-    plain_scores,
-    position_of,
 )
 from efficientbench.architecture.variant import missing
 from efficientbench.config.load import resolve
@@ -101,12 +98,12 @@ def chosen(models: Models, supports: Callable[[RunConfig], object]) -> list[str]
 def has_table(config: RunConfig) -> bool:
     """Return whether the model's positional encoding trains parameters."""
     own = config.model.own_view
-    return position_of(own).costs.parameters(own) > 0
+    return own.position_variant.costs.parameters(own) > 0
 
 
 def has_matrices(config: RunConfig) -> bool:
     """Return whether Muon can train the model."""
-    return all(attention_of(view).matrices is not None for view in config.model.views.values())
+    return all(view.attention_variant.matrices is not None for view in config.model.views.values())
 
 
 def decodes(config: RunConfig) -> bool:
@@ -116,7 +113,7 @@ def decodes(config: RunConfig) -> bool:
 
 def is_plain(config: RunConfig) -> bool:
     """Return whether the configured kernel computes the model's attention, rather than the variant's own."""
-    return all(plain_scores(view) is not None for view in config.model.views.values())
+    return all(view.plain_scores is not None for view in config.model.views.values())
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from support.configs import ATTENTIONS, tiny, tiny_model
 
-from efficientbench.architecture.registry import attention_of
 from efficientbench.config.schema import RunConfig
 from efficientbench.export.architectures import architecture_of
 from efficientbench.export.families import CLASSES
@@ -23,7 +22,7 @@ NOPE_KINDS = "model.kinds={swa: {attention: {window: 5}}, full: {position: {kind
 
 def is_exported(name: str) -> bool:
     """Return whether the declaration of a model of ATTENTIONS names an exporter."""
-    return attention_of(tiny_model(name).model).exporter is not None
+    return tiny_model(name).model.attention_variant.exporter is not None
 
 
 CASES = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import attention_of, position_of, section_of
+from efficientbench.architecture.registry import section_of
 from efficientbench.architecture.variant import missing
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.combination_table import problems
@@ -104,7 +104,7 @@ def undeclared(config: RunConfig) -> Iterator[str]:
 
 
 def _undeclared(config: RunConfig, model: ModelConfig) -> Iterator[str]:
-    attention, position = attention_of(model), position_of(model)
+    attention, position = model.attention_variant, model.position_variant
     capabilities = {
         "tensor parallelism (parallel.tp)": attention.tensor_parallel is not None,
         "context parallelism (parallel.cp)": bool(attention.context_parallel) and position.context_parallel,

@@ -16,7 +16,6 @@ from typing import TypeAlias
 
 import torch
 
-from efficientbench.architecture.registry import plain_scores, position_of
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.model.kernels import TORCH_DTYPES, causal_attention, flex, kept_timings
@@ -49,8 +48,8 @@ class AttentionShape:
     def of(cls, config: RunConfig) -> AttentionShape | None:
         """Return the shape of a run's plain causal attention; None if scores have a bias or the layer computes them."""
         model, training, tp = config.model, config.training, config.parallel.tp
-        widths = plain_scores(model)
-        if widths is None or position_of(model).place == "scores":
+        widths = model.plain_scores
+        if widths is None or model.position_variant.place == "scores":
             return None
         # With fewer key-value heads than ranks, each rank has one full head.
         heads, groups = model.heads // tp, max(model.key_value_heads // tp, 1)

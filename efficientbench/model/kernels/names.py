@@ -6,11 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from efficientbench.architecture.model import OWN_LAYER
-from efficientbench.architecture.registry import attention_of, plain_scores, position_of
 from efficientbench.architecture.variant import UndeclaredError, imported, shown
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.compute import AttentionWork
-from efficientbench.costs.layers import with_view
 from efficientbench.model.kernels import (
     TORCH_DTYPES,
     biased_attention,
@@ -69,7 +67,7 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
     model, names = config.model, kernel_names(config, device_type)
 
     def own_fallbacks(each: RunConfig) -> dict[str, str]:
-        kernels = map(_declared, (attention_of(each.model).kernels, position_of(each.model).kernels))
+        kernels = map(_declared, (each.model.attention_variant.kernels, each.model.position_variant.kernels))
         return {part: why for own in kernels if own for part, why in own.fallbacks(each, device_type).items()}
 
     found = _of_each_kind(config, own_fallbacks)
@@ -90,8 +88,8 @@ def attention_work(config: RunConfig, device_type: str) -> AttentionWork:
 
     Raises UndeclaredError: the layer has its own scores, and its declaration names no kernels.
     """
-    if plain_scores(config.model) is None:
-        own = _declared(attention_of(config.model).kernels)
+    if config.model.plain_scores is None:
+        own = _declared(config.model.attention_variant.kernels)
         if own is None:
             raise UndeclaredError(f"model.attention.kind={config.model.attention.kind} declares no kernels")
         return own.work(config, device_type)
@@ -99,7 +97,7 @@ def attention_work(config: RunConfig, device_type: str) -> AttentionWork:
     if choice is None:
         if _attention(config, device_type)["attention"] != biased_attention_flex.TRAINED:
             return AttentionWork()
-        products = attention_of(config.model).costs.products(config.model, config.training.seq_len)
+        products = config.model.attention_variant.costs.products(config.model, config.training.seq_len)
         return AttentionWork(again_in_backward=sum(products))
     # Kernels as in causal_attention.py: torch's own choice on a CPU is its flash kernel.
     flash = choice.name == "flash" or (choice.name == causal_attention.NAME and device_type == "cpu")
@@ -113,22 +111,22 @@ def _of_each_kind(config: RunConfig, parts: Callable[[RunConfig], dict[str, str]
     """
     views = config.model.views
     main = OWN_LAYER if OWN_LAYER in views else next(iter(views))
-    found = dict(parts(with_view(config, views[main])))
+    found = dict(parts(config.with_view(views[main])))
     for name, view in views.items():
-        for part, said in parts(with_view(config, view)).items():
+        for part, said in parts(config.with_view(view)).items():
             found |= {f"{part}_{name}": said} if found.get(part) != said else {}
     return found
 
 
 def _attention(config: RunConfig, device_type: str) -> dict[str, str]:
     model = config.model
-    if plain_scores(model) is None:
-        own = _declared(attention_of(model).kernels)
+    if model.plain_scores is None:
+        own = _declared(model.attention_variant.kernels)
         return own.names(config, device_type) if own else {"attention": UNDECLARED}
     choice = _choice(config, device_type)
     if choice is not None:
         return {"attention": choice.name}
-    position = position_of(model)
+    position = model.position_variant
     if config.data.attention_within_documents:
         return {"attention": biased_attention.name_by_blocks(device_type)}
     name = shown(lambda: biased_attention.name(device_type, lambda: position.costs.parameters(model) > 0))
@@ -148,7 +146,7 @@ def _choice(config: RunConfig, device_type: str) -> AttentionChoice | None:
 
 def _position(config: RunConfig, device_type: str) -> dict[str, str]:
     """Return the kernels of the positional encoding; only encodings that rotate queries and keys have their own."""
-    position = position_of(config.model)
+    position = config.model.position_variant
     own = _declared(position.kernels)
     if own is not None:
         return own.names(config, device_type)

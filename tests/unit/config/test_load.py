@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from efficientbench.architecture.mla import MLAConfig
 from efficientbench.architecture.positions import RopeConfig
-from efficientbench.architecture.registry import attention_of
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import load_matrix, load_smoke
@@ -42,7 +41,7 @@ def test_configuration_layers_apply_in_order() -> None:
 def test_smoke_keeps_the_ratios_that_define_the_model(name: str) -> None:
     full, smoke = resolve(name).model, resolve(name, smoke=True).model
     assert (smoke.heads, smoke.position) == (full.heads, full.position)
-    attention, ratios = type(full.attention), attention_of(full).ratios
+    attention, ratios = type(full.attention), full.attention_variant.ratios
     widths = {key: 8 * getattr(smoke.attention, key) for key in attention.proportions(0, 0)}
     scaled = load_smoke().variants.get(load_matrix().run(name).variant, {}).get("model", {}).get("attention", {})
     # A key that is smaller has its place in a ratio.
@@ -204,7 +203,7 @@ def test_mistakes_in_keys_of_a_variant_are_named(name: str, overrides: list[str]
 
 
 def test_the_ratios_of_nsa_match_the_paper() -> None:
-    assert attention_of(resolve("nsa_1.5B").model).ratios(resolve("nsa_1.5B").model) == (2, 2, 2)
+    assert resolve("nsa_1.5B").model.attention_variant.ratios(resolve("nsa_1.5B").model) == (2, 2, 2)
 
 
 def test_an_attention_kernel_can_be_chosen() -> None:

@@ -8,7 +8,6 @@ import pytest
 from support.configs import BACKBONE
 
 from efficientbench.architecture.model import ModelConfig
-from efficientbench.architecture.registry import attention_of
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
@@ -309,7 +308,7 @@ def test_flops_of_documents_count_their_own_pairs() -> None:
     lengths = {3: 2, 10: 1}
     pairs = 2 * 3 * 4 / 2 + 10 * 11 / 2
     assert over_documents(lengths, dense_keys_per_query) * 16 == pairs
-    costs = attention_of(model).costs
+    costs = model.attention_variant.costs
     # The convention halves the square of each document.
     halves = over_documents(lengths, lambda tokens: costs.causal_score_flops(model, tokens))
     assert halves * 16 == 4 * model.heads * model.head_dim * (2 * 3**2 + 10**2) / 2
