@@ -34,10 +34,10 @@ from support.outside import FILES, PACKAGE
 
 from efficientbench.devices.cpu import CPU
 from efficientbench.metrics.records.record import RECORD_NAME, read_record
-from efficientbench.study.answer import Answer
-from efficientbench.study.effects import Fit
-from efficientbench.study.ladder import Ladder, Result
-from efficientbench.study.record import ANSWER
+from efficientbench.studies.answer import Answer
+from efficientbench.studies.effects import Fit
+from efficientbench.studies.ladder import Ladder, Result
+from efficientbench.studies.record import ANSWER
 
 VOCABULARY = 512
 SIZES = {"20k": (1, 24, 64), "40k": (2, 32, 88), "100k": (3, 48, 128), "300k": (4, 72, 192)}

@@ -1,0 +1,141 @@
+"""A study from its plan to its runs: the search of rates, then every cell of the ladder, on the queue of a sweep."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from efficientbench.basics.counted import number_of
+from efficientbench.basics.errors import ConfigError
+from efficientbench.planning.plan import tokenized
+from efficientbench.studies.cells import RISE, LadderPlan, check_text
+from efficientbench.studies.found import costs_at_target, matching, study_run
+from efficientbench.studies.run_record import OTHER, StudyTask, record_of
+from efficientbench.studies.runs import Study
+from efficientbench.studies.search import Searched, keep_slope, search
+from efficientbench.studies.trunks import Planned, remove_marked, without_gone
+from efficientbench.sweep.queue import Queue
+from efficientbench.sweep.sweep import Manner, run_tasks, tell_ends
+from efficientbench.sweep.task import Task, take_turns
+
+
+def train(plan: LadderPlan, manner: Manner) -> int:
+    """Train what a study still lacks: the search of its rates, then its cells.
+
+    Returns:
+        0 when every run is done, 1 when some failed or cannot run, 130 after Ctrl-C, 143 after SIGTERM,
+        129 after SIGHUP.
+
+    Raises:
+        ConfigError: the folder cannot be written, the baseline has no learning rate, or the text is too short.
+    """
+    print(*(f"{line}\n" for line in replaced(plan)), sep="", end="", flush=True)
+    if stopped := _search(plan, manner):
+        return stopped
+    searched = _with_kept_slope(plan)
+    for variant, reason in searched.without.items():
+        if variant == plan.section.baseline:
+            raise ConfigError(f"study: the baseline has no learning rate: {reason}")
+        print(f"{variant}: no place in the verdict: {reason}", flush=True)
+    found = without_gone([run for run in plan.runs(searched.rates) if run.variant not in searched.without])
+    if stopped := _check_epochs(plan, searched.done, found, manner):
+        return stopped
+    queue, variants = Queue(plan.suite), {run.task.id: run.variant for run in found}
+    tasks: list[Task] = [run.task for run in found]
+    tasks = take_turns(tasks, queue.folder, lambda task: variants[task.id])
+    # The search's are done, which a killed call may not have written into the queue.
+    stopped = run_tasks([*searched.done, *tasks], plan.suite, manner)
+    # A trunk whose generation fails is trained all the same, and has branches: these come first.
+    if not stopped and (generating := _generating(plan, found)):
+        stopped = run_tasks(generating, plan.suite, manner)
+    with queue.changing():
+        remove_marked(found)
+    all_done = tell_ends([*searched.failed, *tasks], queue)
+    return stopped or (0 if all_done and not searched.without else 1)
+
+
+def replaced(plan: LadderPlan) -> list[str]:
+    """Return what to say before complete runs are trained again, since they were trained otherwise."""
+    searched = search(plan)
+    reasons = [record_of(task)[1] for task in searched.open]
+    for run in plan.runs(searched.rates):
+        reasons.append(record_of(run.task, any_rate=(run.variant, run.cell.size) not in searched.rates)[1])
+    return [
+        f"warning: {number_of(times, 'run')} will be trained again, and what is there moves to previous/: {reason}"
+        + (f" ({RISE:g} of a size's fewest tokens)" if "lr_warmup_tokens" in reason else "")
+        + "; output=FOLDER keeps it"
+        for reason, times in Counter(filter(None, reasons)).items()
+        if reason.startswith(OTHER)
+    ]
+
+
+def _with_kept_slope(plan: LadderPlan) -> Searched:
+    """Return what the search found, with the slope of whoever was the first to know one."""
+    queue = Queue(plan.suite)
+    queue.make()
+    with queue.changing():
+        keep_slope(plan.suite, search(plan).slope)
+    return search(plan)
+
+
+def _search(plan: LadderPlan, manner: Manner) -> int:
+    """Train what the search of rates lacks; return 0, or the exit code of the signal that stopped it."""
+    tried: set[str] = set()
+    while True:
+        searched = search(plan)
+        tasks: Sequence[Task] = [*searched.open, *(searched.failed if manner.retry_failed else ())]
+        tasks = [task for task in tasks if task.id not in tried]
+        if not tasks:
+            return 0
+        if stopped := run_tasks(tasks, plan.suite, manner):
+            return stopped
+        tried |= {task.id for task in tasks}
+
+
+def _check_epochs(plan: LadderPlan, searched: Sequence[StudyTask], runs: Sequence[Planned], manner: Manner) -> int:
+    """Raise ConfigError where a cell would read the text too often, by what a run of the study has read.
+
+    Where no run has ended and the text is not tokenized yet, the smallest is trained first. Returns as `_search`.
+    """
+    first = min((run for run in runs if not run.begin), key=lambda run: run.cell.parameters).task
+    for _ in range(2):
+        for task in (*searched, *(run.task for run in runs)):
+            record, _ = record_of(task)
+            if record is not None and record.epochs is not None and record.tokens_trained:
+                check_text(plan, record.epochs / record.tokens_trained)
+                return 0
+        if first.config is None or tokenized(first.config.data) is not None:
+            return 0
+        if stopped := run_tasks([first], plan.suite, manner):
+            return stopped
+    return 0
+
+
+def _generating(plan: LadderPlan, runs: Sequence[Planned]) -> list[Task]:
+    """Return the runs that measure generation too, where that is asked for: of the largest cell, the first seed."""
+    largest = max(plan.cells.values(), key=lambda cell: (cell.parameters, cell.tokens))
+    first = min(run.seed for run in runs)
+    chosen = [run.task for run in runs if run.cell == largest and run.seed == first]
+    return [replace(task, generates=True) for task in chosen] if plan.request.generate else []
+
+
+def found_study(plan: LadderPlan, name: str, price_per_hour: float | None = None) -> Study:
+    """Return a study as it is on disk."""
+    searched = search(plan)
+    runs = tuple(study_run(run, searched.rates.get((run.variant, run.cell.size))) for run in plan.runs(searched.rates))
+    devices = [run.record.device_name for run in runs if run.record is not None]
+    return Study(
+        name,
+        plan.suite,
+        plan.section,
+        plan.target,
+        runs,
+        searched.losses,
+        searched.without,
+        searched.slope,
+        matching(plan),
+        costs_at_target(plan, runs),
+        devices[0] if devices else None,
+        price_per_hour,
+    )
