@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from efficientbench.basics.counted import number_of
@@ -30,20 +30,23 @@ def train(plan: LadderPlan, manner: Manner) -> int:
     Raises:
         ConfigError: the folder cannot be written, the baseline has no learning rate, or the text is too short.
     """
-    print(*(f"{line}\n" for line in replaced(plan)), sep="", end="", flush=True)
+    told = replaced(plan)
+    _say(told)
     if stopped := _search(plan, manner):
         return stopped
     searched = _with_kept_slope(plan)
+    # A search may have found other rates than cells were trained with.
+    _say(line for line in replaced(plan) if line not in told)
     for variant, reason in searched.without.items():
         if variant == plan.section.baseline:
             raise ConfigError(f"study: the baseline has no learning rate: {reason}")
-        print(f"{variant}: no place in the verdict: {reason}", flush=True)
+        _say([f"{variant}: no place in the verdict: {reason}"])
     found = without_gone([run for run in plan.runs(searched.rates) if run.variant not in searched.without])
-    if stopped := _check_epochs(plan, searched.done, found, manner):
+    trained: list[StudyTask] = [run.task for run in found]
+    if not _are_epochs_checked(plan, [*searched.done, *trained]) and (stopped := _train_first(plan, found, manner)):
         return stopped
     queue, variants = Queue(plan.suite), {run.task.id: run.variant for run in found}
-    tasks: list[Task] = [run.task for run in found]
-    tasks = take_turns(tasks, queue.folder, lambda task: variants[task.id])
+    tasks = take_turns(trained, queue.folder, lambda task: variants[task.id])
     # The search's are done, which a killed call may not have written into the queue.
     stopped = run_tasks([*searched.done, *tasks], plan.suite, manner)
     # A trunk whose generation fails is trained all the same, and has branches: these come first.
@@ -62,12 +65,17 @@ def replaced(plan: LadderPlan) -> list[str]:
     for run in plan.runs(searched.rates):
         reasons.append(record_of(run.task, any_rate=(run.variant, run.cell.size) not in searched.rates)[1])
     return [
-        f"warning: {number_of(times, 'run')} will be trained again, and what is there moves to previous/: {reason}"
-        + (f" ({RISE:g} of a size's fewest tokens)" if "lr_warmup_tokens" in reason else "")
-        + "; output=FOLDER keeps it"
+        f"warning: {number_of(times, 'complete run')} will be trained again, and what is there moves to previous/ "
+        f"(output=FOLDER keeps it): each {reason.removeprefix('its ')}"
+        + (f", which is {RISE:g} of a size's fewest tokens" if "lr_warmup_tokens" in reason else "")
         for reason, times in Counter(filter(None, reasons)).items()
         if reason.startswith(OTHER)
     ]
+
+
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
 
 
 def _with_kept_slope(plan: LadderPlan) -> Searched:
@@ -93,23 +101,27 @@ def _search(plan: LadderPlan, manner: Manner) -> int:
         tried |= {task.id for task in tasks}
 
 
-def _check_epochs(plan: LadderPlan, searched: Sequence[StudyTask], runs: Sequence[Planned], manner: Manner) -> int:
-    """Raise ConfigError where a cell would read the text too often, by what a run of the study has read.
+def _are_epochs_checked(plan: LadderPlan, tasks: Sequence[StudyTask]) -> bool:
+    """Return whether one of these runs has read the text, and so told how long it is.
 
-    Where no run has ended and the text is not tokenized yet, the smallest is trained first. Returns as `_search`.
+    Raises ConfigError: a cell would read it too often.
     """
+    for task in tasks:
+        record, _ = record_of(task)
+        if record is not None and record.epochs is not None and record.tokens_trained:
+            check_text(plan, record.epochs / record.tokens_trained)
+            return True
+    return False
+
+
+def _train_first(plan: LadderPlan, runs: Sequence[Planned], manner: Manner) -> int:
+    """Train the smallest run before the others where the text is not tokenized yet. Returns and raises as `train`."""
     first = min((run for run in runs if not run.begin), key=lambda run: run.cell.parameters).task
-    for _ in range(2):
-        for task in (*searched, *(run.task for run in runs)):
-            record, _ = record_of(task)
-            if record is not None and record.epochs is not None and record.tokens_trained:
-                check_text(plan, record.epochs / record.tokens_trained)
-                return 0
-        if first.config is None or tokenized(first.config.data) is not None:
-            return 0
-        if stopped := run_tasks([first], plan.suite, manner):
-            return stopped
-    return 0
+    if first.config is None or tokenized(first.config.data) is not None:
+        return 0
+    stopped = run_tasks([first], plan.suite, manner)
+    _are_epochs_checked(plan, [first])
+    return stopped
 
 
 def _generating(plan: LadderPlan, runs: Sequence[Planned]) -> list[Task]:

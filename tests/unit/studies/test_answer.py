@@ -84,6 +84,7 @@ def test_the_table_has_each_variants_figures_at_the_target(named: Answer) -> Non
     assert (rows["mla"]["Pareto"], rows["nsa"]["Pareto"]) == ("yes", "no")
     notes = "\n".join(table.notes)
     assert "kWh: n/a: no record has energy." in notes
+    assert "of ratios the geometric mean, of the held-out loss the median." in notes
     assert "device-hours: measured at 350M × FLOPs." in notes
     assert "Held out: 350M, predicted from the other sizes: " in notes
     assert "The target is 4.3 times the largest size." in notes
@@ -246,6 +247,12 @@ def test_rates_at_an_end_are_said(clear: Study) -> None:
         "The lowest loss lies at an end of the rates that were tried: mla_50M (0.0015 to 0.006). A variant with a "
         "wrong rate looks worse than it is."
     ]
+
+
+def test_an_unfinished_search_is_not_said_to_end_at_its_end(clear: Study) -> None:
+    searches = {("mla", "50M"): {1.5e-3: 5.9, 3e-3: 5.8}}
+    reason = "its learning rate is still searched: mla_50M__rate=0.006 is not trained yet"
+    assert of_plan(replace(clear, searches=searches, unsearched={"mla": reason})) == []
 
 
 def test_rows_that_are_not_matched_are_said(clear: Study) -> None:

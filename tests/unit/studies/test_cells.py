@@ -17,11 +17,12 @@ from efficientbench.costs.model import count_parameters, flops_per_token
 from efficientbench.planning.vocabulary import resolve_run
 from efficientbench.running.resume import settings
 from efficientbench.studies.cells import LadderPlan, check_text
-from efficientbench.studies.run import found_study
+from efficientbench.studies.run import found_study, replaced, train
 from efficientbench.studies.search import keep_slope, search
 from efficientbench.studies.study import Question, planned
 from efficientbench.studies.trunks import without_gone
 from efficientbench.sweep.machine import Machine
+from efficientbench.sweep.sweep import Manner
 from efficientbench.training.checkpoints.manifest import checkpoint_folder
 from efficientbench.training.update.schedule import learning_rate
 
@@ -161,6 +162,32 @@ def test_a_variant_that_is_added_changes_no_rate_of_the_others(plan_of: Planner)
     assert search(more).slope == before.slope
 
 
+def test_a_smaller_budget_says_before_which_complete_runs_it_trains_again(plan_of: Planner) -> None:
+    rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.003) for name in ("gqa", "mla")}
+    plan = plan_of(learning_rate=rates, tokens_per_parameter=[8, 16])
+    assert replaced(plan) == []
+    for run in plan.runs(search(plan).rates):
+        write_record(run.task, 3.0)
+    assert replaced(plan) == replaced(plan_of(learning_rate=rates, tokens_per_parameter=[8, 16, 32])) == []
+    (line,) = replaced(plan_of(learning_rate=rates, tokens_per_parameter=[4, 8, 16]))
+    assert line == (
+        "warning: 12 complete runs will be trained again, and what is there moves to previous/ (output=FOLDER keeps "
+        "it): each record is of another training.lr_warmup_tokens, which is 0.1 of a size's fewest tokens"
+    )
+
+
+def test_fixed_rates_count_epochs_by_the_first_run_that_has_read_the_text(plan_of: Planner) -> None:
+    rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.003) for name in ("gqa", "mla")}
+    plan = plan_of(learning_rate=rates)
+    most = max(cell.tokens for cell in plan.cells.values())
+    run = next(run for run in plan.runs(search(plan).rates) if not run.begin)
+    tokens = int(run.cell.tokens)
+    write_record(run.task, 3.0, tokens_trained=tokens, epochs=4.1 * tokens / most)
+    # It raises before it starts any process.
+    with pytest.raises(ConfigError, match=r"32k × 16: [\d.]+k tokens are 4.1 epochs of this text: 4 are the most"):
+        train(plan, Manner(CPU, 1))
+
+
 def test_a_run_is_complete_whatever_device_trained_it(plan_of: Planner) -> None:
     plan = plan_of()
     tasks = [plan.search("gqa", "8k", 0.003), *(run.task for run in plan.runs({}))]
@@ -201,6 +228,8 @@ def test_a_search_counts_a_divergence_as_the_worst_loss_and_says_why_a_variant_h
     assert found.losses["gqa", "8k"] == {0.0015: 3.1, 0.003: 3.0, 0.006: math.inf}
     assert [task.id for task in found.open if task.id.startswith("gqa")][0].startswith("gqa_16k__rate=")
     assert found.without["mla"] == "mla_8k__rate=0.003: as it was"
+    unfinished = f"its learning rate is still searched: {found.open[0].id} is not trained yet"
+    assert found.without["gqa"] == unfinished
     assert [task.id for task in found.failed] == ["mla_8k__rate=0.003"]
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.command_line import environment
 from support.metrics_parts import make_record, printed
 from support.pages import Parsed
 from support.repository import ROOT
 from support.simulated_studies import LAWS
 from support.studies import study
+from support.tiny_studies import write_record, write_study
 from typer.testing import CliRunner
 
+import efficientbench
 from efficientbench.cli.app import app
 from efficientbench.metrics.records.record import RECORD_NAME
 from efficientbench.metrics.report.build import build_report
@@ -22,6 +27,8 @@ from efficientbench.studies.answer import Answer, answer
 from efficientbench.studies.html import page
 from efficientbench.studies.page import parts, print_answer
 from efficientbench.studies.record import ANSWER, write_answer
+from efficientbench.studies.search import search
+from efficientbench.studies.study import ANYWHERE, Question, planned
 
 ATTACK = "</script><script>alert(1)</script>\"'&|"
 
@@ -108,6 +115,29 @@ def test_the_terminal_has_the_cautions_and_the_answer_alone(found: Answer) -> No
     text = printed(print_answer, found)
     assert text.index("Note: The lowest loss lies at an end of the rates") < text.index("Pretrain mla")
     assert "Every run" not in text
+
+
+def test_a_study_from_python_returns_what_its_json_has(tmp_path: Path) -> None:
+    rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.003) for name in ("gqa", "mla")}
+    file = write_study(tmp_path / "mine.yaml", learning_rate=rates)
+    suite = tmp_path / "suite"
+    of = planned(Question(file, (f"output={suite}",)), ANYWHERE, None, dry_run=True)
+    for number, run in enumerate(of.runs(search(of).rates)):
+        write_record(run.task, (3.0 if run.variant == "gqa" else 2.9) - 0.01 * number)
+    # All is trained: both calls answer alone.
+    trained = efficientbench.study(str(file), f"output={suite}", "device=cpu")
+    assert trained.findings is not None
+    assert trained.findings.named == "mla"
+    assert ANSWER.validate_json((suite / "study.json").read_text(encoding="utf-8")) == trained
+    assert efficientbench.study(file, f"output={suite}", train=False) == trained
+    with pytest.raises(AttributeError, match="module 'efficientbench' has no attribute 'stduy'"):
+        _ = efficientbench.stduy
+
+
+def test_the_package_imports_nothing_until_it_is_called() -> None:
+    code = "import efficientbench, sys; print([name for name in sys.modules if name.startswith('efficientbench.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
+    assert done.stdout.strip() == "[]"
 
 
 def test_reports_and_comparisons_lead_to_the_study(tmp_path: Path) -> None:

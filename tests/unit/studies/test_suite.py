@@ -120,6 +120,31 @@ def test_a_wrong_command_line_is_refused(words: list[str], message: str) -> None
     assert message in re.sub(r"[\s│]+", " ", told), told
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "mine.yaml is empty: its keys are sizes, variants, "),
+        ("study:", "mine.yaml: has no section study, with variants, sizes and target"),
+        ("study: {}", "mine.yaml: has no section study, with variants, sizes and target"),
+        ("study: {seeds: 2}", "mine.yaml: study: variants: are missing: name 2 or more"),
+    ],
+)
+def test_a_file_without_variants_says_what_a_study_needs(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError) as told:
+        Question(file).words()
+    assert str(told.value).startswith(message)
+
+
+def test_a_subject_is_a_file_or_variants_and_names_the_study(tmp_path: Path) -> None:
+    file = write_study(tmp_path / "mine.yaml")
+    for subject in (file, str(file)):
+        assert (Question(subject).variants, Question(subject).matrix, Question(subject).name) == ((), file, "mine")
+    for named in ("gqa, mla,", ["gqa", "mla"]):
+        assert (Question(named).variants, Question(named).name) == (("gqa", "mla"), "study_gqa_mla")
+
+
 def test_a_target_and_a_budget_are_read_from_text() -> None:
     assert parsed_target("1.5B@20x") == {"size": "1.5B", "tokens_per_parameter": 20.0}
     assert parsed_target("1.5B") == {"size": "1.5B"}

@@ -9,7 +9,7 @@ import pytest
 
 from efficientbench.studies.effects import Effects
 from efficientbench.studies.law import PUBLISHED
-from efficientbench.studies.verdict import Costs, Verdict, crossings, judge
+from efficientbench.studies.verdict import Costs, Interval, Verdict, crossings, judge
 
 TARGET = 1.5e9, 30e9
 SLOPE = float(PUBLISHED.slope(*TARGET)[0])
@@ -33,6 +33,11 @@ def _judge(offsets: dict[str, float], deviation: float = 0.002, costs: Costs = N
 def test_the_published_slope_turns_a_hundredth_of_a_nat_into_nine_percent_of_compute() -> None:
     assert pytest.approx(0.110, abs=0.001) == SLOPE
     assert math.expm1(0.01 / SLOPE) == pytest.approx(0.09, abs=0.01)
+
+
+def test_ratios_have_a_geometric_mean_so_that_a_half_and_a_double_are_even() -> None:
+    even = Interval.of_ratios(np.tile([0.5, 2.0], 100))
+    assert (even.mean, even.low, even.high) == (pytest.approx(1), pytest.approx(0.5), pytest.approx(2))
 
 
 def test_a_lead_of_many_deviations_is_named_and_a_tie_is_not() -> None:
