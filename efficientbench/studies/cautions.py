@@ -7,6 +7,7 @@ from efficientbench.studies.law import HeldOut
 from efficientbench.studies.rates import MOST_FURTHER
 from efficientbench.studies.runs import Study
 from efficientbench.studies.suite import REACH
+from efficientbench.studies.words import percent
 
 MATCHED = {"flops": "FLOPs", "parameters": "parameters", "active": "active parameters"}
 """What a match makes equal, in words."""
@@ -62,15 +63,15 @@ def _unmatched(study: Study) -> list[str]:
     section = study.section
     if section.match != "none":
         apart = [
-            f"{variant}_{size} {found.left:+.1%}"
+            f"{variant}_{size} {percent(found.left, '+.1f')}"
             for (variant, size), found in study.matching.items()
             if abs(found.left) > UNMATCHED
         ]
         what = f"{section.baseline}'s {MATCHED[section.match]}"
-        return [f"Not within {UNMATCHED:.0%} of {what}: {', '.join(apart)}."] if apart else []
+        return [f"Not within {percent(UNMATCHED)} of {what}: {', '.join(apart)}."] if apart else []
     base = study.costs[section.baseline].training_flops if section.baseline in study.costs else None
     flops = {name: cost.training_flops for name, cost in study.costs.items() if name != section.baseline}
-    told = [f"{name} {value / base - 1:+.1%}" for name, value in flops.items() if value and base]
+    told = [f"{name} {percent(value / base - 1, '+.1f')}" for name, value in flops.items() if value and base]
     cost = f" Training FLOPs at the target, against {section.baseline}'s: {', '.join(told)}." if told else ""
     return [f"The variants are not matched: a better loss may be bought with more compute.{cost}"]
 

@@ -28,6 +28,7 @@ from efficientbench.studies.runs import Study
 from efficientbench.studies.simulate import precision
 from efficientbench.studies.suite import REACH, Search, StudySection, section_of
 from efficientbench.studies.trunks import Planned
+from efficientbench.studies.words import percent
 from efficientbench.sweep.dry_run import bill_of, energy_text
 from efficientbench.sweep.machine import Machine, slots
 from efficientbench.sweep.selection import Request
@@ -160,7 +161,8 @@ def _disk(plan: LadderPlan, runs: Sequence[Planned], at_once: int) -> str:
 
 def _matched(study: Study) -> list[str]:
     return [
-        f"{variant}_{size}: feed-forward width {each.width:,} instead of {each.before:,}: {each.left:+.2%} left"
+        f"{variant}_{size}: feed-forward width {each.width:,} instead of {each.before:,}: "
+        f"{percent(each.left, '+.2f')} left"
         for (variant, size), each in study.matching.items()
         if each.width != each.before
     ]
@@ -178,7 +180,7 @@ def _precision(plan: LadderPlan) -> list[str]:
     found = precision(plan_of(plan), target)
     lines = [
         f"precision: a difference at the target has a standard deviation of {found.deviation:.4f} nats; a gap of "
-        f"{found.gap:.3f} nats ({found.compute:.1%} of the compute) is named with 80 %"
+        f"{found.gap:.3f} nats ({percent(found.compute, '.1f')} of the compute) is named with 80 %"
     ]
     if found.gap > WIDE_GAP:
         lines.append(f"warning: smaller gaps than {found.gap:.3f} nats will mostly be left undecided")

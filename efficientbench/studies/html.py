@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.report.html.page import rendered
 from efficientbench.metrics.report.plots.line_plots import Line, Point, plot_lines
 from efficientbench.metrics.report.plots.svg import Figure, Look, looks
@@ -52,7 +53,7 @@ def _differences(answer: Answer, look: dict[str, Look]) -> list[Figure]:
         lines.append(Line(number, trend.variant, look[trend.variant], tuple(points)))
     name = f"Loss minus {answer.section.baseline}'s, by size"
     note = "The last point is the target, with its 95 % interval; the others are means over the budgets and seeds."
-    return [Figure(name, plot_lines(name, "parameters", "nats", lines), note)]
+    return [Figure(name, plot_lines(name, "parameters", "nats", lines, count), note)]
 
 
 def _rates(answer: Answer, look: dict[str, Look]) -> list[Figure]:

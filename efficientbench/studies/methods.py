@@ -7,12 +7,15 @@ from efficientbench.metrics.report.table import ABSENT, Table
 from efficientbench.studies.answer import Answer, Findings
 from efficientbench.studies.cautions import MATCHED
 from efficientbench.studies.rates import FACTOR
-from efficientbench.studies.words import Part, nats, numbers, signed
+from efficientbench.studies.words import Part, nats, numbers, percent, signed
 
 
 def matching(answer: Answer) -> Part:
     """Return the widths that matching found, and what is left."""
-    rows = [(run, f"{each.before:,}", f"{each.width:,}", f"{each.left:+.2%}") for run, each in answer.matching.items()]
+    rows = [
+        (run, f"{each.before:,}", f"{each.width:,}", percent(each.left, "+.2f"))
+        for run, each in answer.matching.items()
+    ]
     what = MATCHED.get(answer.section.match, "")
     lines = (f"The feed-forward width of each variant is solved for {answer.section.baseline}'s {what}.",)
     table = Table(("run", "width before", "width", "left"), rows)

@@ -23,6 +23,7 @@ from efficientbench.studies.words import (
     lead_text,
     listed,
     loss_text,
+    percent,
     ratio_text,
     signed,
 )
@@ -117,7 +118,7 @@ def _best(answer: Answer, found: Findings) -> list[str]:
         return [f"{sure}; {nearest.variant}, the nearest, lies {lead_text(nearest.difference)} nats above it.", *beside]
     lead = Interval(-standing.difference.mean, -standing.difference.high, -standing.difference.low)
     saved = [
-        f"{1 - ratio.mean:.0%} fewer {unit} for {baseline}'s loss"
+        f"{percent(1 - ratio.mean)} fewer {unit} for {baseline}'s loss"
         for unit, ratio in standing.to_baseline.items()
         if ratio.high < 1
     ]
@@ -128,17 +129,15 @@ def _help(further: Further | None) -> list[str]:
     """Return the sentences on what would help."""
     if further is None:
         return []
-    lines = []
-    chances = "; ".join(f"{each.what} (+{hours_text(each.device_hours)}): {each.chance:.0%}" for each in further.extras)
-    advised = further.advised
+    chances = [f"{each.what} (+{hours_text(each.device_hours)}): {percent(each.chance)}" for each in further.extras]
+    lines, advised = [f"Chances of a name: {'; '.join(chances)}."], further.advised
     if advised is not None:
-        lines.append(f"{advised.what} (+{hours_text(advised.device_hours)}) would name one with {advised.chance:.0%}.")
+        sure = percent(advised.chance)
+        lines.insert(0, f"{advised.what} (+{hours_text(advised.device_hours)}) would name one with {sure}.")
     else:
         lines.append(
-            f"None of these would name one with {POWER:.0%}: the spread of laws between sizes, or a tie, decides, not "
-            "noise."
+            f"None of these reaches {percent(POWER)}: the spread of laws between sizes, or a tie, decides, not noise."
         )
-    lines.append(f"Chances of a name: {chances}.")
     if further.smaller is not None:
         smaller = further.smaller
         lines.append(

@@ -40,6 +40,11 @@ def numbers(values: Iterable[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
+def percent(share: float, form: str = ".0f") -> str:
+    """Return a share in percent."""
+    return f"{100 * share:{form}} %".replace("-", "−")
+
+
 def signed(value: float) -> str:
     """Return a difference in nats with its sign."""
     return f"{value:+.3f}".replace("-", "−")

@@ -35,7 +35,7 @@ def test_the_plan_of_a_study_says_what_it_takes_and_can_tell_and_writes_nothing(
         "n/a energy: no record in this folder has the energy of a run",
         "disk: checkpoints take up to ",
         "precision: a difference at the target has a standard deviation of 0.00",
-        "mla_64k: feed-forward width 136 instead of 128: +0.52% left",
+        "mla_64k: feed-forward width 136 instead of 128: +0.52 % left",
     ):
         assert shown in done.stdout
     assert not suite.exists()

@@ -97,7 +97,7 @@ def test_methods_and_every_run_follow_the_answer(named: Answer) -> None:
     assert anchors == [
         *("verdict", "matching", "differences", "rates", "spread", "law", "runs", "priors", "quote"),
     ]
-    assert _text(_part(named, "matching")).count("-0.10%") == 4
+    assert _text(_part(named, "matching")).count("−0.10 %") == 4
     assert "mla_50M | 0.0015: 5.910, 0.003: 5.850, 0.006: 5.970" in _text(_part(named, "rates"))
     runs = _part(named, "runs").table
     assert runs is not None
@@ -131,8 +131,8 @@ def test_what_cannot_be_told_apart_is_said_with_what_would_help(undecided: Answe
     assert seeds.device_hours == pytest.approx(3 * one_seed)
     assert more_seeds.device_hours == pytest.approx(9 * one_seed)
     assert size.device_hours == pytest.approx(3 * hours[700e6])
-    assert lines[1].startswith("None of these would name one with 80%: ")
-    assert f"2 times the seeds (+{seeds.device_hours:,.0f} device-hours): {seeds.chance:.0%}" in lines[2]
+    assert f"2 times the seeds (+{seeds.device_hours:,.0f} device-hours): {100 * seeds.chance:.0f} %" in lines[1]
+    assert lines[2].startswith("None of these reaches 80 %: ")
     assert "the best cannot be told (probability of the lowest loss: " in _text(_part(undecided, "quote"))
 
 
@@ -148,8 +148,8 @@ def test_advice_and_a_smaller_target_are_said(undecided: Answer) -> None:
     assert undecided.findings is not None
     lines = verdict(replace(undecided, findings=replace(undecided.findings, further=further))).lines
     assert lines[1:4] == (
-        "4 times the seeds (+212 device-hours) would name one with 83%.",
-        "Chances of a name: 2 times the seeds (+device-hours n/a): 40%; 4 times the seeds (+212 device-hours): 83%.",
+        "4 times the seeds (+212 device-hours) would name one with 83 %.",
+        "Chances of a name: 2 times the seeds (+device-hours n/a): 40 %; 4 times the seeds (+212 device-hours): 83 %.",
         "At a smaller target, 0.5 × 1.5B, 15.0B tokens, these runs name mla already (0.98).",
     )
 
@@ -257,13 +257,13 @@ def test_an_unfinished_search_is_not_said_to_end_at_its_end(clear: Study) -> Non
 
 def test_rows_that_are_not_matched_are_said(clear: Study) -> None:
     assert of_plan(replace(clear, matching={("mla", "50M"): MatchLeft(1120, 1376, 0.021)})) == [
-        "Not within 1% of gqa's FLOPs: mla_50M +2.1%."
+        "Not within 1 % of gqa's FLOPs: mla_50M +2.1 %."
     ]
     of = study(CLEAR, match="none")
     costs = {**of.costs, "mla": replace(of.costs["mla"], training_flops=2.7e20 * 1.04)}
     assert of_plan(replace(of, costs=costs, matching={})) == [
         "The variants are not matched: a better loss may be bought with more compute. Training FLOPs at the target, "
-        "against gqa's: mla +4.0%, nsa +0.0%."
+        "against gqa's: mla +4.0 %, nsa +0.0 %."
     ]
 
 
