@@ -34,7 +34,7 @@ from efficientbench.metrics.records.generation.generation_figures import Phase, 
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.sections.rank_table import PARTS as WALL_TIME
-from efficientbench.study.answer import Answer
+from efficientbench.studies.answer import Answer
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "docs" / "measured"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import Data, Smoke, Tokenizer, count, names, option, overrides_of, switch
+from efficientbench.cli.options import Data, PricePerHour, Smoke, Tokenizer, count, names, option, overrides_of, switch
 from efficientbench.cli.sweep import TimeLimit
 
 
@@ -39,7 +38,7 @@ def study(
         bool, switch("--dry-run", "print what the ladder takes and which differences it can tell; train nothing")
     ] = False,
     verdict: Annotated[bool, switch("--verdict", "answer from the records that are there; train nothing")] = False,
-    price_per_hour: Annotated[float | None, option("X", "of one device, in your currency", 0.0)] = None,
+    price_per_hour: PricePerHour = None,
     generate: Annotated[
         bool, switch("--generate", "measure generation with the largest trained model of each variant")
     ] = False,
@@ -69,20 +68,16 @@ def study(
         raise typer.BadParameter("--dry-run plans, and --verdict answers: give one of them")
     if strange := set(names(despite)) - {"reach"}:
         raise typer.BadParameter(f"--despite: {min(strange)}: a study knows reach alone")
-    from efficientbench.config.matrix import MATRIX
-    from efficientbench.study.study import Question, forecast, tell, trained
-    from efficientbench.study.study import study as run_study
+    from efficientbench.studies.study import Question, as_found, forecast, tell, trained
 
-    file, variants = _subject(arguments)
     question = Question(
-        matrix=file or MATRIX,
-        variants=variants,
+        subject=_subject(arguments),
+        overrides=tuple(overrides_of([word for word in arguments if "=" in word], data, tokenizer)),
         target=target,
         baseline=baseline,
         match=match.value if match else None,
         seeds=seeds,
         budget=budget,
-        overrides=tuple(overrides_of([word for word in arguments if "=" in word], data, tokenizer)),
         generate=generate,
         despite=names(despite),
         price_per_hour=price_per_hour,
@@ -95,19 +90,16 @@ def study(
             cluster = planned_machine(device, nodes or 1, devices_per_node or 8)
         forecast(question, jobs, cluster)
         return
-    found, code = (trained(question), 0) if verdict else run_study(question, jobs, time_limit_s, retry_failed)
+    found, code = (as_found(question), 0) if verdict else trained(question, jobs, time_limit_s, retry_failed)
     if code in (0, 1):
         tell(found)
     raise typer.Exit(code)
 
 
-def _subject(given: Sequence[str]) -> tuple[Path | None, tuple[str, ...]]:
+def _subject(given: Sequence[str]) -> str:
     """Return the file or the variants that the arguments name; refuse words that are neither nor key=value."""
     words = [word for word in given if "=" not in word]
     if len(words) != 1:
         named = f"{words[1]!r}: one is named already" if words else "name one first"
         raise typer.BadParameter(f"{named}: a file or variants like gqa,mla; a key is written key=value")
-    path = Path(words[0])
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        return path.absolute(), ()
-    return None, names(words[0])
+    return words[0]

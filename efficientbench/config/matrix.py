@@ -92,7 +92,7 @@ class Matrix(Part):
     @classmethod
     def _study_needs_no_suites(cls, given: object) -> object:
         """Add empty suites where a study names the runs."""
-        return {"suites": {}, **given} if isinstance(given, dict) and given.get("study") else given
+        return {"suites": {}, **given} if isinstance(given, dict) and "study" in given else given
 
     @property
     def runs(self) -> tuple[RunName, ...]:
@@ -253,6 +253,8 @@ def load_yaml(path: Path, form: type[Any]) -> Any:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
+    if content is None:
+        raise ConfigError(f"{path.name} is empty: its keys are {', '.join(form.model_fields)}")
     try:
         return form.model_validate(content)
     except ValidationError as error:

@@ -47,7 +47,7 @@ def print_dry_run(
     for task, state, estimate in zip(tasks, states, estimates, strict=True):
         table.add_row(Text(task.id), state, *_cells(task, estimate))
     todo = [
-        _bill(task, each, machine)
+        bill_of(task, each, machine)
         for task, each, state in zip(tasks, estimates, states, strict=True)
         if state == "queued" and each is not None
     ]
@@ -88,7 +88,8 @@ def _cells(task: Task, estimate: Estimate | None) -> tuple[str, ...]:
     )
 
 
-def _bill(task: Task, estimate: Estimate, machine: Machine) -> Bill:
+def bill_of(task: Task, estimate: Estimate, machine: Machine) -> Bill:
+    """Return what a run takes by its estimate on a machine."""
     devices = 1 if machine.shared else task.ranks
     source = estimate.time_source if estimate.time_s is None else estimate.energy_source
     return Bill(estimate.time_s, devices, estimate.energy_j, source)

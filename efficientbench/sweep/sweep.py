@@ -151,7 +151,7 @@ def _print_plan(
     price_per_hour: float | None,
 ) -> None:
     """Print the runs with their states and estimates; `elsewhere`: the machine is not this one."""
-    records, cores = _records(_suite(tasks)), usable_cores()
+    records, cores = records_in(_suite(tasks)), usable_cores()
     estimates = [None if task.refused else task.estimate(machine, records, cores) for task in tasks]
     most = len(slots(machine, at_once)) // max(task.slots for task in tasks)
     told: list[str] = []
@@ -165,7 +165,7 @@ def _print_plan(
         print("generation with each trained model: time and energy are not estimated")
 
 
-def _records(suite: Path) -> list[RunRecord]:
+def records_in(suite: Path) -> list[RunRecord]:
     """Return the records in the suite's folder; none before it exists."""
     try:
         return load_records(suite)[0]

@@ -34,11 +34,11 @@ from support.outside import FILES, PACKAGE
 
 from efficientbench.devices.cpu import CPU
 from efficientbench.metrics.records.record import RECORD_NAME, read_record
-from efficientbench.study import page
-from efficientbench.study.answer import Answer
-from efficientbench.study.effects import Fit
-from efficientbench.study.ladder import Ladder, Result
-from efficientbench.study.record import ANSWER
+from efficientbench.studies import page
+from efficientbench.studies.answer import Answer
+from efficientbench.studies.effects import Fit
+from efficientbench.studies.ladder import Ladder, Result
+from efficientbench.studies.record import ANSWER
 
 VOCABULARY = 512
 SIZES = {"40k": (2, 32, 88), "60k": (2, 40, 104), "100k": (3, 48, 128), "200k": (4, 64, 176)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,17 @@ def states(suite: Path) -> dict[str, dict[str, Any]]:
 def test_the_plan_of_a_study_says_what_it_takes_and_can_tell_and_writes_nothing(tmp_path: Path) -> None:
     suite = tmp_path / "suite"
     file = write_study(tmp_path / "mine.yaml", seeds=3, tokens_per_parameter=[10, 20, 40])
-    done = efficientbench("study", str(file), "--dry-run", f"output={suite}", expect=0)
+    done = efficientbench("study", str(file), "--dry-run", "--price-per-hour", "2", f"output={suite}", expect=0)
+    # 54 runs of the cells, and three rates at two sizes for two variants.
+    first = done.stdout.splitlines()[0]
+    assert re.fullmatch(r"whole budget of 66 runs: .* device hours, .*, [\d.]+ at 2 for a device and hour", first)
     for shown in (
         "gqa, mla at 64k",
         "0 of 54 runs of the cells are trained; a search tries 3 to 6 rates",
         "n/a energy: no record in this folder has the energy of a run",
         "disk: checkpoints take up to ",
         "precision: a difference at the target has a standard deviation of 0.00",
-        "mla_64k: feed-forward width 136 instead of 128: +0.52% left",
+        "mla_64k: feed-forward width 136 instead of 128: +0.52 % left",
     ):
         assert shown in done.stdout
     assert not suite.exists()
@@ -78,3 +82,26 @@ def test_a_killed_study_goes_on_where_it_was_and_ends_with_every_run(tmp_path: P
     assert "The answer" in (suite / "study.md").read_text(encoding="utf-8")
     assert str(suite / "study.html") in again.stdout
     assert answers[0]["findings"] == answers[1]["findings"]
+
+
+@pytest.mark.proof
+def test_two_calls_of_one_study_share_its_runs_and_measure_generation_once(tmp_path: Path, cache: str) -> None:
+    suite = tmp_path / "suite"
+    rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.03) for name in ("gqa", "mla")}
+    file = write_study(tmp_path / "mine.yaml", tokens_per_parameter=list(RATIOS), learning_rate=rates)
+    words = ("study", str(file), f"output={suite}", f"data.cache={cache}", "device=cpu", "--generate", *SHORT)
+    with started(*words) as first, started(*words) as second:
+        told = [each.communicate(timeout=4 * TIME_LIMIT_S) for each in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], told
+    assert "Traceback" not in "".join(text for each in told for text in each)
+    after = states(suite)
+    assert {each["state"] for each in after.values()} == {"done"}
+    assert len(after) == 12
+    generated = {path.parent.parent.name for path in suite.glob("*/*/generation.json")}
+    assert generated == {"gqa_32k__8x", "mla_32k__8x"}
+    # Each run was trained once, by one of the two.
+    for name, state in after.items():
+        assert state["attempts"] == 1 + (name.partition("__seed")[0] in generated), name
+    answer = json.loads((suite / "study.json").read_text(encoding="utf-8"))
+    assert {line["state"] for line in answer["runs"]} == {"complete"}
+    assert answer["findings"]["cost_sources"]["serving"].startswith("measured at 32k")

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from efficientbench.study.effects import Fit
-from efficientbench.study.ladder import Cell, Ladder
-from efficientbench.study.simulate import NAMED, shares_best
+from efficientbench.studies.effects import Fit
+from efficientbench.studies.ladder import Cell, Ladder
+from efficientbench.studies.simulate import NAMED, shares_best
 
 E, A, B, ALPHA, BETA = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
 SIZES = {"50M": 50e6, "125M": 125e6, "350M": 350e6}

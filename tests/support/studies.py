@@ -10,9 +10,9 @@ from typing import Any
 from support.metrics_parts import make_record
 from support.simulated_studies import Truth, cells, simulate
 
-from efficientbench.study.ladder import Cell
-from efficientbench.study.runs import MatchLeft, Study, StudyRun, TargetCost
-from efficientbench.study.suite import StudySection
+from efficientbench.studies.ladder import Cell
+from efficientbench.studies.runs import MatchLeft, Study, StudyRun, TargetCost
+from efficientbench.studies.suite import StudySection
 
 OF_TRUTH = {"mla": 0, "gqa": 1, "nsa": 2}
 """Variant → its place in a truth, in which the first leads."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -23,6 +23,7 @@ from efficientbench.metrics.report.plots.svg import (
 
 WIDTH = 400
 LEFT, RIGHT, TOP, BOTTOM = 46, 388, 30, 256
+_ASIDE = 4.0
 _WIDE = 8.0
 """Figures that span more than this factor get a logarithmic axis."""
 
@@ -48,26 +49,34 @@ class Line:
     points: tuple[Point, ...]
 
 
-def plot_lines(title: str, label_x: str, label_y: str, lines: Sequence[Line]) -> Markup:
-    """Plot the lines on a vertical axis from zero, or on a logarithmic one where the figures span a large factor."""
+def plot_lines(
+    title: str, label_x: str, label_y: str, lines: Sequence[Line], text_x: Callable[[float], str] = short
+) -> Markup:
+    """Plot the lines on a vertical axis from zero, or on a logarithmic one where the figures span a large factor.
+
+    text_x: writes a value of the horizontal axis.
+    """
     points = [point for each in lines for point in each.points]
     values = [value for point in points for value in (point.value, point.low, point.high) if value is not None]
     places = [point.at for point in points]
     wide = min(values) > 0 and max(values) / min(values) > _WIDE
-    x = Scale.over(places, LEFT, RIGHT - 62, log=max(places) > 4 * min(places), margin=0.05)
+    x = Scale.over(places, LEFT, RIGHT - 62, log=max(places) > 2 * min(places), margin=0.05)
     y = Scale.over(values, BOTTOM, TOP, zero=not wide, log=wide, margin=0.08)
-    parts = [axis_x(x, TOP, BOTTOM, label_x), axis_y(y, LEFT, RIGHT, label_y)]
+    parts = [axis_x(x, TOP, BOTTOM, label_x, text_x), axis_y(y, LEFT, RIGHT, label_y)]
     labels = Labels((LEFT, TOP - 10, WIDTH, BOTTOM + 4))
-    for each in sorted(lines, key=lambda line: line.points[-1].value):
+    for place, each in enumerate(sorted(lines, key=lambda line: line.points[-1].value)):
         content: list[str] = []
+        # Intervals at the same place stand side by side.
+        aside = _ASIDE * (place - (len(lines) - 1) / 2)
         if len(each.points) > 1:
             content.append(path([(x(point.at), y(point.value)) for point in each.points], f"line c{each.look.colour}"))
         for point in each.points:
             if point.low is not None and point.high is not None:
-                content.append(line(x(point.at), y(point.low), x(point.at), y(point.high), "whisker"))
+                own = x(point.at) + aside
+                content.append(line(own, y(point.low), own, y(point.high), f"line c{each.look.colour}"))
             content.append(mark(x(point.at), y(point.value), each.look, "point on", 3.2))
         last = each.points[-1]
         content.append(labels.place(each.name, x(last.at), y(last.value), beside_only=True))
-        texts = (f"{short(point.value)} at {short(point.at)}" for point in each.points)
+        texts = (f"{short(point.value)} at {text_x(point.at)}" for point in each.points)
         parts.append(marked(each.number, f"{each.name}: {', '.join(texts)}", *content))
     return svg(WIDTH, 300, f"{title}, one line a model", parts)

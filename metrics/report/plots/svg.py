@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -218,13 +218,13 @@ def key_of(variant: str, look: Look) -> Markup:
     return svg(12, 12, variant, [mark(6, 6, look, "point on", 4.2)])
 
 
-def axis_x(scale: Scale, top: float, bottom: float, label: str) -> Markup:
+def axis_x(scale: Scale, top: float, bottom: float, label: str, tick_text: Callable[[float], str] = short) -> Markup:
     """Return the grid, ticks and label of the horizontal axis."""
     wanted = max(int(abs(scale.end - scale.begin) / 60), 2)
     parts = []
     for tick in scale.ticks(wanted):
         x = scale(tick)
-        parts += [line(x, top, x, bottom, "grid"), text(x, bottom + 14, short(tick), "tick", "middle")]
+        parts += [line(x, top, x, bottom, "grid"), text(x, bottom + 14, tick_text(tick), "tick", "middle")]
     return Markup("").join([*parts, text(scale.end, bottom + 30, label, "axis", "end")])
 
 

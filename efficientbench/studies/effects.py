@@ -1,0 +1,260 @@
+"""The fit of the differences between variants: their effects on the loss, and what these come to at any size.
+
+The losses of V variants are multiplied by V - 1 orthonormal contrasts: all that the variants share (the law, the order
+of the data) cancels, and the contrasts are independent with equal noise. In size i, cell j and seed s, each is
+
+    z = e + a (N / N0)^-alpha + b (D / D0)^-beta + m_i + t_is + epsilon_ijs
+
+with the effects e, a, b on the three terms of the law of Hoffmann et al. (2022), the misfit m of a size, the trunk t
+and the branch epsilon. Given the standard deviations of these and the exponents, the effects are normal, and known in
+closed form. The posterior is the mixture of that over a grid of them, each weighed by its prior and its likelihood.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from efficientbench.studies.ladder import Ladder
+
+LARGE_SCALE = 1.5
+"""Scale of the effects from which on the misfit grows with it."""
+DRAWS = 2000
+"""Draws of the effects from the posterior."""
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is believed of the differences before a run: the grid of the mixture. All in nats, of one contrast."""
+
+    effects: tuple[float, float, float] = (0.02, 0.05, 0.05)
+    """Standard deviations of e, a, b at scale 1."""
+    scales: tuple[float, ...] = (0.15, 0.5, 1.5)
+    """How far the variants lie apart: factors of `effects`, equally probable."""
+    misfit: float = 0.0017
+    """Standard deviation of a half-normal prior of m's own standard deviation; more where a scale above LARGE_SCALE
+    stretches it: variants that lie far apart follow one law less closely."""
+    misfit_steps: tuple[float, ...] = (0.0, 0.7, 1.5, 3.0)
+    """The grid of that, in units of `misfit`."""
+    exponents: tuple[tuple[float, float], ...] = ((0.34, 0.36), (0.25, 0.28), (0.45, 0.45))
+    """alpha and beta, equally probable."""
+    noise: tuple[float, ...] = tuple(float(each) for each in np.geomspace(0.0008, 0.01, 7))
+    """Standard deviations of a branch, equally probable."""
+    trunk_ratios: tuple[float, ...] = (0.1, 0.6, 2.5)
+    """Variance of a trunk over that of a branch, equally probable."""
+
+
+OTHER_TEXT = Prior(scales=(0.15, 0.5, 1.5, 5.0, 20.0))
+"""For losses on other text than the models learned, which differ more."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Draws of the variants' effects from their posterior."""
+
+    variants: tuple[str, ...]
+    coefficients: np.ndarray
+    """[draws, variants, 3]: e, a, b against the mean of the variants."""
+    exponents: np.ndarray
+    """[draws, 2]: alpha, beta."""
+    misfits: np.ndarray
+    """[draws, variants]: the misfit of a size that was not trained, against the mean of the variants."""
+    origin: tuple[float, float]
+    """N0 and D0."""
+
+    def at(self, parameters: float, tokens: float) -> np.ndarray:
+        """Return [draws, variants]: the losses at a size that was not trained, minus the mean of the variants'."""
+        return self._laws(parameters, tokens) + self.misfits
+
+    def lines(self, parameters: float, tokens: float) -> np.ndarray:
+        """Return [variants]: the mean of the fitted laws at any size, against the mean of the variants."""
+        return self._laws(parameters, tokens).mean(axis=0)
+
+    def _laws(self, parameters: float, tokens: float) -> np.ndarray:
+        terms = _terms(np.array([parameters]), np.array([tokens]), self.origin, self.exponents)[:, 0]
+        return np.einsum("kvp,kp->kv", self.coefficients, terms)
+
+
+class Fit:
+    """The fit of ladders of one plan: the same cells, and the same seeds in them.
+
+    In units of a branch's variance, the noise of a trunk's branches has the covariance R = I + ratio, whose inverse is
+    known. What remains are the few numbers u = (e, a, b, m of each size): no matrix is larger than these (Woodbury,
+    1950).
+    """
+
+    def __init__(self, plan: Ladder, prior: Prior | None = None) -> None:
+        """Set up the mixture: one Cholesky decomposition for each of its components."""
+        self.variants = plan.variants
+        self.present = plan.present
+        self.prior = prior or Prior()
+        self.contrasts = contrasts(len(plan.variants))
+        self.origin = _geometric_mean(plan.parameters), _geometric_mean(plan.tokens)
+        grid = self.prior
+        self.components = np.array(
+            [
+                (scale, step * grid.misfit * max(scale / LARGE_SCALE, 1), alpha, beta, noise, ratio)
+                for scale, step, (alpha, beta), noise, ratio in _mixture(grid, plan.trunks)
+            ]
+        )
+        """[components, 6]: scale, standard deviation of a size, alpha, beta, that of a branch, ratio of a trunk."""
+        log_prior = np.array([-0.5 * step**2 for _, step, *_ in _mixture(grid, plan.trunks)])
+        self._log_prior = log_prior - np.log(np.exp(log_prior).sum())
+        scale, misfit, _, _, self._noise, _ = self.components.T
+        self.exponents = self.components[:, 2:4]
+        self._ratios, self._of_ratio = np.unique(self.components[:, 5], return_inverse=True)
+        shapes, self._of_shape = np.unique(self.components[:, [2, 3, 5]], axis=0, return_inverse=True)
+        self._of_shape = self._of_shape.ravel()
+        cells, seeds = self.present.nonzero()
+        size = plan.size_of[cells]
+        sizes = np.eye(len(plan.sizes))[size]
+        self._trunk = np.unique(size * self.present.shape[1] + seeds, return_inverse=True)[1]
+        terms = _terms(plan.parameters[cells], plan.tokens[cells], self.origin, shapes[:, :2])
+        designs = np.concatenate([terms, np.broadcast_to(sizes, (len(shapes), *sizes.shape))], axis=2)
+        self._aside = np.stack([self._whitened(each, ratio) for each, ratio in zip(designs, shapes[:, 2], strict=True)])
+        """[shapes, runs, numbers]: R^-1 times what each number of u adds to each run."""
+        products = designs.transpose(0, 2, 1) @ self._aside
+        spread = np.concatenate([np.outer(scale, grid.effects), np.outer(misfit, np.ones(len(plan.sizes)))], axis=1)
+        """[components, numbers]: prior standard deviations of u."""
+        inner = spread[:, :, None] * spread[:, None] * products[self._of_shape] / self._noise[:, None, None] ** 2
+        factor = np.linalg.cholesky(np.eye(spread.shape[1]) + inner)
+        self.roots = np.linalg.inv(factor) * spread[:, None]
+        """[components, numbers, numbers]: W with W'W the covariance of u, which no loss changes."""
+        branches = np.bincount(self._trunk)
+        determinants = 0.5 * np.log1p(np.outer(self._ratios, branches)).sum(axis=1)
+        self._log_scale = -(
+            len(cells) * np.log(self._noise)
+            + determinants[self._of_ratio]
+            + np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
+        )
+
+    def _whitened(self, values: np.ndarray, ratio: float) -> np.ndarray:
+        """Return R^-1 times values [runs, columns]."""
+        branches = np.bincount(self._trunk)
+        sums = np.zeros((len(branches), values.shape[1]))
+        np.add.at(sums, self._trunk, values)
+        return values - ((ratio / (1 + ratio * branches))[:, None] * sums)[self._trunk]
+
+    def terms(self, parameters: np.ndarray, tokens: np.ndarray, component: np.ndarray) -> np.ndarray:
+        """Return [components, cells, 3]: what e, a and b add at cells' N and D, for some components."""
+        return _terms(parameters, tokens, self.origin, self.exponents[component])
+
+    @property
+    def prior_weights(self) -> np.ndarray:
+        """[components] whose sum is 1."""
+        return np.exp(self._log_prior)
+
+    def values(self, losses: np.ndarray) -> np.ndarray:
+        """Return [..., contrasts, runs] of losses [..., variants, cells, seeds]."""
+        return self.contrasts @ losses[..., self.present]
+
+    def posterior(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the posterior for values [ladders, contrasts, runs] in nats.
+
+        Returns:
+            The weights of the mixture's components [ladders, components], and their means of u
+            [ladders, components, contrasts, numbers].
+        """
+        ladders, count, runs = values.shape
+        flat = values.reshape(-1, runs).T
+        squares = np.stack([(flat * self._whitened(flat, ratio)).sum(axis=0) for ratio in self._ratios])
+        sums = (self._aside.transpose(0, 2, 1) @ flat)[self._of_shape] / self._noise[:, None, None] ** 2
+        standard = self.roots @ sums
+        squares = squares[self._of_ratio] / self._noise[:, None] ** 2 - (standard**2).sum(axis=1)
+        logs = -0.5 * squares.reshape(-1, ladders, count).sum(axis=2).T + count * self._log_scale + self._log_prior
+        weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+        means = self.roots.transpose(0, 2, 1) @ standard
+        shape = len(self.components), -1, ladders, count
+        return weights / weights.sum(axis=1, keepdims=True), means.reshape(shape).transpose(2, 0, 3, 1)
+
+    def moments(self, values: np.ndarray, target: tuple[float, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return what each component says of the contrasts at a target, N and D, in nats.
+
+        Returns:
+            The weights [ladders, components], and the means [ladders, components, contrasts] and variances [components]
+            of the contrasts at a size that was not trained, for values [ladders, contrasts, runs].
+        """
+        terms = _terms(np.array(target[:1]), np.array(target[1:]), self.origin, self.exponents)[:, 0]
+        weights, means = self.posterior(values)
+        at_target = np.einsum("lmcp,mp->lmc", means[..., :3], terms)
+        variances = (np.einsum("mqp,mp->mq", self.roots[..., :3], terms) ** 2).sum(axis=1)
+        return weights, at_target, variances + self.components[:, 1] ** 2
+
+    def draw(self, losses: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Effects:
+        """Return draws of the effects for losses [variants, cells, seeds] in nats."""
+        return self.draw_each(self.values(losses)[None], draws, seed)[0]
+
+    def draw_each(self, values: np.ndarray, draws: int = DRAWS, seed: int = 0) -> list[Effects]:
+        """Return draws of the effects for each of several ladders' values [ladders, contrasts, runs]."""
+        chance = np.random.default_rng(seed)
+        found = []
+        for taken, numbers in self.draw_numbers(values, draws, chance):
+            misfit = self.components[taken, 1, None] * chance.standard_normal(numbers.shape[:2])
+            coefficients = self.contrasts.T @ numbers[..., :3]
+            found.append(
+                Effects(self.variants, coefficients, self.exponents[taken], misfit @ self.contrasts, self.origin)
+            )
+        return found
+
+    def draw_numbers(
+        self, values: np.ndarray, draws: int, chance: np.random.Generator
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield, for each ladder, draws of the component [draws] and of u [draws, contrasts, numbers]."""
+        for weights, means in zip(*self.posterior(values), strict=True):
+            taken = chance.choice(len(weights), size=draws, p=weights)
+            normal = chance.standard_normal((draws, *means.shape[1:]))
+            yield taken, means[taken] + normal @ self.roots[taken]
+
+
+def fit_effects(ladder: Ladder, prior: Prior | None = None) -> Effects:
+    """Return the effects of a ladder's variants, the noise's prior shifted to that found where it lies at its end."""
+    return Fit(ladder, shifted(prior or Prior(), ladder)).draw(ladder.losses)
+
+
+def shifted(prior: Prior, ladder: Ladder) -> Prior:
+    """Return the prior with its noise around that found between seeds, where this lies at the end of the grid."""
+    found = seed_noise(ladder)
+    if found is None or prior.noise[1] <= found <= prior.noise[-2]:
+        return prior
+    middle = _geometric_mean(np.array(prior.noise))
+    return replace(prior, noise=tuple(max(found, 1e-7) / middle * each for each in prior.noise))
+
+
+def seed_noise(ladder: Ladder) -> float | None:
+    """Return the standard deviation of a contrast between seeds in one cell, in nats; None for a single seed."""
+    present = ladder.present
+    squares, degrees = 0.0, 0
+    for cell, seeds in enumerate(present):
+        values = contrasts(len(ladder.variants)) @ ladder.losses[:, cell, seeds]
+        if values.shape[1] > 1:
+            squares += float(((values - values.mean(axis=1, keepdims=True)) ** 2).sum())
+            degrees += values.shape[0] * (values.shape[1] - 1)
+    return (squares / degrees) ** 0.5 if degrees else None
+
+
+def _mixture(prior: Prior, trunks: bool) -> Iterator[tuple[float, float, tuple[float, float], float, float]]:
+    ratios = prior.trunk_ratios if trunks else (0.0,)
+    return itertools.product(prior.scales, prior.misfit_steps, prior.exponents, prior.noise, ratios)
+
+
+def contrasts(variants: int) -> np.ndarray:
+    """Return [variants - 1, variants] of orthonormal rows whose sum is 0 (Helmert's)."""
+    rows = np.tril(np.ones((variants - 1, variants)))
+    rows[np.arange(variants - 1), np.arange(1, variants)] = -np.arange(1, variants)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def _terms(
+    parameters: np.ndarray, tokens: np.ndarray, origin: tuple[float, float], exponents: np.ndarray
+) -> np.ndarray:
+    """Return [exponents, runs, 3]: 1, (N / N0)^-alpha and (D / D0)^-beta."""
+    logs = np.stack([np.log(parameters / origin[0]), np.log(tokens / origin[1])], axis=1)
+    falls = np.exp(-exponents[:, None, :] * logs)
+    return np.concatenate([np.ones_like(falls[..., :1]), falls], axis=2)
+
+
+def _geometric_mean(values: Sequence[float] | np.ndarray) -> float:
+    return float(np.exp(np.mean(np.log(values))))

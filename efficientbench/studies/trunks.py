@@ -1,0 +1,147 @@
+"""Trunks and branches: the budgets of one variant, size and seed share the steps before their learning rates fall.
+
+The run with the most tokens is the trunk. It keeps all state where the rate of a shorter run begins to fall, and that
+run is a branch of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from efficientbench.basics.errors import ConfigError
+from efficientbench.config.init import InitConfig
+from efficientbench.launchers.processes.failure import Failure
+from efficientbench.studies.ladder import Cell
+from efficientbench.studies.run_record import StudyTask, record_of
+from efficientbench.training.checkpoints.manifest import checkpoint_folder
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of the ladder."""
+
+    variant: str
+    cell: Cell
+    seed: int
+    task: StudyTask
+    begin: int = 0
+    """Steps that it takes over from its trunk."""
+
+    @property
+    def share(self) -> float:
+        """The share of its steps that it trains itself."""
+        steps = self.task.steps
+        return 1 - self.begin / steps if steps else 1.0
+
+
+def grown(runs: Sequence[Planned]) -> list[Planned]:
+    """Return the runs as trunks and branches, in the same order."""
+    trunks: dict[tuple[str, str, int], Planned] = {}
+    for run in runs:
+        key = run.variant, run.cell.size, run.seed
+        trunks[key] = max(trunks.get(key, run), run, key=lambda each: each.cell.tokens)
+    of = [trunks[run.variant, run.cell.size, run.seed] for run in runs]
+    begins = {id(run): _begin(run) for run, trunk in zip(runs, of, strict=True) if run is not trunk}
+    found = []
+    for run, trunk in zip(runs, of, strict=True):
+        if run is not trunk:
+            found.append(_branch(run, trunk.task, begins[id(run)]))
+            continue
+        marked = [begins[id(each)] for each, own in zip(runs, of, strict=True) if own is run and each is not run]
+        found.append(_trunk(run, sorted(marked)))
+    return found
+
+
+def _tokens_per_step(task: StudyTask) -> int:
+    assert task.config is not None, "a study's models are not refused"
+    return task.config.training.global_batch_size * task.config.training.seq_len
+
+
+def _begin(run: Planned) -> int:
+    """Return the step after which the rate of a run falls, after which it is a branch."""
+    assert run.task.config is not None, "a study's models are not refused"
+    steps = int(run.cell.tokens) // _tokens_per_step(run.task)
+    return steps - run.task.config.training.fall_steps(steps)
+
+
+def _trunk(run: Planned, marked: Sequence[int]) -> Planned:
+    """Return the run, which keeps all state after some of its steps."""
+    config = run.task.config
+    assert config is not None, "a study's models are not refused"
+    at_tokens = tuple(step * _tokens_per_step(run.task) for step in marked)
+    checkpoint = config.checkpoint.model_copy(update={"at_tokens": at_tokens})
+    word = f"checkpoint.at_tokens=[{','.join(map(str, at_tokens))}]"
+    task = replace(
+        run.task,
+        arguments=(*run.task.arguments, word),
+        config=config.model_copy(update={"checkpoint": checkpoint}),
+    )
+    return replace(run, task=task)
+
+
+def _branch(run: Planned, trunk: StudyTask, begin: int) -> Planned:
+    """Return the run, which continues a trunk after a step."""
+    config = run.task.config
+    assert config is not None, "a study's models are not refused"
+    init = InitConfig(run=str(trunk.folder.path), step=begin, state="everything")
+    words = (f"init.run={init.run}", f"init.step={begin}", "init.state=everything")
+    own, least = (run.task.steps or 0) - begin, config.measurement.warmup_steps + config.measurement.min_steps
+    refused = run.task.refused
+    if refused is None and own < least:
+        why = f"its branch of {own} steps is shorter than the {least} of measurement.warmup_steps and min_steps"
+        refused = Failure("mistake", f"{why}: lower these, or set study.trunks: false")
+    task = replace(
+        run.task,
+        arguments=(*run.task.arguments, *words),
+        config=config.model_copy(update={"init": init}),
+        refused=refused,
+        after=(trunk.id,),
+    )
+    return replace(run, task=task, begin=begin)
+
+
+def without_gone(runs: Sequence[Planned]) -> list[Planned]:
+    """Return the runs, of which a branch is a run of its own where its trunk is complete and the state there is gone.
+
+    That is so where the branch was added later, or its record was lost. In the trunk's order it is the same run.
+    """
+    by_id = {run.task.id: run.task for run in runs}
+    return [_alone(run, by_id[run.task.after[0]]) if run.begin else run for run in runs]
+
+
+def _alone(run: Planned, trunk: StudyTask) -> Planned:
+    config, whole = run.task.config, trunk.config
+    kept = checkpoint_folder(trunk.folder.path, run.begin).is_dir() or record_of(trunk)[0] is None
+    if kept or config is None or whole is None or record_of(run.task)[0] is not None:
+        return run
+    order = whole.training.tokens
+    data = config.data.model_copy(update={"order_tokens": order})
+    words = [word for word in run.task.arguments if not word.startswith("init.")]
+    task = replace(
+        run.task,
+        arguments=(*words, f"data.order_tokens={order}"),
+        config=config.model_copy(update={"init": InitConfig(), "data": data}),
+        after=(),
+    )
+    return replace(run, task=task, begin=0)
+
+
+def remove_marked(runs: Sequence[Planned]) -> None:
+    """Remove the state that trunks keep for their branches, where all of these are complete.
+
+    Raises ConfigError: it cannot be removed.
+    """
+    by_id = {run.task.id: run.task for run in runs}
+    needed = {name for run in runs for name in run.task.after if record_of(run.task)[0] is None}
+    for run in runs:
+        for name in run.task.after:
+            if name in needed:
+                continue
+            folder = checkpoint_folder(by_id[name].folder.path, run.begin)
+            try:
+                if folder.is_dir():
+                    shutil.rmtree(folder)
+            except OSError as error:
+                raise ConfigError(f"output: {folder} cannot be removed: {error.strerror}") from None

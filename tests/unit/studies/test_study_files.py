@@ -1,0 +1,161 @@
+"""The files of an answer: JSON that can be read again, a whole page, and the links that lead to it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.command_line import environment
+from support.metrics_parts import make_record, printed
+from support.pages import Parsed
+from support.repository import ROOT
+from support.simulated_studies import LAWS
+from support.studies import study
+from support.tiny_studies import write_record, write_study
+from typer.testing import CliRunner
+
+import efficientbench
+from efficientbench.cli.app import app
+from efficientbench.metrics.records.record import RECORD_NAME
+from efficientbench.metrics.report.build import build_report
+from efficientbench.metrics.report.study_link import study_of
+from efficientbench.studies.answer import Answer, answer
+from efficientbench.studies.html import page
+from efficientbench.studies.page import parts, print_answer
+from efficientbench.studies.record import ANSWER, write_answer
+from efficientbench.studies.search import search
+from efficientbench.studies.study import ANYWHERE, Question, planned
+
+ATTACK = "</script><script>alert(1)</script>\"'&|"
+
+
+@pytest.fixture(scope="module")
+def found() -> Answer:
+    whole = study(replace(LAWS, gap=8), Path("runs") / ATTACK)
+    return answer(replace(whole, searches={**whole.searches, ("mla", "50M"): {3e-3: 5.9, 6e-3: float("inf")}}))
+
+
+def test_the_json_is_read_again_as_the_same_answer_and_has_the_keys_of_its_schema(
+    found: Answer, tmp_path: Path
+) -> None:
+    written = write_answer(found, tmp_path)
+    assert [path.name for path in written] == ["study.json", "study.md", "study.html"]
+    text = written[0].read_text(encoding="utf-8")
+    assert ANSWER.validate_json(text) == found
+    content = json.loads(text)
+    assert content["edition"] == 1
+    assert content["findings"]["named"] == "mla"
+    assert content["searches"]["mla_50M"] == {"0.003": 5.9, "0.006": None}
+    schema = json.loads((ROOT / "docs" / "study.schema.json").read_text(encoding="utf-8"))
+    _check(content, schema, schema["$defs"])
+
+
+def _check(content: object, schema: dict, named: dict) -> None:
+    """Check the keys of each mapping, and the type of each value, against a schema as pydantic writes it."""
+    if "$ref" in schema:
+        schema = named[schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        failures = []
+        for choice in schema["anyOf"]:
+            try:
+                _check(content, choice, named)
+                return
+            except AssertionError as error:
+                failures.append(error)
+        raise AssertionError(failures)
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "number": (int, float),
+        "integer": int,
+        "boolean": bool,
+        "null": type(None),
+    }
+    kind = str(schema.get("type", "object" if "properties" in schema else ""))
+    assert kind == "" or isinstance(content, kinds[kind]), (content, schema)
+    if isinstance(content, dict) and "properties" in schema:
+        assert set(schema.get("required", ())) <= content.keys() <= schema["properties"].keys()
+        for key, value in content.items():
+            _check(value, schema["properties"][key], named)
+    elif isinstance(content, dict) and isinstance(schema.get("additionalProperties"), dict):
+        for value in content.values():
+            _check(value, schema["additionalProperties"], named)
+    elif isinstance(content, list) and "items" in schema:
+        for value in content:
+            _check(value, schema["items"], named)
+
+
+def test_the_page_is_whole_and_safe_and_has_its_plots(found: Answer) -> None:
+    text = page(found)
+    parsed = Parsed(text)
+    assert "<script>alert" not in text
+    assert parsed.text["h1"] == ["gqa, mla, nsa at 1.5B, 30.0B tokens, matched by FLOPs"]
+    assert parsed.text["h2"] == [part.title for part in parts(found)]
+    # Differences by size, and the searches at two sizes.
+    assert len(parsed.all("figure")) == 3
+    anchors = {attributes["id"] for _, attributes in parsed.elements if attributes.get("id")}
+    assert {f"#{anchor}" for anchor in anchors} >= {link["href"] for link in parsed.all("a")}
+    assert "Pretrain mla" in text
+
+
+def test_a_study_without_a_verdict_has_a_page_too() -> None:
+    whole = study(LAWS)
+    empty = answer(replace(whole, runs=tuple(replace(each, state="missing", record=None) for each in whole.runs)))
+    assert empty.findings is None
+    assert "No verdict: gqa, the baseline, has no place: 0 sizes" in page(empty)
+    ANSWER.validate_json(ANSWER.dump_json(empty))
+
+
+def test_the_terminal_has_the_cautions_and_the_answer_alone(found: Answer) -> None:
+    text = printed(print_answer, found)
+    assert text.index("Note: The lowest loss lies at an end of the rates") < text.index("Pretrain mla")
+    assert "Every run" not in text
+
+
+def test_a_study_from_python_returns_what_its_json_has(tmp_path: Path) -> None:
+    rates = {name: dict.fromkeys(("8k", "16k", "32k"), 0.003) for name in ("gqa", "mla")}
+    file = write_study(tmp_path / "mine.yaml", learning_rate=rates)
+    suite = tmp_path / "suite"
+    of = planned(Question(file, (f"output={suite}",)), ANYWHERE, None, dry_run=True)
+    for number, run in enumerate(of.runs(search(of).rates)):
+        write_record(run.task, (3.0 if run.variant == "gqa" else 2.9) - 0.01 * number)
+    # All is trained: both calls answer alone.
+    trained = efficientbench.study(str(file), f"output={suite}", "device=cpu")
+    assert trained.findings is not None
+    assert trained.findings.named == "mla"
+    assert ANSWER.validate_json((suite / "study.json").read_text(encoding="utf-8")) == trained
+    assert efficientbench.study(file, f"output={suite}", train=False) == trained
+    with pytest.raises(AttributeError, match="module 'efficientbench' has no attribute 'stduy'"):
+        _ = efficientbench.stduy
+
+
+def test_the_package_imports_nothing_until_it_is_called() -> None:
+    code = "import efficientbench, sys; print([name for name in sys.modules if name.startswith('efficientbench.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
+    assert done.stdout.strip() == "[]"
+
+
+def test_reports_and_comparisons_lead_to_the_study(tmp_path: Path) -> None:
+    folders = [tmp_path / "study" / name / f"seed={seed}" for name in ("gqa_50M", "mla_50M") for seed in (1, 2)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        variant, seed = folder.parent.name.partition("_")[0], int(folder.name[-1])
+        values = {"variant": variant, "run": folder.parent.name, "size": "50M", "seed": seed, "tokens_per_s": 1e5}
+        make_record({**values, "validation_loss": 3.0}).write(folder / RECORD_NAME)
+    assert study_of(*folders) is None
+    assert build_report(tmp_path / "study").study == ""
+    (tmp_path / "study" / "study.json").write_text("{}", encoding="utf-8")
+    assert study_of(folders[0], folders[2]) == tmp_path / "study" / "study.html"
+    assert study_of(folders[0], tmp_path) is None
+    report = build_report(tmp_path / "study")
+    assert report.study == "study.html"
+    assert "[study.html](<study.html>)" in (tmp_path / "study" / "report.md").read_text(encoding="utf-8")
+    assert '<a href="study.html">' in (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
+    compared = CliRunner().invoke(app, ["compare", str(folders[0].parent), str(folders[2].parent)])
+    assert compared.exit_code == 0, compared.output
+    assert f"study of these runs: {tmp_path / 'study' / 'study.html'}" in compared.output
