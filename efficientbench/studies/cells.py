@@ -6,9 +6,10 @@ Size and tokens of a cell are the baseline's: all variants are trained on the sa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.basics.errors import ConfigError
@@ -23,9 +24,8 @@ from efficientbench.metrics.formulas.definitions import MOST_EPOCHS
 from efficientbench.metrics.records.figure import count
 from efficientbench.planning.plan import hidden, text_budget, tokenized
 from efficientbench.studies.ladder import Cell
-from efficientbench.studies.run_record import StudyTask
 from efficientbench.studies.suite import REACH, StudySection
-from efficientbench.studies.trunks import Planned, grown
+from efficientbench.studies.tasks import Planned, StudyTask, grown
 from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.selection import Request, chosen_combinations
@@ -45,6 +45,7 @@ DECIDED = {
 SHARED = ("training.", "data.", "kernels.", "init.")
 OWN = ("training.learning_rate", "training.matrix_learning_rate")
 """Beginnings of keys in which the runs of a cell are equal, and exceptions."""
+Figure = TypeVar("Figure", int, float)
 Models = dict[tuple[str, str], Combination[RunConfig]]
 """(variant, size) → its configuration without length and rate."""
 
@@ -189,18 +190,18 @@ def cell_of(config: RunConfig, ratio: float) -> Cell:
 
     Raises ConfigError: the variant declares no formula for its FLOPs or its parameters.
     """
-    training = config.training
-    try:
-        tokens = wanted_tokens(f"{ratio!r}x", count_parameters(config.model).total)
-    except UndeclaredError as error:
-        raise ConfigError(f"study: baseline: {config.variant}: {error}") from None
-    step = training.global_batch_size * training.seq_len
+    step = config.training.global_batch_size * config.training.seq_len
+    tokens = wanted_tokens(f"{ratio!r}x", _declared(config, lambda: count_parameters(config.model).total))
     return Cell(config.size, _flops(config) / 6, -(-tokens // step) * step)
 
 
 def _flops(config: RunConfig) -> float:
+    return _declared(config, lambda: flops_per_token(config.model, config.training.seq_len).training)
+
+
+def _declared(config: RunConfig, figure: Callable[[], Figure]) -> Figure:
     try:
-        return flops_per_token(config.model, config.training.seq_len).training
+        return figure()
     except UndeclaredError as error:
         raise ConfigError(f"study: baseline: {config.variant}: {error}") from None
 

@@ -47,10 +47,6 @@ class Prior:
     """Variance of a trunk over that of a branch, equally probable."""
 
 
-OTHER_TEXT = Prior(scales=(0.15, 0.5, 1.5, 5.0, 20.0))
-"""For losses on other text than the models learned, which differ more."""
-
-
 @dataclass(frozen=True)
 class Effects:
     """Draws of the variants' effects from their posterior."""
@@ -74,7 +70,7 @@ class Effects:
         return self._laws(parameters, tokens).mean(axis=0)
 
     def _laws(self, parameters: float, tokens: float) -> np.ndarray:
-        terms = _terms(np.array([parameters]), np.array([tokens]), self.origin, self.exponents)[:, 0]
+        terms = law_terms(np.array([parameters]), np.array([tokens]), self.origin, self.exponents)[:, 0]
         return np.einsum("kvp,kp->kv", self.coefficients, terms)
 
 
@@ -92,7 +88,7 @@ class Fit:
         self.present = plan.present
         self.prior = prior or Prior()
         self.contrasts = contrasts(len(plan.variants))
-        self.origin = _geometric_mean(plan.parameters), _geometric_mean(plan.tokens)
+        self.origin = geometric_mean(plan.parameters), geometric_mean(plan.tokens)
         grid = self.prior
         self.components = np.array(
             [
@@ -112,7 +108,7 @@ class Fit:
         size = plan.size_of[cells]
         sizes = np.eye(len(plan.sizes))[size]
         self._trunk = np.unique(size * self.present.shape[1] + seeds, return_inverse=True)[1]
-        terms = _terms(plan.parameters[cells], plan.tokens[cells], self.origin, shapes[:, :2])
+        terms = law_terms(plan.parameters[cells], plan.tokens[cells], self.origin, shapes[:, :2])
         designs = np.concatenate([terms, np.broadcast_to(sizes, (len(shapes), *sizes.shape))], axis=2)
         self._aside = np.stack([self._whitened(each, ratio) for each, ratio in zip(designs, shapes[:, 2], strict=True)])
         """[shapes, runs, numbers]: R^-1 times what each number of u adds to each run."""
@@ -140,7 +136,7 @@ class Fit:
 
     def terms(self, parameters: np.ndarray, tokens: np.ndarray, component: np.ndarray) -> np.ndarray:
         """Return [components, cells, 3]: what e, a and b add at cells' N and D, for some components."""
-        return _terms(parameters, tokens, self.origin, self.exponents[component])
+        return law_terms(parameters, tokens, self.origin, self.exponents[component])
 
     @property
     def prior_weights(self) -> np.ndarray:
@@ -177,7 +173,7 @@ class Fit:
             The weights [ladders, components], and the means [ladders, components, contrasts] and variances [components]
             of the contrasts at a size that was not trained, for values [ladders, contrasts, runs].
         """
-        terms = _terms(np.array(target[:1]), np.array(target[1:]), self.origin, self.exponents)[:, 0]
+        terms = law_terms(np.array(target[:1]), np.array(target[1:]), self.origin, self.exponents)[:, 0]
         weights, means = self.posterior(values)
         at_target = np.einsum("lmcp,mp->lmc", means[..., :3], terms)
         variances = (np.einsum("mqp,mp->mq", self.roots[..., :3], terms) ** 2).sum(axis=1)
@@ -209,17 +205,12 @@ class Fit:
             yield taken, means[taken] + normal @ self.roots[taken]
 
 
-def fit_effects(ladder: Ladder, prior: Prior | None = None) -> Effects:
-    """Return the effects of a ladder's variants, the noise's prior shifted to that found where it lies at its end."""
-    return Fit(ladder, shifted(prior or Prior(), ladder)).draw(ladder.losses)
-
-
 def shifted(prior: Prior, ladder: Ladder) -> Prior:
     """Return the prior with its noise around that found between seeds, where this lies at the end of the grid."""
     found = seed_noise(ladder)
     if found is None or prior.noise[1] <= found <= prior.noise[-2]:
         return prior
-    middle = _geometric_mean(np.array(prior.noise))
+    middle = geometric_mean(np.array(prior.noise))
     return replace(prior, noise=tuple(max(found, 1e-7) / middle * each for each in prior.noise))
 
 
@@ -247,14 +238,15 @@ def contrasts(variants: int) -> np.ndarray:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def _terms(
+def law_terms(
     parameters: np.ndarray, tokens: np.ndarray, origin: tuple[float, float], exponents: np.ndarray
 ) -> np.ndarray:
-    """Return [exponents, runs, 3]: 1, (N / N0)^-alpha and (D / D0)^-beta."""
+    """Return [exponents, runs, 3]: 1, (N / N0)^-alpha and (D / D0)^-beta, for exponents [exponents, 2]."""
     logs = np.stack([np.log(parameters / origin[0]), np.log(tokens / origin[1])], axis=1)
     falls = np.exp(-exponents[:, None, :] * logs)
     return np.concatenate([np.ones_like(falls[..., :1]), falls], axis=2)
 
 
-def _geometric_mean(values: Sequence[float] | np.ndarray) -> float:
+def geometric_mean(values: Sequence[float] | np.ndarray) -> float:
+    """Return the geometric mean of positive values."""
     return float(np.exp(np.mean(np.log(values))))

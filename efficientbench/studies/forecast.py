@@ -27,7 +27,7 @@ from efficientbench.studies.run import replaced
 from efficientbench.studies.runs import Study
 from efficientbench.studies.simulate import precision
 from efficientbench.studies.suite import REACH, Search, StudySection, section_of
-from efficientbench.studies.trunks import Planned
+from efficientbench.studies.tasks import Planned
 from efficientbench.studies.words import percent
 from efficientbench.sweep.dry_run import bill_of, energy_text
 from efficientbench.sweep.machine import Machine, slots

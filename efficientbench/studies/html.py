@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.report.html.page import rendered
 from efficientbench.metrics.report.plots.line_plots import Line, Point, plot_lines
 from efficientbench.metrics.report.plots.svg import Figure, Look, looks
-from efficientbench.metrics.report.table import Table
 from efficientbench.studies.answer import Answer
 from efficientbench.studies.page import parts, summary, title
-from efficientbench.studies.words import Part
-
-
-@dataclass(frozen=True)
-class _Shown:
-    """What the page shows of a part."""
-
-    lines: tuple[str, ...]
-    table: Table | None
-    figures: Sequence[Figure]
 
 
 def page(answer: Answer) -> str:
     """Return the text of study.html."""
     look = looks(answer.section.ordered)
     figures = {"verdict": _differences(answer, look), "rates": _rates(answer, look)}
-    shown: list[tuple[Part, _Shown]] = [
-        (part, _Shown(part.lines, part.table, figures.get(part.anchor, ()))) for part in parts(answer)
-    ]
+    shown = [(part, replace(part, figures=figures.get(part.anchor, ()))) for part in parts(answer)]
     now = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}"
     footer = f"Made {now} UTC from the runs' records. All figures of this page are in study.json."
     return rendered(title(answer), summary(answer), shown, footer)

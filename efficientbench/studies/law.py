@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.studies.effects import geometric_mean, law_terms
 from efficientbench.studies.ladder import Ladder
 
 EXPONENT = 0.36
@@ -240,11 +241,9 @@ def _grid(runs: Runs) -> tuple[np.ndarray, tuple[float, float], np.ndarray]:
 
     N0 and D0 are the geometric means of the runs'.
     """
-    origin = float(np.exp(np.log(runs.parameters).mean())), float(np.exp(np.log(runs.tokens).mean()))
+    origin = geometric_mean(runs.parameters), geometric_mean(runs.tokens)
     exponents = np.array(list(itertools.product(GRID, GRID)))
-    logs = np.log(np.stack([runs.parameters / origin[0], runs.tokens / origin[1]], axis=1))
-    falls = np.exp(-exponents[:, None, :] * logs)
-    return exponents, origin, np.concatenate([np.ones_like(falls[..., :1]), falls], axis=2)
+    return exponents, origin, law_terms(runs.parameters, runs.tokens, origin, exponents)
 
 
 def held_out(ladder: Ladder, seed: int = 0) -> HeldOut:

@@ -206,9 +206,8 @@ def _notes(answer: Answer, found: Findings) -> list[str]:
     axes = ["loss", *found.verdict.cheapest, *found.serving]
     notes.append(f"Pareto: over {', '.join(axes)}; no: dominated in 97.5 % of the draws.")
     notes += [f"{unit}: {told}." for unit, told in found.cost_sources.items()]
-    notes.append(
-        "Intervals are 95 %; means stand before them, of ratios geometric ones, and the held-out loss's median."
-    )
+    centres = "the mean; of ratios the geometric mean, of the held-out loss the median"
+    notes.append(f"Before an interval of 95 % stands {centres}.")
     return notes
 
 

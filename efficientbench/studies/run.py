@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
+from efficientbench.launchers.processes.failure import read_failure
+from efficientbench.metrics.records.generation.generation import generation_of
 from efficientbench.planning.plan import tokenized
 from efficientbench.studies.cells import RISE, LadderPlan, check_text
-from efficientbench.studies.found import costs_at_target, matching, study_run
-from efficientbench.studies.run_record import OTHER, StudyTask, record_of
-from efficientbench.studies.runs import Study
+from efficientbench.studies.runs import MatchLeft, Study, StudyRun
 from efficientbench.studies.search import Searched, keep_slope, search
-from efficientbench.studies.trunks import Planned, remove_marked, without_gone
+from efficientbench.studies.target_costs import costs_at_target
+from efficientbench.studies.tasks import OTHER, Planned, StudyTask, record_of, remove_marked, without_gone
 from efficientbench.sweep.queue import Queue
 from efficientbench.sweep.sweep import Manner, run_tasks, tell_ends
 from efficientbench.sweep.task import Task, take_turns
@@ -135,7 +136,7 @@ def _generating(plan: LadderPlan, runs: Sequence[Planned]) -> list[Task]:
 def found_study(plan: LadderPlan, name: str, price_per_hour: float | None = None) -> Study:
     """Return a study as it is on disk."""
     searched = search(plan)
-    runs = tuple(study_run(run, searched.rates.get((run.variant, run.cell.size))) for run in plan.runs(searched.rates))
+    runs = tuple(_study_run(run, searched.rates.get((run.variant, run.cell.size))) for run in plan.runs(searched.rates))
     devices = [run.record.device_name for run in runs if run.record is not None]
     return Study(
         name,
@@ -146,8 +147,36 @@ def found_study(plan: LadderPlan, name: str, price_per_hour: float | None = None
         searched.losses,
         searched.without,
         searched.slope,
-        matching(plan),
+        _matching(plan),
         costs_at_target(plan, runs),
         devices[0] if devices else None,
         price_per_hour,
     )
+
+
+def _study_run(run: Planned, rate: float | None) -> StudyRun:
+    """Return a run of the plan as it is on disk; `rate`: its learning rate, None where that is not known yet."""
+    task = run.task
+    where = run.variant, run.cell, run.seed, task.folder.path
+    record, reason = record_of(task, any_rate=rate is None)
+    if record is not None:
+        trained = record.section("training").get("learning_rate")
+        told = record.speed_only_reason
+        if told is not None:
+            return StudyRun(*where, "speed only", trained, record, told)
+        if record.validation_loss is None:
+            return StudyRun(*where, "failed", trained, record, record.unavailable.get("validation_loss"))
+        return StudyRun(*where, "complete", trained, record, None, generation_of(task.folder.path))
+    failure = task.refused or read_failure(task.folder.failure)
+    if failure is not None and failure.kind != "stopped":
+        return StudyRun(*where, "failed", rate, None, f"{failure.kind.replace('_', ' ')}: {failure.reason}")
+    return StudyRun(*where, "missing", rate, None, reason or "not trained yet")
+
+
+def _matching(plan: LadderPlan) -> dict[tuple[str, str], MatchLeft]:
+    """Return (variant, size) → what matching came to; empty without a match."""
+    return {
+        pair: MatchLeft(model.config.model.ffn_hidden_size, plan.widths[pair], model.config.match_left)
+        for pair, model in plan.models.items()
+        if model.config.match_left is not None
+    }

@@ -18,8 +18,8 @@ from efficientbench.launchers.processes.failure import Failure, read_failure
 from efficientbench.metrics.files import write_whole
 from efficientbench.studies.cells import LadderPlan
 from efficientbench.studies.rates import SLOPE, carried, first_rates, further_rate, rate_at, vertex
-from efficientbench.studies.run_record import StudyTask, record_of
 from efficientbench.studies.suite import Search
+from efficientbench.studies.tasks import StudyTask, record_of
 
 KEPT = Path("sweep", "slope.json")
 """The slope of a study's rates, below its folder."""

@@ -34,25 +34,18 @@ ANYWHERE = Machine("cpu", "", ("0",), None, 0, None)
 
 @dataclass(frozen=True)
 class Question:
-    """What a study is asked."""
+    """What a study is asked: the arguments of `study`."""
 
     subject: str | Path | Sequence[str]
-    """A matrix with the section `study`, or variants of the shipped one, as a list or like `gqa,mla`."""
     overrides: tuple[str, ...] = ()
-    """`key=value` of every run."""
     target: str | None = None
-    """Like 1.5B@20x; this and the next three lie over the section's, where they are not None."""
     baseline: str | None = None
     match: str | None = None
     seeds: int | None = None
     budget: str | None = None
-    """Like `400 device-hours`: fills sizes, tokens per parameter and seeds that the section lacks."""
     generate: bool = False
-    """Whether generation is measured with the largest model of each variant."""
     despite: Collection[str] = ()
-    """`reach`: plan a target further away than a study reaches."""
     price_per_hour: float | None = None
-    """Of one device, in the user's currency."""
 
     @property
     def variants(self) -> tuple[str, ...]:

@@ -6,12 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from efficientbench.basics.errors import MetricsError
+from efficientbench.architecture.variant import known
+from efficientbench.basics.cgroup import usable_cores
+from efficientbench.basics.errors import ConfigError, MetricsError
+from efficientbench.config.layout import Layout
+from efficientbench.costs.model import flops_per_token, kv_cache_bytes_per_token
 from efficientbench.metrics.analysis.generation import common_combinations, text_of
 from efficientbench.metrics.analysis.life_cost import UNITS, Model, served_token
 from efficientbench.metrics.analysis.repeats import Group
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.planning.plan import make_plan, with_kernels
+from efficientbench.studies.cells import LadderPlan
 from efficientbench.studies.runs import Study, StudyRun, TargetCost
 from efficientbench.studies.verdict import Costs
+from efficientbench.sweep.estimate import estimate
 
 HOURS, KWH, FLOPS, SERVING = "device-hours", "kWh", "FLOPs", "serving"
 CACHE = "cache bytes per token"
@@ -26,6 +34,80 @@ _READ: Mapping[str, tuple[_Read, Callable[[TargetCost], str]]] = {
     FLOPS: (lambda cost: cost.training_flops, lambda cost: "by the model's formulas"),
 }
 """Unit → a variant's cost, and how it is known or why it is not."""
+
+
+def costs_at_target(plan: LadderPlan, runs: Sequence[StudyRun]) -> dict[str, TargetCost]:
+    """Return variant → its costs at the target, by the measured rates of its largest size, else by the plan.
+
+    All are of the devices with most records, of those that have trained every trained variant.
+    """
+    devices: dict[str | None, list[str]] = {}
+    for run in runs:
+        if run.record is not None:
+            devices.setdefault(run.record.device_name, []).append(run.variant)
+    trained = {variant for of in devices.values() for variant in of}
+    shared = max(
+        (name for name, of in devices.items() if trained <= {*of}), key=lambda name: len(devices[name]), default=None
+    )
+    measured = [run for run in runs if run.record is not None and run.record.device_name == shared]
+    return {variant: _cost(plan, variant, measured) for variant in plan.section.ordered}
+
+
+def _cost(plan: LadderPlan, variant: str, runs: Sequence[StudyRun]) -> TargetCost:
+    config = plan.models[variant, plan.section.target.size].config
+    model, training = config.model, config.training
+    per_token = known(lambda: flops_per_token(model, training.seq_len).training)
+    flops = None if per_token is None else per_token * plan.target.tokens
+    cache = known(lambda: kv_cache_bytes_per_token(model, training.dtype))
+    if flops is None:
+        why = f"{variant} declares no formula for its FLOPs"
+        return TargetCost(None, None, why, False, None, why, cache)
+    measured = _largest(runs, variant)
+    rates = [
+        each.tokens_per_s * each.flops_per_token / each.devices
+        for each in measured
+        if each.tokens_per_s and each.flops_per_token
+    ]
+    energies = [
+        each.energy_j_per_token / each.flops_per_token
+        for each in measured
+        if each.energy_j_per_token is not None and each.flops_per_token
+    ]
+    size = measured[0].size if measured else ""
+    joules = flops * sum(energies) / len(energies) if energies else None
+    lacking = {each.unavailable.get("energy_j_per_token") for each in measured} - {None}
+    of_energy = (
+        f"mean measured J per FLOP of {size}"
+        if energies
+        else "; ".join(map(str, lacking)) or "no device has records of all variants with energy"
+    )
+    if rates:
+        seconds: float | None = flops * len(rates) / sum(rates)
+        return TargetCost(flops, seconds, f"mean measured rate of {size} × FLOPs", True, joules, of_energy, cache)
+    seconds, of_time = _planned_seconds(plan, variant)
+    return TargetCost(flops, seconds, of_time, False, joules, of_energy, cache)
+
+
+def _largest(runs: Sequence[StudyRun], variant: str) -> list[RunRecord]:
+    """Return the records of a variant's largest size."""
+    own = [run for run in runs if run.variant == variant]
+    size = max(own, key=lambda run: run.cell.parameters).cell.size if own else ""
+    return [run.record for run in own if run.cell.size == size and run.record is not None]
+
+
+def _planned_seconds(plan: LadderPlan, variant: str) -> tuple[float | None, str]:
+    machine, config = plan.machine, plan.models[variant, plan.section.target.size].config
+    if not machine.name:
+        return None, "no record of its largest size has a rate"
+    training = config.training.model_copy(update={"tokens": int(plan.target.tokens), "steps": None, "epochs": None})
+    config = with_kernels(config.model_copy(update={"training": training}), machine)
+    try:
+        layout = Layout.of(config, machine.count(), machine.nodes, oversubscribe=True)
+        found = estimate(make_plan(config, layout, machine.runtime_bytes), machine, [], usable_cores())
+    except ConfigError as error:
+        return None, str(error)
+    devices = 1 if machine.shared else layout.world_size
+    return (None if found.time_s is None else found.time_s * devices), found.time_source
 
 
 def costs_of(study: Study, variants: Sequence[str]) -> tuple[Costs, dict[str, str]]:

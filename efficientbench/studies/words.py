@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from efficientbench.metrics.records.figure import count
+from efficientbench.metrics.report.plots.svg import Figure
 from efficientbench.metrics.report.table import ABSENT, Table
 from efficientbench.studies.ladder import Cell
 from efficientbench.studies.verdict import Interval
@@ -20,6 +21,7 @@ class Part:
     lines: tuple[str, ...] = ()
     """Sentences above the table."""
     table: Table | None = None
+    figures: Sequence[Figure] = ()
 
     def __bool__(self) -> bool:
         return bool(self.lines or self.table)

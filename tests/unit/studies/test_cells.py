@@ -20,7 +20,7 @@ from efficientbench.studies.cells import LadderPlan, check_text
 from efficientbench.studies.run import found_study, replaced, train
 from efficientbench.studies.search import keep_slope, search
 from efficientbench.studies.study import Question, planned
-from efficientbench.studies.trunks import without_gone
+from efficientbench.studies.tasks import without_gone
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.sweep import Manner
 from efficientbench.training.checkpoints.manifest import checkpoint_folder

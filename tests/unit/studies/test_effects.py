@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.simulated_studies import LAWS, TARGET, plan, simulate
 
-from efficientbench.studies.effects import Fit, Prior, contrasts, fit_effects, seed_noise, shifted
+from efficientbench.studies.effects import Fit, Prior, contrasts, seed_noise, shifted
 from efficientbench.studies.ladder import Cell, Ladder, Result
 
 
@@ -67,7 +67,7 @@ def test_what_all_variants_share_changes_no_difference() -> None:
     losses = simulate(LAWS, 1).losses[0]
     ladder = replace(plan(3), losses=losses)
     shared = replace(ladder, losses=losses + np.random.default_rng(1).normal(0, 1, losses.shape[1:]))
-    one, other = (fit_effects(each).at(*TARGET) for each in (ladder, shared))
+    one, other = (Fit(each, shifted(Prior(), each)).draw(each.losses).at(*TARGET) for each in (ladder, shared))
     assert one == pytest.approx(other, abs=1e-9)
     assert one.sum(axis=1) == pytest.approx(0, abs=1e-9)
 

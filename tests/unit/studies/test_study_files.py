@@ -122,8 +122,9 @@ def test_a_study_from_python_returns_what_its_json_has(tmp_path: Path) -> None:
     file = write_study(tmp_path / "mine.yaml", learning_rate=rates)
     suite = tmp_path / "suite"
     of = planned(Question(file, (f"output={suite}",)), ANYWHERE, None, dry_run=True)
+    speed = {"tokens_per_s": 1000.0, "flops_per_token": 50_000.0, "devices": 1}
     for number, run in enumerate(of.runs(search(of).rates)):
-        write_record(run.task, (3.0 if run.variant == "gqa" else 2.9) - 0.01 * number)
+        write_record(run.task, (3.0 if run.variant == "gqa" else 2.9) - 0.01 * number, **speed)
     # All is trained: both calls answer alone.
     trained = efficientbench.study(str(file), f"output={suite}", "device=cpu")
     assert trained.findings is not None

@@ -1,21 +1,65 @@
-"""Trunks and branches: the budgets of one variant, size and seed share the steps before their learning rates fall.
+"""The runs of a study as tasks of a queue: their records, and the trunks and branches among them.
 
-The run with the most tokens is the trunk. It keeps all state where the rate of a shorter run begins to fall, and that
-run is a branch of it.
+The budgets of one variant, size and seed share the steps before their learning rates fall. The run with the most tokens
+is the trunk. It keeps all state where the rate of a shorter run begins to fall, and that run is a branch of it.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.config.init import InitConfig
+from efficientbench.config.schema import RunConfig
 from efficientbench.launchers.processes.failure import Failure
+from efficientbench.metrics.formulas.definitions import FORMULAS
+from efficientbench.metrics.records.plausible import read_plausible
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.running.resume import MAY_DIFFER, differences, settings
 from efficientbench.studies.ladder import Cell
-from efficientbench.studies.run_record import StudyTask, record_of
+from efficientbench.sweep.tasks import TrainingTask
 from efficientbench.training.checkpoints.manifest import checkpoint_folder
+
+_NOT_COMPARED = (*MAY_DIFFER, "device", "kernels.", "measurement.", "init.", "data.order_tokens")
+"""Keys in which a record of a run may differ from its plan on another machine, or before its trunk is there."""
+RATE = "training.learning_rate"
+OTHER = "its record is of"
+"""How the reason begins for a complete run that was trained otherwise."""
+
+
+@dataclass(frozen=True)
+class StudyTask(TrainingTask):
+    """A run of a study. It stays complete on other devices, and once the state that it began with is removed."""
+
+    @classmethod
+    def of(cls, task: TrainingTask) -> StudyTask:
+        """Return a sweep's task as a study's."""
+        return cls(**{each.name: getattr(task, each.name) for each in fields(task)})
+
+    def is_trained(self, device_name: str, smaller_too: bool) -> bool:
+        return record_of(self)[0] is not None
+
+
+def record_of(task: TrainingTask, any_rate: bool = False) -> tuple[RunRecord | None, str | None]:
+    """Return the complete record of a run, wherever it was trained; else why there is none.
+
+    any_rate: whether the record may have another learning rate.
+    """
+    if not task.folder.record.is_file() or task.config is None:
+        return None, None
+    try:
+        record = read_plausible(task.folder.record)
+    except MetricsError as error:
+        return None, str(error)
+    if record.status != "completed":
+        return None, f"its run {record.status}"
+    if record.formula_id != FORMULAS:
+        return None, f"{OTHER} the formulas {record.formula_id}"
+    ignored = (*_NOT_COMPARED, RATE) if any_rate else _NOT_COMPARED
+    other = differences(*(settings(each, ignored) for each in (record.config, task.config.model_dump(mode="json"))))
+    return (None, f"{OTHER} another {', '.join(other)}") if other else (record, None)
 
 
 @dataclass(frozen=True)
@@ -54,51 +98,43 @@ def grown(runs: Sequence[Planned]) -> list[Planned]:
     return found
 
 
-def _tokens_per_step(task: StudyTask) -> int:
-    assert task.config is not None, "a study's models are not refused"
-    return task.config.training.global_batch_size * task.config.training.seq_len
+def _config(run: Planned) -> RunConfig:
+    assert run.task.config is not None, "a study's models are not refused"
+    return run.task.config
+
+
+def _tokens_per_step(run: Planned) -> int:
+    training = _config(run).training
+    return training.global_batch_size * training.seq_len
 
 
 def _begin(run: Planned) -> int:
     """Return the step after which the rate of a run falls, after which it is a branch."""
-    assert run.task.config is not None, "a study's models are not refused"
-    steps = int(run.cell.tokens) // _tokens_per_step(run.task)
-    return steps - run.task.config.training.fall_steps(steps)
+    steps = int(run.cell.tokens) // _tokens_per_step(run)
+    return steps - _config(run).training.fall_steps(steps)
 
 
 def _trunk(run: Planned, marked: Sequence[int]) -> Planned:
     """Return the run, which keeps all state after some of its steps."""
-    config = run.task.config
-    assert config is not None, "a study's models are not refused"
-    at_tokens = tuple(step * _tokens_per_step(run.task) for step in marked)
+    config = _config(run)
+    at_tokens = tuple(step * _tokens_per_step(run) for step in marked)
     checkpoint = config.checkpoint.model_copy(update={"at_tokens": at_tokens})
-    word = f"checkpoint.at_tokens=[{','.join(map(str, at_tokens))}]"
-    task = replace(
-        run.task,
-        arguments=(*run.task.arguments, word),
-        config=config.model_copy(update={"checkpoint": checkpoint}),
-    )
-    return replace(run, task=task)
+    words = (*run.task.arguments, f"checkpoint.at_tokens=[{','.join(map(str, at_tokens))}]")
+    config = config.model_copy(update={"checkpoint": checkpoint})
+    return replace(run, task=replace(run.task, arguments=words, config=config))
 
 
 def _branch(run: Planned, trunk: StudyTask, begin: int) -> Planned:
     """Return the run, which continues a trunk after a step."""
-    config = run.task.config
-    assert config is not None, "a study's models are not refused"
+    config, refused = _config(run), run.task.refused
     init = InitConfig(run=str(trunk.folder.path), step=begin, state="everything")
-    words = (f"init.run={init.run}", f"init.step={begin}", "init.state=everything")
+    words = (*run.task.arguments, f"init.run={init.run}", f"init.step={begin}", "init.state=everything")
     own, least = (run.task.steps or 0) - begin, config.measurement.warmup_steps + config.measurement.min_steps
-    refused = run.task.refused
     if refused is None and own < least:
         why = f"its branch of {own} steps is shorter than the {least} of measurement.warmup_steps and min_steps"
         refused = Failure("mistake", f"{why}: lower these, or set study.trunks: false")
-    task = replace(
-        run.task,
-        arguments=(*run.task.arguments, *words),
-        config=config.model_copy(update={"init": init}),
-        refused=refused,
-        after=(trunk.id,),
-    )
+    config = config.model_copy(update={"init": init})
+    task = replace(run.task, arguments=words, config=config, refused=refused, after=(trunk.id,))
     return replace(run, task=task, begin=begin)
 
 
@@ -119,12 +155,8 @@ def _alone(run: Planned, trunk: StudyTask) -> Planned:
     order = whole.training.tokens
     data = config.data.model_copy(update={"order_tokens": order})
     words = [word for word in run.task.arguments if not word.startswith("init.")]
-    task = replace(
-        run.task,
-        arguments=(*words, f"data.order_tokens={order}"),
-        config=config.model_copy(update={"init": InitConfig(), "data": data}),
-        after=(),
-    )
+    config = config.model_copy(update={"init": InitConfig(), "data": data})
+    task = replace(run.task, arguments=(*words, f"data.order_tokens={order}"), config=config, after=())
     return replace(run, task=task, begin=0)
 
 
