@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from efficientbench.studies.effects import seed_noise
 from efficientbench.studies.ladder import Ladder
 from efficientbench.studies.law import HeldOut
 from efficientbench.studies.rates import MOST_FURTHER
 from efficientbench.studies.runs import Study
 from efficientbench.studies.suite import REACH
-from efficientbench.studies.words import percent
+from efficientbench.studies.words import cell_text, percent
 
 MATCHED = {"flops": "FLOPs", "parameters": "parameters", "active": "active parameters"}
 """What a match makes equal, in words."""
 UNMATCHED = 0.01
 """How far from the baseline's a matched figure may be without a caution."""
+
+NOISY = 0.05
+"""Standard deviation between seeds, in nats of a difference, from which on a cell is too noisy for the fit's priors."""
 
 
 def of_plan(study: Study) -> list[str]:
@@ -47,7 +53,22 @@ def of_fit(
             "One seed: the noise between runs was not measured and rests on the prior, "
             "a standard deviation of 0.0008 to 0.01 nats."
         )
-    return found
+    return [*found, *_noisy(ladder)]
+
+
+def _noisy(ladder: Ladder) -> list[str]:
+    found = []
+    for place, cell in enumerate(ladder.cells):
+        noise = seed_noise(ladder.part(cells=np.arange(len(ladder.cells)) == place))
+        # A contrast of two variants is their difference over the root of 2.
+        if noise is not None and noise * 2**0.5 > NOISY:
+            found.append(f"{cell_text(cell)} ({noise * 2**0.5:.2f})")
+    if not found:
+        return []
+    return [
+        f"Differences between seeds spread too far, in nats: {'; '.join(found)}. The fit expects 0.014 at most. Runs "
+        "of few steps or at high rates follow no law: give smaller batches, more tokens per parameter, or lower rates."
+    ]
 
 
 def _incomplete(study: Study) -> list[str]:

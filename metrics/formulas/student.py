@@ -100,7 +100,8 @@ def range_p_value(t: float, rows: int, degrees_of_freedom: float) -> float:
 
     It is the tail of Tukey's studentized range q = √2 |t|, for 2 rows that of Student's t: with z the largest mean and
     s the estimated over the true standard deviation, P(Q < q) = E_s ∫ k φ(z) [Φ(z) − Φ(z − q s)]^(k − 1) dz for k rows
-    (Tukey, 1953; Copenhaver and Holland, 1988). Both integrals are sums by the trapezoidal rule, true to 1e-6 for 2 degrees or more.
+    (Tukey, 1953; Copenhaver and Holland, 1988). Both integrals are sums by the trapezoidal rule, true to 1e-5 for 2
+    degrees or more.
 
     Args:
         t: a difference of two means over its standard error.

@@ -33,7 +33,7 @@ TITLES = {
 RULE = (
     f"Verdicts: at {SIGNIFICANCE:.0%} for all pairs of rows of a line together, nearly all of it for the "
     "speed, and for the other figures once a pair's speed differs; between equal models the loss comes first. Spreads "
-    "of three rows or more are pooled (Tukey's range, else Bonferroni). No difference: none beyond the noise between runs."
+    "of three rows or more are pooled (Tukey's range). No difference: none beyond the noise between runs."
 )
 _MOST_NAMED = 6
 """Most rows that a sentence names."""

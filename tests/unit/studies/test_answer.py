@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -230,6 +231,16 @@ def test_a_law_that_misses_its_held_out_size_is_said(clear: Study) -> None:
         "The law misses its held-out size: the loss at 350M, 2.900, lies outside 2.811 to 2.881, which the other sizes "
         "predict. Losses at the target may be as far off; differences rest on a fit of their own."
     ]
+
+
+def test_cells_whose_seeds_lie_too_far_apart_are_named() -> None:
+    noisy = study(replace(CLEAR, branch=0.03, trunk=0.0))
+    (told,) = of_fit(noisy, noisy.ladder, None, None, None)
+    named = re.findall(r"(\S+), (\S+) tokens \((0\.\d\d)\)", told)
+    # Of 9 cells of 3 seeds each, whose differences have a standard deviation of about 0.03 times the root of 2.
+    assert named
+    assert len(named) < 9
+    assert all(0.05 <= float(spread) < 0.1 for *_, spread in named)
 
 
 def test_one_seed_and_what_could_not_be_fitted_are_said() -> None:
