@@ -12,7 +12,7 @@ from efficientbench.metrics.formulas.definitions import standard_deviation
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, Estimate
 from efficientbench.metrics.records.record import RunRecord
 
-DIFFERING = 0.6
+DIFFERING = 0.55
 """How far the degrees of freedom of a spread that rows share follow the differences between the rows' own."""
 
 
