@@ -140,7 +140,8 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         """
         # Imported here, since measuring needs none of what records need.
         from efficientbench.metrics.monitoring.aggregate import merge
-        from efficientbench.metrics.records.own_loop import OwnLoop, of_all_ranks, plain, write_own_record
+        from efficientbench.metrics.records.own_loop import OwnLoop, plain, write_own_record
+        from efficientbench.metrics.records.own_ranks import of_all_ranks
         from efficientbench.metrics.records.record import read_record
 
         mine = self.finish()
