@@ -9,7 +9,7 @@ set -euo pipefail
 
 # shellcheck source=launchers/environment/fineweb_stages.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment/fineweb_stages.sh"
-fineweb_files=1 fineweb_devices=4 fineweb_fewer=true fineweb_device=auto fineweb_work=output/fineweb_quick
+fineweb_depth=8 fineweb_files=1 fineweb_devices=4 fineweb_fewer=true fineweb_device=auto fineweb_work=output/fineweb_quick
 fineweb_read_arguments quick_fineweb_test.sh "$@" || exit $?
 fineweb_set_up
-fineweb_run_stages base_d8
+fineweb_run_stages

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from efficientbench.basics.errors import MetricsError
     from efficientbench.metrics.monitoring.aggregate import merge
     from efficientbench.metrics.monitoring.measurement import describe
+    from efficientbench.metrics.monitoring.window import measure
     from efficientbench.metrics.records.loop_monitor import EfficiencyMonitor
     from efficientbench.metrics.records.trainer_callback import EfficiencyCallback
     from efficientbench.metrics.sensors.allocator import AllocatorSensor
@@ -26,6 +27,7 @@ __all__ = [
     "RecordingSensor",
     "ReplaySensor",
     "describe",
+    "measure",
     "merge",
 ]
 
@@ -40,6 +42,7 @@ _MODULES = {
     "RecordingSensor": "efficientbench.metrics.sensors.replay",
     "ReplaySensor": "efficientbench.metrics.sensors.replay",
     "describe": "efficientbench.metrics.monitoring.measurement",
+    "measure": "efficientbench.metrics.monitoring.window",
     "merge": "efficientbench.metrics.monitoring.aggregate",
 }
 

@@ -35,8 +35,13 @@ from efficientbench.data_tools.tokenizer.tokenizer import (
 from efficientbench.data_tools.tokenizer.tokenizer_files import folder_checksum, tokenizer_folder
 from efficientbench.data_tools.tokenizer.tokenizer_training import documents_in_turn
 from efficientbench.data_tools.tokenizing.documents import TEXT_KEY
-from efficientbench.data_tools.tokenizing.embedded import as_jsonl, embedded_checksum, embedded_documents
-from efficientbench.data_tools.tokenizing.inputs import cut_into_parts, find_inputs
+from efficientbench.data_tools.tokenizing.embedded import (
+    as_jsonl,
+    embedded_checksum,
+    embedded_documents,
+    most_embedded_bytes,
+)
+from efficientbench.data_tools.tokenizing.inputs import cut_into_parts, find_inputs, is_plain_text
 from efficientbench.data_tools.tokenizing.parallel import CORES
 from efficientbench.data_tools.tokenizing.tokenize import tokenize_files
 from efficientbench.data_tools.tokens.indexed import bin_path, check_indexed, check_present, idx_path
@@ -54,7 +59,7 @@ from efficientbench.data_tools.tokens.manifest import (
 
 _PREFIX = "tokens"
 
-__all__ = ["Corpus", "load_corpus", "prepare_corpus"]
+__all__ = ["Corpus", "load_corpus", "most_tokens", "prepare_corpus"]
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +116,31 @@ def prepare_corpus(
         )
 
 
+def most_tokens(source: Path | None) -> int | None:
+    """Return the most tokens that a source can have, one for each byte of its text; None where they are not known.
+
+    They are not for compressed text and for a tokenized pair. `source`: as of `prepare_corpus`.
+
+    Raises:
+        DataError: the source is missing, empty or of an unknown kind.
+    """
+    if source is None:
+        return most_embedded_bytes()
+    prefix = _pair_prefix(source)
+    if prefix is not None:
+        check_present(prefix)
+        return None
+    paths = _inputs_of(source)
+    return sum(path.stat().st_size for path in paths) if all(map(is_plain_text, paths)) else None
+
+
+def _inputs_of(source: Path) -> list[Path]:
+    paths = find_inputs([source])
+    if not any(path.stat().st_size for path in paths):
+        raise DataError(f"{source} is empty")
+    return paths
+
+
 def _tokenize(
     text: _TextSource,
     tokenizer: str | None,
@@ -137,9 +167,7 @@ def _embedded_source() -> _TextSource:
 
 
 def _file_source(source: Path, folder: Path) -> _TextSource:
-    paths = find_inputs([source])
-    if not any(path.stat().st_size for path in paths):
-        raise DataError(f"{source} is empty")
+    paths = _inputs_of(source)
 
     def documents() -> Iterable[str]:
         drawn = documents_in_turn(cut_into_parts(paths, TEXT_KEY), TEXT_KEY)

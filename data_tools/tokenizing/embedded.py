@@ -67,6 +67,11 @@ def embedded_checksum() -> str:
     return digest.hexdigest()
 
 
+def most_embedded_bytes() -> int:
+    """Return the size of the library's sources, of which the documents are a part."""
+    return sum(path.stat().st_size for path in _library_sources())
+
+
 def _library_folder() -> Path:
     return Path(sysconfig.get_path("stdlib"))
 

@@ -66,6 +66,12 @@ def is_text_file(path: Path) -> bool:
     return _kind(path) is not None
 
 
+def is_plain_text(path: Path) -> bool:
+    """Return whether a file is text or JSONL without compression, whose size bounds that of its text."""
+    kind = _kind(path)
+    return kind is not None and kind[0] != "parquet" and kind[1] is None
+
+
 def find_inputs(
     inputs: Iterable[str | Path], is_known: Callable[[Path], bool] = is_text_file, known: str = KNOWN_SUFFIXES
 ) -> list[Path]:

@@ -51,6 +51,15 @@ MOST_LABEL = 100
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._+=~-]*[A-Za-z0-9])?$", max_length=MOST_LABEL)]
 """Text that can be part of a folder's name."""
 
+Prometheus = Annotated[
+    str | None,
+    BeforeValidator(lambda given: str(given) if type(given) is int else given),
+    Field(
+        description="port at which Prometheus reads the run, as 9400 or HOST:9400, or the folder of node_exporter's "
+        "textfile collector; unset: none"
+    ),
+]
+"""A port or a folder."""
 Meters = Annotated[
     tuple[str, ...] | None,
     BeforeValidator(lambda given: given.split(",") if isinstance(given, str) else given),

@@ -30,6 +30,7 @@ from efficientbench.cli.options import (
     Smoke,
     Step,
     Tokenizer,
+    names,
     option,
     repeats,
     resolve_arguments,
@@ -150,11 +151,13 @@ def plot(
         Path, typer.Argument(metavar="REPORT", help="folder of runs, like output/efficientllm_benchmark")
     ],
     form: Annotated[PlotFormat, typer.Option("--format", help="of the plots")] = PlotFormat.SVG,
+    only: Annotated[str, option("LIST", "runs, variants or sizes to show, like gqa,mla")] = "",
+    columns: Annotated[str, option("LIST", "figures of the LaTeX tables, like tokens_per_s,al_s,mfu")] = "",
 ) -> None:
     """Write the report's plots as files of their own, and its answers as LaTeX tables, into REPORT/plots."""
     from efficientbench.metrics.report.paper.paper_plots import write_plots
 
-    written, warnings = write_plots(folder, form.value)
+    written, warnings = write_plots(folder, form.value, names(only), names(columns))
     for line in warnings:
         print(f"warning: {line}", file=sys.stderr)
     for path in written:

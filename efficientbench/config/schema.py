@@ -21,6 +21,7 @@ from efficientbench.basics.part import (
     Part,
     PositiveFloat,
     PositiveInt,
+    Prometheus,
     Seconds,
     require,
 )
@@ -252,6 +253,7 @@ class RunConfig(Part):
         default=None, description="what match leaves, which sets it: the model's figure over match_to's, minus 1"
     )
     wandb: Label | None = Field(default=None, description="project of Weights & Biases that gets the run; unset: none")
+    prometheus: Prometheus = None
     model: ModelConfig
     kernels: KernelsConfig = KernelsConfig()
     parallel: ParallelConfig = ParallelConfig()

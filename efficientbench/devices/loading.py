@@ -28,7 +28,7 @@ def loading() -> Iterator[None]:
     Garbage collection is off, see `without_collection`.
     `torch.compile` compiles a function at its first call: Megatron decorates functions with it as it is imported,
     which loads the compiler, and calls few of them. W&B, which Megatron imports wherever it is installed, seems absent:
-    only `WandbLog` sends to it, and imports it later. TRL must not be imported here: it asks again later whether W&B is
+    only our sink sends to it, and imports it later. TRL must not be imported here: it asks again later whether W&B is
     installed, and expects the module that it has imported then.
     """
     modules: dict[str, Any] = sys.modules

@@ -199,7 +199,7 @@ def publish(folder: Path, header: Mapping[str, Any], items: int, summary: Summar
     write_summary(folder / FOLDER / f"{task}.json", header, items, summary)
     _put_into_record(folder, console)
     log = TensorBoardLog(OutputFolder(folder).tensorboard)
-    log.scalars(header["step"], {f"evaluation/{task}/{name}": value for name, value in summary.figures.items()})
+    log.scalars("step", header["step"], {f"evaluation/{task}/{name}": value for name, value in summary.figures.items()})
     log.close()
     for name, value in summary.figures.items():
         shown = f"n/a: {summary.unavailable[name]}" if value is None else f"{value:.6g}"

@@ -16,6 +16,7 @@ from efficientbench.basics.part import (
     Part,
     PositiveFloat,
     PositiveInt,
+    Prometheus,
     Seconds,
     require,
 )
@@ -39,8 +40,8 @@ TINY_SHAPE: dict[str, Any] = {
 
 TINY = "tiny"
 """The name of the model that is made on the spot."""
-SAME = ("output", "cache", "wandb", "faults.", "checkpoint.")
-"""Keys, or prefixes of keys, of folders, a sink, limits and checkpoints, which change neither training nor figures."""
+SAME = ("output", "cache", "wandb", "prometheus", "faults.", "checkpoint.")
+"""Keys, or prefixes of keys, of folders, sinks, limits and checkpoints, which change neither training nor figures."""
 SEEDS = ("training.seed", "curriculum.seed")
 """Keys of the seeds of new weights and of the order, in which repeats differ."""
 
@@ -191,6 +192,7 @@ class FinetuneConfig(Part):
     )
     output: str = Field(default="output/finetuning", description="folder in which the run has its own folder")
     wandb: Label | None = Field(default=None, description="project of Weights & Biases that gets the run; unset: none")
+    prometheus: Prometheus = None
     cache: str = Field(default="output/data", description="folder for the tiny model and the scores of examples")
     model: str = Field(
         description="base model: folder, hub id or modelscope:OWNER/NAME; tiny: a small Qwen2 that is made on the spot"

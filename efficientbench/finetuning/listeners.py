@@ -19,8 +19,8 @@ from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics import EfficiencyCallback
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record_parts import TimeSpent
+from efficientbench.metrics.records.sinks.registry import Sinks
 from efficientbench.metrics.records.sinks.steplog import StepLog
-from efficientbench.metrics.records.sinks.wandb_log import WandbLog
 from efficientbench.training.checkpoints.timing import TimeInterval
 
 logger = logging.getLogger(__name__)
@@ -258,26 +258,27 @@ class Heartbeat(TrainerCallback):
 
 
 class Sent(TrainerCallback):
-    """Sends each step and held-out loss to Weights & Biases from rank 0, under the names that pretraining uses."""
+    """Sends each step and held-out loss to the sinks of rank 0, under the names that pretraining uses."""
 
     NAMES = {
         "loss": "train/loss",
         "grad_norm": "train/grad_norm",
         "learning_rate": "train/learning_rate",
         "eval_loss": "validation/loss",
+        **{name: name for name in ("efficiency/tokens_per_s", "efficiency/step_time_s")},
     }
 
-    def __init__(self, sink: WandbLog) -> None:
-        self._sink = sink
+    def __init__(self, sinks: Sinks) -> None:
+        self._sinks = sinks
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         values = {shown: float(logs[name]) for name, shown in self.NAMES.items() if name in logs}
         if values:
-            self._sink.scalars("step", state.global_step, values)
+            self._sinks.scalars(state.global_step, values)
 
 
 def listeners(
-    stop: Stop, monitor: EfficiencyCallback, spent: Spent, steps_file: Path, sink: WandbLog | None = None
+    stop: Stop, monitor: EfficiencyCallback, spent: Spent, steps_file: Path, sinks: Sinks | None = None
 ) -> list[TrainerCallback]:
     """Return the callbacks in the order in which the Trainer must call them.
 
@@ -286,7 +287,7 @@ def listeners(
         monitor: measures the steps.
         spent: divides the wall time.
         steps_file: the file of the Journal.
-        sink: gets the same steps and losses as the Journal; None: no sink.
+        sinks: get the same steps and losses as the Journal; None: none do.
     """
     # `stop` first: the monitor pauses for checkpoints, and only `stop` knows of the one after a request to stop.
     return [
@@ -295,5 +296,5 @@ def listeners(
         monitor,
         spent,
         Journal(steps_file, spent),
-        *([] if sink is None else [Sent(sink)]),
+        *([] if sinks is None else [Sent(sinks)]),
     ]

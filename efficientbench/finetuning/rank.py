@@ -21,10 +21,10 @@ from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.methods import find_method
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
-from efficientbench.metrics.records.record import FIGURES, read_record
+from efficientbench.metrics.records.record import read_record
+from efficientbench.metrics.records.sinks.registry import Run, Sinks, asked_of
 from efficientbench.metrics.records.sinks.steplog import StepLog, keep_lost, time_lost
 from efficientbench.metrics.records.sinks.tensorboard import cut_logs
-from efficientbench.metrics.records.sinks.wandb_log import WandbLog
 from efficientbench.running.failures import diagnose
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.rank_process import Rank, Work
@@ -82,8 +82,8 @@ def tune_rank(job: TuningJob, rank: Rank) -> bool:
     monitor = EfficiencyCallback(warmup_steps=warmup_steps, meters=meters)
     stop = Stop(rank.stop_requested, TimeInterval(job.config.checkpoint.interval_s), warmup_steps)
     spent = Spent(rank.begin_s, warmup_steps, earlier, lost_s)
-    with _sink(job, rank.number) as sink:
-        callbacks = [Heartbeat(heartbeat), *listeners(stop, monitor, spent, job.output / "steps.jsonl", sink)]
+    with _sinks(job, rank.number) as sinks:
+        callbacks = [Heartbeat(heartbeat), *listeners(stop, monitor, spent, job.output / "steps.jsonl", sinks)]
         callbacks += [] if deepspeed is None else [DeepSpeedFile(job.output / "deepspeed.json")]
         ratio = job.config.adapter.lora_plus_ratio if find_method(job.config.method).two_rates else None
         shapes = saved_shapes(model)
@@ -166,20 +166,17 @@ def _built_visibly(heartbeat: HeartbeatWriter) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sink(job: TuningJob, rank: int) -> Iterator[WandbLog | None]:
-    """Yield the configured sink on rank 0, else None; after the block send the record's figures and close the sink.
+def _sinks(job: TuningJob, rank: int) -> Iterator[Sinks]:
+    """Yield the configured sinks on rank 0, else none; after the block send the record's figures and close them.
 
     Raises MetricsError: the sink cannot be opened.
     """
     config = job.config
-    if config.wandb is None or rank:
-        yield None
-        return
-    settings = {**config.model_dump(mode="json"), "resumed_after": job.resumed_step}
-    with contextlib.closing(WandbLog(config.wandb, job.output, config.name, settings)) as sink:
-        yield sink
-        record = read_record(OutputFolder(job.output).record)
-        sink.figures({name: getattr(record, name) for name in FIGURES})
+    told = Run(job.output, config.name, {**config.model_dump(mode="json"), "resumed_after": job.resumed_step})
+    with contextlib.closing(Sinks({} if rank else asked_of(config), told)) as sinks:
+        yield sinks
+        if not rank:
+            sinks.figures(read_record(OutputFolder(job.output).record))
 
 
 def _log_quietly() -> None:

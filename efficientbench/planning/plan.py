@@ -21,7 +21,6 @@ from efficientbench.costs.model import Flops, Parameters, count_parameters, flop
 from efficientbench.data_tools.chat.find_task import TASKS
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import device_called
-from efficientbench.metrics.formulas.definitions import speed_only_reason, text_read
 from efficientbench.training.reinforcement.rewards import check_tested
 
 if TYPE_CHECKING:
@@ -56,55 +55,6 @@ def determinism(config: RunConfig, device: Device) -> str | None:
     gaps = "; ".join(f"{part}: {reason}" for part, reason in not_promised(config, device).items())
     promise = "deterministic: the same bits in every run on the same devices, layout and versions of libraries"
     return promise + (f", but perhaps not in {gaps}" if gaps else "")
-
-
-@dataclass(frozen=True)
-class TextBudget:
-    """The amount of text that a run will read."""
-
-    tokens_per_parameter: float | None
-    """Training tokens per parameter; None while the parameters or the steps are unknown."""
-    unique_tokens: int | None
-    """Approximate number of distinct tokens; None where a source is not tokenized yet, or the model writes its text."""
-    epochs: float | None
-    """Approximate epochs of the source that is repeated most; None as for `unique_tokens`."""
-    begun: bool
-    """Whether the run begins with the weights of another run, whose text is not counted here."""
-
-    @property
-    def speed_only_reason(self) -> str | None:
-        """Return why the run's losses will say nothing about its architecture; None where they may."""
-        return speed_only_reason(None if self.begun else self.tokens_per_parameter, self.epochs)
-
-    def __str__(self) -> str:
-        epochs = "" if self.epochs is None else f", about {self.epochs:.3g} epochs of the text"
-        only = self.speed_only_reason
-        size = "n/a" if self.tokens_per_parameter is None else f"{self.tokens_per_parameter:.3g}"
-        return f"{size} tokens per parameter{epochs}" + (f"; speed only: {only}" if only else "")
-
-
-def text_budget(plan: Plan, corpus_tokens: Sequence[int] | None) -> TextBudget:
-    """Return the text that a run will read; `corpus_tokens`: tokens of each source; None: they are unknown."""
-    per_parameter, init = plan.budget.tokens_per_parameter, plan.config.init
-    begun = init.run is not None and not init.branches
-    writes = plan.config.training.objective == "rl"
-    if corpus_tokens is None or writes or not plan.budget.counted:
-        return TextBudget(per_parameter, None, None, begun)
-    data = plan.config.data
-    # Documents are split by number, so that a split's share of the tokens is approximate.
-    training = [max(round(tokens * data.split[0] / sum(data.split)), 1) for tokens in corpus_tokens]
-    unique, epochs = text_read(plan.budget.tokens, list(zip(data.weights, training, strict=True)))
-    return TextBudget(per_parameter, unique, epochs, begun)
-
-
-def tokenized(data: DataConfig) -> list[int] | None:
-    """Return the number of tokens of each source, by the manifest beside its pair; None if one has no manifest.
-
-    Raises:
-        DataError: a manifest is damaged.
-    """
-    corpora = known_corpora(data)
-    return None if corpora is None else [corpus.tokens for corpus in corpora]
 
 
 def attended_tokens(config: RunConfig, corpora: Sequence[Corpus] | None) -> int:

@@ -13,7 +13,7 @@ from rich.table import Table
 from efficientbench.architecture.backbone import CHOICES
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.variant import known, shown
-from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.config.layout import Layout
 from efficientbench.config.matrix import HYBRIDS, by_name, load_matrix
 from efficientbench.config.schema import RunConfig
@@ -38,10 +38,9 @@ from efficientbench.planning.plan import (
     memory_parts,
     plan_anywhere,
     planned_device,
-    text_budget,
-    tokenized,
 )
 from efficientbench.planning.table import ABSENT, plain_table, print_lines
+from efficientbench.planning.text import text_budget, text_of, tokenized
 from efficientbench.planning.vocabulary import resolve_run
 
 Made = TypeVar("Made")
@@ -172,7 +171,12 @@ def _keys_read(plan: Plan) -> str:
 
 def _text_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return the rows of the text that the model reads, and the reason if its losses say nothing of the model."""
-    text = text_budget(plan, tokenized(plan.config.data))
+    missing = []
+    try:
+        text = text_of(plan)
+    except DataError as error:
+        # A plan may precede its text.
+        text, missing = text_budget(plan, tokenized(plan.config.data)), [("text", f"n/a: {error}")]
     writes = plan.config.training.objective == "rl"
     unknown = "n/a: " + (
         "the model writes what it learns from" if writes else "a run counts them once the text is tokenized"
@@ -182,7 +186,8 @@ def _text_rows(plan: Plan) -> list[tuple[str, str]]:
     rows = [
         ("tokens per parameter", per_parameter if plan.budget.counted else unknown),
         ("unique tokens", unknown if text.unique_tokens is None else f"about {text.unique_tokens:,}"),
-        ("epochs", f"{asked:,}" if asked else unknown if text.epochs is None else f"about {text.epochs:.3g}"),
+        ("epochs", f"{asked:,}" if asked else text.epochs_text or unknown),
+        *missing,
     ]
     return [*rows, ("speed only", text.speed_only_reason)] if text.speed_only_reason else rows
 

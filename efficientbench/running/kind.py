@@ -21,7 +21,7 @@ from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.interfaces import check_interfaces
 from efficientbench.metrics.monitoring.meters import find_meters
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.records.sinks.wandb_log import check_wandb
+from efficientbench.metrics.records.sinks.registry import asked_of, check_sinks
 from efficientbench.running.job import AnyJob
 from efficientbench.running.output_folder import OutputFolder, Settings
 
@@ -72,7 +72,7 @@ def ask(config: Config, mode: str, folder: OutputFolder | None = None, fresh: bo
     """
     cluster = Cluster.from_environment(os.environ) if mode == "dlc" else None
     check_interfaces(os.environ, cluster)
-    check_wandb(config.wandb)
+    check_sinks(asked_of(config))
     find_meters(config.measurement.meters)
     return Asked(config, Site(find_device(config.device), cluster, folder or OutputFolder.of(config)), fresh)
 

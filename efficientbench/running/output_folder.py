@@ -34,6 +34,7 @@ class Settings(Protocol):
     device: str
     output: str
     wandb: str | None
+    prometheus: str | None
     training: Any
     faults: Any
     measurement: Any

@@ -25,8 +25,8 @@ from efficientbench.training.checkpoints.manifest import (
     verify,
 )
 
-SAME = ("output", "data.cache", "wandb", "training.global_batch_tokens", "match")
-"""Beginnings of keys that change nothing that is measured: of folders, of a sink, of the batch in another unit, and of
+SAME = ("output", "data.cache", "wandb", "prometheus", "training.global_batch_tokens", "match")
+"""Beginnings of keys that change nothing that is measured: of folders, of sinks, of the batch in another unit, and of
 the run that a model's size was solved for, which other keys hold."""
 INITIALISED_SAME = (*SAME, "init.run")
 """The same for configurations from `initialised`, whose `init.sha256` identifies the weights of `init.run`."""

@@ -21,7 +21,8 @@ from efficientbench.data_tools.tokens.manifest import Corpus
 from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
 from efficientbench.devices.base import Device
 from efficientbench.planning.fitting import check_fits
-from efficientbench.planning.plan import Hardware, Plan, announcement, make_plan, text_budget, with_kernels
+from efficientbench.planning.plan import Hardware, Plan, announcement, make_plan, with_kernels
+from efficientbench.planning.text import text_budget, text_of
 from efficientbench.running.branches import check_branch
 from efficientbench.running.corpora import prepare_corpora
 from efficientbench.running.identity import described
@@ -67,6 +68,8 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
         if config.training.deterministic:
             set_for_ranks({name: values[0] for name, values in site.device.deterministic_environment().items()})
         plan = plan_checked(initialised(config, site.folder), site.device, site.nodes)
+        # Before the run has a folder: a file that is not there is no failed run.
+        text_of(plan)
         print("\n".join(announcement(plan, site.device, config.training.micro_batch_size)), flush=True)
         return plan
 

@@ -22,7 +22,8 @@ from efficientbench.costs.model import count_parameters, flops_per_token
 from efficientbench.metrics.analysis.repeats import dotted
 from efficientbench.metrics.formulas.definitions import MOST_EPOCHS
 from efficientbench.metrics.records.figure import count
-from efficientbench.planning.plan import hidden, text_budget, tokenized
+from efficientbench.planning.plan import hidden
+from efficientbench.planning.text import text_budget, tokenized
 from efficientbench.studies.ladder import Cell
 from efficientbench.studies.suite import REACH, StudySection
 from efficientbench.studies.tasks import Planned, StudyTask, grown

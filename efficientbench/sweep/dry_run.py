@@ -16,6 +16,8 @@ from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.task import Task
 
+SHOWN = 3
+"""Runs of one text that are named."""
 _LINE = 200
 """Characters of a line, more than any row has."""
 
@@ -53,7 +55,21 @@ def print_dry_run(
     ]
     print_lines(console, [first_line(todo, at_once, machine.name, price_per_hour)])
     console.print(table)
-    print_lines(console, [_sum(len(todo), at_once), *_sources(estimates), *told, *_refusals(tasks)])
+    print_lines(console, [_sum(len(todo), at_once), *_sources(estimates), *told, *_texts(tasks), *_refusals(tasks)])
+
+
+def _texts(tasks: Sequence[Task]) -> list[str]:
+    """Return what runs will read, each text once with the first runs that read it."""
+    reads: dict[str, list[str]] = {}
+    for task in tasks:
+        if (text := task.text()) is not None:
+            reads.setdefault(text, []).append(task.id)
+    return [f"{_some(ids)}: {text}" for text, ids in reads.items()]
+
+
+def _some(ids: Sequence[str]) -> str:
+    more = len(ids) - SHOWN
+    return ", ".join(ids[:SHOWN]) + (f" and {number_of(more, 'other run')}" if more > 0 else "")
 
 
 def _refusals(tasks: Sequence[Task]) -> list[str]:

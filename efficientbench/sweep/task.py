@@ -104,6 +104,10 @@ class Task(ABC):
         `smaller_too`: whether a record with a micro-batch reduced for lack of memory counts.
         """
 
+    def text(self) -> str | None:
+        """Return what the run will read and whether that makes it speed only, or what is missing; None: not known."""
+        return None
+
     def smaller(self, machine: Machine) -> Task | None:
         """Return the task with a smaller micro-batch at the same global batch; None without one."""
         return None

@@ -15,6 +15,7 @@ from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.fitting import DoesNotFitError
 from efficientbench.planning.plan import Hardware, Plan
+from efficientbench.planning.text import text_of
 from efficientbench.planning.vocabulary import is_given, with_vocabulary
 from efficientbench.running.micro_batch import decide, resized
 from efficientbench.running.resume import SAME, complete_record
@@ -64,6 +65,12 @@ class TrainingTask(Task):
 
     def estimate(self, machine: Machine, records: Sequence[RunRecord], cores: float) -> Estimate | None:
         return None if self.plan is None else estimate(self.plan, machine, records, cores)
+
+    def text(self) -> str | None:
+        try:
+            return None if self.plan is None else str(text_of(self.plan))
+        except DataError as error:
+            return f"data.path: {error}"
 
     def is_trained(self, device_name: str, smaller_too: bool) -> bool:
         if self.config is None:
@@ -116,6 +123,8 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: b
     tasks = [task for each in combinations for task in tasks_of(request, each, machine, jobs)]
     if request.retry_smaller:
         tasks = [_fitting(task, machine) for task in tasks]
+    if not dry_run:
+        tasks = [_with_text(task) for task in tasks]
     check_some_can_run(tasks, dry_run)
     return tasks
 
@@ -196,6 +205,16 @@ def _planned(task: TrainingTask, refused: Failure | None, machine: Machine, jobs
     except ConfigError as error:
         return replace(task, refused=Failure("mistake", str(error)), slots=needed)
     return replace(task, plan=plan, slots=needed)
+
+
+def _with_text(task: TrainingTask) -> TrainingTask:
+    """Return the task, refused if its text is not there."""
+    try:
+        if task.plan is not None:
+            text_of(task.plan)
+    except DataError as error:
+        return replace(task, plan=None, refused=Failure("mistake", f"data.path: {error}"))
+    return task
 
 
 def _fitting(task: TrainingTask, machine: Machine) -> TrainingTask:

@@ -29,7 +29,8 @@ _fineweb_usage_in_chinese() { # script
   --devices N     训练用的加速器数（$fineweb_devices$(! $fineweb_fewer || echo "，不足时为 2 或 1")；用 dlc 或 parallel.* 时为各节点全部）
   --device TYPE   设备类型；默认为找到的第一种加速器，否则为 CPU（运行会缩短）
   --work FOLDER   所有内容的位置（${fineweb_work}）
-  key=value       配置的键，如 training.steps=1000
+  --depth N       层数，如 nanochat 的 d$fineweb_depth
+  key=value       配置的键，如 training.steps=1000；也可写成 --key value
 USAGE
 }
 
@@ -42,7 +43,8 @@ usage: bash launchers/$1 [dsw|dlc] [--data PATH] [--num-files N] [--devices N] [
   --devices N     accelerators to train on ($fineweb_devices$($fineweb_fewer && echo ", or 2 or 1 where fewer are here"); all of each node with dlc or parallel.* keys)
   --device TYPE   device type; by default the first accelerator found, else the CPU, for which the run is shortened
   --work FOLDER   where everything goes ($fineweb_work)
-  key=value       a key of the configuration, like training.steps=1000
+  --depth N       layers, as in nanochat's d$fineweb_depth
+  key=value       a key of the configuration, like training.steps=1000, or --key value
 USAGE
 }
 
@@ -51,12 +53,16 @@ USAGE
 fineweb_read_arguments() { # script arguments...
     local script="$1"
     shift
-    fineweb_mode=dsw fineweb_data="${FINEWEB_DATA:-}" fineweb_overrides=()
+    fineweb_mode=dsw fineweb_data="${FINEWEB_DATA:-}" fineweb_overrides=() fineweb_words=() fineweb_shortened=false
     local devices_given=false
     while [[ $# -gt 0 ]]; do
         case "$1" in
+        --data=* | --num-files=* | --devices=* | --device=* | --work=* | --depth=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+        --?*=*) set -- "${1#--}" "${@:2}" ;; # a key with dashes before it, as nanochat's scripts take it
+        esac
+        case "$1" in
         dsw | dlc) fineweb_mode="$1" ;;
-        --data | --num-files | --devices | --device | --work)
+        --data | --num-files | --devices | --device | --work | --depth | --*[-_]*)
             if [[ $# -lt 2 ]]; then
                 echo "error: $1 needs a value" >&2 && fineweb_usage "$script"
                 return 2
@@ -67,16 +73,15 @@ fineweb_read_arguments() { # script arguments...
             --devices) fineweb_devices="$2" fineweb_fewer=false devices_given=true ;;
             --device) fineweb_device="$2" ;;
             --work) fineweb_work="$2" ;;
+            --depth) fineweb_depth="$2" ;;
+            *)
+                fineweb_overrides+=("${1#--}=$2") ;;
             esac
             shift
             ;;
         -h | --help) fineweb_usage "$script" 2>&1 && exit 0 ;;
+        depth=*) fineweb_depth="${1#*=}" ;;
         *=*) fineweb_overrides+=("$1") ;;
-        --*_*)
-            # As nanochat's scripts take it.
-            echo "error: $1: a key is written key=value, like ${1#--}=${2:-VALUE}" >&2
-            return 2
-            ;;
         *)
             echo "error: unknown argument '$1'" >&2 && fineweb_usage "$script"
             return 2
@@ -86,6 +91,10 @@ fineweb_read_arguments() { # script arguments...
     done
     if ! [[ "$fineweb_files$fineweb_devices" =~ ^[0-9]+$ && "$fineweb_files" -gt 0 && "$fineweb_devices" -gt 0 ]]; then
         echo "error: --num-files and --devices are whole numbers above 0" >&2
+        return 2
+    fi
+    if ! [[ "$fineweb_depth" =~ ^[0-9]+$ ]]; then
+        echo "error: --depth is a whole number of layers, like --depth 12" >&2
         return 2
     fi
     if $devices_given && _fineweb_has_layout; then
@@ -125,10 +134,6 @@ _fineweb_check_source() {
 
 fineweb_text() {
     if [[ -n "$fineweb_data" ]]; then
-        if [[ ! -e "$fineweb_data" ]]; then
-            echo "error: --data $fineweb_data is not there" >&2
-            return 2
-        fi
         fineweb_data="$(readlink -f "$fineweb_data")"
         _fineweb_check_source || return 2
         fineweb_print "text: $fineweb_data"
@@ -184,35 +189,51 @@ except USERS_MISTAKES as error:
 PYTHON
 }
 
-fineweb_train() { # name
-    local found type count overrides=()
+# Find the devices and the words of the run, which the command line can have wrong: before text is downloaded.
+_fineweb_find_words() { # name
+    local found
+    if [[ -n "$fineweb_data" && ! -e "$fineweb_data" ]]; then
+        echo "error: --data $fineweb_data is not there" >&2
+        return 2
+    fi
     found="$(_fineweb_device)" || return 2
-    read -r type count <<<"$found"
+    read -r fineweb_type count <<<"$found"
     if [[ "$count" -eq 0 && "$fineweb_device" == auto ]] && ascend_has_device; then
         echo "error: this machine has NPUs and they cannot be used: source launchers/setup_ascend.sh prints why;" \
             "--device cpu trains on the CPU, shortened" >&2
         return 2
     fi
     if [[ "$count" -eq 0 ]]; then
-        fineweb_print "training: $1 on the $type, shortened (${FINEWEB_CPU_OVERRIDES[*]})"
-        overrides=("${FINEWEB_CPU_OVERRIDES[@]}")
+        fineweb_shortened=true
+        fineweb_words=("${FINEWEB_CPU_OVERRIDES[@]}")
     else
-        fineweb_print "training: $1"
         if [[ "$fineweb_mode" == dsw ]] && ! _fineweb_has_layout; then
             if $fineweb_fewer && [[ "$count" -lt "$fineweb_devices" ]]; then
                 # The batch is shared out evenly, which 3 could not do.
                 fineweb_devices=$((count < 2 ? 1 : 2))
             fi
             if [[ "$count" -lt "$fineweb_devices" ]]; then
-                echo "error: $fineweb_devices devices are wanted and $count of type $type are here: --devices $count" >&2
+                echo "error: $fineweb_devices devices are wanted and $count of type $fineweb_type are here: --devices $count" >&2
                 return 2
             fi
-            overrides=("parallel.dp=$fineweb_devices")
+            fineweb_words=("parallel.dp=$fineweb_devices")
         fi
+    fi
+    fineweb_words+=("${fineweb_overrides[@]}")
+    # Once there are tokens, the run itself comes next.
+    [[ -e "$fineweb_work/tokens/fineweb.manifest.json" ]] ||
+        efficientbench plan "$1" "device=$fineweb_type" "${fineweb_words[@]}" >/dev/null
+}
+
+fineweb_train() { # name
+    if $fineweb_shortened; then
+        fineweb_print "training: $1 on the $fineweb_type, shortened (${FINEWEB_CPU_OVERRIDES[*]})"
+    else
+        fineweb_print "training: $1"
     fi
     # --repeat keeps a complete run instead of training again.
     efficientbench run "$1" "$fineweb_mode" --repeat 1 \
-        --data "$fineweb_work/tokens/fineweb" "device=$type" "output=$fineweb_work/runs" "data.cache=$fineweb_work/cache" "${overrides[@]}" "${fineweb_overrides[@]}"
+        --data "$fineweb_work/tokens/fineweb" "device=$fineweb_type" "output=$fineweb_work/runs" "data.cache=$fineweb_work/cache" "${fineweb_words[@]}"
 }
 
 # Print the validation at the run's end, over tokens that it has not trained on.
@@ -247,11 +268,12 @@ _fineweb_prepare() {
 }
 
 # Run all stages in order, up to the first that fails.
-fineweb_run_stages() { # name
-    _fineweb_prepare && fineweb_train "$1" || return $?
+fineweb_run_stages() {
+    local name="base_d$fineweb_depth"
+    _fineweb_find_words "$name" && _fineweb_prepare && fineweb_train "$name" || return $?
     if [[ "$fineweb_mode" == dlc && "${RANK:-${NODE_RANK:-0}}" -ne 0 ]]; then
         fineweb_print "evaluation: on node 0, which writes the record"
         return 0
     fi
-    fineweb_evaluate "$1"
+    fineweb_evaluate "$name"
 }

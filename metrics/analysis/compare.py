@@ -155,9 +155,10 @@ def _differences(first: Group, second: Group, despite: Collection[str]) -> list[
 
 
 _COVERED = (
-    *("variant", "size", "match", "output", "wandb", "model.", "parallel.", "data.", "training.seed", "training.dtype"),
+    *("variant", "size", "match", "output", "wandb", "prometheus", "model.", "parallel.", "data.", "training.seed"),
     *("training.seq_len", "training.micro_batch_size", "training.global_batch_size", "training.global_batch_tokens"),
     *("training.tokens", "training.steps", "training.epochs", "training.recompute", "training.optimizer"),
+    "training.dtype",
 )
 """Keys of the configuration that a condition or the model covers, or that do not change the training."""
 

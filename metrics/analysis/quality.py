@@ -53,7 +53,7 @@ def cost_to_loss(record: RunRecord, target_loss: float, end: int = 0) -> Cost:
         if loss < target_loss:
             raise MetricsError(
                 f"{record.run} was below a validation loss of {target_loss:.4g} at its first validation, after "
-                f"{first.tokens:,} tokens ({loss:.4g}): validate more often (training.validate_every_tokens)"
+                f"{first.tokens:,} tokens ({loss:.4g}): validate more often (runs: training.validate_every_tokens)"
             )
         return Cost(first.tokens, *_spent(record, first))
     (before, loss_before), (after, loss_after) = points[reached - 1 : reached + 1]

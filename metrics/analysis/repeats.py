@@ -27,13 +27,14 @@ _SAME = (
     "data.cache",
     "cache",
     "wandb",
+    "prometheus",
     "training.global_batch_tokens",
     "measurement.meters",
     "own_loop.measured_peak_flops",
     *("match", "match_to", "match_left", "checkpoint.at_tokens"),
 )
-"""Keys of folders, of W&B, of the batch in another unit, of meters, of a measurement, of the run that the model's size
-was solved for, and of checkpoints for branches: none changes the training."""
+"""Keys of folders, of sinks, of the batch in another unit, of meters, of a measurement, of the run that the model's
+size was solved for, and of checkpoints for branches: none changes the training."""
 _OF_TRUNK = ("init.run", "init.sha256")
 """Keys that each seed of a branch has of its own."""
 _SEEDS = ("training.seed", "data.seed", "curriculum.seed", "own_loop.seed")

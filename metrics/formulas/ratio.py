@@ -77,6 +77,8 @@ class Side:
     variance: float | None
     """Variance of the figure's logarithms between the runs; None where they do not show it: a single run, or equal."""
     runs: int
+    level: float
+    """The figure's mean over the runs, in its own unit, as reports print it."""
 
     @classmethod
     def of(cls, values: Sequence[float], counted: bool = False) -> Side:
@@ -89,7 +91,8 @@ class Side:
         deviation = standard_deviation(logs)
         if len(set(values)) == 1 and not counted:
             deviation = None
-        return cls(math.fsum(logs) / len(logs), None if deviation is None else deviation**2, len(logs))
+        variance, level = None if deviation is None else deviation**2, math.fsum(values) / len(values)
+        return cls(math.fsum(logs) / len(logs), variance, len(logs), level)
 
     @property
     def noise(self) -> Estimate | None:
@@ -113,8 +116,10 @@ class Ratio:
 
     metric: str
     first: float
+    """The mean of the first side's runs, as reports print it."""
     second: float
     ratio: float
+    """That of geometric means, which a ratio and its inverse share."""
     low: float | None
     """Lower end of the ratio's own 95 % confidence interval; None without an estimate of the noise."""
     high: float | None
@@ -209,8 +214,8 @@ def make_ratio(
             spread = math.sqrt(shared.variance / mean_of)
     return Ratio(
         metric=metric,
-        first=math.exp(first.mean),
-        second=math.exp(second.mean),
+        first=first.level,
+        second=second.level,
         ratio=_exp(difference),
         low=low,
         high=high,

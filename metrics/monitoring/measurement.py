@@ -6,6 +6,7 @@ Plain dataclasses of numbers and strings, which cross process boundaries by any 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from efficientbench.metrics.formulas.definitions import BYTES_PER_GB, average_latency, percentile
@@ -184,20 +185,28 @@ def describe(run: RunMeasurement) -> str:
     if not times:
         return "no step was measured"
 
-    def absent(name: str) -> str:
-        return f"n/a ({run.unavailable.get(name, 'not measured')})"
-
     median_ms, p90_ms = percentile(times, 50) * 1e3, percentile(times, 90) * 1e3
     lines = {
         "steps": f"{len(times)} measured, {average_latency(times) * 1e3:,.1f} ms each "
         f"(half under {median_ms:,.1f} ms, nine of ten under {p90_ms:,.1f} ms)",
         "throughput": f"{run.tokens / math.fsum(times):,.0f} tokens/s",
+    }
+    return table_of(run, lines)
+
+
+def table_of(run: RunMeasurement, lines: Mapping[str, str]) -> str:
+    """Return devices, the given lines, memory, utilization and energy by their titles, and a line for each meter."""
+
+    def absent(name: str) -> str:
+        return f"n/a ({run.unavailable.get(name, 'not measured')})"
+
+    devices = ", ".join(f"{run.device_names.count(name)} × {name}" for name in sorted(set(run.device_names)))
+    figures = {
         "memory": absent("amu_gb") if run.amu_gb is None else _memory(run),
         "utilization": absent("pcu") if run.pcu is None else f"{run.pcu:.1%}",
         "energy": absent("energy_j") if run.energy_j is None else _energy(run),
     }
-    devices = ", ".join(f"{run.device_names.count(name)} × {name}" for name in sorted(set(run.device_names)))
-    told = [f"{name:<12} {text}" for name, text in {"devices": devices or "n/a", **lines}.items()]
+    told = [f"{name:<12} {text}" for name, text in {"devices": devices or "n/a", **lines, **figures}.items()]
     return "\n".join([*told, *(f"{'meter':<12} {meter}" for meter in run.meters)])
 
 

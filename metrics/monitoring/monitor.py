@@ -198,6 +198,10 @@ class EfficiencyMonitor:
         """Return the number of measured intervals that pauses have ended so far."""
         return len(self._windows)
 
+    def measured_tokens(self) -> int:
+        """Return the tokens of the measured steps so far that this rank counts."""
+        return sum(step.tokens for step in self._steps)
+
     def finish(self) -> RankMeasurement:
         """Close the window, stop sampling, and return what was measured. Further calls return the same."""
         if self._measurement is None:

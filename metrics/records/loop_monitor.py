@@ -2,26 +2,101 @@
 
 from __future__ import annotations
 
+import atexit
+import operator
 import time
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.monitoring import monitor
+
+if TYPE_CHECKING:
+    from efficientbench.metrics.records.facts import Validation
+    from efficientbench.metrics.records.sinks.registry import Sinks
 
 
 class EfficiencyMonitor(monitor.EfficiencyMonitor):
     """The monitor of `efficientbench.metrics`, whose measurement becomes a record for `report` and `compare`."""
 
+    _sinks: Sinks | None = None
+
+    def send_to(self, *sinks: str, name: str, config: Any = None) -> None:
+        """Send each step's time, tokens/s, memory and power, and each validation's loss; `save` sends the figures.
+
+        One rank calls it, whose tokens and devices are sent.
+
+        Args:
+            sinks: 'tensorboard:FOLDER', 'wandb:PROJECT', 'prometheus:PORT' (or HOST:PORT, or the folder of
+                node_exporter's textfile collector).
+            name: the run's name there.
+            config: what the loop was configured with, as in `save`; W&B has it.
+
+        Raises MetricsError: there is no such sink, or it cannot be opened.
+        """
+        from efficientbench.metrics.records.own_loop import plain
+        from efficientbench.metrics.records.sinks.registry import Run, Sinks, named
+
+        self._sinks = Sinks(named(sinks), Run(Path.cwd(), name, plain(config)[0]))
+        atexit.register(self._sinks.close)
+
     def start(self) -> None:
         """Open the sensors, take the idle baseline, start sampling."""
         self._started_at, self._started_s = datetime.now(timezone.utc), time.monotonic()
+        self._tokens = 0
+        self._validations: list[Validation] = []
         super().start()
 
     def __enter__(self) -> EfficiencyMonitor:
         super().__enter__()
         return self
+
+    def end_step(self, tokens: int) -> float:
+        """End the training step, as the monitor of runs does; return its time, s."""
+        step_time_s = super().end_step(tokens)
+        self._tokens += operator.index(tokens)
+        if self._sinks is not None:
+            from efficientbench.metrics.records.sinks.scalars import step_scalars
+
+            values = step_scalars(step_time_s, operator.index(tokens), self.latest_samples())
+            self._sinks.scalars(self._step_number, {"train/tokens": self._tokens, **values})
+        return step_time_s
+
+    @property
+    def _step_number(self) -> int:
+        return self._steps_before + self._steps_run
+
+    def validated(self, loss: float) -> None:
+        """Note a validation after the steps so far: a point of the record's quality curve.
+
+        Every rank calls it, between two steps or after the last one; rank 0's loss is recorded. The measured window
+        closes here until the next step. A second call after the same step replaces the first.
+
+        Args:
+            loss: mean validation loss of a token, nats.
+
+        Raises MetricsError: no step has ended yet, one has not ended, or the loss is no number.
+        """
+        from efficientbench.metrics.records.facts import Validation
+
+        try:
+            loss = float(loss)
+        except (TypeError, ValueError):
+            raise MetricsError(f"validation_loss: a number is needed, it is: {loss!r:.60}") from None
+        if self._step_begin_s is not None or not self._steps_run:
+            raise MetricsError("a validation is noted between two steps or after the last one: call end_step first")
+        if self._state == "started":
+            self._close_window()
+        step = self._step_number
+        self._validations = [each for each in self._validations if each.step < step]
+        # Without curve: nobody knows the tokens of an earlier attempt's steps.
+        tokens = 0 if self._steps_before else self._tokens, self.measured_tokens()
+        self._validations.append(Validation(step, *tokens, loss, loss_se=None, windows=self.closed_windows()))
+        if self._sinks is not None:
+            self._sinks.scalars(step, {"validation/loss": loss})
+            self._sinks.by_tokens(self._tokens, "validation_loss", loss)
 
     def save(
         self,
@@ -34,6 +109,10 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         dtype: Any = None,
         peak_flops: float | None = None,
         seed: int | None = None,
+        validation_loss: float | None = None,
+        config: Any = None,
+        variant: str | None = None,
+        size: str | None = None,
     ) -> Path | None:
         """Write `record.json` into a folder, which `efficientbench report` and `compare` read; return its path.
 
@@ -48,23 +127,41 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
             dtype: the dtype of the matrix products, 'bf16', 'fp16', 'fp32' or torch's; None: that of the model's
                 parameters. Where it is not known, the record says so.
             peak_flops: dense FLOP/s of one device, where the table of devices lacks it.
-            seed: the run's seed, which distinguishes repeats; None: the one in the folder's name, else 0.
+            seed: the run's seed, which distinguishes repeats; None: the one in `config`, in the folder's name, else 0.
+            validation_loss: mean loss of a token on held-out text after the last step, nats, as `validated` takes it.
+            config: what the loop was configured with, a mapping or an object with attributes, of which `compare` names
+                what differs. Repeats differ in nothing but its `seed`.
+            variant: the architectural choice that the run stands for; None: the run's name.
+            size: the model's size, such as '50M', by which reports set it beside others; None: 'own'.
 
         Raises:
-            MetricsError: no step was measured, or the record cannot be written; `save` may then be called again.
+            MetricsError: no step was measured, a value is none that a record can hold, or the record cannot be written;
+                `save` may then be called again.
         """
         # Imported here, since measuring needs none of what records need.
         from efficientbench.metrics.monitoring.aggregate import merge
-        from efficientbench.metrics.records.own_loop import OwnLoop, of_all_ranks, write_own_record
+        from efficientbench.metrics.records.own_loop import OwnLoop, plain, write_own_record
+        from efficientbench.metrics.records.own_ranks import of_all_ranks
+        from efficientbench.metrics.records.record import read_record
 
-        measured, writes = of_all_ranks(self.finish())
-        steps = len(measured[0].steps)
-        if not steps:
+        mine = self.finish()
+        if not mine.steps:
             raise MetricsError("nothing to save: no step was measured; fewer warmup_steps, or more steps")
+        if validation_loss is not None:
+            self.validated(validation_loss)
+        measured, validations, writes = of_all_ranks(mine, self._validations)
         if not writes:
             return None
-        run, folder = merge(measured), Path(folder)
-        sizes = seq_len, micro_batch_size, max(1, round(run.tokens / steps / seq_len))
+        run, folder, (given, configured_seed) = merge(measured), Path(folder), plain(config)
+        sizes = seq_len, micro_batch_size, max(1, round(run.tokens / len(mine.steps) / max(1, seq_len)))
+        seed = configured_seed if seed is None else seed
         loop = OwnLoop.of(folder, sizes, dtype, seed, model, flops_per_token, peak_flops, measured)
+        loop = replace(loop, variant=variant, size=size)
         duration_s = time.monotonic() - self._started_s
-        return write_own_record(folder, loop, run, len(measured), self._started_at, duration_s)
+        path = write_own_record(folder, loop, run, len(measured), self._started_at, duration_s, validations, given)
+        if self._sinks is not None:
+            self._sinks.figures(read_record(path))
+            self._sinks.close()
+            atexit.unregister(self._sinks.close)
+            self._sinks = None
+        return path

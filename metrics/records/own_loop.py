@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.monitoring.aggregate import merge
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement
 from efficientbench.metrics.records.earlier_peaks import why_too_low
 from efficientbench.metrics.records.environment import collect_environment, sensor_states
-from efficientbench.metrics.records.facts import Quality, RunFacts
+from efficientbench.metrics.records.facts import Quality, RunFacts, Validation
 from efficientbench.metrics.records.record import OF_FORMULAS, RECORD_NAME, RunRecord, write_record
-from efficientbench.metrics.records.summarize import measured_parts, summarize
+from efficientbench.metrics.records.summarize import measured_parts, quality_curve, summarize
 from efficientbench.metrics.sensors.hardware import peak_flops
 
 PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "accelerate", "lightning")
@@ -54,6 +57,10 @@ class OwnLoop:
     measured_peak_flops: float | None = None
     """Rate of matrix products that the device reached, FLOP/s, where no table has its peak; None: not measured."""
     dtype_unknown: str | None = None
+    variant: str | None = None
+    """The architectural choice that the run stands for; None: that of its name."""
+    size: str | None = None
+    """The size by which reports set it beside others; None: 'own'."""
 
     @classmethod
     def of(
@@ -154,36 +161,55 @@ def peak_on_the_spot(
     return measured_matmul_flops(parameter.device, dtype)
 
 
-def of_all_ranks(mine: RankMeasurement) -> tuple[list[RankMeasurement], bool]:
-    """Return all ranks' measurements, and whether this rank writes the record; all ranks must call this together."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return [mine], True
-    from efficientbench.metrics.monitoring.exchange import gather
+def plain(config: Any) -> tuple[dict[str, Any], int | None]:
+    """Return a loop's configuration, a mapping or an object with attributes, as JSON holds it, and its `seed` apart.
 
-    return gather(mine, RankMeasurement), torch.distributed.get_rank() == 0
+    What JSON lacks becomes its text. None is no configuration; without a whole number as `seed` that is None.
+    """
+    given = dict(config if isinstance(config, Mapping) else vars(config) if config is not None else {})
+    seed = given.pop("seed", None)
+    text = json.dumps(given, default=str, skipkeys=True)
+    return json.loads(text, parse_constant=str), seed if isinstance(seed, int) else None
 
 
 def write_own_record(
-    folder: Path, loop: OwnLoop, run: RunMeasurement, ranks: int, started_at: datetime, duration_s: float
+    folder: Path,
+    loop: OwnLoop,
+    run: RunMeasurement,
+    ranks: int,
+    started_at: datetime,
+    duration_s: float,
+    validations: Sequence[Validation] = (),
+    config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a loop's record into a folder, made if missing, and return its path; replace an existing record.
 
-    `run` is what `ranks` processes measured together.
+    `run` is what `ranks` processes measured together, `config` the loop's configuration as `plain` returns it.
 
-    Raises MetricsError: the folder or the record cannot be written.
+    Raises MetricsError: the folder or the record cannot be written, or a value is none that a record can hold.
     """
     path = folder / RECORD_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise MetricsError(f"{folder}: cannot be made ({error.strerror})") from None
-    write_record(_record(folder, loop, run, ranks, started_at, duration_s), path)
+    try:
+        record = _record(folder, loop, run, ranks, started_at, duration_s, validations, config or {})
+    except ValidationError as error:
+        raise MetricsError(f"{path}: {RunRecord.readable(error)}") from None
+    write_record(record, path)
     return path
 
 
 def _record(
-    folder: Path, loop: OwnLoop, run: RunMeasurement, ranks: int, started_at: datetime, duration_s: float
+    folder: Path,
+    loop: OwnLoop,
+    run: RunMeasurement,
+    ranks: int,
+    started_at: datetime,
+    duration_s: float,
+    validations: Sequence[Validation],
+    config: Mapping[str, Any],
 ) -> RunRecord:
     # A host is one device, however many ranks compute on it. If a sensor found no device, assume one for each rank.
     least = 1 if run.device_scope == "host" or "memory_kind" not in run.unavailable else ranks
@@ -207,14 +233,14 @@ def _record(
         measured_peak_flops=reached,
         measured_peak_doubt=why_too_low(reached, folder, place, environment),
     )
-    summary = summarize(run, facts, Quality())
+    summary = summarize(run, facts, _quality(run, validations))
     absent = {name: NOT_COUNTED for name in OF_FORMULAS if getattr(facts, name) is None}
     if loop.dtype_unknown:
         absent["dtype"] = loop.dtype_unknown
     return RunRecord(
         run=loop.run,
-        variant=loop.run,
-        size="own",
+        variant=loop.variant or loop.run,
+        size=loop.size or "own",
         seed=loop.seed,
         parameters=loop.parameters,
         parameters_active=loop.parameters,
@@ -229,7 +255,19 @@ def _record(
         started_at=started_at.isoformat(timespec="milliseconds"),
         duration_s=duration_s,
         formula_id=FORMULAS,
+        quality_curve=quality_curve(run, [each for each in validations if each.tokens]),
         unavailable=summary.unavailable | absent,
-        config={"own_loop": asdict(loop)},
+        config={**config, "own_loop": asdict(loop)},
         environment=environment | {"sensors": sensor_states(run.sensors)},
     )
+
+
+def _quality(run: RunMeasurement, validations: Sequence[Validation]) -> Quality:
+    if not validations:
+        return Quality()
+    last, later = validations[-1], max(run.step_numbers, default=0) - validations[-1].step
+    if later > 0:
+        why = f"the loop trained {number_of(later, 'step')} after its last validation"
+        return Quality(reasons={"validation_loss": why})
+    unknown = "the loop gave no losses of single documents"
+    return Quality(validation_loss=last.loss, reasons={"validation_loss_se": unknown})

@@ -62,7 +62,7 @@ class Stored(BaseModel):
         except OSError as error:
             raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
         except ValidationError as error:
-            raise MetricsError(f"{path}: {cls._readable(error)}") from None
+            raise MetricsError(f"{path}: {cls.readable(error)}") from None
         except ValueError as error:
             raise MetricsError(f"{path}: {error}") from None
         return record
@@ -78,7 +78,7 @@ class Stored(BaseModel):
         return sorted(records, key=attrgetter("run", "started_at")), damaged
 
     @classmethod
-    def _readable(cls, error: ValidationError) -> str:
+    def readable(cls, error: ValidationError) -> str:
         """Return all errors of a validation in one line, by key."""
         found = {".".join(map(str, item["loc"])): item for item in error.errors()}
         version, first = found.get("schema_version"), error.errors()[0]

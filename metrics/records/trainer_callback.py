@@ -21,6 +21,7 @@ from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement, describe
 from efficientbench.metrics.monitoring.monitor import EfficiencyMonitor
 from efficientbench.metrics.monitoring.sensor_registry import local_sensors
+from efficientbench.metrics.records.facts import Validation
 from efficientbench.metrics.records.own_loop import OwnLoop, write_own_record
 from efficientbench.metrics.sensors.base import Sensor
 from efficientbench.metrics.sensors.host import host_uuid
@@ -31,7 +32,8 @@ class EfficiencyCallback(TrainerCallback):
 
     Each rank of a distributed run has a callback; their measurements are merged at the end of training. The callback
     adds `efficiency/tokens_per_s` and `efficiency/step_time_s` since the last log to the Trainer's logs; `attach` makes
-    the Trainer's loggers write them too.
+    the Trainer's loggers write them too. The record's validations are the Trainer's `eval_loss`, that of
+    `trainer.evaluate()` after the training too.
 
     Args:
         tokens_per_step: tokens that all ranks together train on in one optimizer step. By default the Trainer's own
@@ -65,6 +67,8 @@ class EfficiencyCallback(TrainerCallback):
         self._output = None if output is None else Path(output)
         self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
         self._monitor = EfficiencyMonitor(())
+        self._measured: list[RankMeasurement] = []
+        self._validations: list[Validation] = []
         self._tokens_seen = 0
         self._since_log: list[tuple[float, int]] = []
         """Time and tokens of each step since the last log."""
@@ -104,6 +108,7 @@ class EfficiencyCallback(TrainerCallback):
             steps_before=state.global_step,
         )
         self._tokens_seen, self._since_log = state.num_input_tokens_seen, []
+        self.run, self._validations = None, []
         self._started_at, self._started_s = datetime.now(timezone.utc), time.monotonic()
         self._monitor.start()
 
@@ -133,16 +138,36 @@ class EfficiencyCallback(TrainerCallback):
         self._tokens_seen = state.num_input_tokens_seen
         self._pause_for_others(control)
 
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, model: Any = None, **_: Any
+    ) -> None:
+        loss, step = metrics.get("eval_loss"), state.global_step
+        seen = state.num_input_tokens_seen if self._tokens_per_step is None else self._tokens_per_step * step
+        # The model may be another than that of the last step by now: the best one.
+        other = self.run is not None and args.load_best_model_at_end
+        if loss is None or not seen or other or (self._validations and self._validations[-1].step >= step):
+            return
+        tokens, windows = (seen, self._monitor.measured_tokens()), self._monitor.closed_windows()
+        self._validations.append(Validation(step, *tokens, loss, loss_se=None, windows=windows))
+        if self.run is not None:
+            self._write(args, state, model)
+
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        measured = _gathered(self._monitor.finish(), RankMeasurement)
-        run = merge(measured)
+        self._measured = _gathered(self._monitor.finish(), RankMeasurement)
+        run = merge(self._measured)
         # A Trainer first calls back with its model built, so that the first reading is not an idle device's.
         unavailable = {"memory_idle_gb": "the monitor starts after the model was built"} | run.unavailable
         self.run = replace(run, memory_idle_gb=None, unavailable=unavailable)
-        if self._output is not None and state.is_world_process_zero and self.run.step_times_s:
-            loop = self._loop(args, model, measured)
-            duration_s = time.monotonic() - self._started_s
-            write_own_record(self._output, loop, self.run, len(measured), self._started_at, duration_s)
+        self._duration_s = time.monotonic() - self._started_s
+        self._write(args, state, model)
+
+    def _write(self, args: Any, state: Any, model: Any) -> None:
+        """Write the record on rank 0, where one is asked for and a step was measured; replace an earlier one."""
+        assert self.run is not None
+        if self._output is None or not state.is_world_process_zero or not self.run.step_times_s:
+            return
+        loop, ranks = self._loop(args, model, self._measured), len(self._measured)
+        write_own_record(self._output, loop, self.run, ranks, self._started_at, self._duration_s, self._validations)
 
     def _loop(self, args: Any, model: Any, measured: Sequence[RankMeasurement]) -> OwnLoop:
         """Return what the Trainer ran. Sequences may differ in length: the record has their mean."""

@@ -108,6 +108,8 @@ def _bases(comparison: Comparison) -> list[str]:
     with_intervals = [ratio for ratio in ratios if ratio.low is not None]
     bases = dict.fromkeys(ratio.basis for ratio in with_intervals or ratios)
     lines = [f"Intervals, 95 %, each figure's own: {'; '.join(bases) or NO_INTERVAL}."]
+    if any(f"{ratio.second / ratio.first:.3f}" != f"{ratio.ratio:.3f}" for ratio in ratios):
+        lines.append("A and B are means of the runs, as in reports; B/A is the ratio of their geometric means.")
     lines += _objections(ratios)
     if any(ratio.measurable is None and ratio.objection is None for ratio in ratios):
         lines.append(NO_VERDICT)

@@ -32,6 +32,8 @@ AT_LEAST_NOTE = (
 )
 REPEATS_NOTE = "× n: the mean of n runs with consecutive seeds, ± their standard deviation; ±95%: the mean's interval."
 
+LEAST_MARGIN = 0.001
+"""The least margin that is printed as a number."""
 HEADLINE: dict[str, Headline] = {
     name: row.headline for name, row in sorted(FIGURES.items(), key=lambda item: item[1].place) if row.headline
 }
@@ -84,12 +86,18 @@ def cell(figure: str, record: RunRecord) -> str:
         return ABSENT
     if figure == "al_s_ci_high":
         noise = relative_interval(record)
-        return ABSENT if noise is None else f"{'≥' if is_least(record) else ''}±{text(noise)}"
+        return ABSENT if noise is None else f"{'≥' if is_least(record) else ''}{margin(noise)}"
     deviation = record.repeat_std.get(figure)
     # A step's time has its interval in a column of its own.
     if deviation is None or not value or figure == "al_s":
         return text(value)
-    return f"{text(value)} ±{percent(deviation / value)}"
+    # Repeats may be equal, as in a count of bytes.
+    return f"{text(value)} {margin(deviation / value)}" if deviation else text(value)
+
+
+def margin(share: float) -> str:
+    """Return a margin in percent of its figure; one that would be 0.0 % is above 0 all the same."""
+    return f"±{percent(share)}" if share >= LEAST_MARGIN else f"±<{percent(LEAST_MARGIN)}"
 
 
 def relative_interval(record: RunRecord) -> float | None:

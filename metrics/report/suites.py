@@ -26,6 +26,12 @@ class Row:
     record: RunRecord
     """The run's record, or the combined record of the repeats."""
 
+    @property
+    def marked(self) -> str:
+        """Return the name with what a reader must know who has a plot or a table alone."""
+        marks = {" (smoke)": self.record.smoke, " (speed only)": self.record.speed_only_reason}
+        return self.name + "".join(mark for mark, holds in marks.items() if holds and mark not in self.name)
+
 
 @dataclass(frozen=True)
 class Suite:

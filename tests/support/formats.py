@@ -224,7 +224,7 @@ def runs(folder: Path) -> dict[str, Format]:
     (folder / "readings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in readings))
     formats["readings"] = Format(folder / "readings.jsonl", lambda: len(read_readings(folder / "readings.jsonl")))
     with closing(TensorBoardLog(folder / "tensorboard")) as scalars:
-        scalars.scalars(1, {"train/loss": 2.0})
+        scalars.scalars("step", 1, {"train/loss": 2.0})
     (events,) = (folder / "tensorboard").iterdir()
     formats["scalars"] = Format(events, lambda: len(cut_scalars(folder / "tensorboard", 1, 9)) < 2)
     shutil.copy(MATRIX, folder / "matrix.yaml")

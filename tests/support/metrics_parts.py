@@ -88,7 +88,7 @@ Signal = Callable[[float], float]
 class TraceSensor(Sensor):
     """Plays signals given as functions of time, for one device or several, and fails at `dies_at_s`."""
 
-    clock: HandClock
+    clock: Callable[[], float]
     uuids: tuple[str, ...] = ("GPU-0",)
     memory: Signal | None = None
     utilization: Signal | None = None

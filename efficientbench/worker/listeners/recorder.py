@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 from efficientbench.basics.counted import number_of
 from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.formulas.definitions import (
-    BYTES_PER_GB,
     bits_per_byte,
     load_imbalance,
     perplexity,
@@ -21,6 +20,8 @@ from efficientbench.metrics.formulas.definitions import (
 )
 from efficientbench.metrics.records.facts import Quality, Validation
 from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, QualityPoint, Rechecks
+from efficientbench.metrics.records.sinks.registry import Run, Sinks, asked_of
+from efficientbench.metrics.records.sinks.scalars import in_use, step_scalars
 from efficientbench.metrics.records.sinks.steplog import StepLog, keep_lost, read_steps
 from efficientbench.metrics.records.sinks.tensorboard import cut_logs
 from efficientbench.running.output_folder import OutputFolder
@@ -34,7 +35,6 @@ from efficientbench.training.events import (
     ValidationEnded,
 )
 from efficientbench.worker.listeners.monitoring import Measure
-from efficientbench.worker.listeners.sinks import Sinks
 
 LARGEST_LOSS = 700.0
 """Nats; the perplexity of a larger loss overflows a float."""
@@ -78,7 +78,9 @@ class Recorder:
         self.steps = StepLog(folder.steps)
         if manifest is not None:
             keep_lost(self.steps, manifest.step, lost_s, manifest.progress["elapsed_s"])
-        self.sinks = Sinks(config, folder, manifest.step if manifest is not None else 0)
+        resumed_after = manifest.step if manifest is not None else 0
+        told = Run(folder.path, config.name, {**config.model_dump(mode="json"), "resumed_after": resumed_after})
+        self.sinks = Sinks({"tensorboard": str(folder.tensorboard), **asked_of(config)}, told)
         self.losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
         self.validation: ValidationEnded | None = None
         self.validations: list[Validation] = []
@@ -203,10 +205,7 @@ class Recorder:
             self._measured_supervised += event.supervised_tokens
         step_time_s = self.measure.step_time_s
         samples = self.measure.monitor.latest_samples()
-        # Memory of the device that uses most; power of all devices that this rank reads.
-        memory_used_bytes = max((s.memory_used_bytes for s in samples if s.memory_used_bytes is not None), default=None)
-        powers_w = [sample.power_w for sample in samples if sample.power_w is not None]
-        power_w = sum(powers_w) if powers_w else None
+        memory_used_bytes, power_w = in_use(samples)
         self.steps.write(
             "step",
             {
@@ -234,10 +233,7 @@ class Recorder:
                 "train/learning_rate": event.learning_rate,
                 "train/grad_norm": event.gradient_norm,
                 "train/tokens": self.tokens,
-                "efficiency/step_time_s": step_time_s,
-                "efficiency/tokens_per_s": event.tokens / step_time_s,
-                "memory/used_gb": memory_used_bytes / BYTES_PER_GB if memory_used_bytes is not None else None,
-                "energy/power_w": power_w,
+                **step_scalars(step_time_s, event.tokens, samples),
             },
         )
         self.sinks.by_tokens(self.tokens, "train_loss", event.loss)

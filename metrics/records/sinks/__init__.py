@@ -1,1 +1,1 @@
-"""Where a run's values go beside its record: TensorBoard, W&B and the step log."""
+"""Where a run's values go beside its record: TensorBoard, W&B, Prometheus and the step log."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.files import whole_file
@@ -102,13 +103,16 @@ class TensorBoardLog:
         except OSError as error:
             raise MetricsError(f"{folder}: cannot be written ({error.strerror})") from None
 
-    def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Write values by name at a step; skip a value of None."""
+    def scalars(self, axis: str, place: int, values: Mapping[str, float | None]) -> None:
+        """Write values by name at a place on the axis `step` or `tokens`; skip a value of None."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         given = [Summary.Value(tag=name, simple_value=value) for name, value in values.items() if value is not None]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=given)))
+        self._writer.add_event(Event(wall_time=time.time(), step=place, summary=Summary(value=given)))
+
+    def figures(self, values: Mapping[str, Any]) -> None:
+        """Write nothing: a report writes the figures of all runs together, as HParams."""
 
     def close(self) -> None:
         self._writer.close()

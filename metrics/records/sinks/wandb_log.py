@@ -23,10 +23,8 @@ BY_TOKENS = ("by_tokens/train_loss", "by_tokens/validation_loss")
 MISSING = "wandb: Weights & Biases is not installed: pip install 'efficientbench[wandb]'"
 
 
-def check_wandb(project: str | None) -> None:
-    """Raise MetricsError if a project of Weights & Biases is to get a run, and the package wandb is not installed."""
-    if project is None:
-        return
+def check_wandb(project: str) -> None:
+    """Raise MetricsError if the package wandb is not installed, by which a project of Weights & Biases gets a run."""
     found = find_spec("wandb")
     # The folder `wandb` that a run may have left here is a package without a file.
     if found is None or found.origin is None:

@@ -20,12 +20,12 @@ _SIGNS = {
 _ARROWS = {"lower": r"$\downarrow$", "higher": r"$\uparrow$", None: ""}
 
 
-def latex_tables(suites: Sequence[Suite]) -> str:
-    """Return a table for each set; the tables need the package booktabs.
+def latex_tables(suites: Sequence[Suite], columns: Sequence[str] = QUESTIONS) -> str:
+    """Return a table for each set with these figures of HEADLINE; the tables need the package booktabs.
 
     Bold marks the best figure, and those that differ from it by no more than noise, if any row is worse by more.
     """
-    return "\n".join(["% Needs \\usepackage{booktabs}.", *map(_table, suites)])
+    return "\n".join(["% Needs \\usepackage{booktabs}.", *(_table(suite, columns) for suite in suites)])
 
 
 def latex(content: str) -> str:
@@ -33,25 +33,25 @@ def latex(content: str) -> str:
     return re.sub(r"[^\w\s]|_", lambda found: _SIGNS.get(found[0], found[0]), " ".join(content.split()))
 
 
-def _table(suite: Suite) -> str:
-    bold = {metric: _best(suite, metric) for metric in QUESTIONS}
-    titles = [f"{latex(HEADLINE[metric].title)} {_ARROWS[FIGURES[metric].better]}" for metric in QUESTIONS]
+def _table(suite: Suite, columns: Sequence[str]) -> str:
+    bold = {metric: _best(suite, metric) if metric in QUESTIONS else set() for metric in columns}
+    titles = [f"{latex(HEADLINE[metric].title)} {_ARROWS[FIGURES[metric].better]}" for metric in columns]
     lines = [
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{latex(suite.title)}. {latex(_about(suite))}}}",
-        rf"\begin{{tabular}}{{l{'r' * len(QUESTIONS)}}}",
+        rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
         r"\toprule",
         rf"{' & '.join(['', *titles])} \\",
         r"\midrule",
     ]
     for place, row in enumerate(suite.rows):
-        figures = [latex(cell(metric, row.record)) for metric in QUESTIONS]
+        figures = [latex(cell(metric, row.record)) for metric in columns]
         shown = [
             rf"\textbf{{{figure}}}" if place in bold[metric] else figure
-            for metric, figure in zip(QUESTIONS, figures, strict=True)
+            for metric, figure in zip(columns, figures, strict=True)
         ]
-        lines.append(rf"{' & '.join([latex(row.name), *shown])} \\")
+        lines.append(rf"{' & '.join([latex(row.marked), *shown])} \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 

@@ -82,13 +82,13 @@ def _figure(suite: Suite) -> Figure:
     baseline = suite.rows[suite.baseline].name
     places = [place for place in range(len(suite.rows)) if place != suite.baseline][: MOST_RUNS - 1]
     rows = [_Against.of(suite, place) for place in places]
-    left = 14 + CHARACTER * max(len(cut(row.name)) for row in suite.rows)
+    left = 14 + CHARACTER * max(len(cut(row.marked)) for row in suite.rows)
     columns = _columns(rows, left)
     bottom = TOP + ROW * (len(places) + 1) + 4
     parts = [_head(column, bottom) for column in columns]
     parts.append(_baseline(suite, columns))
     for number, row in enumerate(rows, start=1):
-        y, name = TOP + ROW * number, row.row.name
+        y, name = TOP + ROW * number, row.row.marked
         texts = "; ".join(f"{HEADLINE[column.metric].title} {_told(row, column.metric)}" for column in columns)
         cells = [_cell(row, column, y + ROW / 2) for column in columns]
         content = [rect(0, y, WIDTH, ROW, "hit"), text(left - 10, y + 14, cut(name), "label", "end"), *cells]
@@ -145,7 +145,7 @@ def _baseline(suite: Suite, columns: list[_Column]) -> Markup:
     row = suite.rows[suite.baseline]
     parts = [
         rect(0, TOP, WIDTH, ROW, "hit"),
-        text(columns[0].left - 10, TOP + 14, cut(row.name), "label strong", "end"),
+        text(columns[0].left - 10, TOP + 14, cut(row.marked), "label strong", "end"),
     ]
     texts = []
     for column in columns:
@@ -153,7 +153,7 @@ def _baseline(suite: Suite, columns: list[_Column]) -> Markup:
         shown = "n/a" if value is None else HEADLINE[column.metric].text(value)
         parts.append(text(column.scale(0.0) + 6, TOP + 14, shown, "value"))
         texts.append(f"{HEADLINE[column.metric].title} {shown}")
-    return marked(row.number, f"{row.name}, the baseline: {'; '.join(texts)}", *parts)
+    return marked(row.number, f"{row.marked}, the baseline: {'; '.join(texts)}", *parts)
 
 
 def _cell(row: _Against, column: _Column, y: float) -> Markup:

@@ -14,7 +14,8 @@ BASELINE = "adamw"
 """The optimizer that others are compared with, where it is among them."""
 _RATES = tuple(f"{name}learning_rate" for name in ("", "min_", "matrix_", "embedding_", "head_"))
 _OWN = (
-    *("label", "output", "wandb", "data.cache", "parallel.distributed_optimizer", "training.global_batch_tokens"),
+    *("label", "output", "wandb", "prometheus", "data.cache", "parallel.distributed_optimizer"),
+    "training.global_batch_tokens",
     *(f"training.{name}" for name in ("seed", "optimizer", *_RATES, "weight_decay", "beta1", "beta2", "epsilon")),
 )
 """Keys in which runs of several optimizers may differ and still be of one model, text and length."""

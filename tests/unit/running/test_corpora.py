@@ -20,7 +20,7 @@ from efficientbench.data_tools.tokenizing.corpus import Corpus
 from efficientbench.data_tools.tokens.manifest import pair_checksums, save_corpus
 from efficientbench.planning.plan import plan_anywhere
 from efficientbench.running.corpora import check_ends, check_split, prepare_corpora
-from efficientbench.running.run import counted
+from efficientbench.running.run import counted, run
 
 SPLITS = [(99, 1, 0), (50, 50, 0), (1, 1, 1), (98, 1, 1), (100, 0, 0)]
 
@@ -48,6 +48,13 @@ def engine_serves(documents: int, split: tuple[float, ...]) -> bool:
     bounds = convert_split_vector_to_split_matrix(parse_and_normalize_split(",".join(map(str, split))))
     counts = [0 if each is None else round(each[1] * documents) - round(each[0] * documents) for each in bounds]
     return all(count > 0 for count, part in zip(counts, (1, 1, split[2]), strict=True) if part)
+
+
+def test_a_text_that_is_not_there_leaves_no_folder_of_a_run(tmp_path: Path) -> None:
+    words = (f"data.path={tmp_path / 'typo.txt'}", f"output={tmp_path / 'out'}", "device=cpu")
+    with pytest.raises(DataError, match=r"typo\.txt: no such file"):
+        run(resolve("gqa_0.5B", smoke=True, overrides=words), "dsw")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -15,7 +15,8 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.tokens.manifest import Corpus, load_corpus, manifest_path
 from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents
-from efficientbench.planning.plan import make_plan, text_budget
+from efficientbench.planning.plan import make_plan
+from efficientbench.planning.text import text_budget
 from efficientbench.running.run import counted, epoch_steps
 from efficientbench.training.data.packing import WAITING
 

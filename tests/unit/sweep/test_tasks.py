@@ -238,6 +238,33 @@ def test_a_dry_run_prints_each_refusal_once_with_its_seeds(by_repeat: bool, caps
     assert line.startswith(f"{', '.join(names)}: refused (mistake): ")
 
 
+def test_a_dry_run_says_how_often_the_text_is_read_and_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("efficientbench.sweep.sweep.find_machine", lambda device: CPU)
+    text, missing = tmp_path / "mine.txt", tmp_path / "typo.txt"
+    text.write_text("word " * 20_000)
+    words = [f"output={tmp_path / 'out'}", "training.tokens=4M", "data.split=[3,1,0]"]
+    with pytest.raises(typer.Exit):
+        sweep(arguments=words, only="gqa,mla", sizes="0.5B", smoke=True, data=str(text), dry_run=True, repeat=2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "epochs of the text" in line]
+    # No token has less than a byte: of 75,000 bytes to train on, 4M tokens are more than 53 epochs.
+    assert len(lines) == 2
+    for line, name in zip(lines, ("gqa", "mla"), strict=True):
+        assert re.fullmatch(
+            rf"{name}_0.5B_smoke__seed_1234, {name}_0.5B_smoke__seed_1235: \S+ tokens per parameter, at least 53\.\d "
+            r"epochs of the text; speed only: 53 epochs are more than 4",
+            line,
+        ), line
+    with pytest.raises(typer.Exit):
+        sweep(arguments=words, only="gqa_0.5B", smoke=True, data=str(missing), dry_run=True)
+    assert f"gqa_0.5B_smoke: data.path: {missing}: no such file\n" in capsys.readouterr().out
+    # Without --dry-run nothing begins.
+    with pytest.raises(ConfigError, match=re.escape(f"{missing}: no such file")):
+        sweep(arguments=words, only="gqa_0.5B", smoke=True, data=str(missing))
+    assert not (tmp_path / "out").exists()
+
+
 def test_names_too_long_for_a_file_system_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("efficientbench.sweep.sweep.find_machine", lambda device: CPU)
     with pytest.raises(ConfigError, match="File name too long"):

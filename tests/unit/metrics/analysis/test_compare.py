@@ -14,7 +14,7 @@ from support.metrics_parts import make_record, printed
 from efficientbench.metrics import MetricsError
 from efficientbench.metrics.analysis.compare import compare
 from efficientbench.metrics.analysis.conditions import changed_keys, differences, group, shared_conditions
-from efficientbench.metrics.analysis.repeats import Group, group_repeats, load_group, load_neighbours
+from efficientbench.metrics.analysis.repeats import Group, combine, group_repeats, load_group, load_neighbours
 from efficientbench.metrics.formulas.ratio import NO_INTERVAL
 from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.records.record_parts import DataSource, QualityPoint
@@ -185,6 +185,21 @@ def test_a_comparison_names_differences_and_missing_figures() -> None:
     assert comparison.unavailable["mfu"] == "gqa_1.5B: not part of this test"
     assert not comparison.identical
     assert compare(group_of(run_of()), group_of(run_of("rope", al_s=0.108))).identical
+
+
+def test_a_comparison_prints_the_means_that_reports_print() -> None:
+    sides = [
+        Group(tuple(run_of(name, seed=seed, amu_gb=value) for seed, value in enumerate(values)))
+        for name, values in (("gqa", (1.0, 4.0)), ("mla", (2.0, 2.0)))
+    ]
+    comparison = compare(*sides)
+    [ratio] = [each for each in comparison.ratios if each.metric == "amu_gb"]
+    assert (ratio.first, ratio.second) == tuple(combine(side).amu_gb for side in sides) == (2.5, 2.0)
+    assert ratio.ratio == pytest.approx(1.0)
+    said = "A and B are means of the runs, as in reports; B/A is the ratio of their geometric means."
+    assert said in printed(print_comparison, comparison, width=300)
+    same = compare(sides[0], sides[0])
+    assert said not in printed(print_comparison, same, width=300)
 
 
 def test_a_setting_that_a_condition_covers_is_reported_once() -> None:

@@ -56,6 +56,11 @@ def test_a_trainer_is_measured_by_a_callback(
     assert (record.dtype, record.dp) == ("fp32", 1)
     # Six for each parameter outside the embedding: two layers of 64, and their norms.
     assert record.flops_per_token == 6 * (record.parameters - 256 * 64)
+    evaluated = [float(loss) for loss in re.findall(r"'eval_loss': '?([0-9.e+]+)", shown)]
+    assert [point.step for point in record.quality_curve] == [6, 12]
+    assert [point.tokens for point in record.quality_curve] == [6 * 4 * 32, 12 * 4 * 32]
+    assert [point.loss for point in record.quality_curve] == pytest.approx(evaluated, rel=1e-3)
+    assert record.validation_loss == record.quality_curve[-1].loss
     logged = [float(rate) for rate in re.findall(r"efficiency/tokens_per_s': '?([0-9.e+]+)", shown)]
     assert len(logged) == 3
     assert min(logged) > 0
@@ -96,6 +101,27 @@ def test_a_trainer_that_restarts_training_samples_once() -> None:
     # The first reading has the model in it.
     assert callback.run.memory_idle_gb is None
     assert callback.run.unavailable["memory_idle_gb"] == "the monitor starts after the model was built"
+
+
+def test_the_loss_of_an_evaluation_after_the_training_is_recorded(tmp_path: Path) -> None:
+    arguments, state, control = TRAINER
+    arguments = SimpleNamespace(
+        **vars(arguments),
+        **{"train_batch_size": 1, "world_size": 1, "gradient_accumulation_steps": 1, "seed": 1, "bf16": False},
+        **{"fp16": False, "load_best_model_at_end": False},
+    )
+    callback = EfficiencyCallback(tokens_per_step=8, warmup_steps=0, sensors=[HostSensor()], output=tmp_path)
+    callback.on_train_begin(arguments, state, control)
+    callback.on_evaluate(arguments, state, control, {"eval_loss": 9.0})  # of the untrained model
+    state = SimpleNamespace(**{**vars(state), "global_step": 2})
+    for _ in range(2):
+        callback.on_step_begin(arguments, state, control)
+        callback.on_step_end(arguments, state, control)
+    callback.on_train_end(arguments, state, control)
+    assert read_record(tmp_path / "record.json").validation_loss is None
+    callback.on_evaluate(arguments, state, control, {"eval_loss": 4.0})
+    record = read_record(tmp_path / "record.json")
+    assert (record.validation_loss, [(each.step, each.tokens) for each in record.quality_curve]) == (4.0, [(2, 16)])
 
 
 def test_measuring_imports_neither_harness_nor_megatron_nor_torch() -> None:

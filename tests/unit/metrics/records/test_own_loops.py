@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import runpy
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -23,7 +25,10 @@ from typer.testing import CliRunner
 
 from efficientbench.cli.app import app
 from efficientbench.metrics import EfficiencyCallback, EfficiencyMonitor, HostSensor, MetricsError, merge
+from efficientbench.metrics.analysis.quality import cost_to_loss
+from efficientbench.metrics.records.facts import Validation
 from efficientbench.metrics.records.own_loop import NOT_COUNTED, OwnLoop, write_own_record
+from efficientbench.metrics.records.own_ranks import together
 from efficientbench.metrics.records.record import RunRecord, read_record, write_record
 from efficientbench.metrics.report.build import build_report
 
@@ -117,6 +122,115 @@ def test_an_mfu_above_1_is_absent_with_its_reason(tmp_path: Path) -> None:
     assert record.mfu is None
     assert "the FLOPs of a token, or the peak, cannot be right" in record.unavailable["mfu"]
     assert [each.run for each in build_report(tmp_path).records] == ["ours"]
+
+
+def validated(folder: Path, losses: tuple[float, ...], **options: object) -> RunRecord:
+    """Return the record of a loop that validates after each two steps, the last of them by `save`."""
+    monitor = EfficiencyMonitor([HostSensor()], warmup_steps=1)
+    with monitor:
+        for loss in losses:
+            for _ in range(2):
+                with monitor.step(tokens=4 * 16):
+                    sum(range(10_000))
+            if loss != losses[-1]:
+                monitor.validated(loss)
+    path = monitor.save(folder, dtype="fp32", validation_loss=losses[-1], **{**SHAPE, **options})  # type: ignore[arg-type]
+    assert path is not None
+    return read_record(path)
+
+
+def test_a_loops_validations_have_costs_to_a_loss(tmp_path: Path) -> None:
+    record = validated(tmp_path / "mine", (5.0, 4.0, 3.5))
+    assert [(point.step, point.tokens, point.measured_tokens) for point in record.quality_curve] == [
+        (2, 128, 64),
+        (4, 256, 192),
+        (6, 384, 320),
+    ]
+    assert (record.validation_loss, len(record.windows)) == (3.5, 3)
+    assert record.unavailable["validation_loss_se"] == "the loop gave no losses of single documents"
+    # Halfway between two losses lies the geometric mean of their tokens; the warm-up's cost the mean rate.
+    cost = cost_to_loss(record, 4.5)
+    assert cost.tokens == pytest.approx((128 * 256) ** 0.5)
+    assert record.al_s is not None
+    first, second = (point.train_s + record.al_s for point in record.quality_curve[:2])
+    assert cost.time_s == pytest.approx(first + (second - first) * (cost.tokens - 128) / 128)
+    validated(tmp_path / "other", (5.0, 4.2, 3.7))
+    sides = [str(tmp_path / name) for name in ("mine", "other")]
+    compared = CliRunner().invoke(app, ["compare", *sides, "--target-loss", "4.5"])
+    assert compared.exit_code == 0, compared.output
+    assert "4.5" in compared.stdout
+    assert "tokens to it" in compared.stdout
+
+
+def test_a_loop_that_trains_after_its_last_validation_has_no_validation_loss(tmp_path: Path) -> None:
+    monitor = EfficiencyMonitor([HostSensor()])
+    with monitor:
+        with pytest.raises(MetricsError, match="between two steps or after the last one"):
+            monitor.validated(4.0)
+        for _ in range(3):
+            with monitor.step(tokens=64):
+                pass
+            if len(monitor._steps) == 1:
+                monitor.validated(4.0)
+    record = read_record(monitor.save(tmp_path / "mine", dtype="fp32", **SHAPE))  # type: ignore[arg-type]
+    assert record.validation_loss is None
+    assert record.unavailable["validation_loss"] == "the loop trained 2 steps after its last validation"
+    assert [point.loss for point in record.quality_curve] == [4.0]
+
+
+def test_a_loops_configuration_variant_and_size_are_recorded(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        given = Namespace(seed=seed, lr=1e-3, data=Path("text.txt"), limit=math.inf)
+        record = saved(tmp_path / str(seed) / "mine", config=given, variant="gqa", size="50M", validation_loss=3.0)
+        assert (record.run, record.variant, record.size, record.seed) == ("mine", "gqa", "50M", seed)
+        own = {key: value for key, value in record.config.items() if key != "own_loop"}
+        assert own == {"lr": 1e-3, "data": "text.txt", "limit": "Infinity"}
+    assert [each.repeats for each in build_report(tmp_path).records] == [2]
+    saved(tmp_path / "other" / "mine", config={"lr": 2e-3}, variant="gqa", size="50M")
+    compared = CliRunner().invoke(app, ["compare", str(tmp_path / "1"), str(tmp_path / "other")])
+    assert compared.exit_code == 0, compared.output
+    assert "lr" in compared.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seq_len": 0}, "seq_len: Input should be greater than or equal to 1"),
+        ({"variant": "x" * 256}, "variant: a name has at most 255 bytes"),
+        ({"validation_loss": "low"}, "validation_loss: a number is needed, it is: 'low'"),
+    ],
+)
+def test_a_value_that_no_record_holds_is_named(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(MetricsError, match=re.escape(message)):
+        saved(tmp_path / "mine", **given)
+
+
+def test_validations_of_ranks_have_the_tokens_of_all() -> None:
+    ranks = [[Validation(2, 100, 60, 4.0, None, 1)], [Validation(2, 50, 20, 9.0, None, 1)]]
+    assert together(ranks) == [Validation(2, 150, 80, 4.0, None, 1)]
+    with pytest.raises(MetricsError, match=r"after the steps \[2\], and rank 1 after \[\]: every rank"):
+        together([ranks[0], []])
+
+
+def test_a_loop_sends_steps_validations_and_figures_to_sinks(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monitor = EfficiencyMonitor([HostSensor()], warmup_steps=1)
+    monitor.send_to(f"tensorboard:{tmp_path / 'tb'}", f"prometheus:{tmp_path}", name="mine")
+    with monitor:
+        for loss in (4.0, 3.0):
+            with monitor.step(tokens=64):
+                sum(range(10_000))
+            monitor.validated(loss)
+    record = read_record(monitor.save(tmp_path / "mine", dtype="fp32", **SHAPE))  # type: ignore[arg-type]
+    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("validation/loss")] == [(1, 4.0), (2, 3.0)]
+    assert [event.step for event in events.Scalars("efficiency/tokens_per_s")] == [1, 2]
+    assert [(event.step, event.value) for event in events.Scalars("by_tokens/validation_loss")] == [(64, 4), (128, 3)]
+    shown = (tmp_path / "efficientbench_mine.prom").read_text()
+    assert 'efficientbench_running{run="mine"} 0.0' in shown
+    assert 'efficientbench_validation_loss{run="mine"} 3.0' in shown
+    assert f'efficientbench_record_tokens_per_s{{run="mine"}} {record.tokens_per_s!r}' in shown
 
 
 def test_six_saves_are_two_rows(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def log_scalars(folder: Path, steps: Iterable[int]) -> None:
     """Log a run's attempt of these steps, which has a file of its own."""
     with closing(TensorBoardLog(folder)) as log:
         for step in steps:
-            log.scalars(step, {"train/loss": step / 2, "efficiency/mfu": None})
-            log.scalars(step * 100, {"by_tokens/train_loss": step / 2})
+            log.scalars("step", step, {"train/loss": step / 2, "efficiency/mfu": None})
+            log.scalars("tokens", step * 100, {"by_tokens/train_loss": step / 2})
 
 
 def test_scalars_are_cut_on_both_axes(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from efficientbench.basics.errors import MetricsError
 from efficientbench.cli.app import app
 from efficientbench.metrics.records.record import write_record
+from efficientbench.metrics.report.headline import cell
 from efficientbench.metrics.report.paper.latex import latex, latex_tables
 from efficientbench.metrics.report.paper.paper_plots import file_name, write_plots
 from efficientbench.metrics.report.paper.pdf import pdf_file, text_width
@@ -97,6 +98,39 @@ def test_tables_print_the_best_value_and_its_ties_bold(suites: list[Suite]) -> N
     assert r"110 $\pm$" in rows["mqa"]
     assert text.count(r"\begin{") == text.count(r"\end{") == 2
     assert len(re.findall(r"(?<!\\)%", text)) == 1  # the comment
+
+
+def test_rows_and_columns_of_plots_are_chosen_by_name(folder: Path) -> None:
+    words = ["plot", str(folder), "--only", "gqa_0.5B,mqa_0.5B", "--columns", "tokens_per_s,al_s"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    tables = (folder / "plots" / "tables.tex").read_text()
+    assert tables.count(r"\begin{table}") == 1
+    assert r" & tokens/s $\uparrow$ & AL ms $\downarrow$ \\" in tables
+    assert not list((folder / "plots").glob("*1_5b*"))
+    with pytest.raises(MetricsError, match="--only: 'gqq' is none of .*; did you mean gqa?"):
+        write_plots(folder, "svg", only=["gqq"])
+    with pytest.raises(MetricsError, match="--columns: 'token_per_s' is none of .*; did you mean tokens_per_s?"):
+        write_plots(folder, "svg", columns=["token_per_s"])
+
+
+def test_tables_and_plots_mark_what_is_speed_only_and_smoke() -> None:
+    runs = rival_runs("tokens_per_s", {"gqa": [100.0], "mqa": [90.0]})
+    short = {"tokens_per_parameter": 0.5, "smoke": True}
+    [suite] = make_rows([run.model_copy(update=short) for run in runs]).suites
+    assert {row.marked for row in suite.rows} == {f"{name} (smoke) (speed only)" for name in ("gqa", "mqa")}
+    assert "gqa (smoke) (speed only) & " in latex_tables([suite])
+    [figure] = difference_figures([suite])
+    assert svg_file(figure.plot).count("(smoke) (speed only)</text>") == 2
+
+
+def test_equal_repeats_have_no_margin_and_small_ones_are_above_0() -> None:
+    record = make_record({"tokens_per_s": 100.0, "repeats": 3})
+    shown = {
+        std: cell("tokens_per_s", record.model_copy(update={"repeat_std": {"tokens_per_s": std}}))
+        for std in (0.0, 0.01, 0.2)
+    }
+    assert shown == {0.0: "100", 0.01: "100 ±<0.1%", 0.2: "100 ±0.2%"}
 
 
 def test_single_runs_have_nothing_bold() -> None:
