@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from efficientbench import __version__
 from efficientbench.basics.program import command_that_names, run_program
 from efficientbench.cli.chat import chat, serve
 from efficientbench.cli.compare import compare
@@ -70,9 +71,7 @@ _EXTRAS = {
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
-
-        print(f"efficientbench {version('efficientbench')}")
+        print(f"efficientbench {__version__}")
         raise typer.Exit
 
 
