@@ -88,11 +88,8 @@ class ModelConfig(Decoder):
         description=f"kinds of layers by name, each with what it has instead of the model's {', '.join(OF_A_KIND)} "
         "(false: no experts); one key: model.kinds.NAME.attention.KEY=VALUE",
     )
-    code: dict[str, str | None] | None = Field(
-        default=None,
-        validate_default=True,
-        description="kinds from outside this project, each with the SHA-256 of its code; filled in by itself",
-    )
+    code: dict[str, str | None] | None = Field(default=None, validate_default=True)
+    """Each kind from outside this project with the SHA-256 of its code, filled in by itself (`code_of`); None: none."""
 
     @field_validator("attention", "position", mode="wrap")
     @classmethod

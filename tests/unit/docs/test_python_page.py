@@ -1,4 +1,4 @@
-"""What is called from Python: the notebook runs, its page shows the same code, and the package alone imports nothing."""
+"""Calls from Python: the notebook runs, its page shows the same code, and the package alone imports nothing."""
 
 from __future__ import annotations
 
