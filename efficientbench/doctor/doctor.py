@@ -14,7 +14,6 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.text import Text
 
-from efficientbench import __version__
 from efficientbench.basics.cgroup import memory_limit_bytes, usable_cores
 from efficientbench.basics.language import in_users_language
 from efficientbench.basics.plugins import installed
@@ -106,7 +105,7 @@ def _packages() -> list[Check]:
         checks = [Check("python", True, python), Check("efficientbench", True, unknown)]
     if not FROM_CLONE:
         examples = Path(sys.prefix) / "share" / "efficientbench" / "examples"
-        place = f"{__version__}, from a wheel: matrices in {EXPERIMENTS}, examples in {examples}"
+        place = f"{metadata.version('efficientbench')}, from a wheel: matrices in {EXPERIMENTS}, examples in {examples}"
         checks.append(Check("efficientbench", True, place))
     return checks + [_package(name, requirements.get(name)) for name in PACKAGES]
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.metrics_parts import make_record
 from support.repository import ROOT
 
 import efficientbench
 from efficientbench.basics.errors import ConfigError, MetricsError
-from efficientbench.metrics.records.record import FIGURES
+from efficientbench.metrics.records.record import FIGURES, write_record
 
 NOTEBOOK = ROOT / "examples" / "runs_from_python.ipynb"
 
@@ -64,6 +65,15 @@ def test_mistakes_in_calls_are_named() -> None:
         efficientbench.load("no_such_folder")
     with pytest.raises(ConfigError, match="did you mean training.seq_len"):
         efficientbench.plan("gqa_1.5B", "training.seqlen=8")
+
+
+def test_without_pandas_there_are_records_and_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_record(make_record(), tmp_path / "gqa" / "record.json")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    runs = efficientbench.load(tmp_path)
+    assert [record.tokens_per_s for record in runs] == [make_record().tokens_per_s]
+    with pytest.raises(MetricsError, match="pip install pandas"):
+        runs.frame()
 
 
 def test_the_version_is_the_same_everywhere() -> None:
