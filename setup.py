@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from glob import glob
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
-METRICS = ["nvidia-ml-py>=12.535", "tensorboard>=2.16"]
+README = Path(__file__).with_name("README.md")
+MONITOR = ["nvidia-ml-py>=12.535"]
+METRICS = [*MONITOR, "tensorboard>=2.16"]
 # Its tasks score by what this release asks and how it cuts; by `api` it asks a served model as well. Its packages need
 # Python 3.11.
 LM_EVAL = "lm_eval[api]==0.4.13; python_version >= '3.11'"
@@ -25,6 +30,16 @@ setup(
     name="efficientbench",
     version="0.1.0",
     description="Trains language models that differ in one architectural choice and measures what each choice costs.",
+    # An image is built from the code alone.
+    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    project_urls={"Definitions of the metrics": "https://arxiv.org/abs/2505.13840"},
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
     # metrics, data_tools, launchers and experiments are links in efficientbench/ to the folders beside it.
@@ -37,6 +52,7 @@ setup(
         "efficientbench.launchers": ["*.sh", "*/*.sh"],
         "efficientbench.metrics": ["sensors/*.yaml", "report/html/*.css", "report/html/*.html", "report/html/*.js"],
     },
+    data_files=[("share/efficientbench/examples", sorted(glob("examples/*.*")))],
     # Configuration, plan and report. An extra can only add to it.
     install_requires=[
         "jinja2>=3.1",
@@ -49,6 +65,7 @@ setup(
         "typer>=0.15",
     ],
     extras_require={
+        "monitor": MONITOR,
         "metrics": METRICS,
         "data": DATA,
         "train": [

@@ -16,6 +16,8 @@ from efficientbench.basics.files import no_link
 TEMPORARY = "efficientbench_"
 YOUNG_S = 60.0
 """Seconds; a younger temporary folder may not be locked yet."""
+FROM_CLONE = (Path(__file__).resolve().parents[1] / "setup.py").exists()
+"""Whether this code lies in a clone of the repository, which a wheel's installation does not."""
 
 
 def write_whole(path: Path, content: bytes, executable: bool = False) -> None:

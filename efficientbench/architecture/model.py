@@ -31,6 +31,7 @@ from efficientbench.architecture.registry import (
     POSITIONS,
     SECTIONS,
     Section,
+    code_of,
     find,
     outside,
     positions_at,
@@ -90,6 +91,8 @@ class ModelConfig(Decoder):
         description=f"kinds of layers by name, each with what it has instead of the model's {', '.join(OF_A_KIND)} "
         "(false: no experts); one key: model.kinds.NAME.attention.KEY=VALUE",
     )
+    code: dict[str, str | None] | None = Field(default=None, validate_default=True)
+    """Each kind from outside this project with the SHA-256 of its code, filled in by itself (`code_of`); None: none."""
 
     @field_validator("attention", "position", mode="wrap")
     @classmethod
@@ -102,7 +105,10 @@ class ModelConfig(Decoder):
         kind = given["kind"]
         variant = find(section, kind)
         if variant is None and isinstance(kind, str) and outside(kind):
-            raise ValueError(f"kind {kind!r} is code from outside this project: only a command that names it runs it")
+            raise ValueError(
+                f"kind {kind!r} is code from outside this project: only a command that names it runs it, by "
+                f"model.{section}.kind={kind}"
+            )
         if isinstance(variant, AttentionVariant) and variant.config.proportions(0, 0):
             if not {"hidden_size", "head_dim"} <= info.data.keys():
                 # hidden_size or head_dim has its own error, which missing widths would only repeat.
@@ -135,7 +141,7 @@ class ModelConfig(Decoder):
     def _resolved(cls, kinds: dict[str, dict[str, Any]] | None, info: ValidationInfo) -> dict[str, Any] | None:
         """Validate each kind of the pattern as a model of its own; return the keys in which it differs."""
         pattern = info.data.get("pattern")
-        if pattern is None or len(info.data) < len(cls.model_fields) - 1:
+        if pattern is None or len(info.data) < list(cls.model_fields).index("kinds"):
             # What is missing has its own error, which kinds without it would only repeat.
             if kinds and "pattern" in info.data:
                 raise ValueError("name them in the order of the layers, as model.pattern=[NAME,NAME,own]")
@@ -164,12 +170,20 @@ class ModelConfig(Decoder):
         require((not problems, "; ".join(problems)), (experts, none_left))
         return found
 
+    @field_validator("code")
+    @classmethod
+    def _as_loaded(cls, code: dict[str, str | None] | None, info: ValidationInfo) -> dict[str, str | None] | None:
+        """Fill in the code that is loaded, where the configuration is not that of an earlier command."""
+        given = {name: value.model_dump() if isinstance(value, Part) else value for name, value in info.data.items()}
+        return code_of(given) or None if code is None else code
+
     @model_serializer(mode="wrap")
     def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out how layers differ where they do not: the model is then what it was before these keys."""
         dumped: dict[str, Any] = handler(self)
         unset = {"pattern", "kinds"} if self.pattern is None else set()
         unset |= {"first"} if not self.first else set()
+        unset |= {"code"} if self.code is None else set()
         return {key: value for key, value in dumped.items() if key not in unset}
 
     @property

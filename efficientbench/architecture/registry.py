@@ -8,7 +8,8 @@ names, or the job that a rank gets from it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 from efficientbench.architecture import variants
@@ -55,6 +56,8 @@ def load(section: Section, kind: str) -> None:
     if place is not None:
         wanted = AttentionVariant if section == "attention" else PositionVariant
         plugins.load(f"model.{section}.kind", place, lambda found: isinstance(found, wanted), wanted.__name__)
+        # Read at once, before its file can change again.
+        _code(kind)
 
 
 def section_of(kind: str) -> Section:
@@ -81,18 +84,49 @@ def named_kind(config: Mapping[str, Any], section: Section) -> str | None:
 
 def load_named(config: Mapping[str, Any]) -> None:
     """Import the declarations from outside this project that a configuration names. Raises ConfigError as `load`."""
-    model = config.get("model")
+    for section, kind in _named(config.get("model")):
+        load(section, kind)
+
+
+def not_loaded(config: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of `load_kinds` that a configuration needs: its kinds from outside that are not loaded."""
+    kinds = dict.fromkeys(_named(config.get("model")))
+    return [f"model.{section}.kind={kind}" for section, kind in kinds if outside(kind) and find(section, kind) is None]
+
+
+def code_of(model: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the SHA-256 of the code of each kind from outside this project that a model names and that is loaded.
+
+    It is that of its declaration, its layer and its kernels (`plugins.code_sha256`), as they were when it was loaded;
+    None where one has no source file.
+    """
+    found = {kind: find(section, kind) for section, kind in _named(model) if kind not in OWN[section]}
+    return {kind: _code(kind) for kind, variant in found.items() if variant is not None}
+
+
+@cache
+def _code(kind: str) -> str | None:
+    place = outside(kind)
+    assert place is not None
+    variant = find("attention", kind) or find("position", kind)
+    assert variant is not None
+    dotted = [place, variant.layer, *([variant.kernels] if variant.kernels else [])]
+    return plugins.code_sha256([name for name in dotted if not name.startswith("efficientbench.")])
+
+
+def _named(model: object) -> Iterator[tuple[Section, str]]:
+    """Yield the section and the kind of each variant that a model's keys name, those of its kinds of layers too."""
     model = model if isinstance(model, Mapping) else {}
     kinds = model.get("kinds")
     for each in (model, *(kinds.values() if isinstance(kinds, Mapping) else ())):
         for section in SECTIONS:
             kind = named_kind({"model": each}, section)
             if kind is not None:
-                load(section, kind)
+                yield section, kind
     for names in (model.get("first"), model.get("pattern")):
         for name in names if isinstance(names, Sequence) else ():
             if isinstance(name, str):
-                load("attention", name)
+                yield "attention", name
 
 
 def load_kinds(arguments: Sequence[str]) -> None:

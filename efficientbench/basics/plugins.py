@@ -6,7 +6,9 @@ runs code: call it only for a name from the user's own command or file.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -90,3 +92,22 @@ def source_files(place: str) -> list[Path]:
     """Return the source file of an imported `package.module:NAME`; an empty list if its module has none."""
     file = sys.modules[place.partition(":")[0]].__file__
     return [] if file is None else [Path(file)]
+
+
+def code_sha256(places: Iterable[str]) -> str | None:
+    """Return the SHA-256 (hex) of the code of modules, each named by a `package.module:NAME`.
+
+    That is each module's source file, or where it lies in a package all source files of the folder and those below.
+    None: a module has no source file, as where it is compiled.
+    """
+    digest = hashlib.sha256()
+    for name in dict.fromkeys(place.partition(":")[0] for place in places):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            return None
+        file = Path(spec.origin)
+        folder = file.parent
+        for path in sorted(folder.rglob("*.py")) if spec.parent else [file]:
+            digest.update(f"{path.relative_to(folder).as_posix()}\n{path.stat().st_size}\n".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

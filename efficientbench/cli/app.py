@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from efficientbench import __version__
 from efficientbench.basics.program import command_that_names, run_program
 from efficientbench.cli.chat import chat, serve
 from efficientbench.cli.compare import compare
@@ -24,6 +25,7 @@ from efficientbench.cli.listing import list_keys, list_runs
 from efficientbench.cli.options import (
     Arguments,
     Data,
+    Kinds,
     MatrixFile,
     Name,
     RunFolder,
@@ -70,9 +72,7 @@ _EXTRAS = {
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
-
-        print(f"efficientbench {version('efficientbench')}")
+        print(f"efficientbench {__version__}")
         raise typer.Exit
 
 
@@ -173,12 +173,15 @@ class Format(str, Enum):
 def export(
     run_folder: RunFolder,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="where the model goes: a new or empty folder")],
+    arguments: Kinds = None,
     to: Annotated[Format, typer.Option(help="hf: for transformers' AutoModelForCausalLM")] = Format.HF,
     step: Step = None,
 ) -> None:
     """Write a run's trained model as a folder that other programs load: weights, configuration, tokenizer."""
+    from efficientbench.architecture.registry import load_kinds
     from efficientbench.export.hugging_face import export as export_run
 
+    load_kinds(arguments or [])
     exported = export_run(run_folder, folder, step)
     for line in exported.warnings:
         print(f"warning: {line}", file=sys.stderr)

@@ -31,6 +31,7 @@ _DECIDED = {
     "depth": "the run's name, as in nanochat_d12",
     "smoke": "--smoke",
     "match_left": "match",
+    "model.code": "the files of your variants",
 }
 """Keys that no override may set → what decides them."""
 _OWN_KINDS = {kind: variant.config for variants in OWN.values() for kind, variant in variants.items()}

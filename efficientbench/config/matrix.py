@@ -169,8 +169,13 @@ def _runs(suites: Mapping[str, tuple[SuiteBlock, ...]]) -> tuple[RunName, ...]:
 def load_matrix(path: Path = MATRIX) -> Matrix:
     """Read the named runs of a file; a file other than the shipped matrix can use its sizes and variants too.
 
+    Outside a clone `experiments/NAME`, which is not there, names the shipped file.
+
     Raises ConfigError: the file is missing or not a matrix.
     """
+    shipped = EXPERIMENTS / path.name
+    if path.parent.name == EXPERIMENTS.name and not path.exists() and shipped.exists():
+        path = shipped
     if path == MATRIX:
         return _checked(_shipped().model_copy(update={"beside": (_chat(),)}), path)
     return _checked(_over(_shipped(), load_yaml(path, Matrix)), path)
@@ -246,9 +251,7 @@ def load_yaml(path: Path, form: type[Any]) -> Any:
         # An escape may name a lone surrogate, which no record can hold.
         json.dumps(content, ensure_ascii=False, skipkeys=True, default=str).encode()
     except FileNotFoundError:
-        ours = EXPERIMENTS in path.parents
-        hint = ": the package works from a clone of its repository (pip install -e .)" if ours else ""
-        raise ConfigError(f"{path} is missing{hint}") from None
+        raise ConfigError(f"{path} is missing") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:

@@ -17,6 +17,7 @@ from rich.text import Text
 from efficientbench.basics.cgroup import memory_limit_bytes, usable_cores
 from efficientbench.basics.language import in_users_language
 from efficientbench.basics.plugins import installed
+from efficientbench.config.matrix import EXPERIMENTS
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.config.training import TrainingConfig
 from efficientbench.devices.base import DTYPES, Device
@@ -25,6 +26,7 @@ from efficientbench.doctor.ascend import machine_checks
 from efficientbench.doctor.check import Check, print_checks
 from efficientbench.doctor.finetuning import finetuning_check
 from efficientbench.doctor.step import step_checks
+from efficientbench.launchers.files import FROM_CLONE
 from efficientbench.metrics import AllocatorSensor
 from efficientbench.metrics.monitoring.measurement import SensorState
 from efficientbench.metrics.monitoring.meters import ENTRY_POINTS as METERS
@@ -32,6 +34,8 @@ from efficientbench.metrics.monitoring.sensor_registry import device_sensors, ex
 from efficientbench.metrics.sensors.base import Sensor
 from efficientbench.metrics.sensors.hardware import peak_flops
 
+INSTALL = "pip install 'efficientbench[train]'"
+"""What a wheel's installation needs to train."""
 PACKAGES = ("torch", "megatron-core", "numpy", "transformers", "tokenizers", "tensorboard")
 
 
@@ -99,6 +103,10 @@ def _packages() -> list[Check]:
     else:
         unknown = "is on the import path and not installed, so its version ranges are unknown and not checked"
         checks = [Check("python", True, python), Check("efficientbench", True, unknown)]
+    if not FROM_CLONE:
+        examples = Path(sys.prefix) / "share" / "efficientbench" / "examples"
+        place = f"{metadata.version('efficientbench')}, from a wheel: matrices in {EXPERIMENTS}, examples in {examples}"
+        checks.append(Check("efficientbench", True, place))
     return checks + [_package(name, requirements.get(name)) for name in PACKAGES]
 
 
@@ -114,7 +122,7 @@ def _requirements() -> dict[str, Requirement]:
 
 
 def _package(name: str, wanted: Requirement | None) -> Check:
-    install = f"pip install -c constraints.txt '{wanted or name}'"
+    install = f"pip install -c constraints.txt '{wanted or name}'" if FROM_CLONE else INSTALL
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:

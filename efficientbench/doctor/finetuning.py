@@ -9,9 +9,10 @@ from importlib import metadata
 from packaging.requirements import Requirement
 
 from efficientbench.doctor.check import Check
+from efficientbench.launchers.files import FROM_CLONE
 
 EXTRA = "finetune"
-INSTALL = f"bash launchers/bootstrap.sh {EXTRA}"
+INSTALL = f"bash launchers/bootstrap.sh {EXTRA}" if FROM_CLONE else f"pip install 'efficientbench[train,{EXTRA}]'"
 SHARED = ("torch", "transformers", "accelerate", "datasets")
 """Libraries whose versions the other libraries restrict."""
 

@@ -101,7 +101,8 @@ def _parts(model: ModelConfig) -> dict[str, str]:
         inside = "" if name == OWN_LAYER else f"kinds.{name}."
         position = view.position_variant
         found = exporter_of(view, inside).parts(view)
-        if position.place not in ("nothing", "queries and keys"):
+        rotated = position.place == "queries and keys" and view.position.rope_base is not None
+        if position.place != "nothing" and not rotated:
             raise refusal(f"model.{inside}position.kind={view.position.kind}", position.not_exported)
         if position.place == "nothing":
             found[NOPE] = f"position.kind={view.position.kind}"

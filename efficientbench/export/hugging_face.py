@@ -20,7 +20,7 @@ from efficientbench.export.families import CLASSES, Architecture, has_products, 
 from efficientbench.export.target_folder import claimed, refuse_taken
 from efficientbench.metrics.records.record import read_record
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.trained import TrainedRun, trained_config
+from efficientbench.running.trained import TrainedRun, changed_code, trained_config
 
 if TYPE_CHECKING:
     import torch
@@ -130,6 +130,7 @@ def export(run: Path, folder: Path, step: int | None = None) -> Exported:
         record = read_record(OutputFolder(run).record) if OutputFolder(run).record.exists() else None
         tokenizer = trained.tokenizer()
         checkpoint, warnings = trained.checkpoint(step)
+        warnings += changed_code(trained.job.config.model)
         from efficientbench.training.checkpoints.read import Weights
 
         weights = Weights(checkpoint)

@@ -18,7 +18,7 @@ from efficientbench.devices.base import Device
 from efficientbench.devices.loading import loading
 from efficientbench.devices.registry import find_device
 from efficientbench.running.rank_process import Rank
-from efficientbench.running.trained import TrainedRun, trained_config
+from efficientbench.running.trained import TrainedRun, changed_code, trained_config
 from efficientbench.training.checkpoints.hashing import Report
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Opened:
     step: int
     """The checkpoint's step."""
     warnings: tuple[str, ...]
-    """Why newer checkpoints were skipped."""
+    """Why newer checkpoints were skipped, and which variant's code has changed since the training."""
     report: Report = _say_nothing
     """Tells the launcher of ranks that long work makes progress; a forward pass tells it by itself."""
 
@@ -101,7 +101,8 @@ def opened(folder: Path, step: int | None = None, share: Share | None = None) ->
         model = trained_model(config, place, weights)
         if share is not None:
             model.register_forward_hook(lambda *_: report("computing"))
-        yield Opened(model, config, tokenizer, weights.manifest.step, tuple(problems), report)
+        warned = (*problems, *changed_code(config.model))
+        yield Opened(model, config, tokenizer, weights.manifest.step, warned, report)
 
 
 @contextlib.contextmanager

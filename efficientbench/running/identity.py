@@ -19,6 +19,8 @@ from efficientbench.running.job import Job
 PACKAGES = ("efficientbench", "torch", "megatron-core", "torch-npu", "numpy", "tokenizers", "transformers")
 """Packages whose versions a record has."""
 
+NO_SOURCE = "a module of the variant has no source file, so that its versions cannot be told apart"
+
 WRITTEN = {"steps": "steps.jsonl", **{name: name for name in ("tensorboard", "log", "checkpoint", "tokenizer")}}
 """The record's `paths`: files and folders that a run writes beside it."""
 
@@ -87,7 +89,10 @@ def subject(config: RunConfig) -> dict[str, Any]:
 
 
 def undeclared(config: RunConfig) -> dict[str, str]:
-    """Return which figures of a run's model have no formula in the declarations of its variants, and why."""
+    """Return what a record cannot say of a run's model, and why.
+
+    These are figures without a formula in the declarations of its variants, and the code of a variant without a source.
+    """
     model, seq_len = config.model, config.training.seq_len
     formulas: dict[str, Callable[[], object]] = {
         "parameters": lambda: count_parameters(model),
@@ -96,4 +101,5 @@ def undeclared(config: RunConfig) -> dict[str, str]:
         "keys_read_per_query": lambda: keys_read_per_query(model, seq_len),
     }
     reasons = {name: missing(formula) for name, formula in formulas.items()}
-    return {name: reason for name, reason in reasons.items() if reason is not None}
+    unread = {f"model.code.{kind}": NO_SOURCE for kind, code in (model.code or {}).items() if code is None}
+    return unread | {name: reason for name, reason in reasons.items() if reason is not None}

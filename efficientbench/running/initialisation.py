@@ -68,6 +68,9 @@ def check_model(before: ModelConfig, config: RunConfig, name: str) -> None:
     rates = [each.moe.bias_rate for each in (before, config.model) if each.moe]
     # A rate alone may differ, but not whether there is a bias.
     may_differ = MAY_DIFFER if None in rates else (*MAY_DIFFER, "moe.bias_rate")
+    if not config.init.branches:
+        # Weights may go on under changed code of the user's own, which the record names; a trunk goes on as it was.
+        may_differ = (*may_differ, *(key for key in (*one, *other) if key.startswith("code.")))
     differing = [
         f"model.{key} is {one.get(key)} there and {other.get(key)} here"
         for key in dict.fromkeys([*one, *other])

@@ -14,7 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import code_of, not_loaded
 from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
 from efficientbench.data_tools.tokens.manifest import load_corpus
@@ -35,7 +38,8 @@ class TrainedRun:
         """Read the job file of a run's folder.
 
         Raises:
-            ConfigError: there is no such folder, or it is not a run's folder.
+            ConfigError: there is no such folder, it is not a run's folder, or its model has a variant from outside this
+                project that is not loaded; the message has what a command must name.
         """
         path = OutputFolder(folder).config
         if not folder.is_dir():
@@ -51,6 +55,11 @@ class TrainedRun:
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
         except ValidationError as error:
+            if needed := _not_loaded(path):
+                raise ConfigError(
+                    f"{folder}: its model is code from outside this project, which only a command that names it runs: "
+                    f"add {' '.join(needed)}"
+                ) from None
             raise ConfigError(f"{path}: not the configuration of a run ({_reason(error)})") from None
 
     def checkpoint(
@@ -113,6 +122,23 @@ def trained_config(content: Mapping[str, Any]) -> RunConfig:
         return RunConfig.model_validate({**content, "model": {"embedding_multiplier": 1.0, **content["model"]}})
     except ValidationError as error:
         raise ConfigError(f"the checkpoint's configuration cannot be read: {_reason(error)}") from None
+
+
+def changed_code(model: ModelConfig) -> list[str]:
+    """Return a warning for each variant from outside this project whose code is not that of a trained model."""
+    loaded = code_of(model.model_dump())
+    return [
+        f"the code of {kind} has changed since the run was trained: what follows is that of the changed code"
+        for kind, trained in (model.code or {}).items()
+        if trained != loaded.get(kind)
+    ]
+
+
+def _not_loaded(path: Path) -> list[str]:
+    """Return what a command must name to read this job file; empty where that is not what the file lacks."""
+    content = parse_json(read_whole(path))
+    config = content.get("config") if isinstance(content, dict) else None
+    return not_loaded(config) if isinstance(config, dict) else []
 
 
 def _reason(error: ValidationError) -> str:

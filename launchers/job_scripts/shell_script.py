@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from efficientbench.basics.errors import LaunchError
-from efficientbench.launchers.files import write_whole
+from efficientbench.launchers.files import FROM_CLONE, write_whole
 from efficientbench.launchers.job_scripts.container import Surroundings
 
 JOB_SCRIPT = Path(__file__).resolve().with_name("job.sh")
@@ -34,7 +34,7 @@ def beginning(folder: Path, around: Surroundings, exports: dict[str, str] | None
     `efficientbench` that the script calls.
     """
     lines = ["set -euo pipefail", f"cd -- {shlex.quote(str(folder))}"]
-    if around.container is None and not (Path(__file__).resolve().parents[2] / "setup.py").exists():
+    if around.container is None and not FROM_CLONE:
         # A wheel's installation has no .venv that bootstrap could find on the node: put this interpreter on PATH.
         lines.append(f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"')
     lines += [f"export {name}={shlex.quote(value)}" for name, value in (exports or {}).items()]

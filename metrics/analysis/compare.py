@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.analysis.best_of import Best, best_of
@@ -18,7 +19,7 @@ from efficientbench.metrics.analysis.conditions import CONDITIONS, KERNELS, Diff
 from efficientbench.metrics.analysis.judging import TRAINING, TURNS, Judge
 from efficientbench.metrics.analysis.noise import identical_runs
 from efficientbench.metrics.analysis.quality import Cost, cost_to_loss, lowest_common_loss
-from efficientbench.metrics.analysis.repeats import Group, model_identity
+from efficientbench.metrics.analysis.repeats import Group, load_group, load_neighbours, model_identity
 from efficientbench.metrics.analysis.rollouts import rollout_ratios
 from efficientbench.metrics.formulas.ratio import Ratio, corrected
 from efficientbench.metrics.records.record import FIGURES, RunRecord
@@ -73,6 +74,25 @@ class Comparison:
     @property
     def second(self) -> Group:
         return self.judge.second
+
+
+def compare_folders(
+    first: str | Path, second: str | Path, *, despite: Collection[str] = (), target_loss: float | None = None
+) -> Comparison:
+    """Compare two runs, or two folders of repeats, as `efficientbench compare` does.
+
+    Args:
+        first: the folder of a run, or of its repeats: ratios are relative to it.
+        second: the same of another run. Runs beside both show the noise between runs of identical models.
+        despite: as for `compare`.
+        target_loss: as for `compare`.
+
+    Raises:
+        MetricsError: a folder holds no run or several, or as `compare`.
+    """
+    folders = Path(first), Path(second)
+    groups = [load_group(folder) for folder in folders]
+    return compare(groups[0], groups[1], despite, target_loss, load_neighbours(*folders))
 
 
 def compare(

@@ -23,8 +23,11 @@ class Difference:
         return f"{self.condition}: {self.one} against {self.other}"
 
 
+CODE = "model.code"
+"""Where a configuration has the SHA-256 of the code of each kind of variant from outside this project."""
+
 # Part → sections of the model's configuration that choose its kernel: where the sections differ, the kernels may.
-_CHOSEN_BY = {"attention": ("model.attention.", "model.position.", "model.pattern", "model.kinds")}
+_CHOSEN_BY = {"attention": ("model.attention.", "model.position.", "model.pattern", "model.kinds", f"{CODE}.")}
 _CHOOSING = tuple(prefix for prefixes in _CHOSEN_BY.values() for prefix in prefixes)
 
 
@@ -212,10 +215,19 @@ def comparison_key(record: RunRecord) -> str:
 
 
 def changed_keys(one: RunRecord, other: RunRecord) -> dict[str, tuple[Any, Any]]:
-    """Return the configuration's keys whose values differ → both values."""
+    """Return the configuration's keys whose values differ → both values.
+
+    The code of a variant from outside this project is among them where both models have the variant.
+    """
     first, second = dotted(one.config), dotted(other.config)
     keys = dict.fromkeys([*first, *second])
-    return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
+    differing = {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
+    shared = set(map(str, first.values())) & set(map(str, second.values()))
+    return {
+        key: values
+        for key, values in differing.items()
+        if not key.startswith(f"{CODE}.") or key.removeprefix(f"{CODE}.") in shared
+    }
 
 
 _SHARED = (

@@ -16,7 +16,7 @@ from support.command_line import ROOT, TINY, efficientbench, environment, record
 
 from efficientbench.costs.generation import decode_work
 from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token, keys_read_per_query
-from efficientbench.doctor.variant.check import write_variant
+from efficientbench.doctor.variant.check import EXAMPLES, write_variant
 from efficientbench.planning.plan import hidden
 
 KIND = f"model.attention.kind={outside.PACKAGE}.window:VARIANT"
@@ -49,8 +49,12 @@ def test_a_sweep_trains_and_reports_an_external_variant_and_export_refuses_it(
     # Without the package on the path: nothing of these needs its code.
     assert "window=8" in efficientbench("report", str(output), expect=0).stdout
     done = efficientbench("export", str(run), str(tmp_path / "exported"), expect=2)
-    assert "is code from outside this project" in done.stderr
+    assert f"is code from outside this project, which only a command that names it runs: add {KIND}" in done.stderr
     assert "Traceback" not in done.stderr
+    done = efficientbench("export", str(run), str(tmp_path / "exported"), KIND, PYTHONPATH=path, expect=2)
+    assert "its declaration names no class of transformers" in done.stderr
+    scored = efficientbench("evaluate", str(run), KIND, "--limit", "2", PYTHONPATH=path, expect=0)
+    assert "loss" in scored.stdout
 
 
 @pytest.mark.proof
@@ -175,14 +179,49 @@ def test_the_template_of_a_new_variant_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_a_new_window_passes_the_check_alone_and_in_a_pattern(tmp_path: Path) -> None:
-    efficientbench("new-variant", "my_window", "--like", "window", cwd=tmp_path, expect=0)
+@pytest.mark.parametrize("like", sorted(EXAMPLES))
+def test_a_new_variant_passes_the_check(like: str, tmp_path: Path) -> None:
+    efficientbench("new-variant", "my_own", "--like", like, cwd=tmp_path, expect=0)
     path = f"{ROOT}:{tmp_path}"
-    done = efficientbench("check-variant", "my_window:VARIANT", PYTHONPATH=path, limit_s=600, expect=0, COLUMNS="160")
+    done = efficientbench("check-variant", "my_own:VARIANT", PYTHONPATH=path, limit_s=600, expect=0, COLUMNS="160")
     for passed in ("decoding", "tensor parallel", "sequence parallel", "selective recomputation", "checkpoint"):
         assert re.search(rf"✓  {passed} ", done.stdout), done.stdout
+
+
+@pytest.mark.proof
+def test_a_new_window_passes_the_check_in_a_pattern(tmp_path: Path) -> None:
+    efficientbench("new-variant", "my_window", "--like", "window", cwd=tmp_path, expect=0)
+    path = f"{ROOT}:{tmp_path}"
     mixed = ("model.pattern=[my_window:VARIANT,own]", "model.attention.kind=gqa")
     efficientbench("check-variant", "gqa", *mixed, PYTHONPATH=path, limit_s=600, expect=0, COLUMNS="160")
+
+
+@pytest.mark.usefixtures("single_rank")
+@pytest.mark.parametrize("like", ["gqa", "mla"])
+def test_a_new_variant_computes_and_decodes_what_its_base_does(
+    like: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oracles.oracle import build, text
+    from support.configs import tiny
+
+    from efficientbench.model.cache import Cache
+
+    write_variant(f"my_new_{like}", like, tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ours, own = (tiny("dense_1.5B", f"model.attention.kind={kind}") for kind in (like, f"my_new_{like}:VARIANT"))
+    tokens, found = text(ours, 24), build(own).eval()
+    cache, parts = Cache(found, rows=2, tokens=24), []
+    with torch.no_grad():
+        whole, wanted = found(tokens), build(ours).eval()(tokens)
+        with cache.bound():
+            for part in tokens.split([16, 1, 7], dim=1):
+                cache.counts.fill_(part.shape[1])
+                parts.append(found(part))
+                cache.advance()
+    torch.testing.assert_close(whole, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.cat(parts, dim=1), wanted, rtol=1e-4, atol=1e-4)
+    assert cache_bytes(own.model, 24, "fp32") == cache_bytes(ours.model, 24, "fp32")
+    assert count_parameters(own.model) == count_parameters(ours.model)
 
 
 @pytest.mark.usefixtures("single_rank")

@@ -122,12 +122,22 @@ def test_the_base_install_plans_and_reports_and_names_the_needed_extra(
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "report.html").is_file()
     assert done.stderr == "warning: hparams/ needs TensorBoard: pip install 'efficientbench[metrics]'\n"
+    code = "import efficientbench; print(efficientbench.plan('gqa_1.5B').parameters.total)"
+    assert run("python", "-c", code).stdout == "1543714304\n"
+    done = run("efficientbench", "doctor")
+    assert "0.1.0, from a wheel" in done.stdout
+    assert "constraints.txt" not in done.stdout
+    examples = run("python", "-c", "import sys; print(sys.prefix)").stdout.strip() + "/share/efficientbench/examples"
+    assert {path.name for path in Path(examples).iterdir()} == {path.name for path in (ROOT / "examples").glob("*.*")}
     code = "from importlib.util import find_spec; print(find_spec('metrics'), find_spec('data_tools'))"
     assert run("python", "-c", code).stdout == "None None\n"
 
 
 def test_metrics_measure_a_loop_without_torch(install: Callable[[str], Run]) -> None:
-    run = install("metrics")
+    run = install("monitor")
+    assert (
+        run("python", "-c", "from importlib.util import find_spec; print(find_spec('tensorboard'))").stdout == "None\n"
+    )
     code = (
         "import sys; from efficientbench.metrics import EfficiencyMonitor, NvmlSensor\n"
         "with EfficiencyMonitor(warmup_steps=1) as monitor:\n"

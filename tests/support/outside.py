@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from efficientbench.architecture import registry
+
 FILES = Path(__file__).parent / "trial_variants"
 PACKAGE = "my_package"
 OTHERS = (PACKAGE, "hostile", "my_meter", "my_method")
@@ -23,6 +25,7 @@ def lay_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in OTHERS]:
         # Of another test's folder.
         monkeypatch.delitem(sys.modules, name)
+    registry._code.cache_clear()
 
 
 def install(folder: Path, group: str, name: str, place: str) -> None:

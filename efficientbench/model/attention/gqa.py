@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -34,6 +36,9 @@ from efficientbench.model.kernels.window_attention import window_attention
 from efficientbench.model.layers import RMSNorm
 from efficientbench.model.position import Position
 
+KeptKernel: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, torch.Tensor], torch.Tensor]
+"""Attention to kept keys and values: see `attend_kept` of `spec`."""
+
 
 class CoreAttention(Stateful, MegatronModule):
     """Positional encoding and causal attention, between the projections that Megatron's SelfAttention holds."""
@@ -52,16 +57,17 @@ class CoreAttention(Stateful, MegatronModule):
         *,
         position: Position,
         attend: AttentionKernel | None = None,
+        attend_kept: KeptKernel | None = None,
         window: int | None = None,
         sinks: bool = False,
     ) -> None:
-        """`attend`: a kernel for another kind of scores, without a bias; None: causal attention.
+        """`attend`, `attend_kept`: as of `spec`.
 
         `window`: keys that a query sees; None: all before it. `sinks`: whether each head has a sink.
         """
         super().__init__(config)
         self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
-        self.position, self.attend, self.window = position, attend, window
+        self.position, self.attend, self.attend_kept, self.window = position, attend, attend_kept, window
         self.sinks = _sinks(config) if sinks else None
 
     def forward(
@@ -91,15 +97,17 @@ class CoreAttention(Stateful, MegatronModule):
         if documents is not None:
             kernel, of_parts = self._kernels(query.shape[0])
             return documents.attend(kernel, query, key, value, self.scale, of_parts)
-        if self.attend is not None:
-            return self.attend(query, key, value, self.scale)
         if self.cache is not None:
             chunk = self.cache.chunk
             if self.window is not None and not chunk.fresh:
                 return self._continue_window(query, key, value, chunk, self.window)
             kept = self._keep(key, value, chunk)
+            if not chunk.fresh and self.attend_kept is not None:
+                return self.attend_kept(query, *kept, self.scale, chunk.mask())
             if not chunk.fresh:
                 return cached_attention(query, *kept, self.scale, chunk.mask(), self.sinks)
+        if self.attend is not None:
+            return self.attend(query, key, value, self.scale)
         own = self._own_kernel()
         if own is not None and context_parallel.is_shared():
             return context_parallel.attention(query, key, value, self.scale, own)
@@ -147,8 +155,8 @@ class CoreAttention(Stateful, MegatronModule):
         return attended
 
     def new_state(self, rows: int, tokens: int) -> KeysAndValues:
-        if self.attend is not None:
-            raise TypeError("`attend` computes whole sequences: a layer that continues from a state must be its own")
+        if self.attend is not None and self.attend_kept is None:
+            raise TypeError("`attend` computes whole sequences: `attend_kept` must continue from a state")
         groups = max(self.config.num_query_groups // self.config.tensor_model_parallel_size, 1)
         places = min(tokens, self.window or tokens)
         shape = rows, groups, places, self.config.kv_channels
@@ -191,13 +199,21 @@ class GroupedQueryAttention(SelfAttention):
         return x * gate[:, :, first : first + heads].flatten(2).sigmoid()
 
 
-def spec(model: Decoder, position: Position, attend: AttentionKernel | None = None) -> ModuleSpec:
+def spec(
+    model: Decoder,
+    position: Position,
+    attend: AttentionKernel | None = None,
+    attend_kept: KeptKernel | None = None,
+) -> ModuleSpec:
     """Return the ModuleSpec of the attention layer, projections included.
 
     Args:
         model: the run's model.
         position: its positional encoding, which rotates queries and keys before the scores.
         attend: a kernel for another kind of scores, for variants that share all else; None: causal attention.
+        attend_kept: computes these scores in decoding: query [S, B, heads, D], the keys and values of all tokens so far
+            [B, groups, T, D], scale, and what to add to scores, [B, 1, S, T]: 0, or −∞ for later keys; returns
+            [S, B, heads · D]. None: a layer with `attend` does not generate.
     """
     # Norms without weights commute with the rotation. CoreAttention applies them after it, as nanochat does, so that
     # the rounding of the angles does not change a length.
@@ -212,6 +228,7 @@ def spec(model: Decoder, position: Position, attend: AttentionKernel | None = No
                 CoreAttention,
                 position=position,
                 attend=attend,
+                attend_kept=attend_kept,
                 window=attention.window,
                 sinks=bool(attention.sinks),
             ),

@@ -1,12 +1,17 @@
-"""An attention variant to start from: grouped-query attention whose scores are computed here."""
+"""An attention variant to start from: grouped-query attention whose scores are computed here, in training and decoding.
+
+docs/variants-layer.md says what the layer gets, its shapes, and what each part of the project asks of it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from efficientbench.architecture.variant import AttentionConfig, AttentionCosts, AttentionVariant
+from efficientbench.architecture import gqa
+from efficientbench.architecture.variant import AttentionVariant
 
 # Neither torch nor Megatron is imported at the top: `plan` reads this file without them.
 if TYPE_CHECKING:
@@ -16,17 +21,19 @@ if TYPE_CHECKING:
     from efficientbench.model.position import Position
 
 
-class Config(AttentionConfig):
-    """The keys under model.attention; each becomes an option of every command."""
+class Config(gqa.GQAConfig):
+    """The keys under model.attention: those of gqa. A field here is a further key, and an option of every command."""
 
-    query_groups: int = Field(default=2, ge=1, description="key/value heads")
-
-    def key_value_heads(self, heads: int) -> int:
-        return self.query_groups
+    kind: Any = Field(description="attention variant")
+    window: None = Field(default=None, description="`attend` has none")
+    sinks: None = Field(default=None, description="`attend` has none")
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return the attention's output [S, B, heads * D]; query [S, B, heads, D], key and value [S, B, groups, D]."""
+    """Attend causally in whole sequences: query [S, B, heads, D], key and value [S, B, groups, D].
+
+    Returns [S, B, heads · D].
+    """
     import torch
 
     query, key, value = (each.permute(1, 2, 0, 3) for each in (query, key, value))
@@ -36,31 +43,42 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: f
     return out.permute(2, 0, 1, 3).flatten(2)
 
 
+def attend_kept(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, mask: torch.Tensor
+) -> torch.Tensor:
+    """Attend from new tokens to all kept ones: query [S, B, heads, D], keys and values [B, groups, T, D].
+
+    `mask` [B, 1, S, T] is added to scores. Returns [S, B, heads · D].
+    """
+    import torch
+
+    query = query.permute(1, 2, 0, 3)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask.to(query.dtype), scale=scale, enable_gqa=True
+    )
+    return out.permute(2, 0, 1, 3).flatten(2)
+
+
 def layer(model: Decoder, position: Position) -> Any:
-    """Return the ModuleSpec of the layer: Megatron's projections around `attend`."""
+    """Return the ModuleSpec of the layer: Megatron's projections around `attend` and `attend_kept`."""
     from efficientbench.model.attention.gqa import spec
 
-    return spec(model, position, attend)
+    return spec(model, position, attend, attend_kept)
 
 
-def _projections(model: Decoder) -> int:
-    return 2 * (model.heads + model.key_value_heads) * model.head_dim * model.hidden_size
-
-
-# A field that is not set means "not supported" or a figure that is n/a: efficientbench/architecture/variant.py has all.
-VARIANT = AttentionVariant(
+# Formulas, layouts and the state of decoding stay those of grouped-query attention: change what your scores change.
+# efficientbench/architecture/variant.py says what each field means.
+VARIANT: AttentionVariant = replace(
+    gqa.VARIANT,
     config=Config,
     layer=f"{__name__}:layer",
-    costs=AttentionCosts(
-        parameters=_projections,
-        projection_flops=lambda model: 2 * _projections(model),
-        # Per token, over all keys and over those that a query sees.
-        score_flops=lambda model, seq_len: 4 * model.heads * model.head_dim * seq_len,
-        causal_score_flops=lambda model, seq_len: 2 * model.heads * model.head_dim * seq_len,
-        keys_read_per_query=lambda model, seq_len: (seq_len + 1) / 2,
-    ),
-    # What its positional encoding may change; `spec` rotates queries and keys.
+    # `attend` adds no bias to scores.
     places=frozenset({"nothing", "embedding", "queries and keys"}),
-    # `spec` has the norms of `model.qk_norm` too.
-    qk_norm=True,
+    # The configured kernels, which ranks that share a sequence call too, do not compute these scores.
+    plain_scores=None,
+    kernels=None,
+    context_parallel=False,
+    # Once a class of transformers computes the same: "efficientbench.export.gqa:EXPORTER".
+    exporter=None,
+    exportable=None,
 )

@@ -74,6 +74,7 @@ class MultiLatentAttention(Stateful, MegatronModule):
         self.widths, self.position, self.tp_group = widths, position, pg_collection.tp
         heads, hidden = config.num_attention_heads, config.hidden_size
         self.key_dim = widths.qk_nope_head_dim + widths.qk_rope_head_dim
+        self.scale = 1 / math.sqrt(self.key_dim)
         if widths.q_lora_rank is None:
             self.linear_q_proj = column_parallel(config, hidden, heads * self.key_dim, self.tp_group)
         else:
@@ -141,7 +142,7 @@ class MultiLatentAttention(Stateful, MegatronModule):
         query, key = position.rotate(self._heads(query)), torch.cat([key, shared_key], dim=-1)
         kernel = self.config.attention_kernel
         kernel = kernel if documents is None else functools.partial(documents.attend, kernel)
-        return kernel(query, key, value, 1 / math.sqrt(self.key_dim))
+        return kernel(query, key, value, self.scale)
 
     def _keep(self, latent: torch.Tensor, shared_key: torch.Tensor, chunk: Chunk) -> bool:
         """Add normalized latents [S, B, C] and shared keys [S, B, R] to the state; return whether it had tokens."""
@@ -163,8 +164,7 @@ class MultiLatentAttention(Stateful, MegatronModule):
         to_key, to_value = by_head.split([widths.qk_nope_head_dim, widths.v_head_dim], dim=1)
         latent_query = torch.cat([torch.einsum("sbnd,ndc->sbnc", plain, to_key), rotated], dim=-1)
         kept = self.state.kept[:, :, : chunk.reach]
-        scale = 1 / math.sqrt(self.key_dim)
-        latents = cached_attention(latent_query, kept, kept[..., : widths.kv_lora_rank], scale, chunk.mask())
+        latents = cached_attention(latent_query, kept, kept[..., : widths.kv_lora_rank], self.scale, chunk.mask())
         return torch.einsum("sbnc,nec->sbne", self._heads(latents), to_value).flatten(2)
 
     def new_state(self, rows: int, tokens: int) -> Latents:

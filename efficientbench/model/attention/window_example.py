@@ -1,4 +1,7 @@
-"""An attention variant to start from: a sliding window over grouped-query attention, which trains and decodes."""
+"""An attention variant to start from: a sliding window over grouped-query attention, which trains and decodes.
+
+docs/variants-layer.md says what the layer gets, its shapes, and what each part of the project asks of it.
+"""
 
 from __future__ import annotations
 
@@ -82,6 +85,7 @@ VARIANT: AttentionVariant = replace(
         decode_flops=lambda model, tokens: 4 * model.heads * model.head_dim * _seen(model, tokens),
     ),
     cache_choices=None,
+    # Once a class of transformers computes the same: "efficientbench.export.gqa:EXPORTER".
     exporter=None,
     exportable=None,
     hidden_at=_hidden_at,

@@ -164,8 +164,15 @@ def _of_one_variant(folder: Path, training: str) -> Path:
     return path
 
 
-def test_a_missing_matrix_is_refused_with_the_place_to_work_in(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="works from a clone of its repository"):
-        load_matrix(EXPERIMENTS / "gone.yaml")
-    with pytest.raises(ConfigError, match=r"mine\.yaml is missing$"):
-        load_matrix(tmp_path / "mine.yaml")
+def test_a_missing_matrix_is_refused(tmp_path: Path) -> None:
+    for path in (EXPERIMENTS / "gone.yaml", tmp_path / "mine.yaml", tmp_path / "matrix.yaml"):
+        with pytest.raises(ConfigError, match=rf"{path.name} is missing$"):
+            load_matrix(path)
+
+
+def test_outside_a_clone_the_shipped_matrix_has_the_name_that_pages_give_it(tmp_path: Path) -> None:
+    assert load_matrix(tmp_path / "experiments" / "matrix.yaml") == load_matrix()
+    own = tmp_path / "experiments" / "matrix.yaml"
+    own.parent.mkdir()
+    own.write_text("suites: {mine: [{variants: [gqa], sizes: [0.5B]}]}\n")
+    assert set(load_matrix(own).suites) == {"mine"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import gzip
 import json
 import re
@@ -15,7 +16,8 @@ from support.command_line import environment
 from support.metrics_parts import make_record
 from support.printed import on_one_line
 
-from efficientbench.architecture.registry import ATTENTION, load
+from efficientbench.architecture import registry
+from efficientbench.architecture.registry import ATTENTION, load, load_kinds
 from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.launch_script import Machines, NamedRun
@@ -27,16 +29,20 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.doctor.variant.cases import BASE, LAYOUTS, SHAPES, tiny_models
 from efficientbench.doctor.variant.check import undeclared
 from efficientbench.export.hugging_face import export
-from efficientbench.metrics.analysis.repeats import load_group
-from efficientbench.metrics.records.record import write_record
+from efficientbench.metrics.analysis.conditions import changed_keys
+from efficientbench.metrics.analysis.repeats import group_repeats, load_group, model_identity
+from efficientbench.metrics.records.record import read_record, write_record
 from efficientbench.metrics.report.build import build_report
 from efficientbench.model.kernels.biased_attention import BLOCKS
 from efficientbench.model.kernels.names import kernel_names
 from efficientbench.planning.plan import plan_anywhere
 from efficientbench.planning.plan_table import print_plan
 from efficientbench.profiling.profile import print_profile
+from efficientbench.running.identity import undeclared as lacking
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.resume import may_not_resume
+from efficientbench.running.trained import TrainedRun, changed_code
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.selection import Request
 from efficientbench.sweep.tasks import build_tasks
@@ -225,7 +231,7 @@ def test_a_foreign_folder_runs_no_code(package: Path, tmp_path: Path) -> None:
     write_record(make_record({"config": hostile}), folder / "record.json")
     assert build_report(folder.parent).records
     assert load_group(folder)
-    with pytest.raises(ConfigError, match="'hostile:VARIANT' is code from outside this project"):
+    with pytest.raises(ConfigError, match="that names it runs: add model.attention.kind=hostile:VARIANT"):
         export(folder, tmp_path / "exported")
     with pytest.raises(ValueError, match="outside this project"):
         Job.read(job)
@@ -233,3 +239,62 @@ def test_a_foreign_folder_runs_no_code(package: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="hostile has no VARIANT"):
         smoke("model.attention.kind=hostile:VARIANT")
     assert (package / "ran").exists()
+
+
+def written(config: RunConfig, folder: Path) -> Path:
+    """Write a run's job file and record into a folder, as a command leaves them."""
+    folder.mkdir(parents=True)
+    layout = Layout.of(config, 1, oversubscribe=True)
+    Job(config, layout, plan_budget(config, 1000), (folder / "none.json",), folder).write(folder / "config.json")
+    write_record(make_record({"config": config.model_dump(mode="json")}), folder / "record.json")
+    return folder
+
+
+def test_every_external_kind_of_a_pattern_is_named_for_commands_on_its_run(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    future = "my_package.future:VARIANT"
+    folder = written(smoke(f"model.pattern=[{future},own]", WINDOW), tmp_path / "run")
+    for name in [name for name in sys.modules if name.startswith("my_package")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError) as caught:
+        TrainedRun.read(folder)
+    assert str(caught.value).endswith(f"add {WINDOW} model.attention.kind={future}")
+    load_kinds(str(caught.value).partition("add ")[2].split())
+    assert TrainedRun.read(folder).job.config.model.attention.kind == "my_package.window:VARIANT"
+
+
+def test_changed_code_of_an_external_variant_is_another_model(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, runs = "my_package.window:VARIANT", tmp_path / "runs"
+    before = written(smoke(WINDOW), runs / "before")
+    [(named, digest)] = smoke(WINDOW).model.code.items()
+    assert (named, len(digest)) == (kind, 64)
+    assert "code" not in smoke().model.model_dump()
+    assert changed_code(TrainedRun.read(before).job.config.model) == []
+    with pytest.raises(ConfigError, match="is decided by the files of your variants"):
+        smoke("model.code={}")
+
+    # Beside the declaration, in the package whose layer it may use.
+    (package / "my_package" / "further.py").write_text("WIDTH = 2\n")
+    registry._code.cache_clear()
+    [warning] = changed_code(TrainedRun.read(before).job.config.model)
+    assert f"the code of {kind} has changed since the run was trained" in warning
+    after = written(smoke(WINDOW), runs / "after")
+    one, other = (read_record(folder / "record.json") for folder in (before, after))
+    assert changed_keys(one, other) == {f"model.code.{kind}": (digest, smoke(WINDOW).model.code[kind])}
+    assert model_identity(one) != model_identity(other)
+    assert len(group_repeats([one, other])) == 2
+    assert may_not_resume(one.config, smoke(WINDOW)) == [f"model.code.{kind}"]
+    plain = make_record({"config": smoke().model_dump(mode="json")})
+    assert not [key for key in changed_keys(plain, one) if "code" in key]
+
+
+def test_a_variant_without_a_source_file_has_no_hash_and_says_why(package: Path) -> None:
+    compiled = compileall.compile_file(package / "my_package" / "window.py", legacy=True, quiet=2)
+    assert compiled
+    (package / "my_package" / "window.py").unlink()
+    config = smoke(WINDOW)
+    assert config.model.code == {"my_package.window:VARIANT": None}
+    assert "no source file" in lacking(config)["model.code.my_package.window:VARIANT"]

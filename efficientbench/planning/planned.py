@@ -1,0 +1,56 @@
+"""Plans of named runs for programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import overload
+
+from efficientbench.config.matrix import MATRIX
+from efficientbench.planning.cluster_plan import ClusterPlan, make_cluster_plan
+from efficientbench.planning.plan import Plan, plan_anywhere
+from efficientbench.planning.vocabulary import resolve_run
+
+
+@overload
+def plan(name: str, *keys: str, smoke: bool = False, matrix: str | Path = MATRIX) -> Plan: ...
+
+
+@overload
+def plan(
+    name: str,
+    *keys: str,
+    smoke: bool = False,
+    matrix: str | Path = MATRIX,
+    world: int,
+    device: str | None = None,
+    devices_per_node: int = 8,
+) -> ClusterPlan: ...
+
+
+def plan(
+    name: str,
+    *keys: str,
+    smoke: bool = False,
+    matrix: str | Path = MATRIX,
+    world: int | None = None,
+    device: str | None = None,
+    devices_per_node: int = 8,
+) -> Plan | ClusterPlan:
+    """Return what a run will be, computed from its configuration; nothing is trained, and no text is read.
+
+    Args:
+        name: the run's name, like 'gqa_1.5B'.
+        keys: overrides like 'training.seq_len=4096', as on a command line.
+        smoke: whether the model is scaled down, as by `--smoke`.
+        matrix: the file that names the run.
+        world: number of accelerators; None: the plan holds for any machine, and has no time.
+        device: with `world`: a name in the table of devices, like 'H100 SXM'; None: no step time is projected.
+        devices_per_node: with `world`: accelerators on each node.
+
+    Raises:
+        ConfigError: there is no such run or key, or the layout cannot work.
+        DataError: the run's tokenizer is damaged.
+        DeviceError, MetricsError: the device is unknown.
+    """
+    config, _ = resolve_run(name, smoke, keys, Path(matrix))
+    return plan_anywhere(config) if world is None else make_cluster_plan(config, world, devices_per_node, device)

@@ -1,0 +1,81 @@
+"""Calls from Python: the notebook runs, its page shows the same code, and the package alone imports nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.metrics_parts import make_record
+from support.repository import ROOT
+
+import efficientbench
+from efficientbench.basics.errors import ConfigError, MetricsError
+from efficientbench.metrics.records.record import FIGURES, write_record
+
+NOTEBOOK = ROOT / "examples" / "runs_from_python.ipynb"
+
+
+def cells() -> list[str]:
+    """Return the code of the notebook's cells."""
+    content = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    return ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
+
+
+def test_the_notebook_runs_in_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for cell in cells():
+        exec(cell, names)
+    printed = capsys.readouterr().out
+    assert "6 runs; none left out" in printed
+    assert "MFU: None since " in printed
+    assert "1543714304 parameters" in printed
+    table, comparison = names["table"], names["comparison"]
+    assert list(table.columns) == list(FIGURES)
+    assert sorted(table["seed"]) == [1, 1, 2, 2, 3, 3]
+    assert {ratio.metric for ratio in comparison.ratios} >= {"al_s", "tokens_per_s"}
+    assert {ratio.runs for ratio in comparison.ratios} == {(3, 3)}
+    projected = efficientbench.plan("gqa_7B", "training.seq_len=2048", world=8, device="H100 SXM")
+    assert projected.projection.step_time_s > 0
+
+
+def test_the_page_has_the_code_of_the_notebook() -> None:
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    assert re.findall(r"^```python\n(.*?)\n```", page, re.MULTILINE | re.DOTALL) == cells()
+
+
+def test_importing_the_package_imports_none_of_its_parts() -> None:
+    code = "import sys, efficientbench; print([name for name in sys.modules if name.startswith('efficientbench.')])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_mistakes_in_calls_are_named() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'laod'"):
+        _ = efficientbench.laod
+    with pytest.raises(MetricsError, match="there is no such folder"):
+        efficientbench.load("no_such_folder")
+    with pytest.raises(ConfigError, match="did you mean training.seq_len"):
+        efficientbench.plan("gqa_1.5B", "training.seqlen=8")
+
+
+def test_without_pandas_there_are_records_and_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_record(make_record(), tmp_path / "gqa" / "record.json")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    runs = efficientbench.load(tmp_path)
+    assert [record.tokens_per_s for record in runs] == [make_record().tokens_per_s]
+    with pytest.raises(MetricsError, match="pip install pandas"):
+        runs.frame()
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert f'version="{efficientbench.__version__}"' in (ROOT / "setup.py").read_text()
+    assert f"version: {efficientbench.__version__}" in (ROOT / "CITATION.cff").read_text()
