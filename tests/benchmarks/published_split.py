@@ -38,7 +38,7 @@ def main() -> None:
     conditions = f"{len(stated)} of {total} rows are stated, {counts_of(counts, FIT)} to fit, the others held out"
     print(conditions, *halves, *left_out, sep="\n")
     if arguments.write:
-        content = {"conditions": conditions, "halves": halves, "left out": left_out, "numbers left out": reasons}
+        content = {"conditions": conditions, "halves": halves, "left_out": left_out, "numbers_left_out": reasons}
         write_content(__file__, CPU(), content | {"stated": [asdict(each) for each in stated]})
 
 
