@@ -162,6 +162,7 @@ def search(config: RunConfig, world: int, devices_per_node: int, device: str, gi
         raise ConfigError(f"--search: the table of devices lacks what the network of a node of {rates.name} carries")
     chosen = accelerator(config, rates)
     config = with_kernels(config, chosen)
+    efficiency = reached(rates.name, config.model).efficiency
     found: list[Candidate] = []
     too_large: list[tuple[int, RunConfig]] = []
     for laid in _layouts(config, world, per_node, nodes, given):
@@ -171,7 +172,7 @@ def search(config: RunConfig, world: int, devices_per_node: int, device: str, gi
             # The last recomputes most and so needs the least memory.
             too_large.append((_fullest(*laid[-1], chosen.runtime_bytes), laid[-1][0]))
         else:
-            found.append(Candidate(*fitting, project(fitting[0], fitting[1], rates)))
+            found.append(Candidate(*fitting, project(fitting[0], fitting[1], rates, efficiency)))
     valid = (each for each in sorted(found, key=_order) if _is_valid(each.config))
     ranked = tuple(islice(valid, MOST_RANKED))
     if not ranked:

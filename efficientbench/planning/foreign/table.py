@@ -193,7 +193,7 @@ def _notes(rows: Sequence[Row], seq_len: int, where: Where) -> list[str]:
         f"tokens/s: projected on one {where.rates.name} without optimizer and communication, whether it fits or not. "
         f"ms a token: the roofline's bound at {CONTEXT:,} tokens.",
         *(
-            f"tokens/s, {each.time_range}"
+            f"tokens/s: {each.time_range}"
             for each in dict.fromkeys(reached_by(where.rates.name, row.experts) for row in rows)
         ),
     ]
