@@ -49,6 +49,7 @@ setup(
         "efficientbench.chat": ["*.html"],
         "efficientbench.data_tools": ["*.sh"],
         "efficientbench.basics": ["*.yaml"],
+        "efficientbench.planning": ["*.yaml"],
         "efficientbench.launchers": ["*.sh", "*/*.sh"],
         "efficientbench.metrics": ["sensors/*.yaml", "report/html/*.css", "report/html/*.html", "report/html/*.js"],
     },

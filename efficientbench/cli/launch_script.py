@@ -105,7 +105,7 @@ class NamedRun:
                 return bill(
                     plan, None, f"the table of devices lacks what the network of a node of {rates.name} carries"
                 )
-            return bill(plan, project(plan.config, layout, rates).step_time_s, "by projection")
+            return bill(plan, project(plan.config, layout, rates).step_time_s, "by projection", device=device)
         except UndeclaredError as error:
             return bill(plan, None, str(error))
 

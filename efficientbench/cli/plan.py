@@ -166,7 +166,7 @@ def _print_plan(
         cluster = make_cluster_plan(config, world, per_node, device)
         step_s = cluster.projection.step_time_s if cluster.projection else None
         energy_j, source = _measured(cluster.plan, device)
-        found = bill(cluster.plan, step_s, cluster.not_projected or source, energy_j)
+        found = bill(cluster.plan, step_s, cluster.not_projected or source, energy_j, device)
         typer.echo(first_line([found], 1, device, price_per_hour))
         print_cluster_plan(cluster, Console(width=160))
         return
@@ -202,7 +202,7 @@ def _print_search(
     best = found.ranked[0]
     plan = make_plan(best.config, best.layout, 0)
     energy_j, source = _measured(plan, device)
-    spent = bill(plan, best.projection.step_time_s, source, energy_j)
+    spent = bill(plan, best.projection.step_time_s, source, energy_j, device)
     typer.echo(first_line([spent], 1, device, price_per_hour))
     words = [*given, *words_of(best.config, config)]
     if found.nodes > 1:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from efficientbench.basics.counted import number_of, seconds
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.sensors.hardware import known_device
+from efficientbench.planning.efficiency import Reached, reached
 from efficientbench.planning.plan import Plan
 from efficientbench.planning.table import ABSENT
 
@@ -26,15 +27,28 @@ class Bill:
     """Energy by the measurement of another run; None: there is none on such a device."""
     source: str
     """Where the energy is from, or why there is no time."""
+    reached: Reached | None = None
+    """What published runs reached, where the time is a projection with it."""
 
 
-def bill(plan: Plan, step_time_s: float | None, source: str, energy_j: float | None = None) -> Bill:
-    """Return what a run takes whose steps take `step_time_s`; `source`: where the energy is from, or why no time is."""
+def bill(
+    plan: Plan, step_time_s: float | None, source: str, energy_j: float | None = None, device: str | None = None
+) -> Bill:
+    """Return what a run takes.
+
+    Args:
+        plan: its plan.
+        step_time_s: the time of a step; None: it is not known.
+        source: where the energy is from, or why there is no time.
+        energy_j: the run's energy; None: there is no measurement.
+        device: the name in the table of devices on which the time is projected by published runs.
+    """
     reason = not_estimated(plan)
     if reason is not None or step_time_s is None:
         return Bill(None, plan.layout.world_size, None, reason or source)
+    found = None if device is None else reached(known_device(device).name, plan.config.model)
     whole_s = step_time_s * plan.budget.steps
-    return Bill(whole_s * share_held(plan, whole_s), plan.layout.world_size, energy_j, source)
+    return Bill(whole_s * share_held(plan, whole_s), plan.layout.world_size, energy_j, source, found)
 
 
 def not_estimated(plan: Plan) -> str | None:
@@ -77,7 +91,8 @@ def first_line(bills: Sequence[Bill], at_once: int, device: str | None, price_pe
     parts.append(_energy(bills, device_s, device))
     if price_per_hour is not None:
         parts.append(f"{device_s / HOUR_S * price_per_hour:,.2f} at {price_per_hour:g} for a device and hour")
-    return f"whole budget{runs}: {', '.join(parts)}"
+    errors = dict.fromkeys(each.reached.time_range for each in bills if each.reached)
+    return f"whole budget{runs}: {', '.join(parts)}{''.join(f'; {error}' for error in errors)}"
 
 
 def _energy(bills: Sequence[Bill], device_s: float, device: str | None) -> str:

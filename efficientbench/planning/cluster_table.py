@@ -14,6 +14,7 @@ from efficientbench.costs.communication import Transfer, micro_batch_transfers, 
 from efficientbench.costs.rank_grid import Group
 from efficientbench.metrics.formulas.definitions import flops_utilization
 from efficientbench.planning.cluster_plan import ClusterPlan
+from efficientbench.planning.efficiency import reached
 from efficientbench.planning.fitting import remedies
 from efficientbench.planning.plan import gigabytes, memory_parts
 from efficientbench.planning.step_time import assumptions, bubble_fraction, crosses_nodes
@@ -154,8 +155,10 @@ def _notes(cluster: ClusterPlan) -> list[str]:
     tokens_s = plan.budget.tokens_per_step / cluster.projection.step_time_s
     flops = plan.budget.tokens_per_step * plan.flops.training
     used = flops_utilization(flops, cluster.projection.step_time_s, layout.world_size, rates.peak_flops)
-    lines.append(f"projected: {tokens_s:,.0f} tokens/s, {tokens_s / layout.world_size:,.0f} a device, MFU {used:.1%}")
-    return [*lines, *assumptions(rates)]
+    device_s = tokens_s / layout.world_size
+    lines.append(f"projected: {tokens_s:,.0f} tokens/s, {device_s:,.0f} a device, MFU {used:.1%}")
+    model = plan.config.model
+    return [*lines, f"range: {reached(rates.name, model).tokens_range(device_s)}", *assumptions(rates, model)]
 
 
 def _verdict(cluster: ClusterPlan, capacity_bytes: float) -> str:

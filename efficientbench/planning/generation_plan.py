@@ -27,9 +27,10 @@ from efficientbench.costs.generation import (
 )
 from efficientbench.devices.registry import device_of_backend
 from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
+from efficientbench.planning.efficiency import Efficiency
 from efficientbench.planning.plan import gigabytes
 from efficientbench.planning.plan_table import of_each_run
-from efficientbench.planning.step_time import Efficiency, work_time_s
+from efficientbench.planning.step_time import work_time_s
 from efficientbench.planning.table import ABSENT, plain_table, print_tables
 from efficientbench.planning.vocabulary import resolve_run
 

@@ -22,6 +22,7 @@ from efficientbench.costs.model import flops_per_token
 from efficientbench.metrics.formulas.definitions import flops_utilization
 from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
 from efficientbench.planning.cluster_plan import accelerator
+from efficientbench.planning.efficiency import reached
 from efficientbench.planning.plan import gigabytes, with_kernels
 from efficientbench.planning.step_time import Projection, assumptions, project
 from efficientbench.planning.table import ABSENT, plain_table, print_lines, print_tables
@@ -41,7 +42,9 @@ def print_search(found: Search, command: str, console: Console) -> None:
     table = plain_table("", _COLUMNS)
     for place, candidate in enumerate(found.ranked, start=1):
         table.add_row(f"{place}", *_row(candidate, found), style="bold" if place == 1 else None)
-    print_tables(console, [table], (*_notes(found), *assumptions(found.rates), f"the first: {command}"))
+    print_tables(
+        console, [table], (*_notes(found), *assumptions(found.rates, best.config.model), f"the first: {command}")
+    )
 
 
 def _row(candidate: Candidate, found: Search) -> tuple[str, ...]:
@@ -70,8 +73,15 @@ def _notes(found: Search) -> list[str]:
         f"recomputation; {found.too_large:,} do not",
         f"a step has {training.global_batch_size:,} sequences of {training.seq_len:,} tokens in each; tensor "
         "parallelism stays in a node; keys that you give stay",
+        f"range of the first: {_range(found)}",
         "exposed: transfers that nothing hides; as fast by three digits: fewest ranks in tp first, then in pp",
     ]
+
+
+def _range(found: Search) -> str:
+    """Return the range of the fastest layout's speed that errors on published runs give."""
+    best = found.ranked[0]
+    return reached(found.rates.name, best.config.model).tokens_range(best.tokens_per_s / best.layout.world_size)
 
 
 MOST_RANKED = 10
@@ -152,6 +162,7 @@ def search(config: RunConfig, world: int, devices_per_node: int, device: str, gi
         raise ConfigError(f"--search: the table of devices lacks what the network of a node of {rates.name} carries")
     chosen = accelerator(config, rates)
     config = with_kernels(config, chosen)
+    efficiency = reached(rates.name, config.model).efficiency
     found: list[Candidate] = []
     too_large: list[tuple[int, RunConfig]] = []
     for laid in _layouts(config, world, per_node, nodes, given):
@@ -161,7 +172,7 @@ def search(config: RunConfig, world: int, devices_per_node: int, device: str, gi
             # The last recomputes most and so needs the least memory.
             too_large.append((_fullest(*laid[-1], chosen.runtime_bytes), laid[-1][0]))
         else:
-            found.append(Candidate(*fitting, project(fitting[0], fitting[1], rates)))
+            found.append(Candidate(*fitting, project(fitting[0], fitting[1], rates, efficiency)))
     valid = (each for each in sorted(found, key=_order) if _is_valid(each.config))
     ranked = tuple(islice(valid, MOST_RANKED))
     if not ranked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.communication import GRADIENTS, WEIGHTS, Transfer, micro_batch_transfers, step_transfers
@@ -11,29 +12,19 @@ from efficientbench.costs.compute import Works, micro_batch_work, optimizer_work
 from efficientbench.costs.memory import rank_parameters
 from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.metrics.sensors.hardware import DeviceRates
+from efficientbench.planning.efficiency import Efficiency, reached
 
 
-@dataclass(frozen=True)
-class Efficiency:
-    """Fractions of a device's peaks that a step reaches. The defaults are assumptions, not measurements."""
-
-    matmul: float = 0.7
-    attention: float = 0.45
-    memory: float = 0.8
-    link: float = 0.8
-
-
-ASSUMED = Efficiency()
-
-
-def assumptions(rates: DeviceRates) -> list[str]:
+def assumptions(rates: DeviceRates, model: ModelConfig) -> list[str]:
     """Return a line with a projection's assumptions, and a line with the sources of the device's rates."""
-    network = rates.between_nodes_bytes_s
+    found = reached(rates.name, model)
+    share, network = found.efficiency, rates.between_nodes_bytes_s
     between = f", {network / 1e9:g} GB/s between nodes" if network else ""
     return [
-        f"assumed, not measured: {ASSUMED.matmul:.0%} of {rates.peak_flops / 1e12:g} TFLOP/s in matmuls, "
-        f"{ASSUMED.attention:.0%} in attention, {ASSUMED.memory:.0%} of {rates.memory_bytes_s / 1e12:g} TB/s of "
-        f"memory, {ASSUMED.link:.0%} of {rates.in_node_bytes_s / 1e9:g} GB/s in a node{between}; only "
+        f"assumed, as fitted to {found.fitted} published runs of {found.runs}: {share.matmul:.0%} of "
+        f"{rates.peak_flops / 1e12:g} TFLOP/s in matmuls, {share.attention:.0%} in attention, {share.memory:.0%} of "
+        f"{rates.memory_bytes_s / 1e12:g} TB/s of memory, {share.link:.0%} of {rates.in_node_bytes_s / 1e9:g} GB/s "
+        f"in a node{between}; only "
         "gradients and weights of replicas hide behind computing, no transfer has a latency; experts get equal shares; "
         "loading, evaluation and checkpoints left out",
         f"rates: {'; '.join(rates.sources)}",
@@ -58,8 +49,8 @@ class Projection:
         return sum(self.compute_s.values()) + sum(self.communication_s.values()) - self.hidden_s + self.bubble_s
 
 
-def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: Efficiency = ASSUMED) -> Projection:
-    """Project a step's time.
+def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: Efficiency | None = None) -> Projection:
+    """Project a step's time; without an efficiency with that of published runs.
 
     Operations run one after another; each takes the longer of computing and moving its bytes. A transfer takes the rate
     of the slowest link that its group crosses, without latency; `_hidden_s` gives the time that hides behind computing.
@@ -67,6 +58,7 @@ def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: E
 
     `rates.between_nodes_bytes_s` must be known where the layout has several nodes.
     """
+    efficiency = efficiency or reached(rates.name, config.model).efficiency
     grid, stages = RankGrid(layout), range(layout.pp)
     # Inner stages differ in the links to their neighbours at most.
     kinds = [(stage == 0, stage == layout.pp - 1, _sends_far(grid, stage)) for stage in stages]

@@ -21,8 +21,9 @@ from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.metrics.report.sections.rank_table import StepShares, write_step_shares
 from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
+from efficientbench.planning.efficiency import Efficiency
 from efficientbench.planning.generation_plan import METHOD, memory_bytes_s
-from efficientbench.planning.step_time import Efficiency, work_time_s
+from efficientbench.planning.step_time import work_time_s
 from efficientbench.planning.table import plain_table
 from efficientbench.profiling.trace import KINDS, Breakdown, break_down, read_trace
 from efficientbench.running.job import Job

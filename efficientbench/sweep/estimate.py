@@ -13,8 +13,9 @@ from efficientbench.costs.model import flops_per_token
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.sensors.hardware import device_rates, known_device, peak_flops
 from efficientbench.planning.bill import not_estimated, share_held
+from efficientbench.planning.efficiency import reached
 from efficientbench.planning.plan import Plan
-from efficientbench.planning.step_time import ASSUMED, project
+from efficientbench.planning.step_time import project
 from efficientbench.sweep.machine import Machine
 
 ASSUMED_CORE_FLOPS = 20e9
@@ -106,8 +107,9 @@ def _projected_s(plan: Plan, device: str) -> tuple[float | None, str]:
         return None, str(error) if peak is not None else reason
     if plan.layout.nodes > 1 and rates.between_nodes_bytes_s is None:
         return None, f"what the network of a node of {rates.name} carries is not in the table of devices"
-    reached = f"{ASSUMED.matmul:.0%} of its peak in matrix products, {ASSUMED.memory:.0%} of its memory bandwidth"
-    source = f"projected from the rates of {rates.name}, {reached} assumed, training alone"
+    found = reached(rates.name, plan.config.model)
+    share = f"{found.efficiency.matmul:.0%} of its peak in matrix products"
+    source = f"projected from the rates of {rates.name}, {share} assumed, training alone; {found.time_range}"
     return project(plan.config, plan.layout, rates).step_time_s * plan.budget.steps, source
 
 

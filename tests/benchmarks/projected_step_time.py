@@ -29,7 +29,8 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.sensors.hardware import DeviceRates
-from efficientbench.planning.step_time import Efficiency, project
+from efficientbench.planning.efficiency import Efficiency
+from efficientbench.planning.step_time import project
 
 WITHIN = 0.25
 

@@ -26,11 +26,12 @@ from efficientbench.costs.model import (
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import all_devices, device_of_backend
 from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
+from efficientbench.planning.efficiency import Efficiency, has_experts, reached_by
 from efficientbench.planning.foreign import cost
 from efficientbench.planning.foreign.decoder import DecoderShape
 from efficientbench.planning.foreign.read import is_configuration, shape_of_file
 from efficientbench.planning.plan import gigabytes
-from efficientbench.planning.step_time import ASSUMED, Efficiency, work_time_s
+from efficientbench.planning.step_time import work_time_s
 from efficientbench.planning.table import ABSENT, plain_table, print_lines
 from efficientbench.planning.vocabulary import resolve_run
 
@@ -60,6 +61,7 @@ class Row:
     """Projected tokens a second of training on one device."""
     decode_s: float | None
     """The least time of a decoded token."""
+    experts: bool
     notes: tuple[str, ...] = ()
 
 
@@ -69,6 +71,10 @@ class Where:
 
     device: Device
     rates: DeviceRates | None
+
+    def training_s(self, work: dict[str, Works], experts: bool) -> float | None:
+        """Return the projected time of works of a model with experts, or a dense one; None without rates."""
+        return None if self.rates is None else self.seconds(work, reached_by(self.rates.name, experts).efficiency)
 
     def seconds(self, work: dict[str, Works], efficiency: Efficiency) -> float | None:
         """Return the time of works one after another; None without a device's rates."""
@@ -100,13 +106,15 @@ def print_models(words: Sequence[str], overrides: Sequence[str], smoke: bool, de
     columns += ["training GB", "generation GB", *(["tokens/s", "ms a token"] if rates else [])]
     console = Console(width=240, highlight=False, soft_wrap=True)
     console.print(plain_table("model", columns, [_cells(row, rates) for row in rows], "models, planned"))
-    print_lines(console, [*(f"{row.name}: {note}" for row in rows for note in row.notes), *_notes(seq_len, where)])
+    print_lines(
+        console, [*(f"{row.name}: {note}" for row in rows for note in row.notes), *_notes(rows, seq_len, where)]
+    )
 
 
 def foreign_row(name: str, shape: DecoderShape, seq_len: int, where: Where) -> Row:
     """Return the row of a configuration's shapes; `seq_len`: tokens of the sequences of training."""
     kernels, runtime = KernelsConfig(fused=where.device.fuses()), where.device.runtime_bytes
-    step_s = where.seconds(cost.training_work(shape, seq_len, kernels), ASSUMED)
+    step_s = where.training_s(cost.training_work(shape, seq_len, kernels), shape.parameters != shape.active)
     return Row(
         name=name if name == shape.model_type else f"{name} ({shape.model_type})",
         parameters=shape.parameters,
@@ -118,6 +126,7 @@ def foreign_row(name: str, shape: DecoderShape, seq_len: int, where: Where) -> R
         generation_bytes=cost.generation_memory(shape, CONTEXT, runtime),
         tokens_s=None if step_s is None else seq_len / step_s,
         decode_s=where.seconds(cost.decode_work(shape, CONTEXT), _PEAKS),
+        experts=shape.parameters != shape.active,
         notes=shape.notes,
     )
 
@@ -134,7 +143,7 @@ def own_row(config: RunConfig, seq_len: int, where: Where) -> Row:
         }
     )
     layout = Layout.of(one, devices=1, oversubscribe=True)
-    step_s = known(lambda: where.seconds(micro_batch_work(one, layout, 0), ASSUMED))
+    step_s = known(lambda: where.training_s(micro_batch_work(one, layout, 0), has_experts(model)))
     counted = known(lambda: count_parameters(model))
     generation = known(lambda: generation_bytes(model, CONTEXT, 0, 1, DTYPE))
     return Row(
@@ -148,6 +157,7 @@ def own_row(config: RunConfig, seq_len: int, where: Where) -> Row:
         generation_bytes=None if generation is None else generation + runtime,
         tokens_s=None if step_s is None else seq_len / step_s,
         decode_s=known(lambda: where.seconds(decode_work(model, CONTEXT, 1, DTYPE), _PEAKS)),
+        experts=has_experts(model),
     )
 
 
@@ -168,7 +178,7 @@ def _cells(row: Row, rates: DeviceRates | None) -> tuple[str, ...]:
     )
 
 
-def _notes(seq_len: int, where: Where) -> list[str]:
+def _notes(rows: Sequence[Row], seq_len: int, where: Where) -> list[str]:
     lines = [
         f"FLOPs/token: training in sequences of {seq_len:,} tokens, causal attention halved; recurrent layers by their "
         "recurrence, not by their chunked kernels.",
@@ -180,7 +190,10 @@ def _notes(seq_len: int, where: Where) -> list[str]:
         return [*lines, "times: n/a; --device NAME, like --device 'H100 SXM', gives them"]
     return [
         *lines,
-        f"tokens/s: projected on one {where.rates.name} without optimizer and communication, with {ASSUMED.matmul:.0%} "
-        f"of its peak in matmuls, {ASSUMED.attention:.0%} in attention, {ASSUMED.memory:.0%} of its memory's bandwidth "
-        f"assumed, not measured, and whether it fits or not. ms a token: the roofline's bound at {CONTEXT:,} tokens.",
+        f"tokens/s: projected on one {where.rates.name} without optimizer and communication, whether it fits or not. "
+        f"ms a token: the roofline's bound at {CONTEXT:,} tokens.",
+        *(
+            f"tokens/s: {each.time_range}"
+            for each in dict.fromkeys(reached_by(where.rates.name, row.experts) for row in rows)
+        ),
     ]

@@ -26,10 +26,9 @@ from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.planning.cluster_plan import ClusterPlan, count_stage_parameters, layout_of_world, make_cluster_plan
 from efficientbench.planning.cluster_table import print_cluster_plan
+from efficientbench.planning.efficiency import Efficiency, reached
 from efficientbench.planning.plan import make_plan
 from efficientbench.planning.step_time import (
-    ASSUMED,
-    Efficiency,
     bubble_fraction,
     crosses_nodes,
     link_bytes_s,
@@ -137,7 +136,7 @@ def test_the_bubble_matches_narayanans_formula(vpp: int, fraction: float) -> Non
 def test_every_stage_counts_where_nodes_cut_the_pipeline_unevenly() -> None:
     config = resolve("gqa_3B", overrides=("training.global_batch_size=64", "parallel.pp=12"))
     config, layout = layout_of_world(config, 24, 6)
-    grid = RankGrid(layout)
+    grid, assumed = RankGrid(layout), reached("H100 SXM", config.model).efficiency
     assert {crosses_nodes(micro_batch_transfers(config, layout, stage)[-1], grid, stage) for stage in range(12)} == {
         False,
         True,
@@ -146,10 +145,10 @@ def test_every_stage_counts_where_nodes_cut_the_pipeline_unevenly() -> None:
     def micro_batch_s(stage: int) -> float:
         works = micro_batch_work(config, layout, stage).items()
         sent_s = sum(
-            each.sent_bytes(grid.span(each.group).size) / (link_bytes_s(each, grid, stage, H100) * ASSUMED.link)
+            each.sent_bytes(grid.span(each.group).size) / (link_bytes_s(each, grid, stage, H100) * assumed.link)
             for each in micro_batch_transfers(config, layout, stage)
         )
-        return sum(work_time_s(kind, work, H100, ASSUMED) for kind, work in works) + sent_s
+        return sum(work_time_s(kind, work, H100, assumed) for kind, work in works) + sent_s
 
     lengths = [micro_batch_s(stage) for stage in range(12)]
     assert project(config, layout, H100).bubble_s == pytest.approx(sum(lengths) - max(lengths))
@@ -220,6 +219,7 @@ def test_a_plan_prints_its_figures(alone: ProcessPoolExecutor) -> None:
         alone, "gqa_3B", 1024, "NVIDIA H100 80GB HBM3", "parallel.tp=8", "parallel.sp=true", "parallel.pp=4"
     )
     text = on_one_line(print_cluster_plan, cluster)
+    device_s = cluster.plan.budget.tokens_per_step / cluster.projection.step_time_s / 1024
     for figure in (
         "1,024 ranks = tp 8 × cp 1 × dp 32 × pp 4; 128 nodes of 8",
         f"{cluster.stage_parameters[0]:,}",
@@ -227,7 +227,8 @@ def test_a_plan_prints_its_figures(alone: ProcessPoolExecutor) -> None:
         "3 / (1 × 32) = 9.4%",
         "projected step on H100 SXM",
         "80.00 GB on the fullest rank: fits",
-        "assumed, not measured: 70% of 989.5 TFLOP/s",
+        "published runs of dense models on H100 SXM: ",
+        f"range: {reached('H100 SXM', cluster.plan.config.model).tokens_range(device_s)}",
     ):
         assert figure in text, figure
     # More than a run on a laptop: an accelerator's context.

@@ -1,0 +1,93 @@
+"""The shares of a device's peaks that steps reach, and how wrong projections with them were, by published runs.
+
+`efficiencies.yaml` beside this file has both. `tests/benchmarks/published_speeds.py` fits the shares to one half of
+published runs, and takes the errors from the other half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import yaml
+
+from efficientbench.architecture.model import ModelConfig
+
+TABLE = Path(__file__).with_name("efficiencies.yaml")
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Fractions of a device's peaks that a step reaches."""
+
+    matmul: float
+    attention: float
+    memory: float
+    link: float
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What published runs of one kind reached."""
+
+    runs: str
+    """The kind of runs, like 'dense models on H100 SXM'."""
+    devices: tuple[str, ...]
+    """The devices in `hardware.yaml` that it is for; empty: all others."""
+    experts: bool
+    """Whether it is for models with experts."""
+    efficiency: Efficiency
+    fitted: int
+    """Published runs that the shares were fitted to."""
+    held_out: int
+    """Published runs that the errors are from, none of which was fitted."""
+    median_error: float
+    """Of the held-out runs the median of |projected / published tokens a second − 1|."""
+    most_error: float
+    lowest: float
+    """Of the held-out runs the least ratio of published to projected tokens a second."""
+    highest: float
+
+    @property
+    def error(self) -> str:
+        """How wrong projections with these shares were."""
+        return (
+            f"on {self.held_out} published runs of {self.runs}, which were not fitted, projection erred by "
+            f"{self.median_error:.0%} in the median, {self.most_error:.0%} at most"
+        )
+
+    @property
+    def time_range(self) -> str:
+        """By which factors published runs took longer than projected, and how wrong projections were."""
+        return f"published runs took {1 / self.highest:.2f} to {1 / self.lowest:.2f} times as long; {self.error}"
+
+    def tokens_range(self, tokens_per_s: float) -> str:
+        """Return the range of a device's tokens a second that the errors give, around a projection."""
+        return (
+            f"{self.lowest * tokens_per_s:,.0f} to {self.highest * tokens_per_s:,.0f} tokens/s a device; {self.error}"
+        )
+
+
+def reached(device: str, model: ModelConfig) -> Reached:
+    """Return what published runs like this model's on a device reached; `device`: its name in `hardware.yaml`."""
+    return reached_by(device, has_experts(model))
+
+
+def has_experts(model: ModelConfig) -> bool:
+    """Return whether any layer has experts."""
+    return any(view.moe is not None for view in model.views.values())
+
+
+def reached_by(device: str, experts: bool) -> Reached:
+    """Return what published runs on a device reached, of models with experts or of dense ones."""
+    return next(each for each in _table() if each.experts == experts and device in (each.devices or (device,)))
+
+
+@lru_cache(maxsize=1)
+def _table() -> tuple[Reached, ...]:
+    rows = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    return tuple(
+        Reached(**row | {"devices": tuple(row["devices"]), "efficiency": Efficiency(**row["efficiency"])})
+        for row in rows
+    )
