@@ -146,6 +146,8 @@ VARIANT = AttentionVariant(
     other_positions="position.kind: MLA has a part of its keys for RoPE and takes no other encoding, not {position!r}",
     plain_scores=lambda model: (_mla(model).key_dim, _mla(model).v_head_dim),
     matrices=_matrices,
+    # Decoding multiplies its halves into queries and outputs.
+    read_whole=("linear_kv_up_proj.weight",),
     cache_choices=lambda model: ("kv_lora_rank", range(8, model.hidden_size + 1, 8)),
     tensor_parallel=lambda model, tp: [],
     context_parallel=True,

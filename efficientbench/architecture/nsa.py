@@ -317,6 +317,7 @@ VARIANT = AttentionVariant(
     kernels="efficientbench.model.kernels.nsa.own_kernels:KERNELS",
     may_differ=("nsa_selection", "fla-core adds a block's gradients in the order in which atomic operations come"),
     matrices=_matrices,
+    read_whole=tuple(f"compress_{of}.weight_{end}" for of in ("key", "value") for end in ("in", "out")),
     cache_choices=group_choices,
     hidden_at=_hidden_at,
     tensor_parallel=_uneven,

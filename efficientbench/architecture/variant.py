@@ -227,6 +227,8 @@ class AttentionVariant:
     """Dotted name of the OwnKernels (model/kernels/own_kernels.py) of a layer that computes its scores by itself."""
     matrices: Callable[[Decoder], dict[str, Stack]] | None = None
     """The matrices of one layer by their weight's name in the layer; None: `training.optimizer=muon` is refused."""
+    read_whole: tuple[str, ...] = ()
+    """The names in `matrices` that are never quantized: decoding does more with them than multiply their inputs."""
     may_differ: tuple[str, str] | None = None
     """A part whose Triton kernel may compute other bits in the next run, though torch is deterministic, and why."""
     cache_choices: Callable[[Decoder], tuple[str, Sequence[int]]] | None = None

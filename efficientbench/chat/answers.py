@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efficientbench.basics.errors import ConfigError
+from efficientbench.config.quantization import Quantization
 from efficientbench.data_tools.chat.conversations import ASSISTANT, CALL, RESULT, TEXT, Message, Part
 from efficientbench.data_tools.chat.record import ConversationRecord
 from efficientbench.data_tools.chat.render import Renderer, make_renderer
@@ -149,8 +150,8 @@ class _Line:
 
 
 @contextlib.contextmanager
-def chat_opened(folder: Path, step: int | None = None) -> Iterator[Chat]:
-    """Open a run's folder to chat with its model.
+def chat_opened(folder: Path, step: int | None = None, quantization: Quantization | None = None) -> Iterator[Chat]:
+    """Open a run's folder to chat with its model; `quantization` as for `opened`.
 
     Raises:
         ConfigError, CheckpointError, DeviceError: as `opened`, or the run has learned no conversations.
@@ -159,7 +160,7 @@ def chat_opened(folder: Path, step: int | None = None) -> Iterator[Chat]:
     trained = TrainedRun.read(folder)
     renderer = make_renderer(trained.tokenizer(), f"of {folder}")
     doubts = _check_learned(trained)
-    with opened(folder, step) as run:
+    with opened(folder, step, quantization=quantization) as run:
         calculator = find_calculator(renderer, run.tokenizer.decode)
         yield Chat(name_of(folder), run, renderer, calculator, (*run.warnings, *doubts))
 

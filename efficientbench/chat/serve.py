@@ -17,6 +17,7 @@ from efficientbench.chat.answers import chat_opened
 from efficientbench.chat.connections import limit_unread, make_server
 from efficientbench.chat.pool import pool_of
 from efficientbench.chat.web import make_app
+from efficientbench.config.quantization import Quantization
 from efficientbench.running.rank_process import end
 
 KEY_VARIABLE = "EFFICIENTBENCH_KEY"
@@ -25,8 +26,18 @@ SHORTEST_KEY = 16
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
-def serve(folder: Path, host: str, port: int, key: str | None, models: int, step: int | None) -> NoReturn:
+def serve(
+    folder: Path,
+    host: str,
+    port: int,
+    key: str | None,
+    models: int,
+    step: int | None,
+    quantization: Quantization | None = None,
+) -> NoReturn:
     """Answer requests with the model of a run's folder until Ctrl-C, and end this process.
+
+    `quantization`: as for `chat_opened`.
 
     Raises:
         ConfigError: other machines would reach the server without a key, or it cannot listen there.
@@ -34,7 +45,11 @@ def serve(folder: Path, host: str, port: int, key: str | None, models: int, step
     """
     check_key(host, key)
     # Listen first: loading the model takes a while.
-    with listening(host, port) as listener, chat_opened(folder, step) as chat, pool_of(chat.run, models) as pool:
+    with (
+        listening(host, port) as listener,
+        chat_opened(folder, step, quantization) as chat,
+        pool_of(chat.run, models) as pool,
+    ):
         for problem in chat.warnings:
             print(f"warning: {problem}", file=sys.stderr)
         server = make_server(make_app(chat, pool, key, {host, *LOOPBACK_NAMES}))

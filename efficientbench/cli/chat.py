@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import Kinds, Seed, Step, Temperature, count, option
+from efficientbench.cli.options import Kinds, Seed, Step, Temperature, Weights, count, option
 
 ChatRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="folder of a run that learned conversations, like output/mine/sft_d12")
@@ -25,16 +25,19 @@ def chat(
     max_new_tokens: Annotated[int, count("most tokens of an answer")] = 256,
     seed: Seed = 0,
     step: Step = None,
+    weights: Weights = None,
 ) -> None:
     """Talk with a run's chat model in the terminal; calls of the calculator are shown as [6*7 = 42]."""
     from efficientbench.architecture.registry import load_kinds
     from efficientbench.chat.answers import chat_opened
     from efficientbench.chat.terminal import chat as chat_with
+    from efficientbench.config.quantization import split_quantization
     from efficientbench.generation.sampling import Sampling
 
-    load_kinds(arguments or [])
+    quantization, kinds = split_quantization(weights, arguments or [])
+    load_kinds(kinds)
     sampling = Sampling(temperature, top_k, seed=seed)
-    with chat_opened(run_folder, step) as run:
+    with chat_opened(run_folder, step, quantization) as run:
         code = chat_with(run, prompt, sampling, max_new_tokens)
     raise typer.Exit(code)
 
@@ -55,10 +58,13 @@ def serve(
         ),
     ] = None,
     step: Step = None,
+    weights: Weights = None,
 ) -> None:
     """Serve a run's chat model: a page for browsers, and /v1/chat/completions for OpenAI's clients."""
     from efficientbench.architecture.registry import load_kinds
     from efficientbench.chat.serve import serve as serve_run
+    from efficientbench.config.quantization import split_quantization
 
-    load_kinds(arguments or [])
-    serve_run(run_folder, host, port, key, models, step)
+    quantization, kinds = split_quantization(weights, arguments or [])
+    load_kinds(kinds)
+    serve_run(run_folder, host, port, key, models, step, quantization)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from efficientbench.cli.options import AllowCode, Kinds, RunFolder, Step, count, names, option, switch
+from efficientbench.cli.options import AllowCode, Kinds, RunFolder, Step, Weights, count, names, option, switch
 from efficientbench.evaluation.task import BATCH_TOKENS, Options
 
 if TYPE_CHECKING:
@@ -55,9 +55,11 @@ def evaluate(
     ] = None,
     tp: Annotated[int, count("ranks of this machine that share a copy of the model")] = 1,
     dp: Annotated[int, count("copies of the model, which divide the items")] = 1,
+    weights: Weights = None,
 ) -> None:
     """Score a run's trained model by tasks, item by item; a killed evaluation resumes."""
     from efficientbench.architecture.registry import load_kinds
+    from efficientbench.config.quantization import split_quantization
     from efficientbench.evaluation.data import find_data
     from efficientbench.evaluation.long_context.lengths import read_lengths
     from efficientbench.evaluation.rank import Evaluation
@@ -67,7 +69,8 @@ def evaluate(
         raise typer.BadParameter("--tp and --dp: lm-eval asks one process; call --lm-eval by itself")
     if contamination and lm_eval is not None:
         raise typer.BadParameter("--contamination: items of lm-eval's tasks are not searched; call --lm-eval by itself")
-    load_kinds(arguments or [])
+    quantization, kinds = split_quantization(weights, arguments or [])
+    load_kinds(kinds)
     options = Options(
         folder=run_folder,
         data=find_data(data, run_folder),
@@ -81,7 +84,7 @@ def evaluate(
         contamination=contamination,
         batch_tokens=batch_tokens,
     )
-    model = SharedModel(tuple(arguments or []), step, tp, dp)
+    model = SharedModel(tuple(kinds), step, tp, dp, quantization)
     _score(Evaluation(model, names(tasks or "loss"), options), tasks is not None or lm_eval is None, lm_eval)
 
 
@@ -98,17 +101,17 @@ def _score(asked: Evaluation, by_tasks: bool, lm_eval: str | None) -> None:
     from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
     from efficientbench.launchers.processes.supervision import print_stderr
 
-    console = Console(soft_wrap=True)
+    console, model = Console(soft_wrap=True), asked.model
     try:
-        if asked.model.tp * asked.model.dp > 1:
+        if model.tp * model.dp > 1:
             code = asked.run()
             if code in STOP_EXIT_CODES.values():
                 print(RESUMES, file=sys.stderr)
             raise typer.Exit(code)
         if by_tasks:
-            evaluate_run(asked.names, asked.options, asked.model.step, console)
+            evaluate_run(asked.names, asked.options, model.step, console, quantization=model.quantization)
         if lm_eval is not None:
-            evaluate_by_lm_eval(names(lm_eval), asked.options, asked.model.step, console)
+            evaluate_by_lm_eval(names(lm_eval), asked.options, model.step, console, model.quantization)
     except (EvaluationError, GenerationError) as error:
         print_stderr(f"error: {asked.options.folder}: {error}")
         raise typer.Exit(1) from None

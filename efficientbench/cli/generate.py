@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import MatrixFile, Seed, Smoke, Step, Temperature, count, names, option, switch
+from efficientbench.cli.options import (
+    MatrixFile,
+    Seed,
+    Smoke,
+    Step,
+    Temperature,
+    Weights,
+    count,
+    names,
+    option,
+    switch,
+)
 
 
 def generate(
@@ -46,6 +57,7 @@ def generate(
     compiled: Annotated[
         bool, switch("--compile", "measured: decoding steps by torch.compile, compiled before they count")
     ] = False,
+    weights: Weights = None,
     smoke: Smoke = False,
     matrix: MatrixFile = None,
 ) -> None:
@@ -61,18 +73,20 @@ def generate(
             raise typer.BadParameter("--measure: one process on one device is measured; leave --tp out")
         sizes = (numbers("--prompt-tokens", prompt_tokens or "128,2048"), numbers("--batch", batch or "1,8"))
         raise typer.Exit(
-            _measure(run, arguments or [], sizes, max_new_tokens, repeats or 5, compiled, smoke, step, matrix)
+            _measure(run, arguments or [], sizes, max_new_tokens, repeats or 5, compiled, weights, smoke, step, matrix)
         )
     if prompt_tokens or repeats or compiled or smoke or matrix:
         raise typer.BadParameter("--prompt-tokens, --repeats, --compile, --smoke and --matrix need --measure")
     from efficientbench.architecture.registry import load_kinds
+    from efficientbench.config.quantization import split_quantization
     from efficientbench.generation.command import generate_text, read_prompts
     from efficientbench.generation.on_ranks import Generation, SharedModel
     from efficientbench.generation.sampling import Sampling
 
     [together] = numbers("--batch", batch or "8", most=1)
-    load_kinds(arguments or [])
-    model = SharedModel(tuple(arguments or []), step, tp)
+    quantization, kinds = split_quantization(weights, arguments or [])
+    load_kinds(kinds)
+    model = SharedModel(tuple(kinds), step, tp, quantization=quantization)
     sampling = Sampling(temperature, top_k, top_p, seed)
     request = Generation(model, Path(run), tuple(read_prompts(prompt, file)), sampling, max_new_tokens, together)
     raise typer.Exit(request.run() if tp > 1 else generate_text(request))
@@ -85,19 +99,21 @@ def _measure(
     max_new_tokens: int,
     repeats: int,
     compiled: bool,
+    weights: str | None,
     smoke: bool,
     step: int | None,
     matrix: Path | None,
 ) -> int:
     from efficientbench.config.matrix import MATRIX
+    from efficientbench.config.quantization import FULL, split_quantization
     from efficientbench.generation.measuring.measure_command import measure_run, target
     from efficientbench.generation.memory import Case
 
     if max_new_tokens < 2:
         raise typer.BadParameter("--max-new-tokens: decoding is measured from the second token on: give 2 or more")
     cases = [Case(tokens, rows, max_new_tokens) for tokens, rows in itertools.product(*sizes)]
-    runs = [run] if Path(run).is_dir() else names(run)
-    if len(runs) > 1:
+    runs, widths = [run] if Path(run).is_dir() else names(run), names(weights or FULL)
+    if len(runs) * len(widths) > 1:
         from efficientbench.generation.measuring.measure_command import measure_several
 
         options = ["--measure", "--max-new-tokens", f"{max_new_tokens}", "--repeats", f"{repeats}"]
@@ -107,8 +123,9 @@ def _measure(
         options += ["--smoke"] if smoke else []
         options += ["--step", f"{step}"] if step is not None else []
         options += ["--matrix", f"{matrix}"] if matrix is not None else []
-        return measure_several(runs, arguments, options, smoke, matrix or MATRIX)
-    with target(run, arguments, smoke, step, matrix or MATRIX) as found:
+        return measure_several(runs, widths, arguments, options, smoke, matrix or MATRIX)
+    quantization, others = split_quantization(weights, arguments)
+    with target(run, others, smoke, step, matrix or MATRIX, quantization) as found:
         return measure_run(found, cases, repeats, compiled)
 
 

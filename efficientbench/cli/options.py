@@ -90,6 +90,13 @@ Kinds = Annotated[
 Step = Annotated[int | None, option("N", "of the checkpoint; without it the last good one")]
 Temperature = Annotated[float, option("T", "divides the logits; 0: always the likeliest token", 0.0)]
 Seed = Annotated[int, option("S", "of the tokens that are sampled", 0)]
+Weights = Annotated[
+    str | None,
+    option(
+        "int8|int4|fp8",
+        "width of the linear layers' weights, with quantization.group=N and quantization.symmetric=false",
+    ),
+]
 AllowCode = Annotated[bool, switch("--allow-code", "run programs that the model writes, as humaneval needs it")]
 
 

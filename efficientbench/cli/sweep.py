@@ -67,6 +67,9 @@ def sweep(
     generate: Annotated[
         bool, switch("--generate", "measure generation with each trained model, on one of its devices")
     ] = False,
+    weights: Annotated[
+        str | None, option("LIST", "with --generate: also with weights of these widths, like int8,int4")
+    ] = None,
     dry_run: Annotated[
         bool, switch("--dry-run", "print the plan with estimates of time, memory and energy; run nothing")
     ] = False,
@@ -86,9 +89,11 @@ def sweep(
             **{"--set": axes, "--repeat": repeat, "--jobs": jobs != "auto", "--time-limit": time_limit_s},
             **{"--retry-failed": retry_failed, "--retry-smaller": retry_smaller, "--smoke": smoke},
             **{"--device": device, "--nodes": nodes, "--devices-per-node": devices_per_node},
-            **{"--data": data, "--tokenizer": tokenizer, "--price-per-hour": price_per_hour},
+            **{"--weights": weights, "--data": data, "--tokenizer": tokenizer, "--price-per-hour": price_per_hour},
         }
         raise typer.Exit(sweep_stages(stages, work, only, sizes, arguments or [], generate, dry_run, others))
+    if weights and not generate:
+        raise typer.BadParameter("--weights goes with --generate: what is measured with weights of these widths")
     if device is None and (nodes or devices_per_node):
         raise typer.BadParameter("--nodes and --devices-per-node go with --device NAME: what to plan for")
     if price_per_hour is not None and not dry_run:
@@ -96,10 +101,13 @@ def sweep(
     if device is not None and not dry_run:
         raise typer.BadParameter("--device goes with --dry-run: a sweep runs on the devices of this machine")
     from efficientbench.config.matrix import MATRIX
+    from efficientbench.config.quantization import split_quantization
     from efficientbench.sweep.selection import Request
     from efficientbench.sweep.sweep import sweep as run_sweep
 
-    given = arguments or []
+    given, widths = arguments or [], names(weights or "")
+    for width in widths:
+        split_quantization(width, ())
     request = Request(
         matrix=_matrix(given) or MATRIX,
         only=names(only),
@@ -110,6 +118,7 @@ def sweep(
         repeat=repeat,
         retry_smaller=retry_smaller,
         generate=generate,
+        widths=widths,
     )
     cluster = None
     if device is not None:

@@ -9,6 +9,8 @@ from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.costs.compute import Work, Works
 from efficientbench.costs.model import cache_bytes, count_parameters, layer_matmul_flops
+from efficientbench.costs.quantization import saved_bytes
+from efficientbench.devices.quantized import Form
 
 # Formulas for the work of generation on one device, without torch.
 #
@@ -78,10 +80,13 @@ def cache_bytes_read(model: ModelConfig, tokens: int, dtype: str) -> int:
     return elements * DTYPE_BYTES[dtype]
 
 
-def weight_bytes_read(model: ModelConfig, batch: int, dtype: str, experts_touched: float | None = None) -> float:
+def weight_bytes_read(
+    model: ModelConfig, batch: int, dtype: str, experts_touched: float | None = None, form: Form | None = None
+) -> float:
     """Count the bytes of weights that a decoding step reads: each weight once, and of lookup tables only the rows.
 
     `experts_touched` is the number of a layer's experts that get a token; None: the model has no experts.
+    `form`: that of quantized weights; None: all are in `dtype`.
     """
     counted = count_parameters(model)
     read: float = counted.total
@@ -93,18 +98,26 @@ def weight_bytes_read(model: ModelConfig, batch: int, dtype: str, experts_touche
         for view, count in model.counted_views:
             if view.moe is not None:
                 read -= count * (model.moe.experts - experts_touched) * view.feed_forward_parameters
-    return read * DTYPE_BYTES[dtype]
+    saved = 0.0 if form is None else saved_bytes(model, form, experts_touched)
+    return read * DTYPE_BYTES[dtype] - saved
 
 
 def decode_bytes(
-    model: ModelConfig, tokens: int, batch: int, dtype: str, experts_touched: float | None = None
+    model: ModelConfig,
+    tokens: int,
+    batch: int,
+    dtype: str,
+    experts_touched: float | None = None,
+    form: Form | None = None,
 ) -> float:
     """Count the bytes that a decoding step has to read: weights once, and the caches of `batch` sequences.
 
     Source: model bandwidth utilization (MBU) as Databricks defines it, "LLM Inference Performance Engineering: Best
     Practices", 2023; here with the caches of all sequences, and only the experts that get a token.
     """
-    return weight_bytes_read(model, batch, dtype, experts_touched) + batch * cache_bytes_read(model, tokens, dtype)
+    return weight_bytes_read(model, batch, dtype, experts_touched, form) + batch * cache_bytes_read(
+        model, tokens, dtype
+    )
 
 
 def generation_bytes(

@@ -1,4 +1,4 @@
-"""The matrices that Muon updates, and the cost of their orthogonalization, without torch."""
+"""The matrices of layers, which Muon updates, and the cost of their orthogonalization, without torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import FLOAT32_BYTES
 
+EXPERTS = "mlp.experts."
+"""The beginning of the names of the experts' weights in a layer."""
 NEWTON_SCHULZ_STEPS = 5
 """Steps of the iteration that makes a matrix orthogonal."""
 
@@ -91,4 +93,4 @@ def _copies(stack: Stack, layout: Layout) -> int:
 def _ranks(config: RunConfig, name: str, stack: Stack) -> int:
     """Return how many ranks split one weight."""
     parallel = config.parallel
-    return (parallel.expert_tp if name.startswith("mlp.experts.") else parallel.tp) if stack.split else 1
+    return (parallel.expert_tp if name.startswith(EXPERTS) else parallel.tp) if stack.split else 1

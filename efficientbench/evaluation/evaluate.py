@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -14,12 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from efficientbench.basics.errors import EvaluationError
+from efficientbench.config.quantization import Quantization
 from efficientbench.evaluation.contamination import without_contaminated
 from efficientbench.evaluation.registry import check_names, combined, make_task
 from efficientbench.evaluation.results import FOLDER, ResultFile, publish, summary_of
 from efficientbench.evaluation.task import Options, Summary, Task
 from efficientbench.generation.open_run import Opened, Share, opened
 from efficientbench.running.failures import ran_out_of_memory
+from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
 
 LINE_INTERVAL_S = 30.0
@@ -65,9 +68,16 @@ class EvaluationProgress:
 
 
 def evaluate(
-    names: Sequence[str], options: Options, step: int | None, console: Console, share: Share | None = None
+    names: Sequence[str],
+    options: Options,
+    step: int | None,
+    console: Console,
+    share: Share | None = None,
+    quantization: Quantization | None = None,
 ) -> dict[str, Summary]:
     """Score a run's model on tasks; write `evaluation/` in the run's folder, and print each summary.
+
+    Of quantized weights, `evaluation/` is in the folder `quantized/<name>/` of the run.
 
     Args:
         names: the tasks' names.
@@ -75,6 +85,7 @@ def evaluate(
         step: the checkpoint's step; None: the newest intact checkpoint.
         console: prints progress and figures.
         share: the rank's share of the model, see `opened`; None: this process alone.
+        quantization: of the linear layers' weights, see `opened`.
 
     Returns:
         The summaries by the tasks' names; empty on all ranks but the first, which writes them.
@@ -90,22 +101,27 @@ def evaluate(
     """
     check_names(list(names))
     summaries = {}
-    with opened(options.folder, step, share) as run:
+    folder = OutputFolder(options.folder).quantized(quantization).path
+    with opened(options.folder, step, share, quantization) as run:
         for problem in run.warnings:
             print(f"warning: {problem}", file=sys.stderr)
         # Make all tasks before scoring the first, which may take hours.
         tasks = [make_task(name, run, options) for name in names]
-        about = {"step": run.step, "checkpoint_sha256": identity(checkpoint_folder(options.folder, run.step))}
+        about: dict[str, Any] = {
+            "step": run.step,
+            "checkpoint_sha256": identity(checkpoint_folder(options.folder, run.step)),
+            **({} if quantization is None else {"quantization": quantization.name}),
+        }
         for task in tasks:
             with memory_errors_explained(options.batch_tokens):
-                found = _evaluate(task, options, {"task": task.name, **about}, run, console)
+                found = _evaluate(task, options, folder, {"task": task.name, **about}, run, console)
             if found is not None:
                 summaries[task.name] = found
         for name, summary in combined(summaries).items():
             members = [task for task in tasks if task.name in summary.parts["centred"]]
             settings = {task.name: dict(task.settings) for task in members}
             items = sum(len(task.items()) for task in members)
-            publish(options.folder, {"task": name, **about, "settings": settings}, items, summary, console)
+            publish(folder, {"task": name, **about, "settings": settings}, items, summary, console)
             summaries[name] = summary
     return summaries
 
@@ -124,14 +140,17 @@ def memory_errors_explained(batch_tokens: int) -> Iterator[None]:
         ) from None
 
 
-def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, console: Console) -> Summary | None:
+def _evaluate(
+    task: Task, options: Options, folder: Path, about: dict[str, Any], run: Opened, console: Console
+) -> Summary | None:
+    """Score a task, and write its results below `folder`; return its summary on the rank that writes."""
     # This imports Megatron, which needs the prepared device.
     from efficientbench.evaluation.ranks import is_first, of_first, scored
 
     items = task.items()
     costs = {item.name: item.cost for item in items}
     header = {**about, "settings": dict(task.settings)}
-    path = options.folder / FOLDER / f"{task.name}.jsonl"
+    path = folder / FOLDER / f"{task.name}.jsonl"
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(ResultFile(path, header)) if is_first() else None
         if file is not None and file.replaced is not None:
@@ -163,5 +182,5 @@ def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, 
         "computed_items": len(left),
         "computed_s": computed_s,
     }
-    publish(options.folder, {**header, **facts}, len(items), summary, console)
+    publish(folder, {**header, **facts}, len(items), summary, console)
     return summary

@@ -58,7 +58,8 @@ def rank_work(job_file: Path) -> Work:
     def do(rank: Rank) -> bool:
         load_kinds(asked.model.kinds)
         console = Console(soft_wrap=True, quiet=rank.number > 0)
-        evaluate(asked.names, asked.options, asked.model.step, console, Share(asked.model.parallel, rank))
+        model = asked.model
+        evaluate(asked.names, asked.options, model.step, console, Share(model.parallel, rank), model.quantization)
         return False
 
     # What is scored is on the disk.

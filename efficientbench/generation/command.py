@@ -56,7 +56,7 @@ def generate_text(request: Generation) -> int:
         ConfigError, CheckpointError, DataError, DeviceError: see `opened` and `check_lengths`.
     """
     folder = request.folder
-    with opened(folder, request.model.step) as run:
+    with opened(folder, request.model.step, quantization=request.model.quantization) as run:
         for problem in run.warnings:
             print(f"warning: {problem}", file=sys.stderr)
         try:

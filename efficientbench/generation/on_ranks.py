@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from efficientbench.basics.errors import ConfigError, GenerationError, LackOfMemoryError
 from efficientbench.config.layout import Layout
 from efficientbench.config.parallel import ParallelConfig
+from efficientbench.config.quantization import Quantization
 from efficientbench.config.schema import FaultsConfig, RunConfig
 from efficientbench.devices.registry import find_device
 from efficientbench.generation.sampling import Sampling
@@ -65,6 +66,8 @@ class SharedModel:
     """Ranks that share a copy of the model."""
     dp: int = 1
     """Copies of the model, which divide the work."""
+    quantization: Quantization | None = None
+    """Of the linear layers' weights; None: they keep the dtype of the training."""
 
     @property
     def parallel(self) -> ParallelConfig:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from efficientbench.architecture.variant import missing
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.parallel import ParallelConfig
+from efficientbench.config.quantization import Quantization
 from efficientbench.config.schema import KernelsConfig, RunConfig
 from efficientbench.costs.model import cache_bytes
+from efficientbench.costs.quantization import saved_bytes
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.devices.base import Device
 from efficientbench.devices.loading import loading
+from efficientbench.devices.quantized import Form, form_of
 from efficientbench.devices.registry import find_device
 from efficientbench.running.rank_process import Rank
 from efficientbench.running.trained import TrainedRun, changed_code, trained_config
@@ -59,22 +65,27 @@ class Opened:
 
 
 @contextlib.contextmanager
-def opened(folder: Path, step: int | None = None, share: Share | None = None) -> Iterator[Opened]:
+def opened(
+    folder: Path, step: int | None = None, share: Share | None = None, quantization: Quantization | None = None
+) -> Iterator[Opened]:
     """Build a run's model with the weights of a checkpoint, whatever layout wrote the checkpoint.
 
     Args:
         folder: the run's folder.
         step: the checkpoint's step; None: the newest intact checkpoint.
         share: the rank's share of the model, where all ranks of a launcher call this; None: this process alone.
+        quantization: of the linear layers' weights; None: they keep the dtype of the training.
 
     Raises:
-        ConfigError: the folder is not a run's or has no such checkpoint, or the model cannot generate.
+        ConfigError: the folder is not a run's or has no such checkpoint, or the model cannot generate, or the device
+            cannot quantize so.
         CheckpointError: the checkpoint is damaged.
         DataError: the tokenizer is damaged.
         DeviceError: this machine cannot use the run's device.
     """
     run = TrainedRun.read(folder)
     cache_bytes(run.job.config.model, 1, run.job.config.training.dtype)
+    form = form_here(run.job.config, quantization)
     tokenizer = run.tokenizer()
     checkpoint, problems = run.checkpoint(step)
     report = _say_nothing if share is None else share.rank.report
@@ -99,21 +110,53 @@ def opened(folder: Path, step: int | None = None, share: Share | None = None) ->
             stack.enter_context(groups.model_parallel(parallel, 0, WAIT_S))
             share.rank.heartbeat.collectives = collectives_begun
         model = trained_model(config, place, weights)
+        _quantize(model, config, form)
         if share is not None:
             model.register_forward_hook(lambda *_: report("computing"))
         warned = (*problems, *changed_code(config.model))
         yield Opened(model, config, tokenizer, weights.manifest.step, warned, report)
 
 
+def form_here(config: RunConfig, quantization: Quantization | None, measured: bool = False) -> Form | None:
+    """Return the form of a quantization of a run's model on this machine's device. Raises ConfigError: see `form_of`.
+
+    `measured`: whether time and energy are measured.
+    """
+    if quantization is None:
+        return None
+    device = find_device(config.device, trains=False)
+    why = missing(lambda: saved_bytes(config.model, form_of(quantization, device.type, config.training.dtype)))
+    if why is not None:
+        raise ConfigError(f"--weights {quantization.weights}: {why}")
+    return form_of(quantization, device.type, config.training.dtype, measured)
+
+
+def _quantize(model: GPT, config: RunConfig, form: Form | None) -> None:
+    if form is None:
+        return
+    import torch
+
+    from efficientbench.model.quantize import left_out, quantize
+
+    quantize(model, config.model, form)
+    if torch.distributed.get_rank() > 0:
+        return
+    names = ", ".join(f"{name} ({size / 1e6:,.1f} MB)" for name, size in left_out(model).items())
+    print(f"weights: {form.quantization.name} by {form.kernel.name}; left out: {names}", file=sys.stderr)
+    if form.kernel.quality_only:
+        print(f"warning: {form.kernel.quality_only}", file=sys.stderr)
+
+
 @contextlib.contextmanager
-def with_random_weights(config: RunConfig) -> Iterator[GPT]:
-    """Build a configuration's model with the initial weights of its training.
+def with_random_weights(config: RunConfig, quantization: Quantization | None = None) -> Iterator[GPT]:
+    """Build a configuration's model with the initial weights of its training, or with these quantized.
 
     Raises:
-        ConfigError: the model cannot generate.
+        ConfigError: the model cannot generate, or the device cannot quantize so.
         DeviceError: this machine cannot use the device.
     """
     cache_bytes(config.model, 1, config.training.dtype)
+    form = form_here(config, quantization)
     with loading():
         device, place = _prepared(config)
         from efficientbench.model.gpt import build_stages
@@ -121,6 +164,7 @@ def with_random_weights(config: RunConfig) -> Iterator[GPT]:
 
     with groups.one_rank(device.backend):
         [model] = build_stages(in_one_process(config), place)
+        _quantize(model, config, form)
         yield model.eval()
 
 

@@ -25,7 +25,8 @@ def rank_work(job_file: Path) -> Work:
 def generate_rank(request: Generation, rank: Rank) -> bool:
     """Compute this rank's part of each step, and print the texts on rank 0; return whether a stop was requested."""
     load_kinds(request.model.kinds)
-    with opened(request.folder, request.model.step, Share(request.model.parallel, rank)) as run:
+    model = request.model
+    with opened(request.folder, model.step, Share(model.parallel, rank), model.quantization) as run:
         from efficientbench.training.groups import any_rank
 
         device = next(run.model.parameters()).device

@@ -42,6 +42,7 @@ from efficientbench.model.kernels.choose_attention import AttentionShape, choose
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
 from efficientbench.model.layers import Layer, RMSNorm, feed_forward_spec
 from efficientbench.model.position import Position, build_position
+from efficientbench.model.quantize import share_quantized
 
 
 class OutputLayer(ColumnParallelLinear):
@@ -244,6 +245,7 @@ def same_model(model: GPT, config: RunConfig, device: torch.device) -> GPT:
     """
     with device:
         another = _construct(config, None)
+    share_quantized(model, another, device)
     of_model = global_tensors(model)
     for name, mine in global_tensors(another).items():
         mine.data = of_model[name].data.to(device)

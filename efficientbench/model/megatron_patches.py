@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import _CoalescingManager
 from efficientbench.devices.cpu import CPU
 from efficientbench.model import token_dispatch
 from efficientbench.model.kernels import few_tokens
+from efficientbench.model.kernels.quantized import QuantizedWeight
 from efficientbench.model.kernels.weight_gradient import add_product
 
 
@@ -192,11 +193,14 @@ def _product(differentiable: Callable[..., torch.Tensor]) -> Callable[..., torch
         layer: torch.nn.Module,
         *,
         input: torch.Tensor,
-        weight: torch.Tensor,
+        weight: torch.Tensor | QuantizedWeight,
         bias: torch.Tensor | None,
         sequence_parallel: bool,
         **others: Any,
     ) -> torch.Tensor:
+        if isinstance(weight, QuantizedWeight):
+            quantized: torch.Tensor = weight(input)
+            return quantized if bias is None else quantized + bias
         # With sequence parallelism the original gathers the input first.
         if torch.is_grad_enabled() or sequence_parallel:
             return differentiable(

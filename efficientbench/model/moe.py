@@ -44,6 +44,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.model.kernels.grouped_mm import RowGroups, accumulate_weight_gradient, grouped_mm
+from efficientbench.model.kernels.quantized import QuantizedExperts
 from efficientbench.model.kernels.weight_gradient import added_to_main_grad
 from efficientbench.model.layers import FeedForward, activate, feed_forward_spec
 
@@ -170,6 +171,8 @@ class GroupedLinearFunction(torch.autograd.Function):
 class GroupedLinear(torch.nn.Module):
     """One linear layer, without bias, of all experts on this rank."""
 
+    weight: torch.nn.Parameter | QuantizedExperts
+
     def __init__(
         self, config: TransformerConfig, experts: int, outputs: int, inputs: int, partition_dim: int, stride: int
     ) -> None:
@@ -184,6 +187,9 @@ class GroupedLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, groups: RowGroups) -> torch.Tensor:
         """Multiply x [N, inputs], grouped by expert → [N, outputs]."""
+        if isinstance(self.weight, QuantizedExperts):
+            quantized: torch.Tensor = self.weight(x, groups)
+            return quantized
         if not torch.is_grad_enabled():
             return grouped_mm(x, self.weight.transpose(1, 2), groups)
         out: torch.Tensor = GroupedLinearFunction.apply(x, self.weight, groups)

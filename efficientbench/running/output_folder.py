@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.files import complete_folder, no_link, write_file
 from efficientbench.basics.foreign import read_whole
+from efficientbench.config.quantization import Quantization
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,7 +23,7 @@ HELD_OUT_LOSSES = "held_out_losses.npz"
 WRITTEN = (
     *("checkpoint", "steps.jsonl", HELD_OUT_LOSSES, "config.json", "tensorboard", "log", "tokenizer"),
     *("evaluation", "wandb", "trace.json.gz", "step_shares.json", "adapter", "model", "deepspeed.json"),
-    *("generation.json", "record.json"),
+    *("quantized", "generation.json", "record.json"),
 )
 """Files and folders of a run, over all its attempts, in the order in which `set_aside` moves them. After a kill in
 between, no checkpoint is left to resume from, and the record of a complete run still says that it is complete."""
@@ -71,6 +72,10 @@ class OutputFolder:
     def of_repeat(cls, config: Settings) -> OutputFolder:
         """Return the folder of one repeat of a run, below the run's."""
         return cls(cls.of(config).path / f"seed_{config.training.seed}")
+
+    def quantized(self, quantization: Quantization | None) -> OutputFolder:
+        """Return the folder of what was measured and evaluated with quantized weights; None: this folder."""
+        return self if quantization is None else OutputFolder(self.path / "quantized" / quantization.name)
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from efficientbench.basics.errors import ConfigError, MetricsError
+from efficientbench.config.quantization import split_quantization
 from efficientbench.launchers.processes.failure import Failure, ends_at_once
 from efficientbench.metrics.records.generation.generation import read_generation
 from efficientbench.running.failures import write_failure
@@ -278,13 +279,19 @@ class Scheduler:
 
 def is_complete(task: Task, machine: Machine, smaller_too: bool) -> bool:
     """Return whether the task's folder has its configuration's complete record, and the generation that it asks for."""
-    return task.is_trained(machine.name, smaller_too) and (not task.generates or has_generated(task.folder))
+    return task.is_trained(machine.name, smaller_too) and (
+        not task.generates or has_generated(task.folder, task.widths)
+    )
 
 
-def has_generated(folder: OutputFolder) -> bool:
-    """Return whether a run's folder has a completed measurement of generation, in which at least one row succeeded."""
+def has_generated(folder: OutputFolder, widths: Sequence[str] = ()) -> bool:
+    """Return whether a run's folder has a completed measurement of generation, in which at least one row succeeded.
+
+    `widths`: of weights, of which each has one too.
+    """
+    folders = [folder, *(folder.quantized(split_quantization(width, ())[0]) for width in widths)]
     try:
-        made = read_generation(folder.generation)
+        made = [read_generation(each.generation) for each in folders]
     except MetricsError:
         return False
-    return made.status == "completed" and any(row.failure is None for row in made.rows)
+    return all(each.status == "completed" and any(row.failure is None for row in each.rows) for each in made)

@@ -40,6 +40,8 @@ class Request:
     """Whether a run that is out of memory is retried with a smaller micro-batch."""
     generate: bool = False
     """Whether generation with each trained model is measured too."""
+    widths: tuple[str, ...] = ()
+    """The widths of weights with which it is measured, beside that of the training."""
 
 
 def chosen_combinations(request: Request, name: str | None = None) -> list[Combination[RunConfig]]:

@@ -188,7 +188,10 @@ def tasks_of(
     smoke = ("--smoke",) if request.smoke else ()
     arguments = ("run", combination.name, *matrix, *smoke, *combination.labelled)
     return [
-        _planned(TrainingTask(name, own, folder, config, generates=request.generate), refused, machine, jobs)
+        _planned(
+            TrainingTask(name, own, folder, config, generates=request.generate, widths=request.widths),
+            *(refused, machine, jobs),
+        )
         for config, name, own, folder in repeats(request, combination.config, arguments, Pretraining.seeds)
     ]
 

@@ -32,21 +32,23 @@ GENERATION_CONDITIONS: dict[str, Callable[[GenerationRecord], str]] = {
     "engine": lambda record: record.engine,
     "steps": lambda record: record.steps,
     # The weights decide which experts get tokens, and which blocks NSA reads.
+    "quantization": lambda record: record.quantization,
     "weights": lambda record: "random" if record.weights == "random" else "a checkpoint's",
     "formulas": lambda record: record.formula_id,
 }
-OF_GENERATION = ("engine", "steps", "weights")
+OF_GENERATION = ("engine", "steps", "quantization", "weights")
 """Conditions that generation has and training does not."""
 
 
-def load_generated(folder: Path, needed: bool = True) -> list[GenerationRecord]:
-    """Return the records of generation below the folder of a run or of its repeats.
+def load_generated(folder: Path, needed: bool = True, quantization: str = "none") -> list[GenerationRecord]:
+    """Return the records of generation below the folder of a run or of its repeats, of one width of weights.
 
     Raises MetricsError if a record is damaged, or if there is none and `needed` is true.
     """
-    records, damaged = load_generations(folder)
+    found, damaged = load_generations(folder)
     if damaged:
         raise MetricsError("; ".join(damaged))
+    records = [record for record in found if record.quantization == quantization]
     if needed and not records:
         raise MetricsError(
             f"{folder}: holds no {GENERATION_NAME}: efficientbench generate {folder} --measure writes it"
@@ -59,7 +61,7 @@ def common_combinations(sides: Sequence[Generating], despite: Collection[str] = 
 
     Args:
         sides: the two models, each with its training and its generation.
-        despite: names of conditions that may differ: device, dtype, engine, steps, weights, formulas.
+        despite: names of conditions that may differ: device, dtype, engine, steps, quantization, weights, formulas.
 
     Raises:
         MetricsError: the conditions differ beyond `despite`, the measured model is not the trained one, or the models

@@ -12,10 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from efficientbench.basics.errors import ConfigError
+from efficientbench.config.quantization import Quantization
 from efficientbench.evaluation.evaluate import memory_errors_explained
 from efficientbench.evaluation.results import FOLDER, ResultFile, publish
 from efficientbench.evaluation.task import ItemResult, Options, Summary, prompt_hash
 from efficientbench.generation.open_run import opened
+from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
 
 CORRECT = ("acc", "exact_match")
@@ -24,7 +26,13 @@ COUNT = "sample_len"
 """lm-eval's key of the number of a task's documents, which is among its figures."""
 
 
-def evaluate_by_lm_eval(names: Sequence[str], options: Options, step: int | None, console: Console) -> None:
+def evaluate_by_lm_eval(
+    names: Sequence[str],
+    options: Options,
+    step: int | None,
+    console: Console,
+    quantization: Quantization | None = None,
+) -> None:
     """Score a run's model on tasks of lm-eval, and write `evaluation/lm_eval_<task>` for each.
 
     Answers are cached in a file per checkpoint, so that an evaluation that was killed resumes.
@@ -34,6 +42,7 @@ def evaluate_by_lm_eval(names: Sequence[str], options: Options, step: int | None
         options: the command's options.
         step: the checkpoint's step; None: the newest intact checkpoint.
         console: prints progress and figures.
+        quantization: as for `evaluate`.
 
     Raises:
         ConfigError: lm-eval is not installed, has no such task, or cannot load it.
@@ -49,21 +58,23 @@ def evaluate_by_lm_eval(names: Sequence[str], options: Options, step: int | None
         raise ConfigError(f"--lm-eval: {error.name} is not installed: pip install 'efficientbench[eval]'") from None
     manager = Tasks(include_path=None if options.data is None else str(options.data))
     manager.check(names)
-    with opened(options.folder, step) as run:
+    folder = OutputFolder(options.folder).quantized(quantization).path
+    with opened(options.folder, step, quantization=quantization) as run:
         from efficientbench.evaluation.lm_eval.adapter import Adapter
 
         checksum = identity(checkpoint_folder(options.folder, run.step))
-        (options.folder / FOLDER).mkdir(exist_ok=True)
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         with memory_errors_explained(options.batch_tokens):
             found = lm_eval.simple_evaluate(
                 Adapter(run, options.batch_tokens, console),
                 tasks=list(names),
                 limit=options.limit,
-                use_cache=str(options.folder / FOLDER / f"lm_eval_{checksum[:12]}"),
+                use_cache=str(folder / FOLDER / f"lm_eval_{checksum[:12]}"),
                 task_manager=manager,
                 bootstrap_iters=0,
             )
-        about = {"step": run.step, "checkpoint_sha256": checksum}
+        about: dict[str, Any] = {"step": run.step, "checkpoint_sha256": checksum}
+        about |= {} if quantization is None else {"quantization": quantization.name}
     for name, results in found["results"].items():
         settings = {
             "limit": options.limit,
@@ -73,10 +84,10 @@ def evaluate_by_lm_eval(names: Sequence[str], options: Options, step: int | None
         }
         header = {"task": f"lm_eval_{name}", **about, "settings": settings}
         samples = found["samples"].get(name, [])
-        _write_items(options.folder, header, samples)
+        _write_items(folder, header, samples)
         # A group of tasks has no samples of its own.
         items = len({sample["doc_id"] for sample in samples}) or results.get(COUNT, 0)
-        publish(options.folder, header, items, _summary(results), console)
+        publish(folder, header, items, _summary(results), console)
 
 
 def _write_items(folder: Path, header: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:

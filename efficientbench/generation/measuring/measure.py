@@ -20,6 +20,7 @@ from efficientbench.architecture.variant import known, missing
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.generation import decode_bytes
 from efficientbench.devices.base import Device
+from efficientbench.devices.quantized import Form
 from efficientbench.generation.decoder import Decoder, Forward, compiled_step, reach
 from efficientbench.generation.generate import Row, next_tokens
 from efficientbench.generation.memory import Case
@@ -55,6 +56,8 @@ class Setting:
     """The fewest measured repeats of each phase, after one of warm-up."""
     compiled: bool = False
     """Whether decoding steps are compiled; prefill is not."""
+    form: Form | None = None
+    """The form of quantized weights; None: the model's are in its dtype."""
     least_s: float = 2.0
     """The least total time of a phase's measured steps, since power is sampled only a few times a second."""
 
@@ -174,7 +177,7 @@ def _row(
 
     def mean_bytes(reached: bool) -> float:
         tokens = (reach(length, case.tokens) if reached else length for length in lengths)
-        return float(average([decode_bytes(model, each, case.batch, dtype, experts) for each in tokens]))
+        return float(average([decode_bytes(model, each, case.batch, dtype, experts, setting.form) for each in tokens]))
 
     assert prefilled.decoder is not None
     return RowMeasured(

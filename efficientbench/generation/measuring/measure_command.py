@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import subprocess
 import sys
 import time
@@ -17,12 +18,14 @@ from rich.console import Console
 from efficientbench.architecture.registry import load_kinds
 from efficientbench.basics.errors import ConfigError, GenerationError, MetricsError
 from efficientbench.config.matrix import MATRIX
+from efficientbench.config.quantization import FULL, PREFIX, Quantization, split_quantization
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device
+from efficientbench.devices.quantized import Form
 from efficientbench.devices.registry import find_device
 from efficientbench.generation.generate import check_lengths
 from efficientbench.generation.memory import Case, batch_that_fits, too_large, usable_bytes
-from efficientbench.generation.open_run import in_one_process, opened, with_random_weights
+from efficientbench.generation.open_run import form_here, in_one_process, opened, with_random_weights
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.records.environment import sensor_states
 from efficientbench.metrics.records.generation.generation import (
@@ -47,12 +50,17 @@ if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
 
 
-# Each of several models is measured in a process of its own: what it leaves in memory, and what is compiled for it,
-# would count in the next model's figures.
+# Each of several models, and of several widths of weights, is measured in a process of its own: what it leaves in
+# memory, and what is compiled for it, would count in the next one's figures.
 
 
 def measure_several(
-    runs: Sequence[str], arguments: Sequence[str], options: Sequence[str], smoke: bool, matrix: Path
+    runs: Sequence[str],
+    widths: Sequence[str],
+    arguments: Sequence[str],
+    options: Sequence[str],
+    smoke: bool,
+    matrix: Path,
 ) -> int:
     """Measure one model after another, and print the models with a measured row; return the exit code.
 
@@ -60,7 +68,8 @@ def measure_several(
 
     Args:
         runs: runs' folders, and names of the matrix.
-        arguments: overrides of the configuration, for all names.
+        widths: of weights, as `--weights` takes them, each measured of every model.
+        arguments: overrides of the configuration, for all names; keys of `quantization` are for quantized weights.
         options: options of `efficientbench generate` for every model, `--measure` among them.
         smoke: whether names stand for scaled-down models; also among `options`.
         matrix: the file in which names are looked up; also among `options`.
@@ -68,10 +77,16 @@ def measure_several(
     Raises:
         ConfigError: a name or an override is wrong; nothing has been measured.
     """
-    folders = [record_folder(run, arguments, smoke, matrix) for run in runs]
+    # One width may stand beside others that take no keys.
+    keys = [each for each in arguments if each.startswith(PREFIX)]
+    others = [each for each in arguments if each not in keys]
+    each_width = {width: split_quantization(width, () if width == FULL else keys)[0] for width in widths}
+    found = list(itertools.product(runs, each_width))
+    folders = [record_folder(run, others, smoke, matrix).quantized(each_width[width]) for run, width in found]
     codes: list[int] = []
-    for run in runs:
-        codes.append(_exit_code(module_command("efficientbench.cli", "generate", run, *arguments, *options)))
+    for run, width in found:
+        own = () if width == FULL else ("--weights", width, *keys)
+        codes.append(_exit_code(module_command("efficientbench.cli", "generate", run, *others, *own, *options)))
         if codes[-1] == INTERRUPTED:
             break
     _print([folder for folder, code in zip(folders, codes, strict=False) if code == 0])
@@ -119,31 +134,44 @@ class Target:
     """'random', or 'step' and the checkpoint's step."""
     folder: OutputFolder
     """The folder of the record."""
+    form: Form | None = None
+    """The form of quantized weights; None: they are in the model's dtype."""
 
 
 @contextlib.contextmanager
-def target(run: str, arguments: Sequence[str], smoke: bool, step: int | None, matrix: Path) -> Iterator[Target]:
+def target(
+    run: str,
+    arguments: Sequence[str],
+    smoke: bool,
+    step: int | None,
+    matrix: Path,
+    quantization: Quantization | None = None,
+) -> Iterator[Target]:
     """Build the model that a command line names: a run's trained model, or one of the matrix with random weights.
+
+    `quantization`: of the linear layers' weights; None: they keep the model's dtype.
 
     Raises:
         ConfigError: the name's configuration needs several ranks; and see `opened` and `resolve_run`.
         CheckpointError, DataError, DeviceError: see `opened` and `resolve_run`.
     """
     if _is_folder(run):
-        folder = record_folder(run, arguments, smoke, matrix)
+        folder = record_folder(run, arguments, smoke, matrix).quantized(quantization)
         load_kinds(arguments)
-        with opened(Path(run), step) as found:
+        with opened(Path(run), step, quantization=quantization) as found:
             for problem in found.warnings:
                 print(f"warning: {problem}", file=sys.stderr)
-            yield Target(found.model, found.config, f"step {found.step}", folder)
+            form = form_here(found.config, quantization, measured=True)
+            yield Target(found.model, found.config, f"step {found.step}", folder, form)
         return
     if step is not None:
         raise ConfigError(f"--step: {run} is a run of the matrix with random weights: give the folder of a trained run")
     config, said = _named(run, arguments, smoke, matrix)
     if said:
         print(said)
-    with with_random_weights(config) as model:
-        yield Target(model, in_one_process(config), "random", OutputFolder.of(config))
+    form = form_here(config, quantization, measured=True)
+    with with_random_weights(config, quantization) as model:
+        yield Target(model, in_one_process(config), "random", OutputFolder.of(config).quantized(quantization), form)
 
 
 def record_folder(run: str, arguments: Sequence[str], smoke: bool, matrix: Path) -> OutputFolder:
@@ -189,7 +217,7 @@ def measure_run(found: Target, cases: Sequence[Case], repeats: int, compiled: bo
         raise ConfigError("--compile: which experts get tokens is decided in the step, which has no graph of its own")
     device = find_device(found.config.device, trains=False)
     peak, source = _bandwidth(device)
-    setting = Setting(found.model, found.config, device, peak, source, repeats, compiled)
+    setting = Setting(found.model, found.config, device, peak, source, repeats, compiled, found.form)
     book = _Book(found, setting)
     try:
         for case in cases:
@@ -225,6 +253,7 @@ class _Book:
         self.rows: list[GenerationRow] = []
         names = kernel_names(found.config, setting.device.type)
         self.kernels = {part: name for part, name in names.items() if part not in TRAINING_ONLY}
+        self.kernels |= {} if found.form is None else {"quantized": found.form.kernel.name}
         self.environment: dict[str, Any] = run_environment(found.config, setting.device)
 
     def add(self, row: GenerationRow, measured: RunMeasurement | None) -> None:
@@ -249,6 +278,7 @@ class _Book:
     def record(self, status: Literal["completed", "stopped"]) -> GenerationRecord:
         """Return the record of the rows so far."""
         from efficientbench.model.cache import Stateful
+        from efficientbench.model.quantize import held_bytes, left_out
 
         config, setting = self.found.config, self.setting
         layers = [layer for layer in self.found.model.modules() if isinstance(layer, Stateful)]
@@ -259,6 +289,8 @@ class _Book:
             device_name=setting.device.names()[0],
             dtype=config.training.dtype,
             weights=self.found.weights,
+            quantization=FULL if setting.form is None else setting.form.quantization.name,
+            weight_bytes=held_bytes(setting.model),
             decode_path=f"{launched}; attention: {layers[0].decodes_by}",
             steps="compiled" if setting.compiled else "eager",
             status=status,
@@ -267,6 +299,7 @@ class _Book:
             peak_bytes_s=setting.peak_bytes_s,
             peak_bytes_source=setting.peak_source,
             kernels=self.kernels,
+            left_out={} if setting.form is None else left_out(setting.model),
             rows=self.rows,
             config=config.model_dump(mode="json"),
             environment=self.environment,

@@ -85,6 +85,9 @@ class GenerationRecord(Subject):
     device_name: str = fact("", "as the driver gives it")
     dtype: str = fact("", "of weights, cache and products")
     weights: str = fact("", "'random', or the training step whose checkpoint was loaded")
+    quantization: str = fact("", "of the linear layers' weights: none, or their width and how many share a scale",
+        default="none")
+    weight_bytes: Positive | None = fact("bytes", "of all weights in memory after loading, counted", default=None)
     engine: str = fact("", "the program and its kind of batch: the figures are of no other", default=ENGINE)
     decode_path: str = fact("", "how a decoding step is launched, and the kernel that attends to the cache")
     steps: Literal["eager", "compiled"] = fact("", "whether torch.compile made a graph of a decoding step",
@@ -104,6 +107,8 @@ class GenerationRecord(Subject):
     """Where the bandwidth is from, or why it is not known."""
     kernels: dict[str, str] = {}
     """Part of the model → the kernel that computes prompts."""
+    left_out: dict[str, int] = {}
+    """Name of a matrix that is not quantized, without its layer's number → its bytes in all layers."""
     rows: list[GenerationRow] = []
     config: dict[str, Any] = {}
     """The resolved configuration."""

@@ -112,13 +112,18 @@ def beside(generations: Sequence[GenerationRecord], records: Sequence[RunRecord]
 
     The training has the same run name and model. Of several, the one with the same seed is taken, else the first.
     """
-    names = told_apart([(f"{each.run}{' (smoke)' if each.smoke else ''}", each.seed) for each in generations])
+    names = told_apart([(_name(each), each.seed) for each in generations])
     found = []
     for each, name in zip(generations, names, strict=True):
         same = [place for place, record in enumerate(records) if _same_run(each, record)]
         of_seed = [place for place in same if records[place].seed == each.seed]
         found.append(Generated(each, name, next(iter(of_seed or same), None)))
     return found
+
+
+def _name(record: GenerationRecord) -> str:
+    quantized = "" if record.quantization == "none" else f" {record.quantization}"
+    return f"{record.run}{' (smoke)' if record.smoke else ''}{quantized}"
 
 
 def _same_run(generation: GenerationRecord, record: RunRecord) -> bool:
@@ -174,7 +179,7 @@ def generation_notes(generated: Sequence[Generated]) -> tuple[str, ...]:
         return ()
     notes = [f"Engine: {engine}. No figures of vLLM's, SGLang's or another server's." for engine in _engines(generated)]
     notes += _grouped("Decoding", {each.name: each.record.decode_path for each in generated})
-    notes += _grouped("Weights", {each.name: each.record.weights for each in generated})
+    notes += _grouped("Weights", {each.name: _weights(each.record) for each in generated})
     notes += _grouped("On", {each.name: f"{each.record.device_name}, {each.record.dtype}" for each in generated})
     stopped = [each.name for each in generated if each.record.status == "stopped"]
     notes += [f"Stopped before the last combination: {', '.join(stopped)}."] if stopped else []
@@ -191,6 +196,13 @@ def generation_notes(generated: Sequence[Generated]) -> tuple[str, ...]:
     alone = [each.name for each in generated if each.trained is None]
     notes += [f"{ABSENT} training ({', '.join(alone)}): {NO_TRAINING}"] if alone else []
     return tuple(dict.fromkeys(notes))
+
+
+def _weights(record: GenerationRecord) -> str:
+    """Return whose weights were measured, their width and their size in memory."""
+    width = "" if record.quantization == "none" else f", {record.quantization}"
+    size = "" if record.weight_bytes is None else f", {record.weight_bytes / 1e6:,.1f} MB"
+    return f"{record.weights}{width}{size}"
 
 
 def _doubts(generated: Sequence[Generated]) -> list[str]:

@@ -1,0 +1,69 @@
+"""How many bits the weights of linear layers get for generation and evaluation: `--weights`, and `quantization.*`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.part import Part, PositiveInt
+
+WIDTHS = ("int8", "int4", "fp8")
+FULL = "none"
+"""The word of `--weights` for weights in the model's own dtype."""
+PREFIX = "quantization."
+
+
+class Quantization(Part):
+    """Rounding of the linear layers' weights to the nearest of few values, after loading."""
+
+    weights: Literal["int8", "int4", "fp8"] = Field(description="width of a weight")
+    group: PositiveInt | None = Field(
+        default=None, description="weights of a row that share a scale; unset: 128 with int4, else the whole row"
+    )
+    symmetric: bool = Field(
+        default=True,
+        description="the values are as far below zero as above; false: each group has an offset of its own",
+    )
+
+    @property
+    def row_group(self) -> int | None:
+        """Return how many weights of a row share a scale; None: the whole row."""
+        return 128 if self.group is None and self.weights == "int4" else self.group
+
+    @property
+    def name(self) -> str:
+        """Return the name of the folder of its results, and of it in tables: int4_g128."""
+        group = [] if self.row_group is None else [f"g{self.row_group}"]
+        return "_".join([self.weights, *group, *([] if self.symmetric else ["asymmetric"])])
+
+
+def split_quantization(weights: str | None, arguments: Sequence[str]) -> tuple[Quantization | None, list[str]]:
+    """Return the quantization that `--weights` and the keys among the arguments ask for, and the other arguments.
+
+    Raises ConfigError: a key or a value is wrong, or keys come without `--weights`.
+    """
+    own = [each for each in arguments if each.startswith(PREFIX)]
+    others = [each for each in arguments if not each.startswith(PREFIX)]
+    if weights in (None, FULL):
+        if own:
+            raise ConfigError(f"{own[0]}: goes with --weights {' or '.join(WIDTHS)}, which round weights")
+        return None, others
+    if weights not in WIDTHS:
+        near = nearest(str(weights), (*WIDTHS, FULL))
+        hint = f"did you mean {near}?" if near else f"give {', '.join(WIDTHS)} or {FULL}"
+        raise ConfigError(f"--weights: there is no width {str(weights)[:80]!r}: {hint}")
+    given = {key.removeprefix(PREFIX): value for key, _, value in (each.partition("=") for each in own)}
+    try:
+        return Quantization.model_validate({**given, "weights": weights}), others
+    except ValidationError as error:
+        keys = ("group", "symmetric")
+        raise ConfigError(
+            [
+                f"{PREFIX}{'.'.join(map(str, each['loc']))}: "
+                + (f"no such key; there are {', '.join(keys)}" if each["type"] == "extra_forbidden" else each["msg"])
+                for each in error.errors()
+            ]
+        ) from None

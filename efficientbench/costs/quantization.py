@@ -1,0 +1,40 @@
+"""Formulas for the bytes of a model whose linear weights have fewer bits, without torch."""
+
+from __future__ import annotations
+
+from efficientbench.architecture.backbone import DTYPE_BYTES
+from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.variant import Stack
+from efficientbench.costs.matrices import EXPERTS, layer_matrices
+from efficientbench.costs.model import count_parameters
+from efficientbench.devices.quantized import Form
+
+
+def quantized_matrices(model: ModelConfig) -> dict[str, Stack]:
+    """Return the weights of a view's layer that are quantized, by their name within the layer.
+
+    Raises UndeclaredError: the attention does not declare its matrices.
+    """
+    whole = {f"self_attention.{name}" for name in model.attention_variant.read_whole}
+    return {name: stack for name, stack in layer_matrices(model).items() if name not in whole}
+
+
+def saved_bytes(model: ModelConfig, form: Form, experts: float | None = None) -> float:
+    """Count the bytes by which quantization makes the weights of all layers smaller.
+
+    `experts` is the number of a layer's experts to count; None: all. Raises UndeclaredError: see `quantized_matrices`.
+    """
+    saved = 0.0
+    for view, count in model.counted_views:
+        for name, stack in quantized_matrices(view).items():
+            outputs = sum(stack.heights) * stack.repeats
+            copies = stack.copies if experts is None or not name.startswith(EXPERTS) else experts
+            of_one = outputs * stack.inputs * DTYPE_BYTES[form.dtype] - form.bytes(outputs, stack.inputs)
+            saved += count * copies * of_one
+    return saved
+
+
+def weight_bytes(model: ModelConfig, dtype: str, form: Form | None) -> int:
+    """Count the bytes of all weights in one process's memory; `form`: of quantized ones, None: all are in `dtype`."""
+    saved = 0.0 if form is None else saved_bytes(model, form)
+    return count_parameters(model).total * DTYPE_BYTES[dtype] - round(saved)

@@ -1,0 +1,249 @@
+"""Weights of fewer bits: products, rounding, and what models of them hold, read and widen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from oracles.oracle import build, relative_error, text
+from oracles.quantized import dequantized
+from support.configs import ATTENTIONS, FINE, PATTERN, chosen, decodes, has_matrices, tiny, tiny_model
+from support.reads import Reads
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from efficientbench.config.quantization import Quantization
+from efficientbench.config.schema import RunConfig
+from efficientbench.costs.generation import weight_bytes_read
+from efficientbench.costs.quantization import quantized_matrices, weight_bytes
+from efficientbench.devices import quantized
+from efficientbench.devices.quantized import Form, form_of
+from efficientbench.model.cache import Cache
+from efficientbench.model.kernels import quantized as kernels
+from efficientbench.model.kernels.quantized import Float8, Int8, QuantizedWeight, quantized_weight
+
+if TYPE_CHECKING:
+    from efficientbench.model.gpt import GPT
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TOLERANCE = {"fp32": 2e-6, "bf16": 1e-2, "fp16": 1e-3}
+INT8, FP8 = Quantization(weights="int8"), Quantization(weights="fp8")
+INT4 = [
+    Quantization(weights="int4", group=group, symmetric=even) for group in (32, 64, 128, 256) for even in (True, False)
+]
+SHAPES = [(1, 1), (7, 33), (48, 64), (65, 200), (16, 513)]
+"""Outputs and inputs: one value, odd ones, whole groups, and more rows and columns than a kernel's blocks."""
+NAMES = [*chosen(ATTENTIONS, lambda config: decodes(config) and has_matrices(config)), "moe", FINE, PATTERN]
+
+
+def weight_of(outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+    """Random weights, a row of zeros among them, and one that is far from the others."""
+    weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(outputs + inputs)) * 0.02
+    weight[-1, -1] = 0.9
+    if outputs > 1:
+        weight[0] = 0
+    return weight.to(dtype)
+
+
+def meant(stored: QuantizedWeight, weight: torch.Tensor) -> torch.Tensor:
+    """The weight [O, I] in float64 that a quantized one stands for; check the rounding."""
+    form = stored.form
+    if isinstance(stored, Float8):
+        found, scales = stored.codes.double() * stored.scales.double()[:, None], stored.scales.double()[:, None]
+        # Three bits behind the first one, or steps of 2^-9 near zero; the scale's own rounding moves the largest value.
+        most = weight.double().abs() * (2**-4 + torch.finfo(weight.dtype).eps) + scales * 2**-10
+    else:
+        symmetric = form.quantization.symmetric
+        found, most = dequantized(weight, form.kernel.bits, form.group, symmetric)
+    assert ((weight.double() - found).abs() <= most).all()
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quantization", [INT8, *INT4, FP8], ids=lambda each: each.name)
+def test_a_product_is_that_with_the_rounded_weight_and_takes_the_bytes_of_the_formula(
+    quantization: Quantization, dtype: str
+) -> None:
+    form = form_of(quantization, "cpu", dtype)
+    for outputs, inputs in SHAPES:
+        weight = weight_of(outputs, inputs, DTYPES[dtype])
+        stored = quantized_weight(weight, form)
+        x = torch.randn(3, 2, inputs, generator=torch.Generator().manual_seed(1)).to(DTYPES[dtype])
+        expected = x.double() @ meant(stored, weight).t()
+        # Not a contiguous input: a part of a wider projection is none.
+        for given in (x, torch.cat([x, x], dim=-1)[..., :inputs]):
+            assert relative_error(stored(given).double(), expected) < TOLERANCE[dtype]
+        assert sum(each.nbytes for each in stored.buffers()) == form.bytes(outputs, inputs)
+
+
+@pytest.mark.parametrize("quantization", [INT8, INT4[0], INT4[1], FP8], ids=lambda each: each.name)
+def test_shards_of_a_weight_multiply_as_their_own_rounding_says(quantization: Quantization) -> None:
+    form, weight = form_of(quantization, "cpu", "fp32"), weight_of(24, 130, torch.float32)
+    x = torch.randn(5, 130, generator=torch.Generator().manual_seed(1))
+    by_outputs = [(quantized_weight(part, form), part) for part in weight.chunk(2, dim=0)]
+    found = torch.cat([stored(x) for stored, _ in by_outputs], dim=-1)
+    expected = x.double() @ torch.cat([meant(*each) for each in by_outputs]).t()
+    assert relative_error(found.double(), expected) < TOLERANCE["fp32"]
+    by_inputs = [(quantized_weight(part, form), part) for part in weight.chunk(2, dim=1)]
+    parts = zip(by_inputs, x.chunk(2, dim=1), strict=True)
+    sums = [(stored(some), some.double() @ meant(stored, part).t()) for (stored, part), some in parts]
+    found, expected = sums[0][0] + sums[1][0], sums[0][1] + sums[1][1]
+    assert relative_error(found.double(), expected) < TOLERANCE["fp32"]
+
+
+def quantize(config: RunConfig, quantization: Quantization) -> tuple[GPT, Form]:
+    from efficientbench.model.quantize import quantize as quantize_model
+
+    form, model = form_of(quantization, "cpu", "fp32"), build(config).eval()
+    quantize_model(model, config.model, form)
+    return model, form
+
+
+def with_meant_weights(config: RunConfig, form: Form) -> GPT:
+    """The model in full width, with the values that its quantized weights stand for."""
+    model = build(config).eval()
+    for layer, kind in zip(model.decoder.layers, config.model.layer_kinds, strict=True):
+        for name in quantized_matrices(config.model.views[kind]):
+            weight = layer.get_parameter(name)
+            for each in weight.data if weight.dim() == 3 else [weight.data]:
+                each.copy_(meant(quantized_weight(each, form), each.clone()))
+    return model
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("quantization", [INT8, INT4[1]], ids=lambda each: each.name)
+@torch.no_grad()
+def test_a_quantized_model_computes_with_the_rounded_weights_and_holds_their_bytes(
+    name: str, quantization: Quantization, single_rank: None
+) -> None:
+    from efficientbench.model.quantize import held_bytes, left_out
+
+    config = tiny_model(name)
+    model, form = quantize(config, quantization)
+    tokens = text(config, 16)
+    assert relative_error(model(tokens), with_meant_weights(config, form)(tokens)) < 1e-5
+    whole = build(config)
+    # Beside the weights, models hold counters and tables, which no formula of weights counts.
+    beside = held_bytes(whole) - weight_bytes(config.model, "fp32", None)
+    assert held_bytes(model) - beside == weight_bytes(config.model, "fp32", form)
+    full = {name: each.nbytes for name, each in whole.named_parameters() if each.dim() > 1}
+    matrices = sum(
+        config.model.layer_kinds.count(kind) * stack.parameters
+        for kind, view in config.model.views.items()
+        for stack in quantized_matrices(view).values()
+    )
+    assert sum(left_out(model).values()) == sum(full.values()) - 4 * matrices
+    assert "embedding.word_embeddings.weight" in left_out(model)
+
+
+def a_step(model: GPT, mode: Any, rows: int = 1) -> None:
+    """Compute a decoding step within a mode of torch."""
+    cache = Cache(model, rows, 16)
+    cache.fresh = False
+    cache.lengths.fill_(15)
+    with torch.no_grad(), cache.bound(), mode:
+        model(torch.arange(rows)[:, None], only=torch.zeros(rows, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("quantization", [INT8, INT4[0]], ids=lambda each: each.name)
+def test_a_step_reads_the_bytes_of_the_formula(name: str, quantization: Quantization, single_rank: None) -> None:
+    from efficientbench.generation.measuring.measure import _experts_touched
+
+    config = tiny_model(name)
+    model, form = quantize(config, quantization)
+    packed = {place: each for place, module in model.named_modules() if isinstance(module, QuantizedWeight)
+              for place, each in module.named_buffers(prefix=place)}  # fmt: skip
+    watched = {**dict(model.named_parameters()), **packed}
+    with _experts_touched(model) as touched:
+        reads = Reads({place: each.detach() for place, each in watched.items()})
+        a_step(model, reads)
+    experts = float(sum(touched)) / len(touched) if touched else None
+    found = reads.bytes()
+    assert sum(found.values()) == pytest.approx(weight_bytes_read(config.model, 1, "fp32", experts, form), abs=0.5)
+
+
+class Widened(TorchDispatchMode):
+    """Notes the elements of every tensor of floating point that an operation allocates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            sizes = [
+                each.numel()
+                for each in tree_leaves(result)
+                if isinstance(each, torch.Tensor) and each.is_floating_point()
+            ]
+            self.most = max([self.most, *sizes])
+        return result
+
+
+class WidensEachStep(Int8):
+    """A planted fault: a full-width copy in each product."""
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows @ (self.codes.to(rows.dtype) * self.scales[:, None]).t()
+
+
+class WidenedAtLoad(Int8):
+    """A planted fault: a kernel that keeps the rounded weight in full width."""
+
+    def packed(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        stored = super().packed(weight)
+        return {"codes": stored["codes"].to(weight.dtype) * stored["scales"][:, None], "scales": stored["scales"]}
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows @ self.codes.t()
+
+
+SLIM = ("model.vocab_size=64", "model.hidden_size=64", "model.ffn_hidden_size=192", "model.position.kind=none")
+"""A model whose weights are all larger than what a step of one row computes."""
+
+
+def widest(quantization: Quantization) -> tuple[int, int]:
+    """The most elements that a step allocates at once, and those of the smallest quantized weight."""
+    config = tiny("gqa_1.5B", *SLIM)
+    model, _ = quantize(config, quantization)
+    step = Widened()
+    a_step(model, step)
+    [view] = config.model.views.values()
+    return step.most, min(stack.parameters for stack in quantized_matrices(view).values())
+
+
+@pytest.mark.parametrize("quantization", [INT8, INT4[1]], ids=lambda each: each.name)
+def test_no_step_widens_a_weight(quantization: Quantization, single_rank: None) -> None:
+    most, smallest = widest(quantization)
+    assert most < smallest
+
+
+def test_weights_that_are_widened_are_found(monkeypatch: pytest.MonkeyPatch, single_rank: None) -> None:
+    from efficientbench.model.quantize import held_bytes
+
+    monkeypatch.setitem(kernels.CLASSES, quantized.INT8, WidensEachStep)
+    most, smallest = widest(INT8)
+    assert most >= smallest
+    monkeypatch.setitem(kernels.CLASSES, quantized.INT8, WidenedAtLoad)
+    config = tiny("gqa_1.5B", *SLIM)
+    model, form = quantize(config, INT8)
+    assert held_bytes(model) > 1.05 * weight_bytes(config.model, "fp32", form)
+
+
+def test_a_second_model_shares_quantized_weights(single_rank: None) -> None:
+    from efficientbench.model.gpt import same_model
+    from efficientbench.model.quantize import held_bytes
+
+    config = tiny_model("moe")
+    model, _ = quantize(config, INT8)
+    another = same_model(model, config, torch.device("cpu"))
+    tokens = text(config, 16)
+    with torch.no_grad():
+        assert torch.equal(model(tokens), another(tokens))
+    assert held_bytes(torch.nn.ModuleList([model, another])) < 1.1 * held_bytes(model)
