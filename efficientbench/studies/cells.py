@@ -46,7 +46,7 @@ DECIDED = {
 SHARED = ("training.", "data.", "kernels.", "init.")
 OWN = ("training.learning_rate", "training.matrix_learning_rate")
 """Beginnings of keys in which the runs of a cell are equal, and exceptions."""
-Figure = TypeVar("Figure", int, float)
+Number = TypeVar("Number", int, float)
 Models = dict[tuple[str, str], Combination[RunConfig]]
 """(variant, size) → its configuration without length and rate."""
 
@@ -200,7 +200,7 @@ def _flops(config: RunConfig) -> float:
     return _declared(config, lambda: flops_per_token(config.model, config.training.seq_len).training)
 
 
-def _declared(config: RunConfig, figure: Callable[[], Figure]) -> Figure:
+def _declared(config: RunConfig, figure: Callable[[], Number]) -> Number:
     try:
         return figure()
     except UndeclaredError as error:

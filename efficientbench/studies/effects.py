@@ -214,12 +214,15 @@ def shifted(prior: Prior, ladder: Ladder) -> Prior:
     return replace(prior, noise=tuple(max(found, 1e-7) / middle * each for each in prior.noise))
 
 
-def seed_noise(ladder: Ladder) -> float | None:
-    """Return the standard deviation of a contrast between seeds in one cell, in nats; None for a single seed."""
-    present = ladder.present
+def seed_noise(ladder: Ladder, rows: np.ndarray | None = None) -> float | None:
+    """Return the standard deviation between seeds in one cell, in nats; None for a single seed.
+
+    rows: [rows, variants], the combinations of the variants' losses that are meant; None: the contrasts.
+    """
+    rows = contrasts(len(ladder.variants)) if rows is None else rows
     squares, degrees = 0.0, 0
-    for cell, seeds in enumerate(present):
-        values = contrasts(len(ladder.variants)) @ ladder.losses[:, cell, seeds]
+    for cell, seeds in enumerate(ladder.present):
+        values = rows @ ladder.losses[:, cell, seeds]
         if values.shape[1] > 1:
             squares += float(((values - values.mean(axis=1, keepdims=True)) ** 2).sum())
             degrees += values.shape[0] * (values.shape[1] - 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -155,10 +154,6 @@ def noises(ladder: Ladder) -> list[Noise]:
 
 def _noise(size: str, own: Ladder) -> Noise:
     contrast = seed_noise(own)
-    if contrast is None:
-        return Noise(size, None, None)
-    cells: Sequence[np.ndarray] = [own.losses[:, at, seeds] for at, seeds in enumerate(own.present)]
-    squares = sum(float(((each - each.mean(axis=1, keepdims=True)) ** 2).sum()) for each in cells)
-    degrees = sum(each.shape[0] * (each.shape[1] - 1) for each in cells)
     # A contrast of two variants is their difference over the root of 2.
-    return Noise(size, (squares / degrees) ** 0.5, contrast * 2**0.5)
+    difference = None if contrast is None else contrast * 2**0.5
+    return Noise(size, seed_noise(own, np.eye(len(own.variants))), difference)

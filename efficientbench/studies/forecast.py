@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
 from efficientbench.architecture.variant import known
@@ -168,23 +167,17 @@ def _matched(study: Study) -> list[str]:
     ]
 
 
-def plan_of(plan: LadderPlan) -> Ladder:
-    """Return the ladder of a plan, whose losses are 0."""
-    section = plan.section
-    cells = tuple(plan.cells.values())
-    return Ladder(section.ordered, cells, np.zeros((len(section.ordered), len(cells), section.seeds)), section.trunks)
-
-
 def _precision(plan: LadderPlan) -> list[str]:
-    target = plan.target.parameters, plan.target.tokens
-    found = precision(plan_of(plan), target)
+    section = plan.section
+    ladder = Ladder.planned(section.ordered, tuple(plan.cells.values()), section.seeds, section.trunks)
+    found = precision(ladder, (plan.target.parameters, plan.target.tokens))
     lines = [
         f"precision: a difference at the target has a standard deviation of {found.deviation:.4f} nats; a gap of "
         f"{found.gap:.3f} nats ({percent(found.compute, '.1f')} of the compute) is named with 80 %"
     ]
     if found.gap > WIDE_GAP:
         lines.append(f"warning: smaller gaps than {found.gap:.3f} nats will mostly be left undecided")
-    if plan.section.seeds == 1:
+    if section.seeds == 1:
         lines.append("warning: with one seed the noise rests on the prior alone")
     return lines
 

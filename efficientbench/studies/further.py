@@ -6,12 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
-import numpy as np
-
 from efficientbench.studies.effects import Effects, Prior
 from efficientbench.studies.ladder import Cell, Ladder
 from efficientbench.studies.runs import StudyRun
-from efficientbench.studies.simulate import NAMED, POWER, Extension, shares_best, with_seeds
+from efficientbench.studies.simulate import NAMED, POWER, Extension, shares_best
 
 SEED_FACTORS = (2, 4)
 SIZE_FACTOR = 2
@@ -63,23 +61,17 @@ def what_would_help(ladder: Ladder, effects: Effects, prior: Prior, target: Cell
         target: what the study is to decide.
         runs: the complete runs, for the device-hours of further ones.
     """
-    hours = _hours_per_token(runs)
+    hours, seeds = _hours_per_token(runs), ladder.losses.shape[2]
     extras = []
     for factor in SEED_FACTORS:
-        what = f"{factor} times the seeds"
-        further = _device_hours(ladder, ladder.cells, hours, (factor - 1) * ladder.losses.shape[2])
-        extras.append(Extra(what, further, _chance(ladder, with_seeds(ladder, factor), prior, target)))
+        larger = Ladder.planned(ladder.variants, ladder.cells, seeds * factor, ladder.trunks)
+        further = _device_hours(ladder, ladder.cells, hours, (factor - 1) * seeds)
+        extras.append(Extra(f"{factor} times the seeds", further, _chance(ladder, larger, prior, target)))
     size = _one_size_more(ladder)
-    if size[0].parameters >= target.parameters:
-        return Further(tuple(extras), _smaller_target(ladder, effects, target))
-    larger = Ladder(
-        ladder.variants,
-        (*ladder.cells, *size),
-        np.zeros((len(ladder.variants), len(ladder.cells) + len(size), ladder.losses.shape[2])),
-        ladder.trunks,
-    )
-    further = _device_hours(ladder, size, hours, ladder.losses.shape[2])
-    extras.append(Extra(f"one size more, {size[0].size}", further, _chance(ladder, larger, prior, target)))
+    if size[0].parameters < target.parameters:
+        larger = Ladder.planned(ladder.variants, (*ladder.cells, *size), seeds, ladder.trunks)
+        further = _device_hours(ladder, size, hours, seeds)
+        extras.append(Extra(f"one size more, {size[0].size}", further, _chance(ladder, larger, prior, target)))
     return Further(tuple(extras), _smaller_target(ladder, effects, target))
 
 

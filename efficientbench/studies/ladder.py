@@ -58,6 +58,11 @@ class Ladder:
             losses[variants.index(each.variant), cells.index(each.cell), seeds.index(each.seed)] = each.loss
         return cls(tuple(variants), tuple(cells), losses, trunks)
 
+    @classmethod
+    def planned(cls, variants: Sequence[str], cells: Sequence[Cell], seeds: int, trunks: bool) -> Ladder:
+        """Return the ladder of a plan, whose losses are 0."""
+        return cls(tuple(variants), tuple(cells), np.zeros((len(variants), len(cells), seeds)), trunks)
+
     @cached_property
     def parameters(self) -> np.ndarray:
         """[cells]: N."""

@@ -12,7 +12,7 @@ from efficientbench.studies.cautions import MATCHED
 from efficientbench.studies.further import Further
 from efficientbench.studies.simulate import POWER
 from efficientbench.studies.target_costs import CACHE
-from efficientbench.studies.verdict import LEVEL, Interval, Standing
+from efficientbench.studies.verdict import LEVEL, Interval
 from efficientbench.studies.words import (
     Part,
     cell_text,
@@ -110,7 +110,7 @@ def _best(answer: Answer, found: Findings) -> list[str]:
     level = [each for pair in found.verdict.level if found.named in pair for each in pair if each != found.named]
     beside = [f"Level with it within {LEVEL} nats: {listed(level)}; cost may decide."] if level else []
     sure = f"Pretrain {found.named}: P(best loss) {chance(chances[found.named])}"
-    standing = _standing(found, found.named)
+    standing = next(each for each in found.verdict.standings if each.variant == found.named)
     if standing.difference is None:
         others = [each for each in found.verdict.standings if each.difference is not None]
         nearest = min(others, key=lambda each: each.difference.mean if each.difference else 0.0)
@@ -250,7 +250,3 @@ def quote(answer: Answer, found: Findings) -> str:
 
 def _reach(answer: Answer, found: Findings) -> float:
     return answer.target.parameters / found.ranking.cell.parameters
-
-
-def _standing(found: Findings, variant: str) -> Standing:
-    return next(each for each in found.verdict.standings if each.variant == variant)

@@ -44,7 +44,7 @@ def precision(
 
     noise: what the branches of these ladders have instead of the prior's, in nats.
     """
-    pair = Ladder(plan.variants[:2], plan.cells, np.zeros((2, *plan.losses.shape[1:])), plan.trunks)
+    pair = Ladder.planned(plan.variants[:2], plan.cells, plan.losses.shape[2], plan.trunks)
     fit = Fit(pair, prior)
     chance = np.random.default_rng(0)
     truth = fit.components[chance.choice(len(fit.components), size=LADDERS, p=fit.prior_weights)]
@@ -147,9 +147,3 @@ class Extension:
 def shares_best(losses: np.ndarray) -> np.ndarray:
     """Return [variants]: in which share of the draws [draws, variants] each has the lowest loss."""
     return np.bincount(losses.argmin(axis=1), minlength=losses.shape[1]) / len(losses)
-
-
-def with_seeds(ladder: Ladder, times: int) -> Ladder:
-    """Return the plan of a ladder with so many times the seeds; its losses are 0."""
-    variants, cells, seeds = ladder.losses.shape
-    return Ladder(ladder.variants, ladder.cells, np.zeros((variants, cells, seeds * times)), ladder.trunks)

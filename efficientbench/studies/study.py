@@ -70,7 +70,7 @@ class Question:
     def words(self) -> dict[str, object]:
         """Return the words of the section. Raises ConfigError: the matrix or the target cannot be read."""
         given = {"variants": self.variants, "baseline": self.baseline, "match": self.match, "seeds": self.seeds}
-        words: dict[str, object] = {key: value for key, value in given.items() if value}
+        words: dict[str, object] = {key: value for key, value in given.items() if value not in (None, ())}
         return written(self.matrix, words | ({"target": parsed_target(self.target)} if self.target else {}))
 
 
