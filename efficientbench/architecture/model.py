@@ -38,7 +38,13 @@ from efficientbench.architecture.registry import (
     position_of,
     positions_at,
 )
-from efficientbench.architecture.variant import AttentionConfig, AttentionVariant, Decoder, PositionConfig
+from efficientbench.architecture.variant import (
+    AttentionConfig,
+    AttentionVariant,
+    Decoder,
+    PositionConfig,
+    PositionVariant,
+)
 from efficientbench.basics.errors import nearest
 from efficientbench.basics.part import Part, require
 
@@ -148,9 +154,8 @@ class ModelConfig(Decoder):
             if problem:
                 problems.append(problem)
                 continue
-            default = {} if name == OWN_LAYER else {"attention": {"kind": name}}
             try:
-                view = cls.model_validate(own | _overlaid(own, given.get(name, default)))
+                view = cls.model_validate(own | _overlaid(own, given.get(name, _default(name, info.data["position"]))))
                 _places_fit(view.model_copy(update={"position": info.data["position"]}), view)
             except ValueError as error:
                 problems += _messages(name, error)
@@ -263,6 +268,15 @@ def _unknown(name: str, given: Mapping[str, Mapping[str, Any]]) -> str | None:
         return f"{name}.{strange[0]}: a kind has {', '.join(OF_A_KIND)} alone"
     others = f"{name}.moe: layers with experts have those of model.moe: a kind can only be without, by moe: false"
     return others if given[name].get("moe") not in NO_EXPERTS else None
+
+
+def _default(name: str, position: PositionConfig) -> dict[str, Any]:
+    """Return the keys of a kind without a section: an attention with its defaults, without RoPE if it takes none."""
+    attention, encoding = find("attention", name), find("position", position.kind)
+    if name == OWN_LAYER or not isinstance(attention, AttentionVariant) or not isinstance(encoding, PositionVariant):
+        return {}
+    turned = encoding.place == "queries and keys" and encoding.place not in attention.places
+    return {"attention": {"kind": name}} | ({"position": {"kind": "none"}} if turned else {})
 
 
 def _overlaid(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

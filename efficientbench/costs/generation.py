@@ -71,16 +71,21 @@ def experts_touched(model: ModelConfig, tokens: int) -> float | None:
 
 
 def cache_bytes_read(model: ModelConfig, tokens: int, dtype: str) -> int:
-    """Count the bytes of a sequence's cache that a decoding step reads, over all layers.
+    """Count the bytes of a sequence's cache that a decoding step reads, over all layers; of a recurrent state it also
+    writes all.
 
     `tokens` is the sequence's length, the new token included.
     """
+    element_bytes = DTYPE_BYTES[dtype]
 
-    def elements(view: ModelConfig) -> int:
+    def read(view: ModelConfig) -> int:
         costs = attention_of(view).costs
-        return costs.cached(view) * tokens if costs.decode_reads is None else costs.decode_reads(view, tokens)
+        if costs.decode_bytes is not None:
+            return costs.decode_bytes(view, tokens, element_bytes)
+        elements = costs.cached(view) * tokens if costs.decode_reads is None else costs.decode_reads(view, tokens)
+        return elements * element_bytes
 
-    return over_layers(model, elements) * DTYPE_BYTES[dtype]
+    return over_layers(model, read)
 
 
 def weight_bytes_read(model: ModelConfig, batch: int, dtype: str, experts_touched: float | None = None) -> float:

@@ -202,7 +202,7 @@ FAULTS = (
     ),
     Fault(
         "tables of positions decay",
-        [("parameter.dim() > 1 and not getattr(parameter, POSITION_TABLE, False)", "parameter.dim() > 1")],
+        [("parameter.dim() > 1 and not hasattr(parameter, POSITION_TABLE)", "parameter.dim() > 1")],
         "unit/training/update/test_optimizer.py",
     ),
     Fault(
