@@ -118,6 +118,26 @@ def _state_bytes(model: Decoder, tokens: int, tp: int, element_bytes: int) -> in
     return (_state(model) * FLOAT32_BYTES + gdn.convolved * (gdn.convolution - 1) * element_bytes) // tp
 
 
+def _between(model: Decoder) -> int:
+    """Count the elements per token of the projections' output, and of what enters the last one."""
+    gdn = _gdn(model)
+    return gdn.convolved + 2 * _outputs(model) + 2 * gdn.heads
+
+
+def _saved(model: Decoder, tp: int) -> int:
+    """Count the elements per token that one rank keeps from forward to backward, in 16 bits: float32 counts twice.
+
+    Around the rule: what is projected; the convolution's input, sum and result; output, normed, gate, product. Within
+    it, in float32: queries and keys before and behind their norm, values; fading and products of each chunk; what is
+    learned, recalled and kept; and a state for each chunk, twice.
+    """
+    gdn = _gdn(model)
+    keys, values, repeated = gdn.key_heads * gdn.key_dim, _outputs(model), gdn.heads * gdn.key_dim
+    narrow = _between(model) + 3 * gdn.convolved + 3 * values
+    wide = 4 * keys + 3 * repeated + 4 * values + CHUNK * (4 * gdn.heads + 2 * gdn.key_heads) + 8 * gdn.heads
+    return (narrow + 2 * (wide + 2 * _state(model) // CHUNK)) // tp
+
+
 def _uneven(model: Decoder, tp: int) -> list[str]:
     heads = _gdn(model).key_heads
     if heads % tp == 0:
@@ -157,6 +177,8 @@ VARIANT = AttentionVariant(
         # All of it is read, and written back.
         decode_bytes=lambda model, tokens, element_bytes: 2 * _state_bytes(model, tokens, 1, element_bytes),
         decode_flops=lambda model, tokens: _recurrence(model),
+        saved=_saved,
+        recomputed=lambda model, tp: _saved(model, tp) - _between(model) // tp,
         column_inputs=lambda model: (model.hidden_size,),
         replicated_parameters=_shared,
         replicated_summed="in a micro-batch",
@@ -171,6 +193,8 @@ VARIANT = AttentionVariant(
     selective_recomputation=True,
     profiled_as=("GatedDeltaRule",),
     not_exported="Gated DeltaNet is not exported yet",
+    # More than one chunk, the last not full.
+    tiny=(f"training.seq_len={CHUNK + 8}",),
     further={"two values for a key": ("model.attention.value_heads=4", "model.attention.value_dim=12")},
     ratios=lambda model: (_gdn(model).value_dim / _gdn(model).key_dim, _outputs(model) / model.hidden_size),
 )

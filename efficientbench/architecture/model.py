@@ -155,7 +155,7 @@ class ModelConfig(Decoder):
                 problems.append(problem)
                 continue
             try:
-                view = cls.model_validate(own | _overlaid(own, given.get(name, _default(name, info.data["position"]))))
+                view = cls.model_validate(own | _overlaid(own, given.get(name, _default(name, own))))
                 _places_fit(view.model_copy(update={"position": info.data["position"]}), view)
             except ValueError as error:
                 problems += _messages(name, error)
@@ -270,13 +270,17 @@ def _unknown(name: str, given: Mapping[str, Mapping[str, Any]]) -> str | None:
     return others if given[name].get("moe") not in NO_EXPERTS else None
 
 
-def _default(name: str, position: PositionConfig) -> dict[str, Any]:
-    """Return the keys of a kind without a section: an attention with its defaults, without RoPE if it takes none."""
-    attention, encoding = find("attention", name), find("position", position.kind)
-    if name == OWN_LAYER or not isinstance(attention, AttentionVariant) or not isinstance(encoding, PositionVariant):
+def _default(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a kind without a section: an attention with its defaults.
+
+    One that has no queries and keys to turn or to normalize is without RoPE and their norms.
+    """
+    attention, position = find("attention", name), find("position", own["position"]["kind"])
+    if name == OWN_LAYER or not isinstance(attention, AttentionVariant) or not isinstance(position, PositionVariant):
         return {}
-    turned = encoding.place == "queries and keys" and encoding.place not in attention.places
-    return {"attention": {"kind": name}} | ({"position": {"kind": "none"}} if turned else {})
+    turned = position.place == "queries and keys" and position.place not in attention.places
+    found: dict[str, Any] = {"attention": {"kind": name}} | ({"position": {"kind": "none"}} if turned else {})
+    return found | ({"qk_norm": False} if turned and own["qk_norm"] else {})
 
 
 def _overlaid(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

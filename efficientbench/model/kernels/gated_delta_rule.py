@@ -16,8 +16,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-CHUNK = 64
-"""Tokens whose products are computed together, one step of the sequence of states."""
+from efficientbench.architecture.gdn import CHUNK
+
 NAME = f"torch matmuls over chunks of {CHUNK} tokens, a triangular solve in each, float32"
 STEP_NAME = "torch matmuls with the recurrent state, float32"
 
