@@ -69,7 +69,7 @@ def _outputs(model: Decoder) -> int:
 
 
 def _projections(model: Decoder) -> int:
-    """Count the weights of the projections: to queries, keys, values, gates, strengths and decays, and to the output."""
+    """Count the weights of the projections to queries, keys, values, gates, strengths, decays, and to the output."""
     return model.hidden_size * (_gdn(model).convolved + 2 * _outputs(model) + 2 * _gdn(model).heads)
 
 
@@ -143,8 +143,8 @@ def _uneven(model: Decoder, tp: int) -> list[str]:
     if heads % tp == 0:
         return []
     return [
-        f"parallel.tp: {tp} does not divide the {heads} key heads (model.attention.key_heads): tensor-parallel ranks of "
-        "Gated DeltaNet hold whole heads"
+        f"parallel.tp: {tp} does not divide the {heads} key heads (model.attention.key_heads): tensor-parallel ranks "
+        "of Gated DeltaNet hold whole heads"
     ]
 
 

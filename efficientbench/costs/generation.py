@@ -71,10 +71,9 @@ def experts_touched(model: ModelConfig, tokens: int) -> float | None:
 
 
 def cache_bytes_read(model: ModelConfig, tokens: int, dtype: str) -> int:
-    """Count the bytes of a sequence's cache that a decoding step reads, over all layers; of a recurrent state it also
-    writes all.
+    """Count the bytes of a sequence's cache that a decoding step reads, and of a recurrent state also writes.
 
-    `tokens` is the sequence's length, the new token included.
+    They are those of all layers. `tokens` is the sequence's length, the new token included.
     """
     element_bytes = DTYPE_BYTES[dtype]
 

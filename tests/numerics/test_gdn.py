@@ -197,9 +197,11 @@ def test_figures_are_those_counted_by_hand() -> None:
     ],
 )
 def test_what_it_cannot_do_is_refused_by_name(words: tuple[str, ...], message: str) -> None:
+    def laid_out() -> Layout:
+        return Layout.of(tiny_model("gdn", *words), devices=8)
+
     with pytest.raises(ConfigError, match=message):
-        config = tiny_model("gdn", *words)
-        Layout.of(config, devices=8)
+        laid_out()
 
 
 def test_a_pattern_names_it_alone() -> None:

@@ -24,8 +24,8 @@ routers and tables of positions."""
 def decays(parameter: torch.nn.Parameter) -> bool:
     """Return whether a parameter has weight decay: the matrices of linear layers, router, embedding and output do.
 
-    Norms and biases have none, nor have tables of positions, which `model.position.position_table` marks, and parameters
-    with an initial law of their own, such as short convolutions.
+    Norms and biases have none, nor have tables of positions, which `model.position.position_table` marks, nor what has
+    an initial law of its own, such as short convolutions.
     """
     return parameter.dim() > 1 and not hasattr(parameter, POSITION_TABLE) and not hasattr(parameter, QUANTILES)
 
