@@ -183,9 +183,9 @@ VARIANT = AttentionVariant(
         replicated_parameters=_shared,
         replicated_summed="in a micro-batch",
     ),
-    other_positions="position.kind: Gated DeltaNet has no scores, and no queries and keys whose distance would matter, "
-    "as {position!r} positions need them: set model.position.kind to {taken}, or in a pattern "
-    "model.kinds.NAME.position.kind=none",
+    places=frozenset({"nothing"}),
+    other_positions="position.kind: Gated DeltaNet has no positions but the order of its recurrence, and {position!r} was "
+    "asked for: set model.position.kind to {taken}, or in a pattern model.kinds.NAME.position.kind",
     kernels="efficientbench.model.kernels.gdn:KERNELS",
     matrices=_matrices,
     tensor_parallel=_uneven,

@@ -45,7 +45,7 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.de
     for name, parameter in global_parameters(model).items():
         with torch.no_grad():
             quantiles = getattr(parameter, QUANTILES, None)
-            if name.endswith(WITH_ZEROS):
+            if name.endswith(WITH_ZEROS) and quantiles is None:
                 parameter.zero_()
             elif parameter.dim() == 1 and quantiles is None:
                 parameter.fill_(1.0)

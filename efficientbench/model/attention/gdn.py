@@ -76,7 +76,7 @@ class GatedDeltaNet(Stateful, MegatronModule):
         self.conv_weight = split_parameter(config, shape, lambda share: (2 * share - 1) * bound)
         heads = (self.groups * self.repeats,)
         self.A_log = split_parameter(config, heads, _logarithm_of_decay)
-        self.dt_bias = split_parameter(config, heads)
+        self.dt_bias = split_parameter(config, heads, torch.ones_like)
         self.out_norm: torch.nn.Parameter | None = None
         if config.norm_weights:
             place = {"dtype": config.params_dtype, "device": torch.get_default_device()}
