@@ -184,8 +184,8 @@ VARIANT = AttentionVariant(
         replicated_summed="in a micro-batch",
     ),
     places=frozenset({"nothing"}),
-    other_positions="position.kind: Gated DeltaNet has no positions but the order of its recurrence, and {position!r} was "
-    "asked for: set model.position.kind to {taken}, or in a pattern model.kinds.NAME.position.kind",
+    other_positions="position.kind: Gated DeltaNet has no positions but the order of its recurrence, not "
+    "{position!r}: set model.position.kind to {taken}, or in a pattern model.kinds.NAME.position.kind",
     kernels="efficientbench.model.kernels.gdn:KERNELS",
     matrices=_matrices,
     tensor_parallel=_uneven,
