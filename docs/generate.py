@@ -162,6 +162,8 @@ STATES = {
     "3:1, window 4,096": ("model.pattern=[swa,swa,swa,own]", "model.kinds.swa.attention.window=4096"),
     "5:1, window 1,024": ("model.pattern=[swa,swa,swa,swa,swa,own]", "model.kinds.swa.attention.window=1024"),
     "all, window 1,024": ("model.attention.window=1024",),
+    "3:1, GDN": ("model.pattern=[gdn,gdn,gdn,own]",),
+    "all, GDN": ("model.attention.kind=gdn", "model.position.kind=none"),
 }
 """Rows of the table of states: a variant, or what is laid over gqa."""
 

@@ -157,9 +157,8 @@ class ModelConfig(Decoder):
             if problem:
                 problems.append(problem)
                 continue
-            default = {} if name == OWN_LAYER else {"attention": {"kind": name}}
             try:
-                view = cls.model_validate(own | _overlaid(own, given.get(name, default)))
+                view = cls.model_validate(own | _overlaid(own, given.get(name, _default(name, own))))
                 _places_fit(view.model_copy(update={"position": info.data["position"]}), view)
             except ValueError as error:
                 problems += _messages(name, error)
@@ -321,6 +320,19 @@ def _unknown(name: str, given: Mapping[str, Mapping[str, Any]]) -> str | None:
         return f"{name}.{strange[0]}: a kind has {', '.join(OF_A_KIND)} alone"
     others = f"{name}.moe: layers with experts have those of model.moe: a kind can only be without, by moe: false"
     return others if given[name].get("moe") not in NO_EXPERTS else None
+
+
+def _default(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a kind without a section: an attention with its defaults.
+
+    One that has no queries and keys to turn or to normalize is without RoPE and their norms.
+    """
+    attention, position = find("attention", name), find("position", own["position"]["kind"])
+    if name == OWN_LAYER or not isinstance(attention, AttentionVariant) or not isinstance(position, PositionVariant):
+        return {}
+    turned = position.place == "queries and keys" and position.place not in attention.places
+    found: dict[str, Any] = {"attention": {"kind": name}} | ({"position": {"kind": "none"}} if turned else {})
+    return found | ({"qk_norm": False} if turned and own["qk_norm"] else {})
 
 
 def _overlaid(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

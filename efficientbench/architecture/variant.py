@@ -177,6 +177,9 @@ class AttentionCosts:
     decode_reads: Callable[[Decoder, int], int] | None = None
     """(model, tokens) → elements of the State that the last of `tokens` queries reads; None: the elements that `cached`
     counts, for all tokens."""
+    decode_bytes: Callable[[Decoder, int, int], int] | None = None
+    """(model, tokens, bytes of an element) → bytes of the State that the last of `tokens` queries reads, and writes
+    where it changes all of them; None: those of `decode_reads`."""
     decode_flops: Callable[[Decoder, int], int] = _undeclared("attention", "FLOPs of decoding")
     """(model, tokens) → FLOPs, in scores and their product with the values, of the token that is the `tokens`-th of its
     sequence, as decoding computes them."""

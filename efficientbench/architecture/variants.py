@@ -5,7 +5,7 @@ Neither this file nor what it imports may import torch or Megatron: configuratio
 
 from __future__ import annotations
 
-from efficientbench.architecture import gqa, mla, nsa, positions
+from efficientbench.architecture import gdn, gqa, mla, nsa, positions
 
-ATTENTION = (gqa.VARIANT, mla.VARIANT, nsa.VARIANT)
+ATTENTION = (gqa.VARIANT, mla.VARIANT, nsa.VARIANT, gdn.VARIANT)
 POSITIONS = positions.VARIANTS

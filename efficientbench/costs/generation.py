@@ -68,16 +68,19 @@ def experts_touched(model: ModelConfig, tokens: int) -> float | None:
 
 
 def cache_bytes_read(model: ModelConfig, tokens: int, dtype: str) -> int:
-    """Count the bytes of a sequence's cache that a decoding step reads, over all layers.
+    """Count the bytes of a sequence's cache that a decoding step reads, and of a recurrent state also writes.
 
-    `tokens` is the sequence's length, the new token included.
+    They are those of all layers. `tokens` is the sequence's length, the new token included.
     """
-    elements = 0
+    read, element_bytes = 0, DTYPE_BYTES[dtype]
     for view, count in model.counted_views:
         costs = view.attention_variant.costs
-        read = costs.cached(view) * tokens if costs.decode_reads is None else costs.decode_reads(view, tokens)
-        elements += count * read
-    return elements * DTYPE_BYTES[dtype]
+        if costs.decode_bytes is not None:
+            read += count * costs.decode_bytes(view, tokens, element_bytes)
+        else:
+            own = costs.cached(view) * tokens if costs.decode_reads is None else costs.decode_reads(view, tokens)
+            read += count * own * element_bytes
+    return read
 
 
 def weight_bytes_read(

@@ -17,6 +17,7 @@ from megatron.core.models.gpt import GPTModel
 
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.basics.errors import ConfigError
+from efficientbench.model.layers import QUANTILES
 
 EXPERTS = "mlp.experts."
 """The part of a name that marks a parameter with the weights of several experts."""
@@ -32,7 +33,7 @@ VOCABULARY_TABLES = (EMBEDDING, "output_layer.weight")
 def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.device = CPU) -> None:
     """Fill every parameter of this stage: biases and sinks 0, norms 1, weights N(0, init_std²).
 
-    Output projections and learned positions have a smaller deviation.
+    Output projections and learned positions have a smaller deviation; some parameters carry a law of their own.
 
     Args:
         model: the stage.
@@ -42,14 +43,17 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.de
     """
     for name, parameter in global_parameters(model).items():
         with torch.no_grad():
-            if name.endswith(WITH_ZEROS):
+            quantiles = getattr(parameter, QUANTILES, None)
+            if name.endswith(WITH_ZEROS) and quantiles is None:
                 parameter.zero_()
-            elif parameter.dim() == 1:
+            elif parameter.dim() == 1 and quantiles is None:
                 parameter.fill_(1.0)
             else:
                 tp_rank, tp_size = tensor_parallel_rank(name)
                 shape = full_shape(name, parameter, config, tp_size)
-                if EXPERTS in name:
+                if quantiles is not None:
+                    full = quantiles(torch.rand(shape, generator=_generator(name, seed, device), device=device))
+                elif EXPERTS in name:
                     full = torch.stack(
                         [_draw(expert, shape[1:], config, seed, device) for expert in expert_names(name, shape[0])]
                     )
@@ -181,9 +185,13 @@ def full_shape(name: str, parameter: torch.Tensor, config: ModelConfig, tp_size:
 
 
 def _draw(name: str, shape: list[int], config: ModelConfig, seed: int, device: torch.device) -> torch.Tensor:
+    drawn = torch.randn(shape, generator=_generator(name, seed, device), device=device)
+    return drawn.mul_(config.init_std / _divisor(name, config))
+
+
+def _generator(name: str, seed: int, device: torch.device) -> torch.Generator:
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    return torch.randn(shape, generator=generator, device=device).mul_(config.init_std / _divisor(name, config))
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
 
 def _divisor(name: str, config: ModelConfig) -> float:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    set_tensor_model_parallel_attributes,
+)
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -67,6 +73,30 @@ def row_parallel(config: TransformerConfig, inputs: int, outputs: int, tp_group:
         skip_bias_add=True,
         tp_group=tp_group,
     )
+
+
+QUANTILES = "quantiles"
+"""The attribute of a parameter with an initial law of its own, which has no weight decay: shares of the distribution,
+between 0 and 1, → values."""
+
+
+def split_parameter(
+    config: TransformerConfig,
+    shape: tuple[int, ...],
+    quantiles: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.nn.Parameter:
+    """Make an uninitialized parameter whose first dimension the tensor-parallel ranks split.
+
+    Args:
+        config: has its dtype.
+        shape: of this rank's part.
+        quantiles: its initial law, as QUANTILES says; None: that of other parameters with so many dimensions.
+    """
+    parameter = torch.nn.Parameter(torch.empty(shape, dtype=config.params_dtype, device=torch.get_default_device()))
+    set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=0, stride=1)
+    if quantiles is not None:
+        setattr(parameter, QUANTILES, quantiles)
+    return parameter
 
 
 def activate(projected: torch.Tensor, config: EngineConfig) -> torch.Tensor:

@@ -10,7 +10,7 @@ from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
 from efficientbench.launchers.processes.failure import read_failure
 from efficientbench.metrics.records.generation.generation import generation_of
-from efficientbench.planning.plan import tokenized
+from efficientbench.planning.text import tokenized
 from efficientbench.studies.cells import RISE, LadderPlan, check_text
 from efficientbench.studies.runs import MatchLeft, Study, StudyRun
 from efficientbench.studies.search import Searched, keep_slope, search

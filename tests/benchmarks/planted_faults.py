@@ -202,7 +202,7 @@ FAULTS = (
     ),
     Fault(
         "tables of positions decay",
-        [("parameter.dim() > 1 and not getattr(parameter, POSITION_TABLE, False)", "parameter.dim() > 1")],
+        [("parameter.dim() > 1 and not hasattr(parameter, POSITION_TABLE)", "parameter.dim() > 1")],
         "unit/training/update/test_optimizer.py",
     ),
     Fault(
@@ -259,6 +259,47 @@ FAULTS = (
         "NSA window one token wider",
         [("Reach(width=nsa.window))", "Reach(width=nsa.window + 1))")],
         "numerics/test_nsa.py",
+    ),
+    Fault(
+        "GDN: a document begins with the state of the one before",
+        [("decay.masked_fill((positions == 0)[..., None], -torch.inf)", "decay.clone()")],
+        "numerics/test_documents.py",
+        "gdn",
+    ),
+    Fault(
+        "GDN: a document's convolution sees the one before",
+        [("earlier.masked_fill((positions < back)[..., None], 0.0)", "earlier.clone()")],
+        "numerics/test_documents.py",
+        "gdn",
+    ),
+    Fault(
+        "GDN: the carried state does not fade",
+        [("torch.baddbmm(carried * chunk[3], chunk[2]", "torch.baddbmm(carried, chunk[2]")],
+        "numerics/test_gdn.py",
+        "written",
+    ),
+    Fault(
+        "GDN: decays as differences of sums from the chunk's begin",
+        [
+            (
+                "summed = decay[..., None].expand(*decay.shape, size).masked_fill(~behind, 0.0).cumsum(dim=-2)",
+                "total = decay.cumsum(dim=-1)\n    summed = total[..., :, None] - total[..., None, :]",
+            )
+        ],
+        "numerics/test_gdn.py",
+        "written",
+    ),
+    Fault(
+        "GDN: the convolution's kept inputs end one token early",
+        [("latest = chunk.counts[:, None] + torch", "latest = chunk.counts[:, None] - 1 + torch")],
+        "numerics/test_cache.py",
+        "gdn and one_pass",
+    ),
+    Fault(
+        "GDN: ranks keep their own gradient of the norm that all heads share",
+        [("copy_to_tensor_model_parallel_region(weight, group=self.tp_group)", "weight.clone()")],
+        "distributed/test_layouts.py",
+        "gdn and tensor",
     ),
     Fault(
         "RoPE turned the wrong way",

@@ -32,7 +32,7 @@ QUICK = {("gqa", "CP x PP interleaved"), ("mla", "TP + SP")}
 CELLS = [
     *(("gqa", layout) for layout in LAYOUTS if layout != "EP x CP"),
     *(("mla", layout) for layout in ("TP + SP", "CP", "CP x recompute")),
-    *(("nsa", layout) for layout in ("TP + SP", "PP")),
+    *((name, layout) for name in ("nsa", "gdn") for layout in ("TP + SP", "PP")),
     *((name, layout) for name in ("learnable_absolute", "absolute") for layout in ("TP + SP", "CP")),
     *(("relative", layout) for layout in ("TP", "PP")),
     ("moe", "EP x CP"),

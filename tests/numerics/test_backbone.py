@@ -53,7 +53,7 @@ def test_logits_loss_and_gradients_equal_the_formula(case: str, length: int) -> 
         assert (gradients[parameter] - weight.grad).abs().max() < 1e-5 * scale, parameter
 
 
-@pytest.mark.parametrize("name", ["mla_1.5B", "nsa_1.5B"])
+@pytest.mark.parametrize("name", ["mla_1.5B", "nsa_1.5B", "gdn_1.5B"])
 def test_head_norms_are_refused_where_they_are_undefined(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"qk_norm is defined for gqa alone, and attention\.kind is (mla|nsa)"):
+    with pytest.raises(ConfigError, match=r"qk_norm is defined for gqa alone, and attention\.kind is (mla|nsa|gdn)"):
         tiny(name, "model.qk_norm=true")

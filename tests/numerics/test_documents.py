@@ -9,8 +9,8 @@ from support.packed_documents import packed_beside_separate
 pytestmark = pytest.mark.usefixtures("single_rank")
 
 EXACT = 1e-5
-RECOMPUTED = [(name, how) for name in ("gqa", "mla", "nsa") for how in ("selective", "full")]
-QUICK = {(name, "none") for name in ("gqa", "mla", "nsa", "relative", "learnable_absolute")}
+RECOMPUTED = [(name, how) for name in ("gqa", "mla", "nsa", "gdn") for how in ("selective", "full")]
+QUICK = {(name, "none") for name in ("gqa", "mla", "nsa", "gdn", "relative", "learnable_absolute")}
 CASES = [*((name, "none") for name in MODELS), *RECOMPUTED]
 
 

@@ -16,7 +16,7 @@ from support.exported import CASES, WINDOWS, checkpointed, config_of
 from efficientbench.architecture.registry import ATTENTION, POSITIONS
 from efficientbench.basics.errors import ConfigError
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
-from efficientbench.doctor.variant.cases import BASE
+from efficientbench.doctor.variant.cases import BASE, tiny_models
 from efficientbench.export.architectures import architecture_of
 from efficientbench.export.hugging_face import Model, write_model
 from efficientbench.export.safetensors_folder import write_shards
@@ -129,7 +129,7 @@ def test_weights_of_another_model_are_refused(change: str, tmp_path: Path) -> No
     ("name", "overrides", "reason"),
     [
         *(
-            (BASE, [f"model.attention.kind={kind}"], re.escape(variant.not_exported))
+            (BASE, [*tiny_models("attention", kind)[kind]], re.escape(variant.not_exported))
             for kind, variant in ATTENTION.items()
             if variant.exporter is None
         ),

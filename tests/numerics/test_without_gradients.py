@@ -17,6 +17,7 @@ CASES = {
     "gqa_1.5B, every key of the backbone": BACKBONE,
     "mla_1.5B": ["model.attention.q_lora_rank=20"],
     "nsa_1.5B": [],
+    "gdn_3to1_1.5B": ["model.layers=4"],
     "relative_1.5B": [],
     "moe_1.5Bx8": [],
     "nanochat_d12": [],

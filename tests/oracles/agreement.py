@@ -24,6 +24,7 @@ OTHERS: Mapping[str, tuple[str, str | None, str]] = {
     "qwen3_next": ("qwen3_next", "transformers", "Qwen3-Next"),
     "deepseek_v2": ("mla", "transformers", "DeepSeek-V2"),
     "nsa": ("nsa", None, "the equations, dense"),
+    "qwen3_5": ("gdn", "transformers", "Qwen3.5"),
 }
 """Other code: its module of oracles, the package that it comes from, and its name."""
 
@@ -54,6 +55,11 @@ PAIRS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "latents (MLA)": (("model.attention.kind=mla",), ("deepseek_v2",)),
     "sparse (NSA)": (("model.attention.kind=nsa",), ("nsa",)),
+    "recurrent (GDN)": (("model.attention.kind=gdn", "model.position.kind=none"), ("qwen3_5",)),
+    "recurrent, every fourth gated (GDN 3:1)": (
+        ("model.layers=4", "model.pattern=[gdn,gdn,gdn,own]", *GATED),
+        ("qwen3_5",),
+    ),
 }
 """A model by what it has: its overrides, and the other code that computes it."""
 
@@ -75,7 +81,8 @@ class Agreement:
 def configured(name: str) -> RunConfig:
     """The model of PAIRS, whose attention is far from uniform, on an odd number of tokens."""
     overrides, _ = PAIRS[name]
-    length = () if "model.attention.kind=nsa" in overrides else ("training.seq_len=23",)
+    own = {"model.attention.kind=nsa", "model.attention.kind=gdn"} & set(overrides)
+    length = () if own else ("training.seq_len=23",)
     return tiny(BASE, "model.init_std=0.2", *length, *overrides)
 
 

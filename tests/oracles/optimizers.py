@@ -6,12 +6,13 @@ import math
 
 import torch
 
+from efficientbench.architecture.gdn import GDNConfig
 from efficientbench.architecture.mla import MLAConfig
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.config.training import TrainingConfig
 
 Tensors = dict[str, torch.Tensor]
-UNDECAYED = ("bias", "norm", "_position", "table")
+UNDECAYED = ("bias", "norm", "_position", "table", "conv1d", "A_log")
 """In the models' names of what weight decay must leave alone."""
 
 
@@ -63,6 +64,7 @@ class Muon(AdamW):
             rate *= (training.embedding_learning_rate or training.learning_rate) / training.learning_rate
         # Mixtral's `mlp.gate` is its router.
         is_matrix = ".layers." in name and parameter.dim() > 1 and "_position" not in name
+        is_matrix = is_matrix and "conv1d" not in name
         if not is_matrix or name.endswith("mlp.gate.weight"):
             super().update(name, parameter, gradient, rate, decay)
             return
@@ -88,6 +90,9 @@ class Muon(AdamW):
         if isinstance(attention, MLAConfig) and "kv_b_proj" in name:
             within = rows % (attention.qk_nope_head_dim + attention.v_head_dim)
             return [rows[within < attention.qk_nope_head_dim], rows[within >= attention.qk_nope_head_dim]]
+        if isinstance(attention, GDNConfig) and "in_proj_qkv" in name:
+            keys = attention.key_heads * attention.key_dim
+            return [rows[:keys], rows[keys : 2 * keys], rows[2 * keys :]]
         if "linear_qkv" in name:
             # NSA: each group has its query heads, then three keys and three values.
             queries = self.config.heads // self.config.key_value_heads

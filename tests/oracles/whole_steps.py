@@ -89,15 +89,17 @@ def renamed(weights: Tensors, model: ModelConfig) -> Tensors:
     if model.moe:
         return mixtral.to_mixtral(_joined(weights, model.moe.experts), model)
     own = attention_oracle(model.attention.kind).renamed
-    if not _is_default(model.position.kind):
+    if _shows_positions(model):
         weights = dict(weights)
         table = {"table": weights.pop("position_table")} if "position_table" in weights else {}
         return table | {f"qwen2.{name}": each for name, each in own(weights, model).items()}
     return own(weights, model)
 
 
-def _is_default(position: str) -> bool:
-    return position == next(iter(POSITIONS))
+def _shows_positions(model: ModelConfig) -> bool:
+    """Return whether another encoding than the default is what the model is about, and not what its layers need."""
+    turns = "queries and keys" in model.attention_variant.places
+    return turns and model.position.kind != next(iter(POSITIONS))
 
 
 def _has_another_backbone(model: ModelConfig) -> bool:
@@ -128,7 +130,7 @@ def _other_model(weights: Tensors, config: RunConfig) -> tuple[torch.nn.Module, 
     if _has_another_backbone(model):
         decoder = plain_decoder.PlainDecoder(weights, model)
         return decoder, lambda tokens: (decoder(tokens), 0.0)
-    if not _is_default(model.position.kind):
+    if _shows_positions(model):
         oracle = positions.Oracle(weights, model).double()
         return oracle, lambda tokens: (oracle(tokens), 0.0)
     if model.moe:

@@ -50,6 +50,11 @@ def _adding(args: tuple[Any, ...], out: Any) -> int:
     return _plain(args[1:], out)
 
 
+def _triangular(args: tuple[Any, ...], out: Any) -> int:
+    """Count the solution of a triangular system [n, n] for each column."""
+    return int(out.numel() * args[0].shape[-1])
+
+
 def _attention(args: tuple[Any, ...], out: Any) -> int:
     """Count scores and their product with the values; half of the square where the kernel is causal."""
     query, key, value, _, causal = (*args, False, False)[:5] if len(args) < 5 else args[:5]
@@ -71,6 +76,7 @@ FORMULAS: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
     aten.addmm_: _adding,
     aten.baddbmm: _adding,
     aten.baddbmm_: _adding,
+    aten.linalg_solve_triangular: _triangular,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }

@@ -12,11 +12,7 @@ from typing import TypeAlias
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    set_tensor_model_parallel_attributes,
-)
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -33,7 +29,7 @@ from efficientbench.model.kernels.cached_attention import cached_attention
 from efficientbench.model.kernels.causal_attention import AttentionKernel, causal_attention
 from efficientbench.model.kernels.norm import rms_norm
 from efficientbench.model.kernels.window_attention import window_attention
-from efficientbench.model.layers import RMSNorm
+from efficientbench.model.layers import RMSNorm, split_parameter
 from efficientbench.model.position import Position
 
 KeptKernel: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, torch.Tensor], torch.Tensor]
@@ -166,10 +162,7 @@ class CoreAttention(Stateful, MegatronModule):
 
 def _sinks(config: TransformerConfig) -> torch.nn.Parameter:
     """Make the uninitialized sinks of this tensor-parallel rank's heads."""
-    heads = config.num_attention_heads // config.tensor_model_parallel_size
-    sinks = torch.nn.Parameter(torch.empty(heads, dtype=config.params_dtype, device=torch.get_default_device()))
-    set_tensor_model_parallel_attributes(sinks, is_parallel=True, dim=0, stride=1)
-    return sinks
+    return split_parameter(config, (config.num_attention_heads // config.tensor_model_parallel_size,))
 
 
 class GroupedQueryAttention(SelfAttention):

@@ -42,6 +42,8 @@ def _module() -> type:
     class Layer(MultiLatentAttention):
         """Its `_attend` computes whole sequences, its `_absorbed` continues from the latents that `_keep` keeps."""
 
+        widths: Config
+
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
             self.scale *= self.widths.score_factor

@@ -190,13 +190,14 @@ class QuantizedExperts(torch.nn.Module):
     def __init__(self, weight: torch.Tensor, form: Form) -> None:
         """Quantize `weight` [E, O, I]."""
         super().__init__()
-        self.experts = torch.nn.ModuleList(quantized_weight(each, form) for each in weight)
+        self.outputs = weight.shape[1]
+        self.experts = torch.nn.ModuleList(quantized_weight(each, form) for each in weight.detach())
 
     def forward(self, x: torch.Tensor, groups: RowGroups) -> torch.Tensor:
         """Multiply x [N, I], grouped by expert, of which an expert without rows reads nothing → [N, O]."""
         parts = zip(self.experts, x.split(groups.sizes), strict=True)
         products = [expert(rows) for expert, rows in parts if len(rows)]
-        return torch.cat(products) if products else x.new_empty(0, self.experts[0].outputs)
+        return torch.cat(products) if products else x.new_empty(0, self.outputs)
 
 
 CLASSES: dict[Kernel, type[QuantizedWeight]] = {

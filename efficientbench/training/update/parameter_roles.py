@@ -13,6 +13,7 @@ from megatron.core.optimizer_param_scheduler import ParamGroupOverride
 
 from efficientbench.config.training import TrainingConfig
 from efficientbench.model.initial_weights import EMBEDDING, global_parameters
+from efficientbench.model.layers import QUANTILES
 from efficientbench.model.position import POSITION_TABLE
 
 Role = Literal["matrices", "embedding", "head", "others"]
@@ -23,9 +24,10 @@ routers and tables of positions."""
 def decays(parameter: torch.nn.Parameter) -> bool:
     """Return whether a parameter has weight decay: the matrices of linear layers, router, embedding and output do.
 
-    Norms and biases have none, nor have tables of positions, which `model.position.position_table` marks.
+    Norms and biases have none, nor have tables of positions, which `model.position.position_table` marks, nor what has
+    an initial law of its own, such as short convolutions.
     """
-    return parameter.dim() > 1 and not getattr(parameter, POSITION_TABLE, False)
+    return parameter.dim() > 1 and not hasattr(parameter, POSITION_TABLE) and not hasattr(parameter, QUANTILES)
 
 
 def parameter_roles(stages: list[DistributedDataParallel]) -> dict[torch.nn.Parameter, Role]:

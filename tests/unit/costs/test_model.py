@@ -228,6 +228,8 @@ def test_latents_are_whole_on_every_tensor_parallel_rank() -> None:
 ARCHITECTURES = (
     *((name, []) for name in ("gqa_1.5B", "mla_1.5B", "moe_1.5Bx8", "learnable_absolute_1.5B", "nsa_1.5B")),
     ("relative_1.5B", []),
+    # In 16 bits, as its formula counts.
+    ("gdn_1.5B", ["training.dtype=bf16"]),
     ("nanochat_d12", []),
     ("gqa_1.5B", BACKBONE),
 )
