@@ -256,11 +256,6 @@ def rows(name: str, key: str = "rows") -> str:
     return _table(list(found[0]), [list(map(str, row.values())) for row in found])
 
 
-def lines(name: str, key: str) -> str:
-    """Return the sentences that docs/measured/`name`.json holds under a key, as a quotation."""
-    return "\n>\n".join(f"> {each}" for each in _measured(name)[key])
-
-
 def how(name: str) -> str:
     """Return how the figures of docs/measured/`name`.json were measured, as one line."""
     content = _measured(name)
@@ -281,7 +276,7 @@ def interval(name: str, *key: str) -> str:
 
 _BLOCKS: tuple[Callable[..., str], ...] = (
     *(keys, tuning_keys, spellings, parameters, planned, runs, sizes, caches, states, columns, generation_columns),
-    *(measured, rows, lines, how, figure, interval),
+    *(measured, rows, how, figure, interval),
 )
 BLOCKS = {block.__name__: block for block in _BLOCKS} | {"combinations": combination_table.table}
 

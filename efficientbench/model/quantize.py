@@ -36,6 +36,7 @@ def quantize(model: GPT, config: ModelConfig, form: Form) -> None:
             place, _, _ = name.rpartition(".")
             linear = layer.get_submodule(place)
             if isinstance(linear, GroupedLinear):
+                assert isinstance(linear.weight, torch.Tensor)
                 _replace(linear, "weight", QuantizedExperts(linear.weight, form))
             elif isinstance(linear, ColumnParallelLinear | RowParallelLinear):
                 _replace(linear, "weight", quantized_weight(linear.weight, form))
