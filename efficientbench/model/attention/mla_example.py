@@ -46,6 +46,7 @@ def _module() -> type:
 
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
+            assert isinstance(self.widths, Config)
             self.scale *= self.widths.score_factor
 
     return Layer
