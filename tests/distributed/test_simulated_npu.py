@@ -124,3 +124,15 @@ def test_a_step_synchronizes_the_device_once_and_after_the_update(
     [reads] = ranks(1, "npu").call(reads_of_a_step, config, corpus, "npu:0")
     assert reads.before_update == []
     assert len(reads.after_update) == 1
+
+
+def test_products_of_quantized_weights_on_the_simulated_npu_are_those_of_their_values(
+    ranks: Callable[..., Ranks],
+) -> None:
+    keys = [
+        {"weights": width, "symmetric": symmetric, "group": group}
+        for width, group in (("int8", None), ("int8", 64), ("int4", 32), ("int4", 128))
+        for symmetric in (True, False)
+    ]
+    [errors] = ranks(1, "npu").call(npu_checks.quantized_errors, keys)
+    assert max(errors) < 1e-2

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from oracles.oracle import relative_error
+from oracles.quantized import dequantized
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from efficientbench.config.quantization import Quantization
 from efficientbench.config.schema import RunConfig
+from efficientbench.devices.quantized import form_of
 
 Compute = Callable[..., torch.Tensor]
 
@@ -202,3 +206,21 @@ def refusals() -> dict[str, str]:
 def double_becomes_float() -> torch.dtype:
     """Return the dtype after a cast to float64."""
     return torch.zeros(2, device="npu").double().dtype
+
+
+def quantized_errors(keys: Sequence[dict[str, Any]]) -> list[float]:
+    """Return the largest relative error of the products of each quantization, in bf16; check the stored bytes."""
+    from efficientbench.model.kernels.quantized import quantized_weight
+
+    found = []
+    for each in keys:
+        form = form_of(Quantization.model_validate(each), "npu", "bf16")
+        for outputs, inputs in ((8, 64), (13, 200), (40, 33)):
+            torch.manual_seed(outputs)
+            weight, x = torch.randn(outputs, inputs).bfloat16(), torch.randn(3, 2, inputs).bfloat16()
+            stored = quantized_weight(weight.to("npu"), form)
+            meant, _ = dequantized(weight, form.kernel.bits, form.group, form.quantization.symmetric)
+            expected = x.double() @ meant.t()
+            found.append(relative_error(stored(x.to("npu")).cpu().double(), expected))
+            assert sum(buffer.nbytes for buffer in stored.buffers()) == form.bytes(outputs, inputs)
+    return found

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from efficientbench.basics.errors import ConfigError
 from efficientbench.devices import quantized
 from efficientbench.devices.quantized import Form, Kernel
+from efficientbench.model.kernels import npu_fused
 from efficientbench.model.kernels.grouped_mm import RowGroups
 from efficientbench.model.kernels.npu_fused import torch_npu
 
@@ -218,9 +219,11 @@ def quantized_weight(weight: torch.Tensor, form: Form) -> QuantizedWeight:
 
 def check_here(form: Form, device_type: str) -> None:
     """Raise ConfigError where this machine's device of the type lacks what the kernel needs."""
+    asked = f"--weights {form.quantization.weights}"
+    if device_type == "npu" and not npu_fused.serves(device_type):
+        raise ConfigError(f"{asked}: {npu_fused.UNDOCUMENTED}")
     if device_type != "cuda":
         return
-    asked = f"--weights {form.quantization.weights}"
     if torch.version.hip is not None:
         raise ConfigError(f"{asked}: {form.kernel.name} is proposed for NVIDIA's GPUs, and this one is AMD's")
     if form.kernel is quantized.FP8_CUDA and torch.cuda.get_device_capability() < FP8_FROM:

@@ -17,22 +17,26 @@ __version__ = "2.13.0"
 from torch_npu import device  # noqa: I001
 from torch_npu import hccl, npu
 from torch_npu.kernels import (
+    npu_convert_weight_to_int4pack,
     npu_fusion_attention,
     npu_grouped_matmul,
     npu_grouped_matmul_add_,
     npu_rms_norm,
     npu_rotary_mul,
     npu_swiglu,
+    npu_weight_quant_batchmatmul,
 )
 
 __all__ = [
     "npu",
+    "npu_convert_weight_to_int4pack",
     "npu_fusion_attention",
     "npu_grouped_matmul",
     "npu_grouped_matmul_add_",
     "npu_rms_norm",
     "npu_rotary_mul",
     "npu_swiglu",
+    "npu_weight_quant_batchmatmul",
 ]
 
 device.register(npu)

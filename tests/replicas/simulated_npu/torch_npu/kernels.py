@@ -231,6 +231,51 @@ def npu_grouped_matmul_add_(
     return self
 
 
+@kernel
+def npu_convert_weight_to_int4pack(weight: torch.Tensor, inner_k_tiles: int = 0) -> torch.Tensor:
+    """Pack codes [K, N] int32 → [K, N / 8] int32; the real order of the eight codes is not documented."""
+    _refuse(
+        weight.dtype != torch.int32 or weight.dim() != 2 or not weight.is_contiguous(), "int32, two contiguous dims"
+    )
+    _refuse(weight.shape[1] % 8 != 0, "the last dimension is a multiple of 8")
+    _refuse(bool((weight < -8).any() or (weight > 7).any()), "codes from -8 to 7")
+    places = torch.arange(0, 32, 4)
+    return ((weight.long() & 15).unflatten(1, (-1, 8)) << places).sum(dim=2).to(torch.uint32).view(torch.int32)
+
+
+@kernel
+def npu_weight_quant_batchmatmul(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    antiquant_scale: torch.Tensor,
+    antiquant_offset: Optional = None,
+    quant_scale: Optional = None,
+    quant_offset: Optional = None,
+    bias: Optional = None,
+    antiquant_group_size: int = 0,
+    inner_precise: int = 0,
+    weight_dtype: int | None = None,
+) -> torch.Tensor:
+    """Return x · ((weight + offset) · scale) of x [M, K], weight [K, N], scales [1 or groups, N]."""
+    if quant_scale is not None or bias is not None or weight_dtype is not None:
+        raise NotImplementedError
+    _refuse(x.dtype not in FLOATS[:2] or antiquant_scale.dtype != x.dtype, "x and scales are of one half precision")
+    _refuse(x.dim() != 2 or x.numel() == 0, "x [M, K], not empty")
+    if weight.dtype == torch.int32:
+        codes = (weight.view(torch.uint32).long()[..., None] >> torch.arange(0, 32, 4)) & 15
+        weight = (codes - 16 * (codes > 7)).flatten(1)
+    else:
+        _refuse(weight.dtype != torch.int8, "weights are int8, or int32 of eight codes")
+    inputs, group = len(weight), antiquant_group_size
+    _refuse(inputs != x.shape[1], "x [M, K], weight [K, N]")
+    _refuse(group != 0 and (group % 32 != 0 or not 32 <= group < inputs), "groups of 32 to K - 1, in steps of 32")
+    _refuse(len(antiquant_scale) != (-(-inputs // group) if group else 1), "a row of scales for each group")
+    _refuse(antiquant_offset is not None and antiquant_offset.shape != antiquant_scale.shape, "offsets as scales")
+    of_input = torch.arange(inputs) // (group or inputs)
+    wide = weight.float() if antiquant_offset is None else weight.float() + antiquant_offset.float()[of_input]
+    return (x.float() @ (wide * antiquant_scale.float()[of_input])).to(x.dtype)
+
+
 def _ends(group_list: Optional, kind: int | None, groups: int) -> list[int]:
     _refuse(group_list is None or group_list.dtype != torch.int64 or group_list.dim() != 1, "group_list is int64 [E]")
     assert group_list is not None
