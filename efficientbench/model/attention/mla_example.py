@@ -42,8 +42,6 @@ def _module() -> type:
     class Layer(MultiLatentAttention):
         """Its `_attend` computes whole sequences, its `_absorbed` continues from the latents that `_keep` keeps."""
 
-        widths: Config
-
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
             assert isinstance(self.widths, Config)
