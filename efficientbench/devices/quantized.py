@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.quantization import PREFIX, Quantization
-from efficientbench.devices.base import DTYPES
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Kernel:
     """The outputs are padded to a multiple of it."""
     inputs: int = 1
     """The inputs are padded to a multiple of it, and of the group."""
-    dtypes: tuple[str, ...] = DTYPES
+    dtypes: tuple[str, ...] = tuple(DTYPE_BYTES)
     quality_only: str = ""
     """Why its time and energy say nothing; empty: they are measured."""
 
