@@ -47,3 +47,13 @@ def test_generation_is_done_when_its_record_is_complete(tmp_path: Path) -> None:
     assert not has_generated(OutputFolder(tmp_path))
     path.write_text("{")
     assert not has_generated(OutputFolder(tmp_path))
+
+
+def test_generation_with_other_widths_is_done_when_each_has_its_record(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    task = TrainingTask("gqa", ("run",), folder, generates=True, widths=("int8", "int4"))
+    assert task.generation_arguments[-2:] == ("--weights", "none,int8,int4")
+    for path in (tmp_path, tmp_path / "quantized" / "int8", tmp_path / "quantized" / "int4_g128"):
+        assert not has_generated(folder, task.widths)
+        write_generation(generation("gqa"), path / GENERATION_NAME)
+    assert has_generated(folder, task.widths)

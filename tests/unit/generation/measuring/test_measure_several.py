@@ -29,7 +29,7 @@ def test_all_names_are_resolved_before_the_first_measurement(tmp_path: Path, mon
         ("mla_0.5B", ["parallel.tp=2"], "set parallel.tp=1"),
     ):
         with pytest.raises(ConfigError, match=message):
-            measure_several(["gqa_0.5B", run], arguments, ["--measure"], True, MATRIX)
+            measure_several(["gqa_0.5B", run], ["none"], arguments, ["--measure"], True, MATRIX)
 
 
 def test_no_further_model_is_measured_after_an_interruption(
@@ -41,7 +41,7 @@ def test_no_further_model_is_measured_after_an_interruption(
         write_generation(generation(Path(run).name), Path(run) / "generation.json")
     codes = {runs[0]: 0, runs[1]: 1, runs[2]: INTERRUPTED}
     monkeypatch.setattr(several, "_exit_code", lambda command: codes.pop(command[command.index("generate") + 1]))
-    assert measure_several(runs, [], ["--measure"], False, MATRIX) == INTERRUPTED
+    assert measure_several(runs, ["none"], [], ["--measure"], False, MATRIX) == INTERRUPTED
     assert codes == {}
     printed = capsys.readouterr().out
     assert "gqa_1.5B" in printed
@@ -61,7 +61,7 @@ def test_doubts_other_processes_and_the_training_of_the_run_are_printed(
         generation("gqa", rows=rows, config={"model": trained.config["model"]}), tmp_path / "generation.json"
     )
     monkeypatch.setattr(several, "_exit_code", lambda command: 0)
-    assert measure_several([str(tmp_path)], [], ["--measure"], False, MATRIX) == 0
+    assert measure_several([str(tmp_path)], ["none"], [], ["--measure"], False, MATRIX) == 0
     printed = capsys.readouterr().out
     assert "gqa_1.5B, prompt 128, batch 8, decode: it counted 3 J [of 9]." in printed
     assert "Another process used a device of gqa_1.5B meanwhile." in printed
@@ -72,4 +72,19 @@ def test_the_exit_code_is_the_first_nonzero_one(tmp_path: Path, monkeypatch: pyt
     write_generation(generation("gqa"), tmp_path / "generation.json")
     codes = iter((0, 1, 0))
     monkeypatch.setattr(several, "_exit_code", lambda command: next(codes))
-    assert measure_several([str(tmp_path)] * 3, [], ["--measure"], False, MATRIX) == 1
+    assert measure_several([str(tmp_path)] * 3, ["none"], [], ["--measure"], False, MATRIX) == 1
+
+
+def test_each_width_of_weights_has_a_command_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[Sequence[str]] = []
+
+    def note(command: Sequence[str]) -> int:
+        commands.append(command)
+        return 1
+
+    monkeypatch.setattr(several, "_exit_code", note)
+    words = ["model.layers=2", "quantization.group=64"]
+    assert measure_several(["gqa_0.5B"], ["none", "int4"], words, ["--measure"], True, MATRIX) == 1
+    asked = [list(each[each.index("gqa_0.5B") + 1 :]) for each in commands]
+    quantized = ["--weights", "int4", "quantization.group=64"]
+    assert asked == [["model.layers=2", "--measure"], ["model.layers=2", *quantized, "--measure"]]
