@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.cells import Outcome, assert_equals_single_rank, train, write_tokens
-from support.configs import SINKS, WINDOW, tiny_model
+from support.configs import ATTENTIONS, SINKS, WINDOW, chosen, ends_with_documents, tiny_model
 from support.ranks import Ranks
 
-from efficientbench.config.combination_table import PARTS
+from efficientbench.architecture.registry import ATTENTION
+from efficientbench.config.combination_table import PARTS, problems
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.doctor.variant.cases import overrides_of
@@ -31,8 +32,13 @@ LAYOUTS = {
 QUICK = {("gqa", "CP x PP interleaved"), ("mla", "TP + SP")}
 CELLS = [
     *(("gqa", layout) for layout in LAYOUTS if layout != "EP x CP"),
-    *(("mla", layout) for layout in ("TP + SP", "CP", "CP x recompute")),
-    *((name, layout) for name in ("nsa", "gdn") for layout in ("TP + SP", "PP")),
+    *(
+        (name, layout)
+        for name in chosen(ATTENTIONS, ends_with_documents)
+        if name in ATTENTION and name != "gqa"
+        for layout in ("TP + SP", "PP", "CP", "CP x recompute")
+        if not problems(tiny_model(name), LAYOUTS[layout])
+    ),
     *((name, layout) for name in ("learnable_absolute", "absolute") for layout in ("TP + SP", "CP")),
     *(("relative", layout) for layout in ("TP", "PP")),
     ("moe", "EP x CP"),

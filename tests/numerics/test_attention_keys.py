@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles.agreement import PAIRS, agreement, agreement_with_gpt_oss, shown_by
+from oracles.agreement import OTHERS, PAIRS, agreement, agreement_with_gpt_oss, shown_by
 from oracles.oracle import build, relative_error, text, weights_of
 from oracles.plain_decoder import PlainDecoder
 from support.configs import BASE, tiny
@@ -46,7 +46,7 @@ OTHER_CODE = [(name, other) for name, (_, others) in PAIRS.items() for other in 
     ],
 )
 def test_logits_loss_and_gradients_equal_those_of_other_code(name: str, other: str) -> None:
-    if other in ("granite_swa", "qwen3_next", "smollm3", "deepseek_v2", "qwen3_5"):
+    if OTHERS[other][1] == "transformers":
         pytest.importorskip(f"transformers.models.{other}")
     assert agreement(name, other).worst < 1e-5
 

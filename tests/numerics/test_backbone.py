@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from oracles.oracle import build, gradients_beside, weights_of
 from oracles.plain_decoder import PlainDecoder
-from support.configs import tiny
+from support.configs import tiny, tiny_model
 
+from efficientbench.architecture.registry import ATTENTION
 from efficientbench.basics.errors import ConfigError
 
 KEYS = {
@@ -53,7 +54,7 @@ def test_logits_loss_and_gradients_equal_the_formula(case: str, length: int) -> 
         assert (gradients[parameter] - weight.grad).abs().max() < 1e-5 * scale, parameter
 
 
-@pytest.mark.parametrize("name", ["mla_1.5B", "nsa_1.5B", "gdn_1.5B"])
-def test_head_norms_are_refused_where_they_are_undefined(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"qk_norm is defined for gqa alone, and attention\.kind is (mla|nsa|gdn)"):
-        tiny(name, "model.qk_norm=true")
+@pytest.mark.parametrize("kind", [kind for kind, variant in ATTENTION.items() if not variant.qk_norm])
+def test_head_norms_are_refused_where_they_are_undefined(kind: str) -> None:
+    with pytest.raises(ConfigError, match=rf"qk_norm is defined for gqa alone, and attention\.kind is {kind}"):
+        tiny_model(kind, "model.qk_norm=true")

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from support.configs import FINE, MODELS, tiny_model
+from support.configs import FINE, MODELS, chosen, ends_with_documents, tiny_model
 from support.packed_documents import packed_beside_separate
+
+from efficientbench.architecture.registry import ATTENTION
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
 EXACT = 1e-5
-RECOMPUTED = [(name, how) for name in ("gqa", "mla", "nsa", "gdn") for how in ("selective", "full")]
-QUICK = {(name, "none") for name in ("gqa", "mla", "nsa", "gdn", "relative", "learnable_absolute")}
-CASES = [*((name, "none") for name in MODELS), *RECOMPUTED]
+ENDED = chosen(MODELS, ends_with_documents)
+RECOMPUTED = [
+    *((kind, "full") for kind in ATTENTION if kind in ENDED),
+    *((kind, "selective") for kind, each in ATTENTION.items() if kind in ENDED and each.selective_recomputation),
+]
+QUICK = {(name, "none") for name in (*ATTENTION, "relative", "learnable_absolute")}
+CASES = [*((name, "none") for name in ENDED), *RECOMPUTED]
 
 
 @pytest.mark.parametrize(

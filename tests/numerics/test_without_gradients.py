@@ -7,30 +7,19 @@ from typing import Any
 import pytest
 import torch
 from oracles.oracle import build, text
-from support.configs import BACKBONE, tiny
+from support.configs import ATTENTIONS, EVERY_KEY, tiny, tiny_model
 from torch.overrides import TorchFunctionMode
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
-CASES = {
-    "gqa_1.5B": [],
-    "gqa_1.5B, every key of the backbone": BACKBONE,
-    "mla_1.5B": ["model.attention.q_lora_rank=20"],
-    "nsa_1.5B": [],
-    "gdn_3to1_1.5B": ["model.layers=4"],
-    "relative_1.5B": [],
-    "moe_1.5Bx8": [],
-    "nanochat_d12": [],
-}
 AROUND = 2
 """Autograd functions that a decoding step calls before its layers and after them, however many there are."""
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("case", CASES)
-def test_logits_equal_those_of_a_differentiated_pass(case: str, dtype: str) -> None:
-    overrides = ["model.init_std=0.2", f"training.dtype={dtype}", *CASES[case]]
-    config = tiny(case.partition(",")[0], *overrides)
+@pytest.mark.parametrize("name", [*ATTENTIONS, "relative", "moe", "nanochat", EVERY_KEY])
+def test_logits_equal_those_of_a_differentiated_pass(name: str, dtype: str) -> None:
+    config = tiny_model(name, "model.init_std=0.2", f"training.dtype={dtype}")
     model, tokens = build(config).eval(), text(config, config.training.seq_len)
     differentiable = model(tokens)
     assert differentiable.requires_grad

@@ -111,6 +111,11 @@ def decodes(config: RunConfig) -> bool:
     return missing(lambda: cache_bytes(config.model, 1, "fp32")) is None
 
 
+def ends_with_documents(config: RunConfig) -> bool:
+    """Return whether the model's attention can end where documents do."""
+    return all(view.attention_variant.within_documents is not None for view in config.model.views.values())
+
+
 def is_plain(config: RunConfig) -> bool:
     """Return whether the configured kernel computes the model's attention, rather than the variant's own."""
     return all(view.plain_scores is not None for view in config.model.views.values())
