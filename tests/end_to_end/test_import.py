@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,11 @@ from efficientbench.running.trained import TrainedRun
 
 pytestmark = [pytest.mark.proof, TRANSFORMERS_5]
 GREEDY = ("--temperature", "0", "--max-new-tokens", "12")
+WINDOWS: dict[str, dict[str, Any]] = {
+    "smollm3": {"no_rope_layer_interval": 4, "use_sliding_window": True},
+    "granite_swa": {"layer_rope_theta": [1e4, 1e4, 1e4, 0], "attention_multiplier": 12**-0.5},
+}
+"""Model type → the keys of its configuration that no other has."""
 NOT_SHAPES = [word for word in TINY if not word.startswith("model.")]
 
 
@@ -69,19 +76,36 @@ def test_nanochats_own_files_are_exported_with_the_same_logits_and_ids(tmp_path:
     assert tokenizer.chat_template is not None
 
 
-def test_a_model_with_windows_generates_and_learns_conversations(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, SmolLM3Config
+def write_windows(kind: str, folder: Path) -> Path:
+    """Write a model with windows in three of four layers and no positions in the fourth, as transformers saves it.
 
-    pair, model = write_conversations(tmp_path / "pair", 60), tmp_path / "model"
+    Returns the prefix of a pair of conversations, whose tokenizer the model has.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    pair = write_conversations(folder / "pair", 60)
     shapes = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2}
-    layers = {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "use_sliding_window": True, "sliding_window": 9}
     types = ["sliding_attention"] * 3 + ["full_attention"]
+    layers = {"num_hidden_layers": 4, "sliding_window": 9, "layer_types": types}
     numbers = {"initializer_range": 0.2, "vocab_size": VOCABULARY, "max_position_embeddings": 64}
     special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-    config = SmolLM3Config(**shapes, **layers, **numbers, **special, layer_types=types)
-    shutil.copytree(tmp_path / "pair" / "bpe", model)
+    config = AutoConfig.for_model(kind, **shapes, **layers, **numbers, **special, **WINDOWS[kind])
+    shutil.copytree(folder / "pair" / "bpe", folder / "model")
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    model = AutoModelForCausalLM.from_config(config)
+    for name, weight in model.named_parameters():
+        if name.endswith("sinks"):
+            # Zeros at first, which would hide the sinks of the wrong heads.
+            torch.nn.init.normal_(weight)
+    model.save_pretrained(folder / "model")
+    return pair
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_a_model_with_windows_generates_and_learns_conversations(kind: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    pair, model = write_windows(kind, tmp_path), tmp_path / "model"
     efficientbench("import", "model", "--output", "run", cwd=tmp_path, expect=0, stderr="")
 
     prompt = "What is 9 times 9, and what was the number before?"
@@ -91,12 +115,27 @@ def test_a_model_with_windows_generates_and_learns_conversations(tmp_path: Path)
     found = loaded.generate(tokens, max_new_tokens=12, do_sample=False, eos_token_id=None)
     assert answer.strip() == tokenizer.decode(found[0]).strip()
 
-    words = ("run", "smollm3_model", "--matrix", "run/matrix.yaml", "init.run=run", "data.tokenizer=run/tokenizer")
+    words = ("run", f"{kind}_model", "--matrix", "run/matrix.yaml", "init.run=run", "data.tokenizer=run/tokenizer")
     tuned = (*NOT_SHAPES, "training.objective=sft", f"data.path={pair}", "data.split=[9,1,0]", "output=out")
     efficientbench(*words, *tuned, "training.steps=20", "training.learning_rate=1e-2", cwd=tmp_path, expect=0)
-    found_losses = losses(tmp_path / "out" / "smollm3_model")
+    found_losses = losses(tmp_path / "out" / f"{kind}_model")
     assert found_losses[-1] < 0.8 * found_losses[0]
-    assert record(tmp_path / "out" / "smollm3_model")["config"]["model"]["pattern"] == ["window"] * 3 + ["nope"]
+    assert record(tmp_path / "out" / f"{kind}_model")["config"]["model"]["pattern"] == ["window"] * 3 + ["nope"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11")
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_an_imported_model_with_windows_is_fine_tuned(kind: str, tmp_path: Path) -> None:
+    write_windows(kind, tmp_path)
+    efficientbench("import", "model", "--output", "run", cwd=tmp_path, expect=0, stderr="")
+    efficientbench("export", "run", "exported", cwd=tmp_path, expect=0)
+    steps = ("training.steps=4", "training.validate_every_steps=0", "data.validation_examples=16")
+    places = (f"model={tmp_path / 'exported'}", f"output={tmp_path}", f"cache={tmp_path / 'cache'}")
+    efficientbench("finetune", "lora_tiny", "device=cpu", "cpu_ranks=1", "zero.stage=0", *steps, *places, expect=0)
+    content = record(tmp_path / "lora_tiny")
+    assert (content["status"], content["finetuning"]["base_model"]) == ("completed", str(tmp_path / "exported"))
+    before, after = (point["loss"] for point in content["finetuning"]["held_out"])
+    assert after < before
 
 
 def test_an_imported_export_is_equal_bit_for_bit_and_trains_further(base: Path, cache: str, tmp_path: Path) -> None:

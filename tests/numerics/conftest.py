@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from support.chat_tokenizers import behind_qwen2s_split
 
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
-from efficientbench.export.hugging_face import QWEN2_SPLIT
 
 # Of its own, so that what the tokenizer makes of a word changes with no file.
 TEXT = (
@@ -25,9 +23,5 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextTokeni
     train_tokenizer([TEXT, "1999 1234567 8 1234575 " * 9], 300, folder / "own")
     own = load_tokenizer(folder / "own")
     own.save(folder / "qwen2")
-    path = folder / "qwen2" / "tokenizer.json"
-    spec = json.loads(path.read_text())
-    spec["normalizer"] = {"type": "NFC"}
-    spec["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = QWEN2_SPLIT
-    path.write_text(json.dumps(spec))
+    behind_qwen2s_split(folder / "qwen2")
     return {"own": own, "qwen2": load_tokenizer(folder / "qwen2")}

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from oracles.oracle import build, weights_of
-from support.chat_tokenizers import of_qwen, of_words
+from support.chat_tokenizers import behind_qwen2s_split, of_qwen, of_words
 from support.configs import tiny
 
 from efficientbench.data_tools.chat.conversations import read_messages
 from efficientbench.data_tools.chat.render import make_renderer
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
-from efficientbench.export.hugging_face import QWEN2_SPLIT, Model, write_model
+from efficientbench.export.hugging_face import Model, write_model
 
 CALLS = [
     {"type": "text", "text": "Half of 48 is "},
@@ -29,14 +29,6 @@ MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": "And 12345678?\n"},
     {"role": "assistant", "content": "6172839, I'd say."},
 ]
-
-
-def behind_qwen2s_split(folder: Path) -> None:
-    path = folder / "tokenizer.json"
-    spec = json.loads(path.read_text())
-    spec["normalizer"] = {"type": "NFC"}
-    spec["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = QWEN2_SPLIT
-    path.write_text(json.dumps(spec))
 
 
 def tokenizer_of(style: str, split: str, folder: Path) -> TextTokenizer:

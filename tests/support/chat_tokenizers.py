@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from efficientbench.export.hugging_face import QWEN2_SPLIT
 
 BOS, USER, USER_END, ASSISTANT, ASSISTANT_END, PYTHON, PYTHON_END, OUTPUT, OUTPUT_END = range(1, 10)
 """The ids of the nine chat tokens in a tokenizer that we train: 0 ends a document."""
@@ -34,6 +35,15 @@ def of_words(folder: Path, texts: list[str]) -> TextTokenizer:
     """With merges, so that text which is cut otherwise has other ids."""
     train_tokenizer(texts, 500, folder, chat=True)
     return load_tokenizer(folder)
+
+
+def behind_qwen2s_split(folder: Path) -> None:
+    """Give a saved tokenizer the normalization and the split that transformers has for Qwen2."""
+    path = folder / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    spec["normalizer"] = {"type": "NFC"}
+    spec["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = QWEN2_SPLIT
+    path.write_text(json.dumps(spec))
 
 
 def of_qwen(folder: Path, texts: list[str]) -> TextTokenizer:
