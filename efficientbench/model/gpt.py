@@ -40,9 +40,9 @@ from efficientbench.model.kernels import few_tokens
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel, causal_attention
 from efficientbench.model.kernels.choose_attention import AttentionShape, choose
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
+from efficientbench.model.kernels.quantized import share_quantized
 from efficientbench.model.layers import Layer, RMSNorm, feed_forward_spec
 from efficientbench.model.position import Position, build_position
-from efficientbench.model.quantize import share_quantized
 
 
 class OutputLayer(ColumnParallelLinear):

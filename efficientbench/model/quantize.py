@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from efficientbench.architecture.model import ModelConfig
 from efficientbench.basics.errors import ConfigError
 from efficientbench.costs.quantization import quantized_matrices
 from efficientbench.devices.quantized import Form
-from efficientbench.model.kernels.quantized import QuantizedExperts, QuantizedWeight, check_here, quantized_weight
+from efficientbench.model.kernels.quantized import QuantizedExperts, check_here, quantized_weight, replace_module
 from efficientbench.model.moe import GroupedLinear
 
 if TYPE_CHECKING:
@@ -37,33 +36,16 @@ def quantize(model: GPT, config: ModelConfig, form: Form) -> None:
             linear = layer.get_submodule(place)
             if isinstance(linear, GroupedLinear):
                 assert isinstance(linear.weight, torch.Tensor)
-                _replace(linear, "weight", QuantizedExperts(linear.weight, form))
+                replace_module(linear, "weight", QuantizedExperts(linear.weight, form))
             elif isinstance(linear, ColumnParallelLinear | RowParallelLinear):
-                _replace(linear, "weight", quantized_weight(linear.weight, form))
+                replace_module(linear, "weight", quantized_weight(linear.weight, form))
             elif isinstance(linear, torch.nn.Linear) and linear.bias is None:
-                _replace(layer, place, quantized_weight(linear.weight, form))
+                replace_module(layer, place, quantized_weight(linear.weight, form))
             else:
                 raise ConfigError(
                     f"--weights: {name} of model.attention.kind={views[kind].attention.kind} belongs to a "
                     f"{type(linear).__name__}, which has no product to replace: name it in AttentionVariant.read_whole"
                 )
-
-
-def _replace(module: torch.nn.Module, place: str, new: torch.nn.Module) -> None:
-    parent, _, name = place.rpartition(".")
-    owner = module.get_submodule(parent)
-    # A module cannot be assigned over a parameter.
-    delattr(owner, name)
-    setattr(owner, name, new)
-
-
-def share_quantized(model: torch.nn.Module, another: torch.nn.Module, device: torch.device) -> None:
-    """Give `another`, of the same configuration, the quantized weights of `model`; on one device both share them."""
-    for place, module in list(model.named_modules()):
-        # Not the single experts inside of QuantizedExperts.
-        if isinstance(module, QuantizedExperts | QuantizedWeight) and ".weight.experts." not in place:
-            same = all(each.device == device for each in module.buffers())
-            _replace(another, place, module if same else copy.deepcopy(module).to(device))
 
 
 def held_bytes(model: torch.nn.Module) -> int:

@@ -136,7 +136,10 @@ def changed_code(model: ModelConfig) -> list[str]:
 
 def _not_loaded(path: Path) -> list[str]:
     """Return what a command must name to read this job file; empty where that is not what the file lacks."""
-    content = parse_json(read_whole(path))
+    try:
+        content = parse_json(read_whole(path))
+    except ValueError:
+        return []
     config = content.get("config") if isinstance(content, dict) else None
     return not_loaded(config) if isinstance(config, dict) else []
 

@@ -291,7 +291,12 @@ FAULTS = (
     ),
     Fault(
         "GDN: the convolution's kept inputs end one token early",
-        [("latest = chunk.counts[:, None] + torch", "latest = chunk.counts[:, None] - 1 + torch")],
+        [
+            (
+                "latest = chunk.counts[:, None] + torch.arange(kept.shape[1]",
+                "latest = chunk.counts[:, None] - 1 + torch.arange(kept.shape[1]",
+            )
+        ],
         "numerics/test_cache.py",
         "gdn and one_pass",
     ),
@@ -457,7 +462,7 @@ FAULTS = (
     ),
     Fault(
         "softmax scale of MLA",
-        [("1 / math.sqrt(self.key_dim))", "1 / self.key_dim ** 0.55)")],
+        [("1 / math.sqrt(self.key_dim)", "1 / self.key_dim**0.55")],
         "numerics/test_attention.py",
     ),
     Fault(

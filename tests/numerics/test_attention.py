@@ -37,7 +37,8 @@ def test_logits_loss_and_gradients_equal_those_of_other_code(name: str, override
     model = build(config)
     oracle = other.same_weights(weights_of(model), config.model)
     gradients = gradients_beside(model, config, lambda tokens: oracle(tokens).logits)
-    assert_gradients_equal(other.renamed(gradients, config.model), oracle)
+    bound = getattr(other, "BOUND", 1e-5)
+    assert_gradients_equal(other.renamed(gradients, config.model), oracle, bound)
 
 
 def test_the_cpu_uses_its_flash_kernel_with_values_narrower_than_keys() -> None:

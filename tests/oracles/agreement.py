@@ -24,7 +24,7 @@ OTHERS: Mapping[str, tuple[str, str | None, str]] = {
     "qwen3_next": ("qwen3_next", "transformers", "Qwen3-Next"),
     "deepseek_v2": ("mla", "transformers", "DeepSeek-V2"),
     "nsa": ("nsa", None, "the equations, dense"),
-    "qwen3_5": ("gdn", "transformers", "Qwen3.5"),
+    "qwen3_5": ("gdn", "transformers", "Qwen3.5, its rule in float64"),
 }
 """Other code: its module of oracles, the package that it comes from, and its name."""
 

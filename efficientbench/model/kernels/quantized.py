@@ -6,6 +6,8 @@ N = rows of the input, O = outputs, I = inputs, G = groups of a row.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.nn.functional as F
 
@@ -229,3 +231,21 @@ def check_here(form: Form, device_type: str) -> None:
     if form.kernel is quantized.FP8_CUDA and torch.cuda.get_device_capability() < FP8_FROM:
         have = ".".join(map(str, torch.cuda.get_device_capability()))
         raise ConfigError(f"{asked}: products in fp8 need compute capability 8.9, and this GPU has {have}")
+
+
+def replace_module(module: torch.nn.Module, place: str, new: torch.nn.Module) -> None:
+    """Put a module in place of a module or parameter of this name."""
+    parent, _, name = place.rpartition(".")
+    owner = module.get_submodule(parent)
+    # A module cannot be assigned over a parameter.
+    delattr(owner, name)
+    setattr(owner, name, new)
+
+
+def share_quantized(model: torch.nn.Module, another: torch.nn.Module, device: torch.device) -> None:
+    """Give `another`, of the same configuration, the quantized weights of `model`; on one device both share them."""
+    for place, module in list(model.named_modules()):
+        # Not the single experts inside of QuantizedExperts.
+        if isinstance(module, QuantizedExperts | QuantizedWeight) and ".weight.experts." not in place:
+            same = all(each.device == device for each in module.buffers())
+            replace_module(another, place, module if same else copy.deepcopy(module).to(device))

@@ -92,7 +92,7 @@ def test_override_values_have_their_types(override: str, key: tuple[str, ...], v
         (
             "zzz=1",
             "keys begin with checkpoint, data, device, evaluation, faults, init, kernels, label, match, match_to, "
-            "measurement, model, output, parallel, rl, training",
+            "measurement, model, output, parallel, prometheus, rl, training",
         ),
         ("training=1", "training: is a section; set its keys: training.seq_len"),
         ("training.seq_len.x=1", "did you mean training.seq_len?"),

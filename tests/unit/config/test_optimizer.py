@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from support.outside import lay_out
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.load import resolve
@@ -42,12 +45,20 @@ def test_matrices_embeddings_and_head_may_have_separate_learning_rates() -> None
             r"training.head_learning_rate: the output projection is the embedding \(model.tied=true\)",
         ),
         (["training.matrix_learning_rate=0"], "training.matrix_learning_rate: .*greater than 0"),
-        (
-            [MUON, "model.attention.kind=efficientbench.model.attention.gqa_example:VARIANT"],
-            r"training.optimizer: attention .*gqa_example:VARIANT' does not declare its matrices",
-        ),
     ],
 )
 def test_mistakes_in_overrides_are_named(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve("gqa_0.5B", overrides=overrides)
+
+
+def test_muon_is_refused_where_a_variant_does_not_declare_its_matrices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out(tmp_path, monkeypatch)
+    message = r"training.optimizer: attention 'my_package.delta:VARIANT' does not declare its matrices"
+    with pytest.raises(ConfigError, match=message):
+        resolve(
+            "gqa_0.5B",
+            overrides=[MUON, "model.attention.kind=my_package.delta:VARIANT", "model.position.kind=none"],
+        )

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from support.command_line import efficientbench
 from support.configs import tiny
@@ -70,7 +69,8 @@ def refused(folder: Path) -> str:
 def test_releases_of_transformers_that_keep_the_rotation_elsewhere(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transformers, "__version__", "4.51.3")
+    # By name: other tests of this process may have loaded transformers anew.
+    monkeypatch.setattr("transformers.__version__", "4.51.3")
     assert "an import needs transformers 5 or newer, and 4.51.3 is installed" in refused(folder)
 
 

@@ -103,7 +103,7 @@ def test_an_out_of_memory_error_names_the_largest_batch_that_fits(
 
     tokenizer = SimpleNamespace(encode_batch=lambda texts: [[1, 2]] * len(texts), decode=letters, eod_id=0)
     run = SimpleNamespace(warnings=(), config=tiny("gqa_1.5B", "device=cpu"), tokenizer=tokenizer, model=None, step=3)
-    monkeypatch.setattr(command, "opened", lambda folder, step: contextlib.nullcontext(run))
+    monkeypatch.setattr(command, "opened", lambda folder, step, quantization: contextlib.nullcontext(run))
     monkeypatch.setattr(command, "generate", full)
     monkeypatch.setattr(command, "usable_bytes", lambda device, ranks: 10**9)
     assert command.generate_text(Generation(SharedModel(), Path("run"), ("a",) * 8, Sampling(), 4, 4)) == 1
@@ -123,7 +123,7 @@ def test_ranks_name_the_largest_batch_that_fits_each_of_them(monkeypatch: pytest
     tokenizer = SimpleNamespace(encode_batch=lambda texts: [[1, 2]] * len(texts), decode=letters, eod_id=0)
     run = SimpleNamespace(config=config, tokenizer=tokenizer, model=torch.nn.Linear(1, 1))
     asked = Generation(SharedModel(tp=2), tmp_path, ("a",) * 8, Sampling(), 4, 4)
-    monkeypatch.setattr(rank, "opened", lambda folder, step, share: contextlib.nullcontext(run))
+    monkeypatch.setattr(rank, "opened", lambda folder, step, share, quantization: contextlib.nullcontext(run))
     monkeypatch.setattr(command, "generate", full)
     fits = generation_bytes(config.model, 2, 4, 2, "fp32", tp=2)
     assert fits < generation_bytes(config.model, 2, 4, 1, "fp32")

@@ -165,7 +165,8 @@ def test_a_line_has_each_context_once_and_the_colour_of_its_run() -> None:
         places = [float(point.split(",")[0]) for point in lines[0][0].split()]
         assert places == sorted(places)
     # Of the speed alone the interval is known.
-    assert [figure.plot.count("whisker") for figure in figures] == [6, 6, 0]
+    # Of the speed alone the interval is known, which is drawn in the line's colour.
+    assert [len(re.findall(r'<line [^>]*class="line c', figure.plot)) for figure in figures] == [6, 6, 0]
 
 
 def test_a_single_point_is_drawn() -> None:
