@@ -35,6 +35,7 @@ def test_the_quick_test_goes_from_text_to_evaluation_and_repeats_no_stage(tmp_pa
     mistaken = call("training.steps=3")
     assert mistaken.returncode == 2
     assert "training.steps: 3 of the 15 steps" in mistaken.stderr
+    assert not (tmp_path / "work" / "tokenizer").exists()
     done = call()
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "work" / "runs" / "base_d8" / "seed_1234"
@@ -42,12 +43,14 @@ def test_the_quick_test_goes_from_text_to_evaluation_and_repeats_no_stage(tmp_pa
     assert written["status"] == "completed"
     assert written["validation_loss"] < losses(run)[0]
     assert {
-        f"== tokenizer: complete, {tmp_path / 'work' / 'tokenizer'}",
-        f"== tokens: complete, {tmp_path / 'work' / 'tokens' / 'fineweb'}",
         f"validation loss  {written['validation_loss']:.4f} nats",
         f"bits per byte    {written['bits_per_byte']:.4f} bits",
     } <= set(done.stdout.splitlines())
     again = call()
     assert again.returncode == 0
+    assert {
+        f"== tokenizer: complete, {tmp_path / 'work' / 'tokenizer'}",
+        f"== tokens: complete, {tmp_path / 'work' / 'tokens' / 'fineweb'}",
+    } <= set(again.stdout.splitlines())
     assert "seed 1234: complete, kept" in again.stdout
     assert "step " not in again.stdout.split("== training")[1].split("base_d8, 1 run ")[0]
