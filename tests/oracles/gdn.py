@@ -151,6 +151,6 @@ def recurrence(
     return torch.stack(outputs), state
 
 
-BOUND = 3e-5
+BOUND = 3e-4
 """The largest relative difference of a gradient."""
 EAGER = {"efficientbench.model.attention.gdn.gated_delta_rule": recurrence}

@@ -118,7 +118,8 @@ def beside(
 def assert_gradients_equal(gradients: Mapping[str, torch.Tensor], oracle: torch.nn.Module, bound: float = 1e-5) -> None:
     """Every parameter of `oracle` has the gradient of its name, to a bound."""
     errors = gradient_errors(gradients, oracle)
-    assert {name: error for name, error in errors.items() if not error < bound} == {}
+    worse = {name: error for name, error in errors.items() if not error < bound}
+    assert not worse, worse
 
 
 def gradient_errors(gradients: Mapping[str, torch.Tensor], oracle: torch.nn.Module) -> dict[str, float]:

@@ -105,8 +105,8 @@ class GatedDeltaNet(Stateful, MegatronModule):
         `positions`: [S, B], each token's position in its document; None: each sequence is one.
         """
         widths, chunk = self.widths, None if self.cache is None else self.cache.chunk
-        convolved, gate, beta, decay = mixed.unflatten(2, (self.groups, -1)).split(self.parts, dim=3)
-        convolved, gate = convolved.flatten(2), gate.unflatten(3, (self.repeats, -1)).flatten(2, 3)
+        convolved, gate, beta, decay = _parted(mixed, self.groups).split(self.parts, dim=3)
+        convolved, gate = convolved.flatten(2), _parted(gate, self.repeats).flatten(2, 3)
         beta, decay = beta.flatten(2).float().sigmoid(), decay.flatten(2).float()
         decay = -self.A_log.float().exp() * F.softplus(decay + self.dt_bias.float())
         if positions is not None:
@@ -117,9 +117,9 @@ class GatedDeltaNet(Stateful, MegatronModule):
             beta, decay = beta * counts[..., None], decay * counts[..., None]
         before = None if chunk is None else self._take_inputs(convolved, chunk)
         convolved = short_convolution(convolved, self.conv_weight, before, positions)
-        by_group = convolved.unflatten(2, (self.groups, -1))
+        by_group = _parted(convolved, self.groups)
         query, key, value = by_group.split([widths.key_dim, widths.key_dim, self.parts[1]], dim=3)
-        value = value.unflatten(3, (self.repeats, -1)).flatten(2, 3)
+        value = _parted(value, self.repeats).flatten(2, 3)
         out = self._recall(_of_length_1(query), _of_length_1(key), value, decay, beta)
         weight = self.out_norm
         if weight is not None:
@@ -155,6 +155,11 @@ class GatedDeltaNet(Stateful, MegatronModule):
         inputs = rows, widths.convolution - 1, len(self.conv_weight)
         sums = torch.zeros(rows, heads, widths.key_dim, widths.value_dim, dtype=torch.float32)
         return Recurrent(sums, torch.zeros(inputs, dtype=self.config.params_dtype))
+
+
+def _parted(x: torch.Tensor, parts: int) -> torch.Tensor:
+    """Return x [..., parts · N] as [..., parts, N]; torch.compile does not trace `unflatten` here."""
+    return x.reshape(*x.shape[:-1], parts, -1)
 
 
 def _logarithm_of_decay(share: torch.Tensor) -> torch.Tensor:
