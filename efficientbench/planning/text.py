@@ -51,11 +51,14 @@ def text_of(plan: Plan) -> TextBudget:
     Raises:
         DataError: a source cannot be used, as one that is missing, or a manifest is damaged.
     """
-    from efficientbench.data_tools.tokenizing.corpus import most_tokens
-
     counted = tokenized(plan.config.data)
     if counted is not None:
         return text_budget(plan, counted)
+    try:
+        from efficientbench.data_tools.tokenizing.corpus import most_tokens
+    except ModuleNotFoundError:
+        # The base install plans without the libraries that read text.
+        return text_budget(plan, None)
     most = [most_tokens(Path(source) if source else None) for source in plan.config.data.sources]
     known = [tokens for tokens in most if tokens is not None]
     return text_budget(plan, known if len(known) == len(most) else None, at_least=True)
