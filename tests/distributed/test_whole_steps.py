@@ -36,7 +36,10 @@ OPTIMIZER = [
 TURNS = "model.position.base=100"
 """So that in 16 tokens every part of a key is rotated: a bias on what is not has a true gradient of 0."""
 MUON = ["training.optimizer=muon", "training.matrix_learning_rate=1e-2", "training.embedding_learning_rate=6e-3"]
-TRAINED = [*ATTENTIONS, *chosen(ENCODINGS, has_table), "moe", EVERY_KEY]
+EXACT = [name for name in ATTENTIONS if name.partition(",")[0] != "gdn"]
+"""Attentions whose float32 gradients equal the oracle's to the last digits. Those of Gated DeltaNet differ by up to 1e-4,
+where a short key's norm divides, and AdamW makes steps of that: `numerics/test_attention.py` compares them."""
+TRAINED = [*EXACT, *chosen(ENCODINGS, has_table), "moe", EVERY_KEY]
 OVERRIDES = {
     **dict.fromkeys(chosen(MODELS, lambda config: config.model.position.kind == "rope"), [TURNS]),
     # Mixtral has no bias.
@@ -57,7 +60,7 @@ LAYOUTS = {
     "EP 2, micro-batches of 1": (2, ["parallel.ep=2", "parallel.dp=2", "training.micro_batch_size=1"]),
     "TP 2 with SP, micro-batches of 2": (2, ["parallel.tp=2", "parallel.sp=true", "training.micro_batch_size=2"]),
 }
-RICHEST = {name.partition(",")[0]: name for name in ATTENTIONS}
+RICHEST = {name.partition(",")[0]: name for name in EXACT}
 """Kind of attention → the last of its models."""
 ON_TP = [name for name in RICHEST.values() if not problems(tiny_model(name), SHARED["sequence parallel"])]
 CASES = [
