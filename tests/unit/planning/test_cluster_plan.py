@@ -54,6 +54,7 @@ def laid_out(name: str, world: int, *overrides: str) -> tuple:
 LAYOUTS = [
     (1, ()),
     (8, TP_SP),
+    (8, ("parallel.pp=4",)),
     (64, ("parallel.tp=4", "parallel.sp=true", "parallel.pp=4")),
     (32, ("parallel.pp=2", "parallel.vpp=2", "parallel.cp=2")),
     (64, (*TP_SP, "parallel.pp=2", "parallel.ep=4")),
