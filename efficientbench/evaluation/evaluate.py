@@ -85,7 +85,7 @@ def evaluate(
         step: the checkpoint's step; None: the newest intact checkpoint.
         console: prints progress and figures.
         share: the rank's share of the model, see `opened`; None: this process alone.
-        quantization: of the linear layers' weights, see `opened`.
+        quantization: the form of the linear layers' weights, see `opened`.
 
     Returns:
         The summaries by the tasks' names; empty on all ranks but the first, which writes them.

@@ -67,7 +67,7 @@ class SharedModel:
     dp: int = 1
     """Copies of the model, which divide the work."""
     quantization: Quantization | None = None
-    """Of the linear layers' weights; None: they keep the dtype of the training."""
+    """The form of the linear layers' weights; None: they keep the dtype of the training."""
 
     @property
     def parallel(self) -> ParallelConfig:

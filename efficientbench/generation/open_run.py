@@ -74,7 +74,7 @@ def opened(
         folder: the run's folder.
         step: the checkpoint's step; None: the newest intact checkpoint.
         share: the rank's share of the model, where all ranks of a launcher call this; None: this process alone.
-        quantization: of the linear layers' weights; None: they keep the dtype of the training.
+        quantization: the form of the linear layers' weights; None: they keep the dtype of the training.
 
     Raises:
         ConfigError: the folder is not a run's or has no such checkpoint, or the model cannot generate, or the device

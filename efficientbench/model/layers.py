@@ -89,7 +89,7 @@ def split_parameter(
 
     Args:
         config: has its dtype.
-        shape: of this rank's part.
+        shape: the shape of this rank's part.
         quantiles: its initial law, as QUANTILES says; None: that of other parameters with so many dimensions.
     """
     parameter = torch.nn.Parameter(torch.empty(shape, dtype=config.params_dtype, device=torch.get_default_device()))

@@ -43,7 +43,7 @@ class Reached:
     held_out: int
     """Published runs that the errors are from, none of which was fitted."""
     median_error: float
-    """Of the held-out runs the median of |projected / published tokens a second − 1|."""
+    """The median of |projected / published tokens a second − 1| over the held-out runs."""
     most_error: float
     lowest: float
     """Of the held-out runs the least ratio of published to projected tokens a second."""

@@ -68,7 +68,7 @@ def measure_several(
 
     Args:
         runs: runs' folders, and names of the matrix.
-        widths: of weights, as `--weights` takes them, each measured of every model.
+        widths: the widths of weights, as `--weights` takes them; each model is measured with each.
         arguments: overrides of the configuration, for all names; keys of `quantization` are for quantized weights.
         options: options of `efficientbench generate` for every model, `--measure` among them.
         smoke: whether names stand for scaled-down models; also among `options`.

@@ -54,7 +54,7 @@ def laid_out(name: str, world: int, *overrides: str) -> tuple:
 LAYOUTS = [
     (1, ()),
     (8, TP_SP),
-    (8, ("parallel.pp=4",)),
+    (8, ("parallel.pp=2",)),
     (64, ("parallel.tp=4", "parallel.sp=true", "parallel.pp=4")),
     (32, ("parallel.pp=2", "parallel.vpp=2", "parallel.cp=2")),
     (64, (*TP_SP, "parallel.pp=2", "parallel.ep=4")),
@@ -84,7 +84,7 @@ def test_the_engine_builds_what_the_formula_counts(name: str, alone: ProcessPool
         tried += 1
         formula = [rank_parameters(config, layout, stage) + rank_experts(config, layout) for stage in range(layout.pp)]
         assert alone.submit(count_stage_parameters, config, layout).result() == formula, overrides
-    assert tried
+    assert tried >= 2
 
 
 def test_a_plan_allocates_no_weights(alone: ProcessPoolExecutor) -> None:
