@@ -35,12 +35,12 @@ if (3, 10) <= sys.version_info[:2] < (3, 14) and sys.prefix == sys.base_prefix:
     done | sort -V -u | awk '!seen[$1]++'
 }
 
-environment() { # interpreter extras; sets python
+environment() { # interpreter; sets python
     local place
     place="$folder/env-$(version_of "$1")"
     python="$place/bin/python"
     if ! "$1" -m venv "$place" >"$place.log" 2>&1 || ! install pip "setuptools>=77" wheel ||
-        ! install --no-build-isolation "${wheel}[$2]"; then
+        ! install --no-build-isolation "${wheel}[metrics,data]"; then
         tail -n 5 "$place.log" >&2
         return 1
     fi
@@ -74,7 +74,7 @@ others=()
 [[ ${#versions[@]} -lt 2 ]] || others+=("${versions[-1]}")
 for version in "${others[@]}"; do
     [[ "$version" != "$own" ]] || continue
-    environment "${found[$version]}" metrics,data
+    environment "${found[$version]}"
     "$python" -m support.every_format write "$folder/$version"
     "$python" -m support.every_format read "$folder/$own" "$folder/$version"
     python3 -m support.every_format read "$folder/$version" "$folder/$own"
@@ -85,8 +85,11 @@ for version in "${versions[@]}"; do
     if [[ "${version%.*}" == "${own%.*}" && "$version" != "$own" ]]; then neighbour="$version" && break; fi
 done
 if [[ -n "$neighbour" ]]; then
-    environment "${found[$neighbour]}" train,finetune
-    python3 -m support.two_pythons "$python" "$folder/turns"
+    # Packages that were built for one patch release serve the next: this environment's are read where they lie.
+    "${found[$neighbour]}" -m venv --without-pip "$folder/neighbour"
+    packages='import sysconfig; print(sysconfig.get_path("purelib"))'
+    python3 -c "$packages" >"$("$folder/neighbour/bin/python" -c "$packages")/shared.pth"
+    python3 -m support.two_pythons "$folder/neighbour/bin/python" "$folder/turns"
 else
     printf 'not here, so not tried: another Python %s than %s, for checkpoints\n' "${own%.*}" "$own"
 fi
