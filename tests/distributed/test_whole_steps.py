@@ -38,7 +38,8 @@ TURNS = "model.position.base=100"
 MUON = ["training.optimizer=muon", "training.matrix_learning_rate=1e-2", "training.embedding_learning_rate=6e-3"]
 EXACT = [name for name in ATTENTIONS if name.partition(",")[0] != "gdn"]
 """Attentions whose float32 gradients equal the oracle's to the last digits. Those of Gated DeltaNet differ by up to
-1e-4, where a short key's norm divides, and AdamW makes steps of that: `numerics/test_attention.py` compares them."""
+1e-4, where an output is short (`support.configs.CONDITIONED`), and AdamW makes steps of that:
+`numerics/test_attention.py` compares them."""
 TRAINED = [*EXACT, *chosen(ENCODINGS, has_table), "moe", EVERY_KEY]
 OVERRIDES = {
     **dict.fromkeys(chosen(MODELS, lambda config: config.model.position.kind == "rope"), [TURNS]),

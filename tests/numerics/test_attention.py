@@ -14,7 +14,7 @@ from oracles.oracle import (
     relative_error,
     weights_of,
 )
-from support.configs import ATTENTIONS, tiny_model
+from support.configs import ATTENTIONS, conditioned, tiny_model
 
 from efficientbench.config.load import resolve
 from efficientbench.costs.model import count_parameters
@@ -32,13 +32,12 @@ CASES = {
 
 @pytest.mark.parametrize(("name", "overrides"), CASES.values(), ids=CASES)
 def test_logits_loss_and_gradients_equal_those_of_other_code(name: str, overrides: list[str]) -> None:
-    config = tiny_model(name, "model.init_std=0.2", *overrides)
+    config = tiny_model(name, "model.init_std=0.2", *conditioned(name), *overrides)
     other = attention_oracle(config.model.attention.kind)
     model = build(config)
     oracle = other.same_weights(weights_of(model), config.model)
     gradients = gradients_beside(model, config, lambda tokens: oracle(tokens).logits)
-    bound = getattr(other, "BOUND", 1e-5)
-    assert_gradients_equal(other.renamed(gradients, config.model), oracle, bound)
+    assert_gradients_equal(other.renamed(gradients, config.model), oracle)
 
 
 def test_the_cpu_uses_its_flash_kernel_with_values_narrower_than_keys() -> None:

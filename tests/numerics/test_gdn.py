@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles.gdn import recurrence
-from oracles.oracle import build, relative_error, text
-from support.configs import BASE, tiny, tiny_model
+from oracles.oracle import build, relative_error, text, weights_of
+from support.configs import ATTENTIONS, BASE, tiny, tiny_model
 from support.decoding import from_cache, in_parts
 
 from efficientbench.architecture.gdn import CHUNK
@@ -130,6 +130,37 @@ def test_two_thousand_tokens_are_decoded_as_they_are_computed_at_once() -> None:
     with torch.no_grad():
         whole = model(tokens)
     assert relative_error(from_cache(model, tokens, in_parts(2000, 100, 1)), whole) < 1e-5
+
+
+@pytest.mark.usefixtures("single_rank")
+@pytest.mark.parametrize("name", [name for name in ATTENTIONS if name.partition(",")[0] == "gdn"])
+def test_in_float64_the_layer_has_the_gradients_of_transformers_class(name: str) -> None:
+    """On outputs as short as they come, where those of float32 differ (`support.configs.CONDITIONED`)."""
+    pytest.importorskip("transformers.models.qwen3_5")
+    from oracles.gdn import renamed, same_weights, throughout_in_float64
+
+    config = tiny_model(name, "model.init_std=0.2")
+    model = build(config)
+    theirs = same_weights(weights_of(model), config.model).model.layers[0].linear_attn
+    ours = model.decoder.layers[0].self_attention.double()
+    for linear in (ours.linear_in, ours.linear_proj):
+        # It would add to a float32 buffer of the optimizer.
+        linear.gradient_accumulation_fusion = False
+    generator = torch.Generator().manual_seed(3)
+    shape = (config.training.seq_len, 2, config.model.hidden_size)
+    hidden, weights = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    inputs = [hidden.clone().requires_grad_() for _ in range(2)]
+    out, _ = ours(inputs[0])
+    with throughout_in_float64():
+        wanted = theirs(inputs[1].transpose(0, 1)).transpose(0, 1)
+    for each in (out, wanted):
+        (each * weights).sum().backward()
+    assert relative_error(out, wanted) < 1e-10
+    assert relative_error(inputs[0].grad, inputs[1].grad) < 1e-9
+    place = "decoder.layers.0.self_attention."
+    found = renamed({place + key: each.grad for key, each in ours.named_parameters()}, config.model)
+    for key, parameter in theirs.named_parameters():
+        assert relative_error(found[f"model.layers.0.linear_attn.{key}"], parameter.grad) < 1e-9, key
 
 
 @pytest.mark.usefixtures("single_rank")

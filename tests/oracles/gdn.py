@@ -6,8 +6,10 @@ gradients of A_log are then 2e-4 off, where ours are within 2e-5.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -75,12 +77,27 @@ def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Qwen3_
     multiply_embedding(oracle, model)
     forward = oracle.forward
 
-    def by_token(*arguments: Any, **keys: Any) -> Any:
-        with mock.patch.object(modeling_qwen3_5, "torch_chunk_gated_delta_rule", _rule):
+    def with_rule(*arguments: Any, **keys: Any) -> Any:
+        with _by_token():
             return forward(*arguments, **keys)
 
-    oracle.forward = by_token
+    oracle.forward = with_rule
     return oracle
+
+
+@contextlib.contextmanager
+def throughout_in_float64() -> Iterator[None]:
+    """Let the layers of a float64 Qwen3.5 compute in float64 what they compute in float32 whatever they are in."""
+    with (
+        _by_token(),
+        mock.patch.object(torch, "float32", torch.float64),
+        mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
+    ):
+        yield
+
+
+def _by_token() -> contextlib.AbstractContextManager[object]:
+    return mock.patch.object(modeling_qwen3_5, "torch_chunk_gated_delta_rule", _rule)
 
 
 def _rule(
@@ -152,5 +169,5 @@ def recurrence(
 
 
 BOUND = 3e-4
-"""The largest relative difference of a gradient."""
+"""The largest relative difference of a gradient without the overrides of `support.configs.CONDITIONED`."""
 EAGER = {"efficientbench.model.attention.gdn.gated_delta_rule": recurrence}

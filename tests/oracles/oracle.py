@@ -22,7 +22,7 @@ class AttentionOracle(Protocol):
     """The module `oracles.<kind>` of an attention variant.
 
     One with kernels that torch's counter of FLOPs does not see has EAGER, too: dotted name of each → a function that
-    computes the same by matrix products. One whose gradients are sums of many steps has their BOUND, too.
+    computes the same by matrix products.
     """
 
     def same_weights(self, tensors: dict[str, torch.Tensor], model: ModelConfig) -> torch.nn.Module:

@@ -77,6 +77,17 @@ BACKBONES: Models = {
 }
 """What no variant declares."""
 MODELS: Models = ATTENTIONS | ENCODINGS | BACKBONES
+CONDITIONED = {"gdn": ("model.norm_epsilon=1e-3", "model.init_std=0.2")}
+"""Attention variant → overrides with which the rounding of float32 stays small in its gradients.
+
+Where a query is nearly orthogonal to the keys of its past, an output of Gated DeltaNet is a difference that cancels, as
+short as 1e-6. The norm behind it divides by no less than the root of its epsilon, and the gradient grows alike.
+"""
+
+
+def conditioned(name: str) -> tuple[str, ...]:
+    """Return the overrides of CONDITIONED for a model of ATTENTIONS, or for a variant."""
+    return CONDITIONED.get(name.partition(",")[0], ())
 
 
 def tiny(name: str, *overrides: str) -> RunConfig:

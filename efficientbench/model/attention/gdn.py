@@ -107,8 +107,8 @@ class GatedDeltaNet(Stateful, MegatronModule):
         widths, chunk = self.widths, None if self.cache is None else self.cache.chunk
         convolved, gate, beta, decay = _parted(mixed, self.groups).split(self.parts, dim=3)
         convolved, gate = convolved.flatten(2), _parted(gate, self.repeats).flatten(2, 3)
-        beta, decay = beta.flatten(2).float().sigmoid(), decay.flatten(2).float()
-        decay = -self.A_log.float().exp() * F.softplus(decay + self.dt_bias.float())
+        beta, decay = _wide(beta.flatten(2)).sigmoid(), _wide(decay.flatten(2))
+        decay = -_wide(self.A_log).exp() * F.softplus(decay + _wide(self.dt_bias))
         if positions is not None:
             decay = decay.masked_fill((positions == 0)[..., None], -torch.inf)
         if chunk is not None:
@@ -166,9 +166,14 @@ def _logarithm_of_decay(share: torch.Tensor) -> torch.Tensor:
     return (LEAST_DECAY + share * (LARGEST_DECAY - LEAST_DECAY)).log()
 
 
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """Return x in float32 or wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def _of_length_1(x: torch.Tensor) -> torch.Tensor:
-    """Bring queries or keys [..., K] to length 1, in float32."""
-    wide = x.float()
+    """Bring queries or keys [..., K] to length 1."""
+    wide = _wide(x)
     return wide * (wide.square().sum(dim=-1, keepdim=True) + SMALLEST_SQUARE).rsqrt()
 
 

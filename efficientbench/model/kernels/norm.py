@@ -15,7 +15,7 @@ FUSED = "torch.compile, which keeps only the input and a factor per token"
 
 
 class FormulaRMSNorm(torch.autograd.Function):
-    """The formula in float32, for a CPU: torch's rms_norm keeps several float32 copies there, and is slower."""
+    """The formula in float32 or wider, for a CPU: torch's rms_norm keeps float32 copies there, and is slower."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
@@ -26,20 +26,21 @@ class FormulaRMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         x, weight, factor = ctx.saved_tensors
-        grad = grad_outputs[0].float()
+        grad = grad_outputs[0].to(factor.dtype)
         normed = x * factor
         product = grad * normed
         if weight is None:
             projection = product.mean(dim=-1, keepdim=True)
             return normed.mul_(projection).neg_().add_(grad).mul_(factor).to(x.dtype), None, None
         grad_weight = product.flatten(0, -2).sum(dim=0)
-        projection = (product @ weight.float()).div_(x.shape[-1])[..., None]
+        projection = (product @ weight.to(factor.dtype)).div_(x.shape[-1])[..., None]
         grad_x = (grad * weight).sub_(normed.mul_(projection)).mul_(factor)
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
 
 
 def _by_formula(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
     factor = length.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
     normed = x * factor
     return (normed if weight is None else normed.mul_(weight)).to(x.dtype), factor
