@@ -3,10 +3,10 @@
 #
 #   bash tests/run.sh [--all] [pytest arguments]
 #
-# --all adds the slow proofs (marker `proof`). Without arguments for pytest, one process for each core runs the tests,
-# then a single one those that measure this machine's time or memory (marker `alone`), and one for each file those that
-# need a GPU (marker `gpu`): a process in which the CPU stands in for it has none, and a fault of one file that leaves the
-# device unusable would fail the others.
+# --all adds the slow proofs (marker `proof`), but for cells of their matrices whose neighbours are tried; `-m long` runs
+# those. Without arguments for pytest, one process for each core runs the tests, then a single one those that measure this
+# machine's time or memory (marker `alone`), and one for each file those that need a GPU (marker `gpu`): a process in
+# which the CPU stands in for it has none, and a fault of one file that leaves the device unusable would fail the others.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,9 +14,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launchers/bootstrap.sh
 bootstrap dev
 
-wanted="not proof"
+wanted="not proof and not long"
 if [[ "${1:-}" == "--all" ]]; then
-    wanted="proof or not proof"
+    wanted="not long"
     shift
 fi
 if [[ $# -gt 0 ]]; then
