@@ -79,7 +79,7 @@ class OutputFolder:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Make the folder, lock it while the block runs, and remove an earlier attempt's `failure.json`.
+        """Make the folder, and lock it while the block runs.
 
         Raises:
             ConfigError: the folder cannot be written, or another run holds it.
@@ -103,7 +103,6 @@ class OutputFolder:
             try:
                 lock.truncate(0)
                 lock.write(str(os.getpid()).encode())
-                self.failure.unlink(missing_ok=True)
             except OSError as error:
                 raise self.unwritable(error) from None
             yield

@@ -52,8 +52,10 @@ def perform(kind: Kind[Config, Planned, Prepared, Job], asked: Asked[Config]) ->
                     _print_summary(kind, site.folder)
                 return exit_code
         except USERS_MISTAKES as error:
-            if files is not None:
-                files.write(users_mistake(error))
+            failure = users_mistake(error)
+            # A mistake that is found before a rank starts is no attempt, which reports would show as a failed run.
+            if files is not None and failure.kind != "mistake":
+                files.write(failure)
             raise
 
 

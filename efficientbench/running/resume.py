@@ -82,7 +82,7 @@ def complete_record(
 def prepare_folder(
     folder: OutputFolder, usable: Callable[[], Path | None], is_same: Callable[[Mapping[str, Any]], bool], fresh: bool
 ) -> Path | None:
-    """Decide at which step the run begins, print it, and prepare the folder.
+    """Decide at which step the run begins, print it, and prepare the folder, in which no earlier failure stays.
 
     The run resumes from the newest intact checkpoint of an interrupted attempt that it may resume from. Else everything
     that an earlier run wrote moves to `previous/`; of attempts at this run, the time that they took stays in its steps.
@@ -104,6 +104,7 @@ def prepare_folder(
         remove_partial(folder.path)
         anew = fresh or _is_completed(folder)
         checkpoint = None if anew else usable()
+        folder.failure.unlink(missing_ok=True)
         if checkpoint is None:
             lost_s = 0.0 if anew else _time_of_attempts(folder, is_same)
             folder.set_aside()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.command_line import LONG, Finished, efficientbench, interrupted
+from support.command_line import LONG, Finished, efficientbench, failure, interrupted
 
 from efficientbench.training.checkpoints.manifest import find_good
 
@@ -88,8 +88,11 @@ def test_a_mistake_in_the_text_is_one_message(
 def test_a_mistake_does_not_change_an_earlier_run(tiny: Tiny, tmp_path: Path, folder: Path) -> None:
     assert interrupted(folder, (*tiny, *LONG), signal.SIGTERM, 2) == 143
     saved = find_good(folder)[0]
-    refused(efficientbench(*tiny, *LONG, "--data", str(tmp_path / "missing.txt")), "missing.txt: no such file")
+    (tmp_path / "broken.jsonl").write_text('{"text": \n')
+    for name, found in (("missing.txt", "no such file"), ("broken.jsonl", "not JSON")):
+        refused(efficientbench(*tiny, *LONG, "--data", str(tmp_path / name)), name, found)
     assert find_good(folder)[0] == saved
+    assert failure(folder)["kind"] == "stopped"
     kept = {"record.json", "steps.jsonl", "checkpoint"}
     assert {path.name for path in folder.iterdir()} & {*kept, "previous"} == kept
 
