@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from support.long_proofs import is_long
 from support.repository import ROOT
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -31,8 +32,12 @@ def pytest_configure() -> None:
     gc.set_threshold(100_000)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the longest files of the unit tests, which come last, to the front: at the end, one would run alone."""
+    """Mark long proofs; move the longest files of the unit tests to the front: at the end, one would run alone."""
+    for item in items:
+        if is_long(item.path.relative_to(ROOT / "tests").as_posix(), item.name):
+            item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: item.path.name not in ("test_gpu_kernels.py", "test_gpu_step.py"))
 
 

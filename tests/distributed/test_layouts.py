@@ -162,17 +162,6 @@ QUICK = {
 }
 
 
-def is_long(name: str, layout: str) -> bool:
-    """Whether the model's other layouts, and the layout's other models, leave little for this cell to find."""
-    another_shape = name in ATTENTIONS and ", " in name
-    products = (*TOGETHER, *RECOMPUTATION) if another_shape else TOGETHER if name == "moe" else ()
-    return layout in products or (name, layout) == FUSED_CELLS[0]
-
-
-def marks(cell: tuple[str, str]) -> list[pytest.MarkDecorator]:
-    return [] if cell in QUICK else [pytest.mark.long if is_long(*cell) else pytest.mark.proof]
-
-
 def test_every_architecture_is_tested() -> None:
     def parts(model: ModelConfig) -> tuple[str, str, bool]:
         return model.attention.kind, model.position.kind, model.moe is not None
@@ -196,7 +185,7 @@ def single(ranks: Callable[[int], Ranks], corpus: Path) -> Callable[..., Outcome
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [pytest.param(*cell, marks=marks(cell)) for cell in [*CELLS, *FUSED_CELLS]],
+    [cell if cell in QUICK else pytest.param(*cell, marks=pytest.mark.proof) for cell in [*CELLS, *FUSED_CELLS]],
 )
 def test_layout_equals_single_rank(
     name: str, layout: str, ranks: Callable[[int], Ranks], single: Callable[..., Outcome], corpus: Path

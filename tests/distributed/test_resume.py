@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -121,18 +120,11 @@ def saved(ranks: Callable[[int], Ranks], corpus: Path, tmp_path_factory: pytest.
     return run
 
 
-def marked(cells: Iterable[str | tuple[str, ...]], quick: Container[object]) -> list[Any]:
-    """Return the cells; another shape of an attention, whose first one is tried, is a long proof."""
-
-    def marks(cell: str | tuple[str, ...]) -> list[pytest.MarkDecorator]:
-        name = EXACT[cell][1] if isinstance(cell, str) else cell[0].partition(" by Muon")[0]
-        shape = name in ATTENTIONS and ", " in name
-        return [] if cell in quick else [pytest.mark.long if shape else pytest.mark.proof]
-
-    return [pytest.param(cell, marks=marks(cell)) for cell in cells]
+def marked(cells: list[object], quick: object) -> list[object]:
+    return [cell if cell in quick else pytest.param(cell, marks=pytest.mark.proof) for cell in cells]  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("cell", marked(EXACT, QUICK))
+@pytest.mark.parametrize("cell", marked(list(EXACT), QUICK))
 def test_resume_is_exact(cell: str, ranks: Callable[[int], Ranks], corpus: Path, saved: Saved, tmp_path: Path) -> None:
     size, name, overrides = EXACT[cell]
     whole, folder = saved(name, size, *overrides)

@@ -15,6 +15,8 @@ from efficientbench.config.matrix import load_matrix
 from efficientbench.data_tools.tokenizing.corpus import prepare_corpus
 from efficientbench.data_tools.tokens.inspection import pair_statistics
 
+pytestmark = pytest.mark.proof
+
 MARGIN_NATS = 0.3
 
 
@@ -33,16 +35,7 @@ def smallest_of_each() -> list[str]:
     return list(names.values())
 
 
-LONGEST = ("nsa", "swa", "gdn", "nanochat")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.long if name.startswith(LONGEST) else pytest.mark.proof)
-        for name in smallest_of_each()
-    ],
-)
+@pytest.mark.parametrize("name", smallest_of_each())
 def test_each_kind_of_smoke_run_lowers_its_loss(name: str, ranks: Callable[[int], Ranks], cache: str) -> None:
     config = resolve(name, smoke=True, overrides=[f"data.cache={cache}"])
     corpus = prepare_corpus(None, None, Path(cache), config.data.trained_vocab_size)

@@ -73,8 +73,6 @@ RUNS = {
     "moe": Run("moe_1.5Bx8", ("parallel.dp=2", "parallel.ep=2"), "Qwen2MoeForCausalLM"),
 }
 
-LONG = ("gqa", "Qwen3's windows")
-
 Trained = Callable[[str], Path]
 
 
@@ -113,9 +111,7 @@ def loss_of(folder: Path, run: Path) -> float:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in RUNS]
-)
+@pytest.mark.parametrize("name", RUNS)
 def test_transformers_computes_the_recorded_loss(trained: Trained, name: str, tmp_path: Path) -> None:
     run = trained(name)
     done = efficientbench("export", str(run), "--to", "hf", str(tmp_path / "model"), expect=0, stderr="")
@@ -150,9 +146,7 @@ def test_a_run_is_exported_by_name_and_a_damaged_checkpoint_is_skipped(trained: 
 
 @pytest.mark.proof
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11")
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.long) for name in ("gqa", "windows")), "sinks"]
-)
+@pytest.mark.parametrize("name", ["gqa", "windows", "sinks"])
 def test_an_exported_run_can_be_fine_tuned(trained: Trained, name: str, tmp_path: Path) -> None:
     run, model = trained(name), tmp_path / "model"
     efficientbench("export", str(run), str(model), expect=0)

@@ -27,7 +27,7 @@ PARTS = {"small": {"triton_": 18}, "mla": FLEX, **BY_HEADS, **{f"{part}_64": lea
 """Part → how many kernels of a name it has at least, each configuration by itself."""
 
 
-@pytest.mark.parametrize("major", [9, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("major", [9, 10])
 def test_kernels_fit(major: int, fake_gpu: Path) -> None:
     found = run("compile.py", fake_gpu, str(major), *PARTS)
     for part, kernels in found.items():

@@ -29,14 +29,7 @@ MOST_LAUNCHES = {
     "moe_0.5Bx8 parallel.tp=2 parallel.sp=true parallel.ep=2 parallel.dp=2": 3858,
 }
 """Of a micro-batch and an update, which goes through twice as many parameters for NSA: 3 % above what was counted."""
-LONG = (
-    *("relative_1.5B", "gqa_1.5B parallel.cp=2", "gqa_1.5B parallel.pp=2"),
-    *("mla_1.5B parallel.tp=2 parallel.sp=true", "moe_0.5Bx8 parallel.ep=2 parallel.dp=2"),
-)
-CASES = [
-    pytest.param(name, marks=() if name == "gqa_1.5B" else pytest.mark.long if name in LONG else pytest.mark.proof)
-    for name in MOST_LAUNCHES
-]
+CASES = [pytest.param(name, marks=() if name == "gqa_1.5B" else pytest.mark.proof) for name in MOST_LAUNCHES]
 """One kind whenever the tests run: each takes 10 to 30 s of one core."""
 MOST_OVER_GQA = 3
 """NSA's launches of a micro-batch over GQA's."""
@@ -75,7 +68,7 @@ def test_a_step_synchronizes_once_fits_the_plan_and_launches_few_kernels(name: s
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("length", [2048, pytest.param(32768, marks=pytest.mark.long)])
+@pytest.mark.parametrize("length", [2048, 32768])
 def test_nsa_launches_at_most_three_times_the_kernels_of_gqa_at_any_length(length: int, step: Step) -> None:
     words = TWO_SEQUENCES if length == 2048 else (*ONE_SEQUENCE, f"training.seq_len={length}")
     gqa, nsa = (step(name, *words) for name in ("gqa_1.5B", "nsa_1.5B"))
