@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from efficientbench.cli.options import names, option
+from efficientbench.cli.options import names, option, run_folder
+
+if TYPE_CHECKING:
+    from efficientbench.metrics.analysis.thresholds import Threshold
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A", help="folder of a run, or of its repeats")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="the same of another run; ratios are B over A")],
+    first: Annotated[str, typer.Argument(metavar="A", help="folder of a run, or of its repeats; its name in output/")],
+    others: Annotated[list[str], typer.Argument(metavar="B...", help="the same of other runs; ratios are B over A")],
     despite: Annotated[str, option("LIST", "conditions that may differ, like dtype,layout")] = "",
     best_of: Annotated[
         str, option("LIST", "like training.learning_rate: take the best of each side and of the runs beside it")
@@ -38,13 +43,46 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Print by how much two runs differ, and whether that is more than noise."""
+    """Print by how much runs differ from the first, and whether that is more than noise."""
     if price_per_hour is not None and served_tokens is None:
         raise typer.BadParameter("--price-per-hour goes with --served-tokens N")
     if junit is not None and not fail_if:
         raise typer.BadParameter("--junit goes with --fail-if CHANGE")
     if best_of and (fail_if or served_tokens is not None):
         raise typer.BadParameter("--best-of goes without --fail-if and --served-tokens")
+    if len(others) > 1 and (junit is not None or served_tokens is not None):
+        raise typer.BadParameter("--junit and --served-tokens go with one B")
+    from efficientbench.metrics.analysis.thresholds import Threshold
+
+    thresholds = [Threshold.of(text) for text in fail_if or ()]
+    asked = _Asked(names(despite), names(best_of), target_loss, served_tokens, price_per_hour)
+    base = run_folder(first)
+    failed = False
+    for other in map(run_folder, others):
+        if len(others) > 1:
+            typer.echo(f"\n{other} against {base}")
+        failed |= _compare_two(base, other, asked, thresholds, junit, summary)
+    if len(others) > 1:
+        typer.echo(f"{len(others)} comparisons, each by itself; `efficientbench report` judges all rows together")
+    if failed:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of each comparison: the options of these names."""
+
+    despite: list[str]
+    best_of: list[str]
+    target_loss: float | None
+    served_tokens: float | None
+    price_per_hour: float | None
+
+
+def _compare_two(
+    first: Path, second: Path, asked: _Asked, thresholds: Sequence[Threshold], junit: Path | None, summary: Path | None
+) -> bool:
+    """Print how the second differs from the first; return whether a threshold is crossed."""
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
@@ -53,7 +91,7 @@ def compare(
     from efficientbench.metrics.analysis.paired import pair_evaluations
     from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
     from efficientbench.metrics.analysis.stages import earlier_stages
-    from efficientbench.metrics.analysis.thresholds import Threshold, judge
+    from efficientbench.metrics.analysis.thresholds import judge
     from efficientbench.metrics.report.comparison import print_comparison
     from efficientbench.metrics.report.sections.evaluations import print_evaluations
     from efficientbench.metrics.report.sections.generation import print_generation_ratios
@@ -61,26 +99,25 @@ def compare(
     from efficientbench.metrics.report.sections.thresholds import append_summary, print_outcomes, write_junit
     from efficientbench.metrics.report.study_link import study_of
 
-    thresholds = [Threshold.of(text) for text in fail_if or ()]
-    allowed = names(despite)
+    allowed = asked.despite
     groups = load_group(first), load_group(second)
-    made = [load_generated(folder, needed=served_tokens is not None) for folder in (first, second)]
+    made = [load_generated(folder, needed=asked.served_tokens is not None) for folder in (first, second)]
     sides = list(zip(groups, made, strict=True))
     of_training = [name for name in allowed if not (all(made) and name in OF_GENERATION)]
     neighbours = load_neighbours(first, second)
-    comparison = compare_groups(*groups, of_training, target_loss, neighbours, names(best_of))
+    comparison = compare_groups(*groups, of_training, asked.target_loss, neighbours, asked.best_of)
     print_comparison(comparison, Console())
-    if not best_of:
+    if not asked.best_of:
         print_evaluations(pair_evaluations(first, second), Console())
-    if all(made) and not best_of:
+    if all(made) and not asked.best_of:
         print_generation_ratios(sides, allowed, Console())
-    if served_tokens is not None:
+    if asked.served_tokens is not None:
         engine = " against ".join(dict.fromkeys(record.engine for records in made for record in records))
         folders = zip((first, second), sides, strict=True)
         one, other = (Model(*side, earlier_stages(side[0].first, folder)) for folder, side in folders)
         losses = losses_of(comparison)
         lives = compare_lives(comparison, (one, other), losses.target, allowed)
-        print_lives(lives, losses, engine, served_tokens, price_per_hour, Console())
+        print_lives(lives, losses, engine, asked.served_tokens, asked.price_per_hour, Console())
     if (study := study_of(first, second)) is not None:
         print(f"study of these runs: {study}")
     outcomes = judge(thresholds, comparison)
@@ -89,5 +126,4 @@ def compare(
         write_junit(outcomes, comparison, junit)
     if summary is not None:
         append_summary(outcomes, comparison, summary)
-    if any(outcome.state == "failed" for outcome in outcomes):
-        raise typer.Exit(1)
+    return any(outcome.state == "failed" for outcome in outcomes)

@@ -27,6 +27,7 @@ from efficientbench.cli.options import (
     option,
     overrides_of,
     repeats,
+    switch,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Starter(str, Enum):
     TORCHRUN = "torchrun"
     SLURM = "slurm"
     KUBERNETES = "kubernetes"
+    K8S = "k8s"
+    """Kubernetes by its short name."""
 
 
 class Engine(str, Enum):
@@ -102,6 +105,7 @@ def launch(
     ] = None,
     price_per_hour: PricePerHour = None,
     output: Annotated[str, option("FILE", "where the script goes; -: to stdout")] = "-",
+    dry_run: Annotated[bool, switch("--dry-run", "check all, and print the cost: no script")] = False,
     repeat: Annotated[int | None, repeats("as of `run`")] = None,
     sbatch: Sbatch = None,
     rendezvous: Annotated[Rendezvous, typer.Option(help="torchrun: how its agents meet")] = Rendezvous.C10D,
@@ -118,6 +122,7 @@ def launch(
 
     Several runs (--only, --sizes, --set, as of `sweep`) become an array of Slurm's, each with nodes of its own.
     """
+    from efficientbench.basics.counted import number_of
     from efficientbench.cli.launch_script import Machines, budget_line, named_runs
     from efficientbench.config.matrix import MATRIX
     from efficientbench.launchers.job_scripts.torchrun import Meeting
@@ -141,6 +146,7 @@ def launch(
         smoke=smoke,
         repeat=repeat,
     )
+    to = Starter.KUBERNETES if to is Starter.K8S else to
     meeting = Meeting(rendezvous.value, rendezvous_id, port, rendezvous_timeout)
     around = _surroundings(to, container, engine, mounts or [], modules or [])
     if device is not None and devices_per_node == 0:
@@ -153,7 +159,10 @@ def launch(
     if line := budget_line(runs, machines, price_per_hour):
         # The script may go to stdout.
         typer.echo(line, err=True)
-    _deliver(script, output, to is not Starter.KUBERNETES)
+    if dry_run:
+        typer.echo(f"{to.value}: {number_of(len(runs), 'run')} on {number_of(nodes, 'node')} each; no script written")
+    else:
+        _deliver(script, output, to is not Starter.KUBERNETES)
 
 
 def _surroundings(

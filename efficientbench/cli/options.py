@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -156,3 +157,12 @@ def overrides_of(arguments: Sequence[str], data: str | None, tokenizer: str | No
     """Return the overrides `key=value` among the arguments, and those that `--data` and `--tokenizer` stand for."""
     named = [f"data.{key}={value}" for key, value in (("path", data), ("tokenizer", tokenizer)) if value]
     return [*(argument for argument in arguments if argument not in MODES), *named]
+
+
+def run_folder(word: str) -> Path:
+    """Return the folder that a user names by its path, or by its name in a suite below `output/`."""
+    typed = Path(word)
+    named = [] if typed.exists() or typed.is_absolute() else sorted(Path("output").glob(f"*/{glob.escape(word)}"))
+    if len(named) > 1:
+        raise typer.BadParameter(f"{word}: there are {', '.join(map(str, named))}: name one by its path")
+    return named[0] if named else typed

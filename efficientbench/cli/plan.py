@@ -39,10 +39,13 @@ def plan(
     tokenizer: Tokenizer = None,
     matrix: MatrixFile = None,
     every: Annotated[bool, switch("--all", "one table of all runs of the matrix; no NAME then")] = False,
-    world: Annotated[int | None, count("on N accelerators: stages, communication, step time")] = None,
+    world: Annotated[
+        int | None,
+        typer.Option("--world", "--gpus", metavar="N", min=1, help="on N accelerators: stages, communication, time"),
+    ] = None,
     devices_per_node: Annotated[int | None, count("with --world: accelerators in a node; 8")] = None,
     device: Annotated[
-        str | None, option("NAME", "with --world or --generate: a row of hardware.yaml, like 'H100 SXM'")
+        str | None, option("NAME", "a row of hardware.yaml, like 'H100 SXM'; without --world, a usual machine of it")
     ] = None,
     best: Annotated[
         bool, switch("--search", "with --world and --device: rank layouts, micro-batches and recomputation")
@@ -81,10 +84,12 @@ def plan(
             [word for word in given if "=" not in word], [word for word in given if "=" in word], smoke, device
         )
         return
-    if world is None and devices_per_node is not None:
+    if world is None and devices_per_node is not None and device is None:
         raise typer.BadParameter("--devices-per-node goes with --world N: how many devices there are")
     if world is None and device is not None and not generate:
-        raise typer.BadParameter("--device goes with --world N, how many devices there are, or with --generate")
+        if every:
+            raise typer.BadParameter("--device goes with a NAME, or with --generate: leave it or --all out")
+        world = devices_per_node or _usual_count(device)
     if world is not None and generate:
         raise typer.BadParameter("--generate is about one device: leave --world out")
     if not generate and (prompt_tokens is not None or batch is not None):
@@ -141,6 +146,15 @@ def _is_table(words: Sequence[str]) -> bool:
 
     named = [word for word in overrides_of(words, None) if "=" not in word]
     return len(named) > 1 or any(map(is_configuration, named))
+
+
+def _usual_count(device: str) -> int:
+    """Return how many devices a usual machine has, and say that they are assumed."""
+    from efficientbench.metrics.sensors.hardware import known_device
+
+    known = known_device(device)
+    typer.echo(f"assumed: {known.usual_count} x {known.name}; --world N sets how many there are")
+    return known.usual_count
 
 
 def _records(config: RunConfig) -> list[RunRecord]:

@@ -59,6 +59,8 @@ class KnownDevice:
     """Capacity; None if the name does not settle it."""
     tdp_w: float | None
     """The most power that it takes, in watts; None if no datasheet settles it."""
+    usual_count: int
+    """Devices of a usual machine: 8 of those that a vendor's system joins by a network, else 1."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,9 @@ def known_device(name: str) -> KnownDevice:
     Raises MetricsError: the table has no such device, or several.
     """
     row = _row(name)
-    return KnownDevice(
-        row["name"], _links(row)["backend"], row["memory_gb"] and row["memory_gb"] * 1e9, row.get("tdp_w")
-    )
+    links, memory_bytes = _links(row), row["memory_gb"] and row["memory_gb"] * 1e9
+    count = 8 if links["between_nodes_gb_s"] else 1
+    return KnownDevice(row["name"], links["backend"], memory_bytes, row.get("tdp_w"), count)
 
 
 def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRates:

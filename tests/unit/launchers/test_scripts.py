@@ -281,6 +281,18 @@ def test_impossible_jobs_are_refused_before_submission(arguments: list[str], mes
     assert done.stdout == ""
 
 
+def test_a_dry_run_checks_the_job_says_its_cost_and_writes_nothing(tmp_path: Path) -> None:
+    words = ["launch", "gqa_1.5B", "--to", "torchrun", "--gpus", "8", "--output", str(tmp_path / "job.sh"), "--dry-run"]
+    done = CliRunner().invoke(app, [*words, "--device", "H100 SXM"], catch_exceptions=False)
+    assert (done.exit_code, done.stdout) == (0, "torchrun: 1 run on 1 node each; no script written\n")
+    assert done.stderr.startswith("whole budget: ")
+    assert list(tmp_path.iterdir()) == []
+    refused = CliRunner().invoke(app, [*words, "parallel.tp=3"])
+    assert isinstance(refused.exception, ConfigError)
+    short = CliRunner().invoke(app, ["launch", "gqa_1.5B", "--to", "k8s"])
+    assert "--to kubernetes needs --container IMAGE" in str(short.exception)
+
+
 def test_the_command_prints_or_writes_the_script(tmp_path: Path) -> None:
     arguments = ("launch", "gqa_1.5B", "--smoke", "--to", "slurm", "--sbatch", "partition=gpu", "--repeat", "3")
     printed = efficientbench(*arguments, "--data", "a $(b)", cwd=tmp_path)

@@ -287,8 +287,24 @@ def test_an_unknown_device_is_refused_with_the_nearest_name() -> None:
         make_cluster_plan(config, 8, 8, "H100 SMX")
 
 
-@pytest.mark.parametrize("option", [("--devices-per-node", "4"), ("--device", "H100 SXM")])
-def test_cluster_options_need_a_cluster_size(option: tuple[str, str]) -> None:
-    refused = CliRunner().invoke(app, ["plan", "gqa_0.5B", *option])
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["gqa_0.5B", "--devices-per-node", "4"], "--devices-per-node goes with --world N"),
+        (["--all", "--device", "H100 SXM"], "--device goes with a NAME, or with --generate"),
+    ],
+)
+def test_cluster_options_need_a_cluster(words: list[str], found: str) -> None:
+    refused = CliRunner().invoke(app, ["plan", *words])
     assert refused.exit_code == 2
-    assert f"{option[0]} goes with --world N" in " ".join(refused.stderr.replace("│", " ").split())
+    assert found in " ".join(refused.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("device", "count"), [("RTX4090", "1 x RTX 4090"), ("h100 sxm", "8 x H100 SXM")])
+def test_a_device_alone_is_a_usual_machine_of_it(device: str, count: str) -> None:
+    done = CliRunner().invoke(app, ["plan", "gqa_0.5B", "--device", device])
+    assert done.exit_code in (0, 1)
+    assert done.stdout.startswith(f"assumed: {count}; --world N sets how many there are\nwhole budget: ")
+    assert f"gqa_0.5B on {count[0]} rank" in done.stdout
+    said = CliRunner().invoke(app, ["plan", "gqa_0.5B", "--device", device, "--gpus", "2"]).stdout
+    assert said.startswith("whole budget: ")

@@ -159,3 +159,23 @@ def test_the_command_exits_with_1_if_a_threshold_fails(tmp_path: Path) -> None:
     assert code("--junit", str(tmp_path / "junit.xml")) == 2
     assert code(GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md")) == 0
     assert "0.900" in (tmp_path / "summary.md").read_text()
+
+
+def test_several_runs_named_below_the_output_folder_are_compared_with_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, factor in (("a", 1.0), ("b", 0.99), ("c", 0.9)):
+        for seed, value in enumerate(CALM):
+            folder = tmp_path / "output" / "suite" / name / f"seed_{seed}"
+            write_record(run_of(seed, tokens_per_s=value * factor), folder / "record.json")
+    words = ["compare", "a", "b", "c", "--fail-if", "tokens_per_s<-3%"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1
+    begins = [done.stdout.index(f"output/suite/{name} against output/suite/a\n") for name in "bc"]
+    assert begins[0] < done.stdout.index("0.990") < begins[1] < done.stdout.index("0.900")
+    assert "2 comparisons, each by itself; `efficientbench report` judges all rows together" in done.stdout
+    assert CliRunner().invoke(app, words[:3] + words[4:]).exit_code == 0
+    (tmp_path / "output" / "other" / "a").mkdir(parents=True)
+    refused = " ".join(CliRunner().invoke(app, words).stderr.replace("│", " ").split())
+    assert "a: there are output/other/a, output/suite/a: name one by its path" in refused
