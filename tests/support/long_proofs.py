@@ -25,6 +25,11 @@ LONG = {
     "end_to_end/test_export.py": r"recorded_loss\[(gqa|Qwen3|moe)|fine_tuned\[(gqa|windows)",
     "end_to_end/test_finetuning.py": r"test_two_nodes|test_a_sweep_trains",
     "end_to_end/test_finetuning_damage.py": r"test_a_hostile_file.*\[run[12]",
+    "end_to_end/test_import.py": r"fine_tuned\[smollm3|learns_conversations\[granite",
+    "end_to_end/test_outside_plugins.py": r"test_a_fine_tuning_of_two_ranks",
+    "end_to_end/test_outside_variants.py": r"passes_the_check\[(gqa|mla)|passes_the_check_in_a_pattern",
+    "end_to_end/test_parent.py": r"(killed_attempts|complete_repeat).*\[fine-tuning",
+    "end_to_end/test_paths.py": r"chinese_paths.*\[GBK",
     "end_to_end/test_gpu_speed.py": r"test_a_rehearsal_measures",
     "unit/model/test_gpu_kernels.py": r"\[10\]",
     "unit/training/test_gpu_step.py": r"\[(relative|mla_1.5B parallel|gqa_1.5B parallel.[cp]p)"
