@@ -44,7 +44,13 @@ def test_chat_gives_one_answer_or_a_conversation(talks: Path, tmp_path: Path) ->
     assert alone.strip()
     typed = "7??\n8??\nclear\n\n7??\nquit\nnever read\n"
     done = subprocess.run(
-        command(*words), input=typed, env=environment(), capture_output=True, text=True, check=False, timeout=240
+        command(*words),
+        input=typed,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIME_LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
     header, first, second, *_, again, end = done.stdout.split("> ")
@@ -54,7 +60,7 @@ def test_chat_gives_one_answer_or_a_conversation(talks: Path, tmp_path: Path) ->
     # Input that ends without `quit`, with bytes that are no text in most languages' locales; that of C takes all.
     strict = environment(PYTHONIOENCODING="utf-8:strict")
     damaged = subprocess.run(
-        command(*words), input=b"\xff\n7??\n", env=strict, capture_output=True, check=False, timeout=240
+        command(*words), input=b"\xff\n7??\n", env=strict, capture_output=True, check=False, timeout=TIME_LIMIT_S
     )
     assert damaged.returncode == 0, damaged.stderr
     assert b"error: messages[0].content: " in damaged.stderr

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.command_line import (
     ROOT,
+    TIME_LIMIT_S,
     efficientbench,
     environment,
     free_port,
@@ -247,7 +248,7 @@ def tokens_of_batches(train: Examples, order: np.ndarray) -> np.ndarray:
 
 def test_a_tiny_qwen_made_on_the_spot_is_trained_and_reported(tmp_path: Path) -> None:
     places = (f"output={tmp_path}", f"cache={tmp_path / 'cache'}", "device=cpu")
-    done = efficientbench("finetune", "lora_32B", "--smoke", *places, limit_s=120, expect=0, stderr="")
+    done = efficientbench("finetune", "lora_32B", "--smoke", *places, expect=0, stderr="")
     folder = tmp_path / "lora_32B_smoke"
     content = record(folder)
     assert (content["run"], content["smoke"], content["status"]) == ("lora_32B", True, "completed")
@@ -271,7 +272,7 @@ def test_two_nodes_fine_tune_as_one_does(tmp_path: Path) -> None:
     node = (*words, "dlc", "cpu_ranks=1", f"output={tmp_path / 'two'}")
     with started(*node, **place, RANK="1") as second:
         first = efficientbench(*node, **place, RANK="0")
-        _, told = second.communicate(timeout=120)
+        _, told = second.communicate(timeout=TIME_LIMIT_S)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + told
     assert losses(tmp_path / "two" / "lora_tiny") == pytest.approx(losses(tmp_path / "one" / "lora_tiny"), rel=RELATIVE)
 

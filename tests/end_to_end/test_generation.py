@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import outside
-from support.command_line import ROOT, TINY, Finished, damage, efficientbench, started
+from support.command_line import ROOT, TIME_LIMIT_S, TINY, Finished, damage, efficientbench, started
 
 from efficientbench.basics.errors import CheckpointError, ConfigError
 from efficientbench.generation.open_run import opened
@@ -59,7 +59,7 @@ def test_ctrl_c_prints_the_text_so_far(ranks: int, train: Callable[..., Finished
         assert process.stdout is not None
         begun = process.stdout.read(len(PROMPTS[0]) + 2)
         process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=60)
+        rest, errors = process.communicate(timeout=TIME_LIMIT_S)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert begun.startswith(PROMPTS[0])

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.command_line import efficientbench, free_port, losses, record, started
+from support.command_line import TIME_LIMIT_S, efficientbench, free_port, losses, record, started
 
 Tiny = tuple[str, ...]
 
@@ -16,7 +16,7 @@ def test_two_nodes_make_one_record(tiny: Tiny, tmp_path: Path) -> None:
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     with started(*tiny, "dlc", **place, RANK="1") as second:
         first = efficientbench(*tiny, "dlc", **place, RANK="0")
-        stdout, stderr = second.communicate(timeout=60)
+        stdout, stderr = second.communicate(timeout=TIME_LIMIT_S)
     assert (first.returncode, second.returncode, first.stderr + stderr) == (0, 0, "")
     folder = tmp_path / "gqa_1.5B_smoke"
     content = record(folder)
@@ -35,7 +35,7 @@ def test_no_node_writes_before_the_first_has_prepared_the_folder(tiny: Tiny, tmp
     with started(*tiny, "dlc", **place, RANK="1") as second:
         (tmp_path / "empty.jsonl").touch()  # found out only where the text is prepared, when the nodes have met
         first = efficientbench(*tiny, f"data.path={tmp_path / 'empty.jsonl'}", "dlc", **place, RANK="0")
-        _, told = second.communicate(timeout=60)
+        _, told = second.communicate(timeout=TIME_LIMIT_S)
     assert (first.returncode, second.returncode) == (2, 2), first.stderr + told
     assert re.match("error: node 0 ended before any rank was started: .*empty.jsonl", told, re.DOTALL)
     # What it had written there would be set aside with an earlier run's files.

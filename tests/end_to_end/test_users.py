@@ -90,7 +90,7 @@ def test_commands_work_without_a_temporary_folder() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert "gqa_0.5B" in done.stdout

@@ -21,7 +21,7 @@ from support.repository import ROOT
 from efficientbench.launchers.processes.failure import REPORT_VARIABLE
 from efficientbench.launchers.processes.heartbeat import heartbeat_file, read_beat
 
-TIME_LIMIT_S = 240
+TIME_LIMIT_S = 480
 
 TINY = (
     "model.layers=2",
