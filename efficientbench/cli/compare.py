@@ -72,8 +72,8 @@ def compare(
 class _Asked:
     """What is asked of each comparison: the options of these names."""
 
-    despite: list[str]
-    best_of: list[str]
+    despite: tuple[str, ...]
+    best_of: tuple[str, ...]
     target_loss: float | None
     served_tokens: float | None
     price_per_hour: float | None
