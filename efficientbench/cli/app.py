@@ -225,6 +225,30 @@ def doctor(
     raise typer.Exit(check_machine() if device is None else check_device(device))
 
 
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="folder of a run, of a suite, or of all")] = Path(
+        "output"
+    ),
+) -> None:
+    """Print how far each run below a folder is: state, step, tokens/s, loss, time left."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from efficientbench.basics.errors import MetricsError
+    from efficientbench.sweep.status import statuses
+
+    if not folder.is_dir():
+        raise MetricsError(f"{folder} is missing")
+    found = statuses(folder)
+    if not found:
+        raise MetricsError(f"{folder}: holds no run yet")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for each in found:
+        table.add_row(Text(each.name), Text(each.state), Text(", ".join(filter(None, each.details))))
+    Console(soft_wrap=True).print(table)
+
+
 def profile(
     name: Name, arguments: Arguments = None, smoke: Smoke = False, data: Data = None, tokenizer: Tokenizer = None
 ) -> None:
@@ -236,7 +260,7 @@ def profile(
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(run, sweep, study, plan, report, plot, compare, export),
-    *(import_, scripts, doctor, profile, list_runs, list_keys, chat, finetune, generate, launch, serve),
+    *(import_, scripts, doctor, status, profile, list_runs, list_keys, chat, finetune, generate, launch, serve),
     *(speedrun, new_variant),
 )
 _NAMES: dict[Callable[..., None], str] = {import_: "import", list_runs: "list", list_keys: "keys"}

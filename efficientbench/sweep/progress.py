@@ -1,4 +1,4 @@
-"""Show the progress of a sweep: a live table on a terminal, elsewhere a line for each event."""
+"""Show the progress of a sweep: a live table on a terminal, elsewhere a line for each event and run and minute."""
 
 from __future__ import annotations
 
@@ -21,7 +21,32 @@ from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.queue import State
 
 TAIL_BYTES = 8192
-"""Bytes at the end of `steps.jsonl` that are searched for its last step."""
+"""Bytes at the end of `steps.jsonl` that are searched for its last steps."""
+LINE_EACH_S = 60.0
+"""How often a running run has a line where there is no terminal."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, by the end of its `steps.jsonl`."""
+
+    step: int
+    loss: float
+    """The step's training loss, nats; NaN where it was not finite."""
+    tokens_per_s: float | None
+    """Of the steps at the file's end; None of a single one."""
+    step_s: float | None
+    """Mean time from one of these steps to the next, seconds."""
+
+    def words(self, steps: int | None) -> list[str]:
+        """Return the step, of so many, its speed, its loss and the time left, each as text; empty where unknown."""
+        left_s = None if steps is None or self.step_s is None else (steps - self.step) * self.step_s
+        return [
+            f"step {self.step:,}" + (f" of {steps:,}" if steps else ""),
+            "" if self.tokens_per_s is None else f"{self.tokens_per_s:,.0f} tokens/s",
+            f"loss {self.loss:.3f}",
+            "" if left_s is None or left_s <= 0 else f"about {seconds(left_s)} left",
+        ]
 
 
 @dataclass(frozen=True)
@@ -30,9 +55,14 @@ class Running:
 
     id: str
     elapsed_s: float
-    step: tuple[int, float] | None
-    """The last step and its loss; None before the first."""
+    progress: Progress | None
+    """None before the first step."""
     steps: int | None
+
+    def words(self) -> list[str]:
+        """Return the row's texts after its name: how far the run is, and for how long it has run."""
+        known = ["starting", "", "", ""] if self.progress is None else self.progress.words(self.steps)
+        return [*known, seconds(int(self.elapsed_s))]
 
 
 class Display:
@@ -44,14 +74,15 @@ class Display:
         self._counts: Counter[str] = Counter()
         self._begin_s = time.monotonic()
         self._timed: list[float] = []
+        self._last_lines_s = self._begin_s
         self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
         if self._live:
             self._live.start()
 
     @property
-    def live(self) -> bool:
-        """Whether there is a terminal to draw the table on."""
-        return self._live is not None
+    def due(self) -> bool:
+        """Whether `show` has something to do: always on a terminal, elsewhere once a minute."""
+        return self._live is not None or time.monotonic() - self._last_lines_s >= LINE_EACH_S
 
     def print(self, text: str) -> None:
         """Print one line, which stays above the table."""
@@ -75,15 +106,15 @@ class Display:
         self._count(state, f"{state.state}{' by another sweep' if elsewhere else ''}{took}")
 
     def show(self, running: Sequence[Running], left: int) -> None:
-        """Redraw the live table; do nothing without a terminal."""
+        """Redraw the live table; without a terminal, print a line for each running run."""
         if self._live is None:
+            self._last_lines_s = time.monotonic()
+            for each in running:
+                self.print(f"{each.id}: {', '.join(filter(None, each.words()))}")
             return
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         for each in running:
-            step = f"step {each.step[0]:,}" if each.step else "starting"
-            of = f" of {each.steps:,}" if each.step and each.steps else ""
-            loss = f"loss {each.step[1]:.3f}" if each.step else ""
-            table.add_row(Text(each.id), step + of, loss, seconds(int(each.elapsed_s)))
+            table.add_row(Text(each.id), *each.words())
         ended = sum(self._counts.values())
         counted = ", ".join(f"{count} {name}" for name, count in self._counts.items())
         elsewhere = left and not running
@@ -111,8 +142,8 @@ class Display:
         return f"about {seconds(mean_s * (left + running / 2) / max(running, 1))} left"
 
 
-def last_step(folder: OutputFolder, since_s: float) -> tuple[int, float] | None:
-    """Return the last step that a run has finished, and its training loss; None before the first.
+def progress_of(folder: OutputFolder, since_s: float = 0.0) -> Progress | None:
+    """Return how far a run is; None before its first step.
 
     A file that was last written before `since_s` (seconds since the epoch) is an earlier attempt's.
     """
@@ -124,11 +155,28 @@ def last_step(folder: OutputFolder, since_s: float) -> tuple[int, float] | None:
             lines = file.read().decode("utf-8", errors="replace").splitlines(keepends=True)
     except OSError:
         return None
-    for line in reversed(lines):
-        try:
-            content = parse_json(line) if line.endswith("\n") else {}
-            if content.get("kind") == "step":
-                return int(content["step"]), math.nan if content["loss"] is None else float(content["loss"])
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            continue
-    return None
+    # Of one attempt: its clock starts at 0.
+    found: list[tuple[int, float, float, float]] = []
+    for step in filter(None, map(_step, lines)):
+        found = [*([] if found and step[0] != found[-1][0] + 1 else found), step]
+    if not found:
+        return None
+    (first, _, tokens_before, begin_s), (last, loss, tokens, end_s) = found[0], found[-1]
+    passed_s = end_s - begin_s
+    if last == first or not passed_s > 0:
+        return Progress(last, loss, None, None)
+    speed = (tokens - tokens_before) / passed_s
+    return Progress(last, loss, None if math.isnan(speed) else speed, passed_s / (last - first))
+
+
+def _step(line: str) -> tuple[int, float, float, float] | None:
+    """Return a line's step, its loss, the tokens so far and the attempt's seconds; None: it is no step's line."""
+    try:
+        content = parse_json(line) if line.endswith("\n") else {}
+        if content.get("kind") != "step":
+            return None
+        tokens = content.get("tokens_total", content.get("tokens_trained", math.nan))
+        loss = math.nan if content["loss"] is None else float(content["loss"])
+        return int(content["step"]), loss, float(tokens), float(content.get("elapsed_s", math.nan))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None

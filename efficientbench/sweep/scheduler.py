@@ -17,7 +17,7 @@ from efficientbench.running.failures import write_failure
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.child import Child
 from efficientbench.sweep.machine import Machine, slot_environment, slots
-from efficientbench.sweep.progress import Display, Running, last_step
+from efficientbench.sweep.progress import Display, Running, progress_of
 from efficientbench.sweep.queue import STOPPED, Claim, Queue, State, failure_of
 from efficientbench.sweep.task import Task
 
@@ -106,7 +106,7 @@ class Scheduler:
                 self._watch()
                 if not signals:
                     self._start_what_fits()
-                if self._display.live:
+                if self._display.due:
                     self._display.show([self._row(attempt) for attempt in self._running], len(self._open))
                 time.sleep(POLL_S)
         finally:
@@ -264,17 +264,17 @@ class Scheduler:
             return None
         if attempt.kill_at_s is not None and not attempt.timed_out:
             return STOPPED
-        step = None if attempt.generating else last_step(task.folder, child.begin_time_s)
+        reached = None if attempt.generating else progress_of(task.folder, child.begin_time_s)
         if attempt.timed_out:
-            after = f" after step {step[0]}" if step else ", before the first step"
+            after = f" after step {reached.step}" if reached else ", before the first step"
             after = " while generation was measured" if attempt.generating else after
             reason = f"the time limit of {self._time_limit_s:g} s was reached{after}"
-            return Failure("time_limit", reason, step=step[0] if step else None)
+            return Failure("time_limit", reason, step=reached.step if reached else None)
         return failure_of(task.folder, exit_code, self._queue.log(task.id), child.begin_time_s)
 
     def _row(self, attempt: _Attempt) -> Running:
-        step = last_step(attempt.task.folder, attempt.child.begin_time_s)
-        return Running(attempt.task.id, attempt.child.elapsed_s(), step, attempt.task.steps)
+        reached = progress_of(attempt.task.folder, attempt.child.begin_time_s)
+        return Running(attempt.task.id, attempt.child.elapsed_s(), reached, attempt.task.steps)
 
 
 def is_complete(task: Task, machine: Machine, smaller_too: bool) -> bool:

@@ -65,7 +65,7 @@ from efficientbench.profiling.trace import read_trace
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.trained import TrainedRun
-from efficientbench.sweep.progress import last_step
+from efficientbench.sweep.progress import progress_of
 from efficientbench.sweep.queue import Queue, State
 from efficientbench.sweep.task import take_turns
 from efficientbench.training.checkpoints.manifest import Manifest, check_sizes, read_manifest, seal, verify
@@ -193,7 +193,7 @@ def runs(folder: Path) -> dict[str, Format]:
         log.write("step", {"step": step, "loss": 2.5, "tokens": 9})
     log.close()
     formats["steps"] = Format(folder / "steps.jsonl", lambda: read_steps(folder / "steps.jsonl"))
-    formats["last step"] = Format(folder / "steps.jsonl", lambda: last_step(OutputFolder(folder), 0))
+    formats["last step"] = Format(folder / "steps.jsonl", lambda: progress_of(OutputFolder(folder)))
     (folder / "failure.json").write_text(json.dumps(asdict(Failure("crash", "why", rank=3, time_s=1.0))))
     formats["failure"] = Format(folder / "failure.json", lambda: read_failure(folder / "failure.json"))
     (folder / "0.heartbeat").write_text(json.dumps(asdict(Beat(3, "training", {"dp": 2}))))
