@@ -21,6 +21,7 @@ from support.configs import (
     WINDOW,
     Models,
     chosen,
+    conditioned,
     has_table,
     tiny,
 )
@@ -36,8 +37,6 @@ from efficientbench.doctor.variant.cases import BASE, LAYOUTS, overrides_of
 
 STEPS = 5
 RELATIVE = 1e-5
-OF_SUMS = {"gdn": 1e-4}
-"""Of a model whose decay has a gradient that is the sum over all tokens of terms that cancel."""
 PARTS: dict[str, Mapping[str, object]] = {
     **LAYOUTS,
     "interleaved pipeline": {**LAYOUTS["interleaved pipeline"], "model.layers": 4},
@@ -101,7 +100,7 @@ ALL: Models = {
 
 def configured(name: str, *overrides: str) -> RunConfig:
     run, words = ALL[name]
-    return tiny(run, *words, *overrides)
+    return tiny(run, *words, *conditioned(name), *overrides)
 
 
 def keys_of(layout: str) -> Mapping[str, object]:
@@ -194,7 +193,7 @@ def test_layout_equals_single_rank(
     config = configured(name, f"data.cache={corpus.parent}", *overrides)
     outcomes = ranks(Layout.of(config, 1, oversubscribe=True).world_size).call(train, config, corpus, STEPS)
     expected = single(name, *(each for each in overrides if each.startswith("model.")))
-    assert_equals_single_rank(outcomes, expected, config.model.vocab_size, OF_SUMS.get(name, RELATIVE))
+    assert_equals_single_rank(outcomes, expected, config.model.vocab_size, RELATIVE)
 
 
 @pytest.mark.proof

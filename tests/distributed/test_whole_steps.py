@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 from oracles.whole_steps import Expected, expected, renamed, uneven_vectors
 from support.checkpoints import Resumed, read_weights, train
-from support.configs import ATTENTIONS, ENCODINGS, EVERY_KEY, MODELS, chosen, has_matrices, has_table, tiny_model
+from support.configs import (
+    ATTENTIONS,
+    ENCODINGS,
+    EVERY_KEY,
+    MODELS,
+    chosen,
+    conditioned,
+    has_matrices,
+    has_table,
+    tiny_model,
+)
 from support.ranks import Ranks
 
 from efficientbench.config.combination_table import problems
@@ -36,11 +46,7 @@ OPTIMIZER = [
 TURNS = "model.position.base=100"
 """So that in 16 tokens every part of a key is rotated: a bias on what is not has a true gradient of 0."""
 MUON = ["training.optimizer=muon", "training.matrix_learning_rate=1e-2", "training.embedding_learning_rate=6e-3"]
-EXACT = [name for name in ATTENTIONS if name.partition(",")[0] != "gdn"]
-"""Attentions whose float32 gradients equal the oracle's to the last digits. Those of Gated DeltaNet differ by up to
-1e-4, where an output is short (`support.configs.CONDITIONED`), and AdamW makes steps of that:
-`numerics/test_attention.py` compares them."""
-TRAINED = [*EXACT, *chosen(ENCODINGS, has_table), "moe", EVERY_KEY]
+TRAINED = [*ATTENTIONS, *chosen(ENCODINGS, has_table), "moe", EVERY_KEY]
 OVERRIDES = {
     **dict.fromkeys(chosen(MODELS, lambda config: config.model.position.kind == "rope"), [TURNS]),
     # Mixtral has no bias.
@@ -61,7 +67,7 @@ LAYOUTS = {
     "EP 2, micro-batches of 1": (2, ["parallel.ep=2", "parallel.dp=2", "training.micro_batch_size=1"]),
     "TP 2 with SP, micro-batches of 2": (2, ["parallel.tp=2", "parallel.sp=true", "training.micro_batch_size=2"]),
 }
-RICHEST = {name.partition(",")[0]: name for name in EXACT}
+RICHEST = {name.partition(",")[0]: name for name in ATTENTIONS}
 """Kind of attention → the last of its models."""
 ON_TP = [name for name in RICHEST.values() if not problems(tiny_model(name), SHARED["sequence parallel"])]
 CASES = [
@@ -115,7 +121,7 @@ def configured(model: str, layout: str, corpus: Path, clip: str) -> RunConfig:
     places = [f"data.cache={corpus.parent}", f"checkpoint.interval={SAVED}"]
     own = [*OVERRIDES.get(name, []), *(MUON if muon else [])]
     own += [BALANCED, f"model.moe.auxiliary_over={over}"] if over else []
-    return tiny_model(name, *OPTIMIZER, *own, clip, *LAYOUTS[layout][1], *places)
+    return tiny_model(name, *OPTIMIZER, *conditioned(name), *own, clip, *LAYOUTS[layout][1], *places)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from oracles.oracle import beside, build, gradient_errors, relative_error, weights_of
-from support.configs import BASE, tiny
+from support.configs import BASE, CONDITIONED, tiny
 
 from efficientbench.architecture.gqa import GQAConfig
 from efficientbench.architecture.model import ModelConfig
@@ -55,9 +55,12 @@ PAIRS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "latents (MLA)": (("model.attention.kind=mla",), ("deepseek_v2",)),
     "sparse (NSA)": (("model.attention.kind=nsa",), ("nsa",)),
-    "recurrent (GDN)": (("model.attention.kind=gdn", "model.position.kind=none"), ("qwen3_5",)),
+    "recurrent (GDN)": (
+        ("model.attention.kind=gdn", "model.position.kind=none", *CONDITIONED["gdn"]),
+        ("qwen3_5",),
+    ),
     "recurrent, every fourth gated (GDN 3:1)": (
-        ("model.layers=4", "model.pattern=[gdn,gdn,gdn,own]", *GATED),
+        ("model.layers=4", "model.pattern=[gdn,gdn,gdn,own]", *GATED, *CONDITIONED["gdn"]),
         ("qwen3_5",),
     ),
 }

@@ -68,10 +68,7 @@ def qwen3_5_config(model: ModelConfig) -> Qwen3_5TextConfig:
 def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Qwen3_5ForCausalLM:
     """A float64 Qwen3.5 whose weights are `tensors`, by our global names."""
     oracle = Qwen3_5ForCausalLM(qwen3_5_config(model)).double()
-    weights = {
-        name: each - 1 if name.endswith(ZERO_CENTRED) and "linear_attn" not in name else each
-        for name, each in renamed(tensors, model).items()
-    }
+    weights = {name: each - 1 if _is_zero_centred(name) else each for name, each in renamed(tensors, model).items()}
     missing, unexpected = oracle.load_state_dict(weights, strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])
     multiply_embedding(oracle, model)
@@ -83,6 +80,15 @@ def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Qwen3_
 
     oracle.forward = with_rule
     return oracle
+
+
+def as_ours(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return their weights with norms that multiply by w and not by 1 + w."""
+    return {name: each + 1 if _is_zero_centred(name) else each for name, each in weights.items()}
+
+
+def _is_zero_centred(name: str) -> bool:
+    return name.endswith(ZERO_CENTRED) and "linear_attn" not in name
 
 
 @contextlib.contextmanager
@@ -168,6 +174,4 @@ def recurrence(
     return torch.stack(outputs), state
 
 
-BOUND = 3e-4
-"""The largest relative difference of a gradient without the overrides of `support.configs.CONDITIONED`."""
 EAGER = {"efficientbench.model.attention.gdn.gated_delta_rule": recurrence}
