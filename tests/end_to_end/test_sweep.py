@@ -29,7 +29,7 @@ from support.command_line import (
 from support.terminal import Terminal
 
 Words = tuple[str, ...]
-HOSTILE = "$(touch pwned); `touch pwned`\n'../../pwned\""
+HOSTILE = "$(touch pwned); `touch pwned`\n'../../pwned\".txt"
 MEMORY_BYTES = 3_000_000_000
 
 
@@ -72,6 +72,9 @@ def test_a_sweep_continues_after_a_failure_and_skips_complete_runs(sweep: Words,
 
 @pytest.mark.proof
 def test_hostile_names_reach_no_shell_and_stay_in_the_folder(sweep: Words, tmp_path: Path) -> None:
+    # A text that is there, or the sweep would be refused, and too short to train on.
+    (tmp_path / HOSTILE.partition("/")[0]).mkdir()
+    (tmp_path / HOSTILE).write_text("One document.\n")
     efficientbench(*sweep, "--set", f"data.path={HOSTILE}", cwd=tmp_path, expect=1)
     ((name, state),) = states(tmp_path).items()
     assert (state["state"], state["kind"]) == ("failed", "mistake")
