@@ -11,37 +11,58 @@ import re
 SHAPES = "gqa, one group|mla, latent queries|gdn, two values for a key"
 """Further shapes of attentions."""
 LONG = {
-    # Products of layouts: of gqa and mla alone.
-    "distributed/test_layouts.py": rf"\[({SHAPES})-(.* x |.*recomputation)|\[(nsa|gdn|moe)-.* x |\[mla-fused"
-    r"|\[moe over .*micro-batches of 1",
+    # Products of layouts are tried with gqa and mla.
+    "distributed/test_layouts.py": rf"\[({SHAPES})-(.* x |.*recomputation)|\[(nsa|gdn|moe)-.* x |\[(mla|moe)-fused"
+    r"|\[moe over .*micro-batches of 1|\[(absolute|alibi|none|relative|learnable_absolute)-(data|context|interleaved)"
+    r"|\[[^g].*-selective recomputation",
+    "distributed/test_branches.py": r"\[(PP 2, Muon|DP 2, bf16, plain)",
+    "distributed/test_expert_bias.py": r"follows_its_formula_for_long",
+    "distributed/test_initialisation.py": r"\[(nsa|learnable|gqa_1.5B to TP 2)",
+    "distributed/test_reinforcement.py": r"test_a_learnable_reward_rises",
     "distributed/test_resume.py": rf"\[({SHAPES})|\[(gqa|moe) to .*plain optimizer|interleaved to"
-    r"|\[(mla|gdn) by Muon",
-    "distributed/test_smoke_runs.py": r"\[(nsa|swa|gdn|nanochat|mla)",
+    r"|\[(mla|gdn|nsa) by Muon|\[(nsa|mla), TP 2, fp16|\[nsa to TP 2",
+    "distributed/test_simulated_npu.py": r"test_training.*-1\]|muon_on.*gqa",
+    "distributed/test_smoke_runs.py": r"\[(nsa|swa|gdn|nanochat|mla|moe)",
     "distributed/test_whole_steps.py": r"by Muon, (PP 2|TP 2 with SP)|\[.*absolute.*, PP 2, DP 2"
-    r"|\[gqa, (PP 2|DP 2, plain)",
-    "distributed/test_simulated_npu.py": r"_matches_the_cpu\[(nanochat_d12|relative_1.5B|sinks).*-1\]",
+    r"|\[gqa, (PP 2|DP 2, plain)|\[(nsa|gdn).*single",
+    "end_to_end/test_branches.py": r"test_a_killed_branch",
+    "end_to_end/test_chat.py": r"test_a_run_that_is_no_chat_model",
     "end_to_end/test_chat_stages.py": r"test_sft_after_base",
+    "end_to_end/test_chat_tasks.py": r"test_chat_tasks_and_their_mean",
+    "end_to_end/test_damaged_corpus.py": r"too_large_to_verify_first",
+    "end_to_end/test_data_tools_prepare.py": r"killed_at_ten_random_moments",
+    "end_to_end/test_evaluation.py": r"test_core_is_scored_while|test_a_killed_evaluation",
     "end_to_end/test_evaluation_ranks.py": r"test_expert_parallel_ranks|test_several_ranks_write",
-    "end_to_end/test_export.py": r"recorded_loss\[(gqa|Qwen3|moe)|fine_tuned\[(gqa|windows)",
-    "end_to_end/test_finetuning.py": r"test_two_nodes|test_a_sweep_trains",
-    "end_to_end/test_finetuning_damage.py": r"test_a_hostile_file.*\[run[12]",
-    "end_to_end/test_import.py": r"fine_tuned\[smollm3|learns_conversations\[granite",
-    "end_to_end/test_outside_plugins.py": r"test_a_fine_tuning_of_two_ranks",
-    "end_to_end/test_outside_variants.py": r"passes_the_check\[(gqa|mla)|passes_the_check_in_a_pattern",
-    "end_to_end/test_parent.py": r"(killed_attempts|complete_repeat).*\[fine-tuning",
+    "end_to_end/test_export.py": r"recorded_loss\[(gqa|Qwen|moe)|fine_tuned\[(gqa|windows)",
+    "end_to_end/test_faults.py": r"test_a_hung_rank_on_another_node|all_and_is_named\[evaluate",
+    "end_to_end/test_finetuning.py": r"test_two_nodes|test_a_sweep_trains|test_a_tiny_qwen",
+    "end_to_end/test_finetuning_damage.py": r"test_a_hostile_file.*\[run[12]|flipped_optimizer_bits",
+    "end_to_end/test_finetuning_layouts.py": r"",
+    "end_to_end/test_generation.py": r"test_several_names|test_ctrl_c_prints_the_text_so_far\[2",
+    "end_to_end/test_gpu_speed.py": r"test_a_rehearsal_measures",
+    "end_to_end/test_import.py": r"is_fine_tuned\[|learns_conversations\[granite|equal_bit_for_bit",
+    "end_to_end/test_initialisation.py": r"from_a_moved_folder",
+    "end_to_end/test_outside_plugins.py": r"test_a_fine_tuning_of_two_ranks|test_an_adapter_of",
+    "end_to_end/test_outside_variants.py": r"passes_the_check|variant_is_checked\[delta",
+    "end_to_end/test_parent.py": r"(killed_attempts|complete_repeat|disk_that_fills).*\[fine-tuning",
     "end_to_end/test_paths.py": r"chinese_paths.*\[GBK",
-    "end_to_end/test_resume.py": r"test_repeats_resume",
+    "end_to_end/test_profile.py": r"\[layout1",
+    "end_to_end/test_reinforcement.py": r"test_a_sweep_over_optimizers|test_slow_rewards|joules.*\[rollouts|sample\[2"
+    r"|test_a_disk_that_fills",
+    "end_to_end/test_resume.py": r"test_repeats_resume|text_has_moved|test_a_run_stopped_and_then_killed",
     "end_to_end/test_sft_variants.py": r"\[nsa-moe-absolute",
+    "end_to_end/test_simulated_npu.py": r"generated_text|scores_of_items|releases_its_memory|first_generation",
     "end_to_end/test_speedrun.py": r"test_the_simulated_npu",
     "end_to_end/test_speedrun_kills.py": r"test_a_kill_in_any_stage",
     "end_to_end/test_speedrun_smoke.py": r"test_a_smoke_speedrun",
+    "end_to_end/test_stopping.py": r"test_a_stopped_run_is_set_aside",
     "end_to_end/test_study.py": r"test_a_killed_study",
     "end_to_end/test_survival.py": r"killed_ten_times",
-    "end_to_end/test_sweep.py": r"test_two_sweeps",
-    "end_to_end/test_gpu_speed.py": r"test_a_rehearsal_measures",
-    "unit/model/test_gpu_kernels.py": r"\[10\]",
-    "unit/training/test_gpu_step.py": r"\[(relative|mla_1.5B parallel|gqa_1.5B parallel.[cp]p)"
-    r"|\[moe_0.5Bx8 parallel.ep|\[32768\]",
+    "end_to_end/test_sweep.py": r"test_two_sweeps|test_an_automatic_micro_batch|test_a_time_limit",
+    "end_to_end/test_sweep_generation.py": r"without_retraining",
+    "unit/model/test_gpu_kernels.py": r"\[(10|9-64)",
+    "unit/training/test_gpu_step.py": r"few_kernels\[(relative|nsa|mla_1.5B parallel|gqa_1.5B parallel.[cdp]p)"
+    r"|few_kernels\[moe_0.5Bx8 parallel|\[32768\]",
 }
 """File below tests/ → which of its tests, by name and case."""
 
