@@ -68,8 +68,9 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
         if config.training.deterministic:
             set_for_ranks({name: values[0] for name, values in site.device.deterministic_environment().items()})
         plan = plan_checked(initialised(config, site.folder), site.device, site.nodes)
-        # Before the run has a folder: a file that is not there is no failed run.
-        text_of(plan)
+        # Before the run has a folder; of several nodes, those that wait have to hear of a file that is not there.
+        if site.cluster is None:
+            text_of(plan)
         print("\n".join(announcement(plan, site.device, config.training.micro_batch_size)), flush=True)
         return plan
 
