@@ -39,7 +39,6 @@ from efficientbench.data_tools.tokenizing.embedded import (
     as_jsonl,
     embedded_checksum,
     embedded_documents,
-    most_embedded_bytes,
 )
 from efficientbench.data_tools.tokenizing.inputs import cut_into_parts, find_inputs, is_plain_text
 from efficientbench.data_tools.tokenizing.parallel import CORES
@@ -116,7 +115,7 @@ def prepare_corpus(
         )
 
 
-def most_tokens(source: Path | None) -> int | None:
+def most_tokens(source: Path) -> int | None:
     """Return the most tokens that a source can have, one for each byte of its text; None where they are not known.
 
     They are not for compressed text and for a tokenized pair. `source`: as of `prepare_corpus`.
@@ -124,8 +123,6 @@ def most_tokens(source: Path | None) -> int | None:
     Raises:
         DataError: the source is missing, empty or of an unknown kind.
     """
-    if source is None:
-        return most_embedded_bytes()
     prefix = _pair_prefix(source)
     if prefix is not None:
         check_present(prefix)

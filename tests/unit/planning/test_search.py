@@ -140,13 +140,11 @@ def test_a_search_over_a_thousand_ranks_takes_less_than_20_s_of_cpu_time(name: s
     assert found.fitting > 100
 
 
-@pytest.mark.parametrize("missing", ["--world", "--device"])
-def test_a_search_needs_ranks_and_a_device(missing: str) -> None:
-    options = {"--world": "8", "--device": "H100 SXM"}
-    del options[missing]
-    words = ["plan", "gqa_0.5B", "--search", *(word for option in options.items() for word in option)]
-    refused = CliRunner().invoke(app, words)
+def test_a_search_needs_a_device_and_assumes_a_usual_machine_of_it() -> None:
+    refused = CliRunner().invoke(app, ["plan", "gqa_0.5B", "--search", "--world", "8"])
     assert refused.exit_code == 2
+    assumed = CliRunner().invoke(app, ["plan", "gqa_0.5B", "--search", "--device", "H100 SXM"])
+    assert assumed.stdout.startswith("assumed: 8 x H100 SXM; ")
 
 
 def test_the_span_of_a_group_by_shape_matches_that_of_its_ranks() -> None:
