@@ -42,7 +42,7 @@ LONG = {
     "end_to_end/test_gpu_speed.py": r"test_a_rehearsal_measures",
     "end_to_end/test_import.py": r"is_fine_tuned\[|learns_conversations\[granite|equal_bit_for_bit",
     "end_to_end/test_initialisation.py": r"from_a_moved_folder",
-    "end_to_end/test_memory_estimate.py": r"billion.*\[bf16",
+    "end_to_end/test_memory_estimate.py": r"billion.*\[bf16|smoke_runs.*\[gqa_[01]",
     "end_to_end/test_outside_plugins.py": r"test_a_fine_tuning_of_two_ranks|test_an_adapter_of",
     "end_to_end/test_outside_variants.py": r"passes_the_check|variant_is_checked\[delta",
     "end_to_end/test_parent.py": r"(killed_attempts|complete_repeat|disk_that_fills).*\[fine-tuning",
