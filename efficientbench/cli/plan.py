@@ -85,7 +85,7 @@ def plan(
             [word for word in given if "=" not in word], [word for word in given if "=" in word], smoke, device
         )
         return
-    if world is None and devices_per_node is not None and device is None:
+    if world is None and devices_per_node is not None and (device is None or generate):
         raise typer.BadParameter("--devices-per-node goes with --world N: how many devices there are")
     if world is None and device is not None and not generate:
         if every:
@@ -145,7 +145,7 @@ def _is_table(words: Sequence[str]) -> bool:
     """Return whether words of the command line name several models, or one by its config.json."""
     named = [word for word in overrides_of(words, None) if "=" not in word]
     if len(named) > 1 or not any(word.endswith(".json") or os.path.isdir(word) for word in named):
-        # Without the readers of others' configurations: they take a twentieth of a plan's time.
+        # The readers of others' configurations are not loaded for every plan.
         return len(named) > 1
     from efficientbench.planning.foreign.read import is_configuration
 

@@ -65,7 +65,7 @@ def text_of(plan: Plan) -> TextBudget:
 
 def _most_tokens(source: str | None) -> int | None:
     if not source:
-        # The sample needs none of the libraries that read files, which take half of a plan's time.
+        # The sample needs none of the libraries that read files, which take time to load.
         from efficientbench.data_tools.tokenizing.embedded import most_embedded_bytes
 
         return most_embedded_bytes()

@@ -34,7 +34,7 @@ class Progress:
     loss: float
     """The step's training loss, nats; NaN where it was not finite."""
     tokens_per_s: float | None
-    """Of the steps at the file's end; None of a single one."""
+    """Mean speed over the steps at the file's end; None where there is one step alone."""
     step_s: float | None
     """Mean time from one of these steps to the next, seconds."""
 

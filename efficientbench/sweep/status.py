@@ -34,19 +34,30 @@ def statuses(folder: Path) -> list[Status]:
     """Return the status of each run below a folder, and of each run that waits in a sweep's queue there."""
     locked = _locked_files()
     paths = sorted({path.parent for name in ("lock", "record.json") for path in current_files(folder, name)})
+    paths = [path for path in paths if _is_run(OutputFolder(path), locked)]
     found = [_status(OutputFolder(path), folder, locked) for path in paths]
     seen = {path.resolve() for path in paths}
     return [*found, *(each for path in folder.rglob("sweep/queue") for each in _waiting(path.parents[1], seen))]
 
 
-def _status(run: OutputFolder, folder: Path, locked: set[int]) -> Status:
+def _is_run(run: OutputFolder, locked: set[int]) -> bool:
+    """Return whether a run began here, or begins; a mistake that was found before it leaves the lock's file alone."""
+    written = (run.config, run.record, run.failure, run.steps)
+    return any(path.exists() for path in written) or _is_locked(run, locked)
+
+
+def _is_locked(run: OutputFolder, locked: set[int]) -> bool:
     lock = run.path / "lock"
+    return lock.exists() and lock.stat().st_ino in locked
+
+
+def _status(run: OutputFolder, folder: Path, locked: set[int]) -> Status:
     name = os.path.relpath(run.path, folder) if run.path != folder else run.path.resolve().name
     job, record, failure = _content(run.config), _content(run.record), read_failure(run.failure)
     reached = progress_of(run)
     steps = (job.get("budget") or job).get("steps")
     words = () if reached is None else tuple(reached.words(steps if isinstance(steps, int) else None))
-    if lock.exists() and lock.stat().st_ino in locked:
+    if _is_locked(run, locked):
         return Status(name, "running", words or ("starting",))
     # Nothing is left to do of a run that ended.
     words = words[:3]

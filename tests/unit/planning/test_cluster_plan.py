@@ -291,6 +291,7 @@ def test_an_unknown_device_is_refused_with_the_nearest_name() -> None:
     ("words", "found"),
     [
         (["gqa_0.5B", "--devices-per-node", "4"], "--devices-per-node goes with --world N"),
+        (["gqa_0.5B", "--generate", "--device", "H100", "--devices-per-node", "4"], "--devices-per-node goes with"),
         (["--all", "--device", "H100 SXM"], "--device goes with a NAME, or with --generate"),
     ],
 )

@@ -56,6 +56,9 @@ def test_each_run_has_a_row_and_waiting_ones_of_a_sweep_too(tmp_path: Path) -> N
     queue.make()
     for name, state in (("waiting", "queued"), ("ended", "done")):
         queue.write(State(name, state, "configuration", [], str(suite / name)))  # type: ignore[arg-type]
+    # A mistake that was found before the run began.
+    (suite / "mistaken").mkdir()
+    (suite / "mistaken" / "lock").touch()
     with running.claimed():
         found = {each.name: each for each in statuses(tmp_path)}
     speed = "100 tokens/s"
