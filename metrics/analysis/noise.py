@@ -98,9 +98,7 @@ def aa_floor(sets: Sequence[Sequence[RunRecord]], read: Callable[[RunRecord], fl
 
     Return None where no set has MIN_REPEATS runs with that figure above 0.
     """
-    spreads = _spreads(sets, read)
-    degrees = math.fsum(each.degrees for each in spreads)
-    return Estimate(math.fsum(each.variance * each.degrees for each in spreads) / degrees, degrees) if spreads else None
+    return _pooled(_spreads(sets, read))
 
 
 def pooled_spread(rows: Sequence[Group], read: Callable[[RunRecord], float | None]) -> Estimate | None:
@@ -112,7 +110,7 @@ def pooled_spread(rows: Sequence[Group], read: Callable[[RunRecord], float | Non
     (`tests/benchmarks/claim_rates.py`).
     """
     spreads = _spreads([row.records for row in rows], read)
-    floor = aa_floor([row.records for row in rows], read)
+    floor = _pooled(spreads)
     if floor is None or not floor.variance:
         return floor
     squares = math.fsum(each.variance**2 * each.degrees for each in spreads)
@@ -124,12 +122,19 @@ def _spreads(sets: Sequence[Sequence[RunRecord]], read: Callable[[RunRecord], fl
     """Return the variance of each set that shows one."""
     found = []
     for records in sets:
+        if len(records) < MIN_REPEATS:  # first, since a report asks this of all its rows for each pair of them
+            continue
         values = [value for record in records if (value := read(record) or 0) > 0]
         logs = [math.log(value) for value in values]
         # A spread of exactly 0 is no noise, but of counts, such as bytes.
         if len(logs) >= MIN_REPEATS and (len(set(values)) > 1 or isinstance(values[0], int)):
             found.append(Estimate((standard_deviation(logs) or 0.0) ** 2, len(logs) - 1))
     return found
+
+
+def _pooled(spreads: Sequence[Estimate]) -> Estimate | None:
+    degrees = math.fsum(each.degrees for each in spreads)
+    return Estimate(math.fsum(each.variance * each.degrees for each in spreads) / degrees, degrees) if spreads else None
 
 
 def text_noise(first: Sequence[RunRecord], second: Sequence[RunRecord]) -> Estimate | None:

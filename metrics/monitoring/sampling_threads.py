@@ -82,13 +82,21 @@ class SamplingThread:
             if before_s:  # skip the first round, which costs more than any other
                 cost_s = spent_s - before_s
                 mean_cost_s = mean_cost_s + NEWEST_WEIGHT * (cost_s - mean_cost_s) if mean_cost_s else cost_s
-            self.interval_s = max(self._asked_interval_s, mean_cost_s / self._share_of_a_core)
+            self.interval_s = stretched_s(self._asked_interval_s, mean_cost_s / self._share_of_a_core)
 
     def _until_next_s(self) -> float:
         """Return the time to the next round that is due."""
         now_s = time.monotonic()
         # A thread that woke a moment early must not wake twice for one round.
         return due_s(max(now_s, self._round_begin_s + self.interval_s / 4), self.interval_s) - now_s
+
+
+def stretched_s(asked_s: float, needed_s: float) -> float:
+    """Return the interval of at least `needed_s`, in tenths of the asked one.
+
+    An interval that followed each round's cost would put each next round at a random place: a fifth more of them.
+    """
+    return asked_s * max(math.ceil(needed_s / asked_s * 10), 10) / 10
 
 
 def due_s(after_s: float, interval_s: float) -> float:

@@ -332,8 +332,10 @@ class DeviceSeries:
         return False
 
     def _peaks(self, windows: Windows, has_memory: bool) -> dict[str, int | None]:
-        """Return the largest memory in the windows: the device's own peaks, else the samples'."""
-        used = self._peak("peak_memory_device_bytes") or self._memory.largest_in(windows)
+        """Return the largest memory in the windows: that of the device's own peaks and of the samples."""
+        # On a host the peak is less what other processes share when it is read, which may be more than at a sample.
+        seen = (self._peak("peak_memory_device_bytes"), self._memory.largest_in(windows))
+        used = max((peak for peak in seen if peak), default=None)
         return {
             "peak_memory_device_bytes": int(used) if used is not None and has_memory else None,
             **{name: self._peak(name) for name in ALLOCATOR_PEAKS},

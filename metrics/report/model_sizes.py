@@ -38,17 +38,25 @@ def sizes_table(suites: Sequence[Suite]) -> Table:
 
 def unmatched(suite: Suite) -> str:
     """Return a sentence on the rows of a set that differ much in both parameters and FLOPs; empty without any."""
+    known = [sorted(filter(None, costs)) or [0] for costs in zip(*map(_costs, suite.rows), strict=True)]
+    # The extremes first: a thousand rows make half a million pairs.
+    if not _differ_much([costs[0] for costs in known], [costs[-1] for costs in known]):
+        return ""
     baseline = suite.rows[suite.baseline]
-    apart = [(row, baseline) for row in suite.rows if _differ_much(row, baseline)]
-    apart = apart or [pair for pair in combinations(suite.rows, 2) if _differ_much(*pair)]
+    apart = [(row, baseline) for row in suite.rows if _differ_much(_costs(row), _costs(baseline))]
+    apart = apart or [pair for pair in combinations(suite.rows, 2) if _differ_much(*map(_costs, pair))]
     if not apart:
         return ""
     return f"Models of different cost: {shortened([_against(*pair) for pair in apart], _MOST_NAMED, '; ')}."
 
 
-def _differ_much(row: Row, other: Row) -> bool:
-    ratios = [_ratio(read, row, other) for read in (_COLUMNS["parameters"], _COLUMNS["training FLOPs/token"])]
-    return all(ratio is not None and max(ratio, 1 / ratio) > 1 + MOST_APART for ratio in ratios)
+def _costs(row: Row) -> tuple[float, float]:
+    """Return parameters and FLOPs per token; 0 where they are not known."""
+    return row.record.parameters or 0, row.record.flops_per_token or 0
+
+
+def _differ_much(costs: Sequence[float], others: Sequence[float]) -> bool:
+    return all(0 < min(pair) * (1 + MOST_APART) < max(pair) for pair in zip(costs, others, strict=True))
 
 
 def _against(row: Row, other: Row) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 import time
 from dataclasses import dataclass, field
@@ -213,6 +214,15 @@ def test_no_part_of_a_step_hides_between_samples(step_s: float) -> None:
     for quarter in range(4):
         seen = sum(int(time_s % step_s / step_s * 4) % 4 == quarter for time_s in times_s)
         assert seen / len(times_s) == pytest.approx(0.25, abs=0.04)
+
+
+def test_an_interval_that_stretches_is_as_long_as_the_cost_asks() -> None:
+    """A cost that differs by a percent from round to round must not choose the rounds' places anew."""
+    times_s, generator = [40_000.0], random.Random(0)
+    while len(times_s) < 2000:
+        interval_s = sampling_threads.stretched_s(0.1, 0.115 * generator.uniform(0.99, 1.01))
+        times_s.append(sampling_threads.due_s(times_s[-1] + interval_s / 4, interval_s))
+    assert (times_s[-1] - times_s[0]) / (len(times_s) - 1) == pytest.approx(0.12, rel=0.01)
 
 
 def reads(read: list[str], name: str) -> float:

@@ -47,3 +47,12 @@ def test_a_peak_from_the_devices_counter_beats_sampled_peaks() -> None:
     for used in (12 * GB, 11 * GB):
         series.intervals.append(Interval(Counters(), Counters(), 4.0, Peaks(peak_memory_device_bytes=used)))
     assert series.measure(windows, {}, None).peak_memory_device_bytes == 12 * GB
+
+
+def test_a_peak_is_no_less_than_a_sample() -> None:
+    """On a host, memory that more processes share at the end lowers the peak that is read there."""
+    series = DeviceSeries(INFO, SCOPE)
+    for time_s, used in ((0.0, 10.0), (5.0, 11.0), (10.0, 10.0)):
+        series.add(Sample(time_s, "GPU-0", memory_used_bytes=used * GB))
+    series.intervals.append(Interval(Counters(), Counters(), 10.0, Peaks(peak_memory_device_bytes=10 * GB)))
+    assert series.measure([(0.0, 10.0)], {}, None).peak_memory_device_bytes == 11 * GB

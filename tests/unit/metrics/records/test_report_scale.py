@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from efficientbench.metrics.records.record import RECORD_NAME, read_record, writ
 
 RUNS = 1000
 STEPS = 10_000
+READ = 100
 
 
 # A small process between, since a process begins with the peak memory of the one that starts it.
@@ -32,7 +34,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 @pytest.mark.proof
 @pytest.mark.alone
-def test_a_thousand_records_of_ten_thousand_steps_take_less_than_40_s_and_1_gb(tmp_path: Path) -> None:
+def test_a_thousand_records_of_ten_thousand_steps_take_three_times_their_reading_and_1_gb(tmp_path: Path) -> None:
     write_record(gpu_run("gqa", "1.5B", steps=STEPS), tmp_path / "first" / RECORD_NAME)
     assert read_record(tmp_path / "first" / RECORD_NAME).steps_measured == STEPS
     content = json.loads((tmp_path / "first" / RECORD_NAME).read_text())
@@ -51,8 +53,13 @@ def test_a_thousand_records_of_ten_thousand_steps_take_less_than_40_s_and_1_gb(t
     assert done.returncode == 0
     elapsed_s, processor_s, peak_bytes = map(float, done.stdout.splitlines()[-1].split())
     print(f"{elapsed_s:.1f} s ({processor_s:.1f} s of a processor), {peak_bytes / 1e9:.2f} GB")
-    # A busy machine makes a process wait: what the report itself costs is its processor time. It was 16.5 s, half of it
-    # for the records' checksums; a slower machine needs 1.7 times as much.
-    assert processor_s < 40
+    # A busy machine makes a process wait: what the report itself costs is its processor time. Two thirds of it go for
+    # reading the records and their checksums, which takes each machine its own time.
+    begin_s = time.process_time()
+    for place in range(1, READ + 1):
+        read_record(tmp_path / f"run_{place}" / RECORD_NAME)
+    reading_s = (time.process_time() - begin_s) * RUNS / READ
+    print(f"{reading_s:.1f} s for reading alone")
+    assert processor_s < 3 * reading_s
     assert peak_bytes < 1e9
     assert (tmp_path / "report.csv").read_text().count("\n") == RUNS + 1
