@@ -166,6 +166,13 @@ def parse_yaml(content: bytes | str) -> Any:
         loader.dispose()
 
 
+def parse_own_yaml(content: str) -> Any:
+    """Return the value of a table of the program's own, by libyaml where it is there: in a twentieth of the time."""
+    import yaml
+
+    return yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
     """Return the characters of a node with every alias written out; `known` has those of nodes already seen, by id."""
     if id(node) not in known:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from efficientbench.basics.foreign import parse_own_yaml
+
 TABLE = Path(__file__).with_name("chinese.yaml")
 
 
@@ -45,9 +47,7 @@ def in_chinese(text: str) -> str:
 @cache
 def _table() -> tuple[dict[str, str], list[tuple[re.Pattern[str], str]]]:
     """Return the translations of texts without placeholders, and of patterns for texts with placeholders."""
-    import yaml
-
-    content = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    content = parse_own_yaml(TABLE.read_text(encoding="utf-8"))
     texts = {**content["help"], **content["messages"]}
     exact = {english: chinese for english, chinese in texts.items() if "{}" not in english}
     # The longest first: of two patterns that match, it is the more specific.

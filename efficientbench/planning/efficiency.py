@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import yaml
-
 from efficientbench.architecture.model import ModelConfig
+from efficientbench.basics.foreign import parse_own_yaml
 
 TABLE = Path(__file__).with_name("efficiencies.yaml")
 
@@ -86,7 +85,7 @@ def reached_by(device: str, experts: bool) -> Reached:
 
 @lru_cache(maxsize=1)
 def _table() -> tuple[Reached, ...]:
-    rows = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    rows = parse_own_yaml(TABLE.read_text(encoding="utf-8"))
     return tuple(
         Reached(**row | {"devices": tuple(row["devices"]), "efficiency": Efficiency(**row["efficiency"])})
         for row in rows

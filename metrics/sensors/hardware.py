@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
 from efficientbench.basics.errors import MetricsError
-from efficientbench.basics.foreign import parse_yaml, read_text
+from efficientbench.basics.foreign import parse_own_yaml, parse_yaml, read_text
 
 TABLE = Path(__file__).with_name("hardware.yaml")
 OWN_ROWS = "EFFICIENTBENCH_DEVICES"
@@ -262,10 +262,7 @@ def _rows(part: str) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=1)
 def _table() -> dict[str, list[dict[str, Any]]]:
-    # By libyaml, where it is there, in a twentieth of the time: each rank reads it.
-    loaded: dict[str, list[dict[str, Any]]] = yaml.load(
-        TABLE.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    )
+    loaded: dict[str, list[dict[str, Any]]] = parse_own_yaml(TABLE.read_text())
     return loaded
 
 

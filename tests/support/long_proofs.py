@@ -61,8 +61,6 @@ LONG = {
     "end_to_end/test_survival.py": r"killed_ten_times",
     "end_to_end/test_sweep.py": r"test_two_sweeps|test_an_automatic_micro_batch|test_a_time_limit",
     "end_to_end/test_sweep_generation.py": r"without_retraining",
-    # Times of processes, whose ratio differs by a quarter from call to call on a noisy machine.
-    "unit/cli/test_cli.py": r"test_light_commands_answer_fast",
     "unit/model/test_gpu_kernels.py": r"\[(10|9-64)",
     "unit/training/test_gpu_step.py": r"few_kernels\[(relative|nsa|mla_1.5B parallel|gqa_1.5B parallel.[cdp]p)"
     r"|few_kernels\[moe_0.5Bx8 parallel|\[32768\]",
