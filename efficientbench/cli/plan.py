@@ -20,6 +20,7 @@ from efficientbench.cli.options import (
     Smoke,
     Tokenizer,
     count,
+    names,
     option,
     overrides_of,
     resolve_arguments,
@@ -27,6 +28,7 @@ from efficientbench.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from efficientbench.config.quantization import Quantization
     from efficientbench.config.schema import RunConfig
     from efficientbench.metrics.records.record import RunRecord
     from efficientbench.planning.plan import Plan
@@ -56,6 +58,9 @@ def plan(
     ] = False,
     prompt_tokens: Annotated[str | None, option("LIST", "with --generate: tokens of a prompt (128,2048)")] = None,
     batch: Annotated[str | None, option("LIST", "with --generate: rows that are computed at once (1,8)")] = None,
+    weights: Annotated[
+        str | None, option("LIST", "with --generate and --device: widths of the weights, like none,int8,int4")
+    ] = None,
     repeats: Annotated[int | None, count("also what N repeats of two models tell, by records in `output`")] = None,
     price_per_hour: PricePerHour = None,
 ) -> None:
@@ -72,6 +77,7 @@ def plan(
             "--generate": generate,
             "--prompt-tokens": prompt_tokens,
             "--batch": batch,
+            "--weights": weights,
             "--repeats": repeats,
             "--matrix": matrix,
             "--price-per-hour": price_per_hour,
@@ -95,13 +101,16 @@ def plan(
         raise typer.BadParameter("--generate is about one device: leave --world out")
     if not generate and (prompt_tokens is not None or batch is not None):
         raise typer.BadParameter("--prompt-tokens and --batch go with --generate")
+    if weights is not None and not (generate and device):
+        raise typer.BadParameter("--weights goes with --generate and --device NAME, whose kernels store the weights")
     if every and matrix is not None:
         raise typer.BadParameter("--all is about the shipped matrix: leave --matrix out, or name a run of it")
     if best and (world is None or device is None or every):
         raise typer.BadParameter("--search goes with NAME, --world N and --device NAME: what is searched on")
     if not every and name is None:
         raise typer.BadParameter("plan needs the name of a run, like gqa_1.5B, or --all")
-    overrides = overrides_of([*([name] if name else []), *(arguments or [])], data, tokenizer) if every else []
+    widths, arguments = _widths(weights, arguments or [])
+    overrides = overrides_of([*([name] if name else []), *arguments], data, tokenizer) if every else []
     if price_per_hour is not None and (every or generate):
         raise typer.BadParameter("--price-per-hour goes with NAME, and neither with --all nor --generate")
     if repeats is not None and (every or best or generate):
@@ -118,7 +127,7 @@ def plan(
             configs, refused = [resolve_arguments(name or "", arguments or [], smoke, data, tokenizer, matrix)[0]], []
         prompts = numbers("--prompt-tokens", prompt_tokens or "128,2048")
         console = Console(width=200, emoji=False)
-        print_generation(configs, prompts, numbers("--batch", batch or "1,8"), device, console)
+        print_generation(configs, prompts, numbers("--batch", batch or "1,8"), device, console, widths)
         print_lines(console, refused)
         return
     if every:
@@ -139,6 +148,18 @@ def plan(
 
         for line in what_repeats_tell(_records(config), repeats, 2, config.output):
             typer.echo(line)
+
+
+def _widths(weights: str | None, arguments: Sequence[str]) -> tuple[list[Quantization | None], list[str]]:
+    """Return what each width asks for with the arguments that are quantization's, and the other arguments.
+
+    None stands for the full width. Raises ConfigError: there is no such width, or a key goes with none of them.
+    """
+    from efficientbench.config.quantization import FULL, split_quantization
+
+    asked = names(weights or FULL)
+    _, others = split_quantization(next((each for each in asked if each != FULL), None), arguments)
+    return [split_quantization(each, () if each == FULL else arguments)[0] for each in asked], others
 
 
 def _is_table(words: Sequence[str]) -> bool:

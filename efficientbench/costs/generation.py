@@ -18,8 +18,12 @@ from efficientbench.devices.quantized import Form
 # or written once: weights and cache, not the temporary tensors between operations.
 
 
-def prefill_work(model: ModelConfig, prompt_tokens: int, rows: int, dtype: str) -> dict[str, Works]:
+def prefill_work(
+    model: ModelConfig, prompt_tokens: int, rows: int, dtype: str, form: Form | None = None
+) -> dict[str, Works]:
     """Return the work of prefill by kind, for prompts of `prompt_tokens` tokens, of which the last gives logits.
+
+    `form`: that of quantized weights; None: all are in `dtype`.
 
     Raises UndeclaredError: the model cannot generate, or its declaration lacks a formula.
     """
@@ -30,27 +34,29 @@ def prefill_work(model: ModelConfig, prompt_tokens: int, rows: int, dtype: str) 
     tokens = rows * prompt_tokens
     written = rows * cache_bytes(model, prompt_tokens, dtype)
     return {
-        "matmuls": _matmuls(model, tokens, rows, dtype),
+        "matmuls": _matmuls(model, tokens, rows, dtype, form),
         "attention": (Work(tokens * scores, written),),
     }
 
 
-def decode_work(model: ModelConfig, tokens: int, rows: int, dtype: str) -> dict[str, Works]:
+def decode_work(model: ModelConfig, tokens: int, rows: int, dtype: str, form: Form | None = None) -> dict[str, Works]:
     """Return the work of a decoding step by kind, where each row's next token is its `tokens`-th.
+
+    `form`: that of quantized weights; None: all are in `dtype`.
 
     Raises UndeclaredError: the model cannot generate, or its declaration lacks a formula.
     """
     flops = sum(count * view.attention_variant.costs.decode_flops(view, tokens) for view, count in model.counted_views)
     return {
-        "matmuls": _matmuls(model, rows, rows, dtype),
+        "matmuls": _matmuls(model, rows, rows, dtype, form),
         "attention": (Work(rows * flops, rows * cache_bytes_read(model, tokens, dtype)),),
     }
 
 
-def _matmuls(model: ModelConfig, tokens: int, rows: int, dtype: str) -> Works:
+def _matmuls(model: ModelConfig, tokens: int, rows: int, dtype: str, form: Form | None) -> Works:
     """Return the work of the layers' matmuls for all tokens, and of the output projection for one token of each row."""
     table = model.vocab_size * model.hidden_size
-    weights = weight_bytes_read(model, tokens, dtype, experts_touched(model, tokens)) - table * DTYPE_BYTES[dtype]
+    weights = weight_bytes_read(model, tokens, dtype, experts_touched(model, tokens), form) - table * DTYPE_BYTES[dtype]
     flops = tokens * sum(count * layer_matmul_flops(view) for view, count in model.counted_views)
     return Work(flops, weights), Work(rows * 2 * table, table * DTYPE_BYTES[dtype])
 
@@ -134,10 +140,20 @@ def generation_bytes(
 
 
 def largest_batch(
-    model: ModelConfig, prompt_tokens: int, new_tokens: int, dtype: str, free_bytes: int, tp: int = 1
+    model: ModelConfig,
+    prompt_tokens: int,
+    new_tokens: int,
+    dtype: str,
+    free_bytes: float,
+    tp: int = 1,
+    form: Form | None = None,
 ) -> int:
-    """Return the largest batch for which `generation_bytes` fits; 0: not even the weights and one sequence fit."""
-    left = free_bytes - _weight_bytes(model, dtype, tp)
+    """Return the largest batch for which `generation_bytes` fits; 0: not even the weights and one sequence fit.
+
+    `form`: that of quantized weights; None: all are in `dtype`.
+    """
+    saved = 0.0 if form is None else saved_bytes(model, form) / tp
+    left = int(free_bytes + saved) - _weight_bytes(model, dtype, tp)
     return max(left // _sequence_bytes(model, prompt_tokens, new_tokens, dtype, tp), 0)
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from efficientbench.architecture.variant import UndeclaredError
+from efficientbench.config.quantization import Quantization
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.compute import Works
 from efficientbench.costs.generation import (
@@ -25,6 +26,7 @@ from efficientbench.costs.generation import (
     prefill_work,
     weight_bytes_read,
 )
+from efficientbench.devices.quantized import Form, form_of
 from efficientbench.devices.registry import device_of_backend
 from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
 from efficientbench.planning.efficiency import Efficiency
@@ -76,6 +78,10 @@ def shortest_s(work: Callable[[], object]) -> float:
 CONTEXTS = (1024, 4096, 16384, 65536)
 """Prompt lengths, in tokens, for which the largest batch is computed."""
 AT_THE_PEAKS = Efficiency(1, 1, 1, 1)
+ROUNDED = (
+    "Fewer bits: weights of the linear layers, packed, with scales and offsets, as this device's kernels store them; "
+    "products at the dtype's peak. Fewer bytes are not less time by themselves: generate --measure says."
+)
 
 
 @dataclass(frozen=True)
@@ -97,9 +103,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class GenerationPlan:
-    """The bounds and the largest batches of one run's model."""
+    """The bounds and the largest batches of one run's model, with weights of one width."""
 
     name: str
+    """The run's name, and the width's where it is not the full one."""
     bounds: tuple[Bound, ...]
     largest: dict[int, int]
     """Prompt length in tokens → most prompts that a device computes and keeps at once; 0: not even one."""
@@ -108,7 +115,11 @@ class GenerationPlan:
 
 
 def plan_generation(
-    config: RunConfig, prompts: Sequence[int], batches: Sequence[int], rates: DeviceRates | None
+    config: RunConfig,
+    prompts: Sequence[int],
+    batches: Sequence[int],
+    rates: DeviceRates | None,
+    quantization: Quantization | None = None,
 ) -> GenerationPlan:
     """Return the bounds for each prompt length and each batch, and the largest batch for each of CONTEXTS.
 
@@ -117,12 +128,19 @@ def plan_generation(
         prompts: prompt lengths in tokens.
         batches: batch sizes in rows.
         rates: the device's rates; None: no times and no largest batches.
+        quantization: of the linear layers' weights, as the device's kernels store them; needs `rates`. None: none.
+
+    Raises:
+        ConfigError: the device has no kernel for the quantization.
     """
     bounds, largest, missing = [], {}, {}
+    form = None
+    if quantization is not None and rates is not None:
+        form = form_of(quantization, device_of_backend(rates.backend).type, config.training.dtype)
     for prompt in prompts:
         try:
             _check_positions(config, prompt + 1)
-            bounds += [_bound(config, prompt, batch, rates) for batch in batches]
+            bounds += [_bound(config, prompt, batch, rates, form) for batch in batches]
         except UndeclaredError as error:
             missing[f"a prompt of {prompt:,} tokens"] = str(error)
     for context in CONTEXTS:
@@ -130,10 +148,11 @@ def plan_generation(
             break
         try:
             _check_positions(config, context)
-            largest[context] = _largest_batch(config, context, rates)
+            largest[context] = _largest_batch(config, context, rates, form)
         except UndeclaredError as error:
             missing[f"a batch of {context:,} tokens"] = str(error)
-    return GenerationPlan(config.name, tuple(bounds), largest, missing)
+    name = config.name if quantization is None else f"{config.name} {quantization.name}"
+    return GenerationPlan(name, tuple(bounds), largest, missing)
 
 
 def _check_positions(config: RunConfig, tokens: int) -> None:
@@ -142,16 +161,16 @@ def _check_positions(config: RunConfig, tokens: int) -> None:
         raise UndeclaredError(f"the model has {longest:,} positions (model.position.kind={config.model.position.kind})")
 
 
-def _bound(config: RunConfig, prompt: int, batch: int, rates: DeviceRates | None) -> Bound:
+def _bound(config: RunConfig, prompt: int, batch: int, rates: DeviceRates | None, form: Form | None) -> Bound:
     model, dtype = config.model, config.training.dtype
-    prefill = prefill_work(model, prompt, batch, dtype)
-    decode = decode_work(model, prompt + 1, batch, dtype)
+    prefill = prefill_work(model, prompt, batch, dtype, form)
+    decode = decode_work(model, prompt + 1, batch, dtype, form)
     return Bound(
         prompt_tokens=prompt,
         batch=batch,
         prefill_flops=_flops(prefill),
         decode_flops=_flops(decode),
-        weight_bytes=weight_bytes_read(model, batch, dtype, experts_touched(model, batch)),
+        weight_bytes=weight_bytes_read(model, batch, dtype, experts_touched(model, batch), form),
         cache_bytes=batch * cache_bytes_read(model, prompt + 1, dtype),
         prefill_s=_least_s(prefill, rates) if rates else None,
         decode_s=_least_s(decode, rates) if rates else None,
@@ -166,11 +185,11 @@ def _least_s(work: dict[str, Works], rates: DeviceRates) -> float:
     return sum(work_time_s(kind, works, rates, AT_THE_PEAKS) for kind, works in work.items())
 
 
-def _largest_batch(config: RunConfig, context: int, rates: DeviceRates) -> int:
+def _largest_batch(config: RunConfig, context: int, rates: DeviceRates, form: Form | None) -> int:
     if rates.memory_bytes is None:
         raise UndeclaredError("the device's name does not settle how much memory it has")
     free = int(rates.memory_bytes) - runtime_bytes(rates)
-    return largest_batch(config.model, context, 0, config.training.dtype, free)
+    return largest_batch(config.model, context, 0, config.training.dtype, free, form=form)
 
 
 def runtime_bytes(rates: DeviceRates) -> int:
@@ -190,17 +209,22 @@ def print_generation(
     batches: Sequence[int],
     device: str | None,
     console: Console,
+    widths: Sequence[Quantization | None] = (None,),
 ) -> None:
     """Print the bounds of each run, the largest batches, the reasons for n/a, and what the figures count.
 
-    Raises MetricsError: the table of devices lacks `device`, or its peak in a run's dtype.
+    `widths`: those of the linear layers' weights; None: the run's dtype.
+
+    Raises:
+        MetricsError: the table of devices lacks `device`, or its peak in a run's dtype.
+        ConfigError: the device has no kernel for a width.
     """
     plans: list[tuple[GenerationPlan, DeviceRates | None]] = []
     for config in configs:
         rates = device_rates(device, config.training.dtype, config.measurement.peak_flops) if device else None
-        plans.append((plan_generation(config, prompts, batches, rates), rates))
+        plans += [(plan_generation(config, prompts, batches, rates, width), rates) for width in widths]
     largest = _largest([plan for plan, _ in plans]) if device is not None else None
-    print_tables(console, (_bounds(plans), largest), _notes(configs[0], plans))
+    print_tables(console, (_bounds(plans), largest), [*_notes(configs[0], plans), *([ROUNDED] if any(widths) else [])])
 
 
 def matrix_configs(overrides: Sequence[str], smoke: bool) -> tuple[list[RunConfig], list[str]]:

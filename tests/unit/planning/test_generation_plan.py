@@ -11,7 +11,10 @@ from typer.testing import CliRunner
 
 from efficientbench.cli.app import app
 from efficientbench.config.load import resolve
+from efficientbench.config.quantization import Quantization
 from efficientbench.costs.generation import generation_bytes
+from efficientbench.costs.model import count_parameters
+from efficientbench.costs.quantization import quantized_matrices
 from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.planning.generation_plan import plan_generation, print_generation, runtime_bytes
 
@@ -81,6 +84,7 @@ def test_the_command_plans_the_whole_matrix() -> None:
         (["--batch", "1,none"], "--batch: '1,none' is no list of numbers above 0, like 1,8"),
         (["--prompt-tokens", "0"], "--prompt-tokens: '0' is no list of numbers above 0"),
         (["--world", "8"], "--generate is about one device: leave --world out"),
+        (["--weights", "int4"], "--weights goes with --generate and --device NAME"),
         (["--all", "--matrix", "mine.yaml"], "--all is about the shipped matrix: leave --matrix out"),
     ],
 )
@@ -88,6 +92,39 @@ def test_a_mistake_in_generation_options_is_named(words: list[str], message: str
     done = CliRunner().invoke(app, ["plan", "gqa_1.5B", "--generate", *words])
     assert done.exit_code == 2
     assert message in " ".join(done.output.replace("│", " ").split())
+
+
+def test_fewer_bits_read_their_bytes_and_leave_more_of_the_memory() -> None:
+    """A step of one row at short context is bound by its weights: times go with their bytes."""
+    config = resolve("gqa_1.5B")
+    int4 = Quantization(weights="int4")
+    full, packed = (plan_generation(config, [128], [1], H100, each) for each in (None, int4))
+    one, other = full.bounds[0], packed.bounds[0]
+    # All matrices but the embedding: 4 bits, and for 128 of them a scale and an offset of 16 bits.
+    counted = count_parameters(config.model)
+    rounded = sum(
+        stack.copies * stack.repeats * sum(stack.heights) * stack.inputs
+        for stack in quantized_matrices(config.model).values()
+    )
+    saved = config.model.layers * rounded * (2 - 0.5 - 4 / 128)
+    assert rounded * config.model.layers < counted.total
+    assert one.weight_bytes - other.weight_bytes == pytest.approx(saved, rel=0.01)
+    assert (one.decode_s or 0) - (other.decode_s or 0) == pytest.approx(saved / 3.35e12, rel=0.01)
+    assert packed.largest[4096] > full.largest[4096]
+    assert (packed.name, other.cache_bytes, other.decode_flops) == (
+        "gqa_1.5B int4_g128",
+        one.cache_bytes,
+        one.decode_flops,
+    )
+
+
+def test_the_command_plans_each_width() -> None:
+    words = ["plan", "gqa_1.5B", "--generate", "--device", "H100 SXM", "--weights", "none,int8,int4"]
+    done = CliRunner().invoke(app, [*words, "--prompt-tokens", "128", "--batch", "1"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    rows = [line.split()[:2] for line in done.output.splitlines() if line.startswith("gqa_1.5B ")]
+    assert rows[:3] == [["gqa_1.5B", "128"], ["gqa_1.5B", "int8"], ["gqa_1.5B", "int4_g128"]]
+    assert "generate --measure says" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize("option", ["--prompt-tokens", "--batch"])
