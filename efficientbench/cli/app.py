@@ -49,7 +49,6 @@ app = typer.Typer(
     help="Trains language models that differ in one architectural choice and measures what each choice costs.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,18 +43,44 @@ def switch(name: str, text: str) -> Any:
     return typer.Option(name, help=text)
 
 
-def _words(example: str) -> Any:
+def _words(example: str, completed: Callable[[str], list[str]]) -> Any:
     return typer.Argument(
         metavar="[dsw|dlc] [key=value]...",
         help="dsw: this machine's devices (the default); dlc: several nodes, as MASTER_ADDR, MASTER_PORT, WORLD_SIZE "
         f"and RANK describe them; key=value: a key of the configuration, like {example}",
+        autocompletion=completed,
     )
 
 
-RUN = typer.Argument(metavar="NAME", help="run of experiments/matrix.yaml or chat.yaml, like gqa_1.5B")
+def _keys(beginning: str) -> list[str]:
+    """Return the keys with such a beginning, with the sign that follows, for a shell to complete."""
+    from efficientbench.config.load import settable_keys
+
+    return [f"{key}=" for key in settable_keys() if key.startswith(beginning)]
+
+
+def _tuning_keys(beginning: str) -> list[str]:
+    """Return the keys of a fine-tuning, as `_keys` does."""
+    from efficientbench.finetuning.load import settable_keys
+
+    return [f"{key}=" for key in settable_keys() if key.startswith(beginning)]
+
+
+def _runs(beginning: str) -> list[str]:
+    """Return the runs of all suites and sizes whose name begins so, for a shell to complete."""
+    from efficientbench.config.matrix import load_matrix
+
+    matrix = load_matrix()
+    named = dict.fromkeys(run.name for run in (*matrix.all_runs, *matrix.other_runs))
+    return [name for name in named if name.startswith(beginning)]
+
+
+RUN = typer.Argument(
+    metavar="NAME", help="run of experiments/matrix.yaml or chat.yaml, like gqa_1.5B", autocompletion=_runs
+)
 Name = Annotated[str, RUN]
-Arguments = Annotated[list[str] | None, _words("training.seq_len=1024")]
-TuningArguments = Annotated[list[str] | None, _words("data.max_length=1024")]
+Arguments = Annotated[list[str] | None, _words("training.seq_len=1024", _keys)]
+TuningArguments = Annotated[list[str] | None, _words("data.max_length=1024", _tuning_keys)]
 Smoke = Annotated[bool, switch("--smoke", "the same architecture, scaled down to a minute on a laptop")]
 Data = Annotated[str | None, option("PATH", "text: file, folder, glob; tokens; or a blend")]
 Tokenizer = Annotated[str | None, option("PATH", "folder or name for AutoTokenizer")]

@@ -42,6 +42,25 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return call
 
 
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("pl", ["plan", "plot"]),
+        ("run mla_1.5", ["mla_1.5B", "mla_1.5Bx2", "mla_1.5Bx8"]),
+        ("plan gqa_0.5B training.seq", ["training.seq_len="]),
+        ("finetune lora data.max", ["data.max_length="]),
+    ],
+)
+def test_a_shell_completes_commands_runs_and_keys(
+    command: Command, monkeypatch: pytest.MonkeyPatch, typed: str, completed: list[str]
+) -> None:
+    words = f"efficientbench {typed}"
+    for name, value in (("", "complete_bash"), ("WORDS", words), ("CWORD", str(words.count(" ")))):
+        monkeypatch.setenv(f"COMP_{name}" if name else "_EFFICIENTBENCH_COMPLETE", value)
+    code, found, _ = command()
+    assert (code, sorted(found.split())) == (0, completed)
+
+
 LIBRARIES = """
 import pydantic, rich.table, typer, yaml
 app = typer.Typer()
