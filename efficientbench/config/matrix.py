@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ValidationError, model_validator
 from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.foreign import parse_yaml, read_text
 from efficientbench.basics.part import Name, Part
+from efficientbench.config.depths import depth_of, size_of_depth, smoke_size
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MATRIX = EXPERIMENTS / "matrix.yaml"
@@ -124,8 +125,10 @@ class Matrix(Part):
         runs = by_name(self.all_runs)
         if name not in runs:
             name = self._in_our_case(name)
+        variant, _, size = name.rpartition("_")
+        if self._with_depth(variant, size) is not None:
+            return RunName(variant, size, OTHER)
         if self.in_no_suite(name):
-            variant, _, size = name.rpartition("_")
             return RunName(variant, size, OTHER)
         if name not in runs:
             part = [run.name for run in runs.values() if name.lower() in (run.variant.lower(), run.size.lower())]
@@ -145,7 +148,18 @@ class Matrix(Part):
 
     def of(self, run: RunName) -> Matrix:
         """Return the matrix that has the run's size and variant: this one or one of `beside`."""
-        return next((other for other in self.beside if run in other.all_runs), self)
+        deep = self._with_depth(run.variant, run.size)
+        return deep or next((other for other in self.beside if run in other.all_runs), self)
+
+    def _with_depth(self, variant: str, size: str) -> Matrix | None:
+        """Return the matrix in `beside` with a depth that it does not name; None unless its sizes are depths."""
+        depth = depth_of(size)
+        found = next((other for other in self.beside if variant in other.variants and size not in other.sizes), None)
+        if depth is None or found is None or None in map(depth_of, found.sizes):
+            return None
+        layer = size_of_depth(found.sizes, depth)
+        smoke = found.smoke.model_copy(update={"sizes": {**found.smoke.sizes, size: smoke_size(layer)}})
+        return found.model_copy(update={"sizes": {**found.sizes, size: layer}, "smoke": smoke})
 
 
 def by_name(runs: Iterable[RunName]) -> dict[str, RunName]:

@@ -11,14 +11,10 @@ import yaml
 from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.files import write_file
 from efficientbench.basics.foreign import read_whole
+from efficientbench.config.depths import size_of_depth, smoke_size
 from efficientbench.config.load import merged
 from efficientbench.config.matrix import CHAT, Matrix, Overlay, load_matrix, load_smoke, load_yaml
 from efficientbench.speedrun.request import BASE, MID, RL, SFT, STAGES, Request
-
-HEAD_DIM, WIDTH_PER_LAYER = 128, 64
-"""Head dimension, and hidden size per layer, at every depth: see chat.yaml."""
-RATE_BY_WIDTH = 0.46
-"""Learning rate times hidden size, as d12, d16 and d20 have it."""
 
 SHORT: Overlay = {
     # Any CPU computes float32 well; some take ten times as long in bf16.
@@ -52,8 +48,6 @@ SMOKE: Overlay = merged(
     {"training": {"seq_len": 256, "micro_batch_size": 8, "global_batch_size": 8, "validate_every_tokens": 0}},
 )
 """Settings of all stages of a smoke speedrun, besides those of `SHORT_STAGES`."""
-SMOKE_LAYERS, SMOKE_WIDTH = 4, 8
-"""Layers of a smoke speedrun's models, and by what their widths are divided: see chat.yaml."""
 
 
 class _WithoutAnchors(yaml.SafeDumper):
@@ -104,7 +98,7 @@ def make_matrix(request: Request, variant: str | None) -> dict[str, Any]:
     }
     if request.smoke:
         content["smoke"] = {
-            "sizes": {size: _smoke_size(content["sizes"][size])},
+            "sizes": {size: smoke_size(content["sizes"][size])},
             "variants": {name: _smoke_stage(stage, variant) for stage, name in names.items()},
         }
     return content
@@ -132,13 +126,6 @@ def _stage(stage: Overlay, architecture: Overlay, short: Overlay | None) -> Over
     return layer
 
 
-def _smoke_size(layer: Overlay) -> Overlay:
-    """Return a size's smaller shape: fewer layers and narrower ones, with the size's heads and vocabulary."""
-    widths = {key: layer["model"][key] // SMOKE_WIDTH for key in ("hidden_size", "head_dim", "ffn_hidden_size")}
-    kept = {key: layer["model"][key] for key in ("heads", "vocab_size")}
-    return {"model": {"layers": SMOKE_LAYERS, **widths, **kept}, "data": layer["data"]}
-
-
 def _smoke_stage(stage: str, variant: str | None) -> Overlay:
     """Return the smaller shape of a stage: short, and with what `--smoke` changes in the variant's model."""
     model = load_smoke().variants.get(variant or "", {}).get("model", {})
@@ -148,39 +135,8 @@ def _smoke_stage(stage: str, variant: str | None) -> Overlay:
 def _size(chat: Matrix, depth: int, vocabulary: int) -> Overlay:
     """Return the shapes and the batch of a depth: those of chat.yaml, or by its rules."""
     known = chat.sizes.get(f"d{depth}")
-    layer = known or _other_depth(chat, depth)
+    layer = known or size_of_depth(chat.sizes, depth)
     model = {**layer["model"], "vocab_size": vocabulary}
     # Each architecture brings its own attention.
     model.pop("attention", None)
     return {**layer, "model": model, "data": {"trained_vocab_size": vocabulary}}
-
-
-def _other_depth(chat: Matrix, depth: int) -> Overlay:
-    """Return what chat.yaml would have for a depth that it does not name: 20 tokens for each parameter."""
-    depths = [int(name.removeprefix("d")) for name in chat.sizes]
-    near = chat.sizes[f"d{max((each for each in depths if each <= depth), default=min(depths))}"]
-    rate = RATE_BY_WIDTH / (WIDTH_PER_LAYER * depth)
-    training = {
-        **near["training"],
-        "tokens": "20x",
-        "learning_rate": _rounded(rate),
-        "min_learning_rate": _rounded(rate / 10),
-    }
-    training.pop("steps", None)
-    return {"model": shapes(depth), "training": training}
-
-
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.2g}")
-
-
-def shapes(depth: int) -> dict[str, int]:
-    """Return layers and widths of a depth, by the rules of chat.yaml."""
-    hidden = WIDTH_PER_LAYER * depth
-    return {
-        "layers": depth,
-        "hidden_size": hidden,
-        "heads": -(-hidden // HEAD_DIM),
-        "head_dim": HEAD_DIM,
-        "ffn_hidden_size": -(-hidden * 8 // (3 * 128)) * 128,
-    }

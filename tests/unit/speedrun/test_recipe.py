@@ -8,9 +8,10 @@ import pytest
 
 from efficientbench.architecture.registry import named_kind
 from efficientbench.basics.errors import ConfigError
+from efficientbench.config.depths import shapes, smoke_size
 from efficientbench.config.load import resolve
-from efficientbench.config.matrix import CHAT, Matrix, load_matrix, load_yaml
-from efficientbench.speedrun.recipe import run_name, shapes, write_matrix
+from efficientbench.config.matrix import CHAT, MATRIX, Matrix, load_matrix, load_yaml
+from efficientbench.speedrun.recipe import run_name, write_matrix
 from efficientbench.speedrun.request import BASE, RL, STAGES, Request
 
 
@@ -37,6 +38,21 @@ def test_another_depth_follows_the_rules(tmp_path: Path) -> None:
     # Between those of d8 and d12; 20 tokens for each parameter.
     assert (training.learning_rate, training.min_learning_rate) == (7.2e-4, 7.2e-5)
     assert (training.tokens, training.steps) == ("20x", None)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_depth_that_no_file_names_is_that_of_a_speedrun(tmp_path: Path, stage: str) -> None:
+    file = write_matrix(Request(tmp_path, "cpu", depth=26), None)
+    ours, speedruns = (resolve(f"{stage}_d26", matrix_file=each) for each in (MATRIX, file))
+    assert (ours.model, ours.training, ours.rl) == (speedruns.model, speedruns.training, speedruns.rl)
+    assert resolve(f"{stage}_d26", smoke=True).model.layers == 4
+
+
+def test_smoke_runs_of_other_depths_follow_the_rule_of_those_named() -> None:
+    matrix = load_yaml(CHAT, Matrix)
+    for name, layer in matrix.smoke.sizes.items():
+        rule = smoke_size(matrix.sizes[name])["model"]
+        assert {key: rule[key] for key in layer["model"]} == layer["model"]
 
 
 @pytest.mark.parametrize(("variant", "layer"), load_matrix().variants.items())
