@@ -29,7 +29,7 @@ LAYOUTS = {
     "CP x recompute": {**PARTS["CP"], **PARTS["recompute"]},
     "EP x CP": {"parallel.ep": 2, "parallel.cp": 2},
 }
-QUICK = {("gqa", "CP x PP interleaved"), ("mla", "TP + SP")}
+QUICK = {("gqa", "CP"), ("mla", "TP + SP")}
 CELLS = [
     *(("gqa", layout) for layout in LAYOUTS if layout != "EP x CP"),
     *(

@@ -166,7 +166,10 @@ def test_chinese_paths_work_in_any_locale(tmp_path: Path, kind: str) -> None:
         ["generate", "{long}", "--prompt", "a"],
         pytest.param(
             ["finetune", "lora_tiny", "--smoke", "--data", "{long}"],
-            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="fine-tuning needs Python 3.11"),
+            marks=[
+                pytest.mark.proof,
+                pytest.mark.skipif(sys.version_info < (3, 11), reason="fine-tuning needs Python 3.11"),
+            ],
         ),
         *(
             pytest.param(each, marks=pytest.mark.proof)

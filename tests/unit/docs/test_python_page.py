@@ -36,6 +36,7 @@ assert projected.projection.step_time_s > 0
 """
 
 
+@pytest.mark.proof
 def test_the_notebook_runs_in_an_empty_folder(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     # In a process of its own, as its reader has it: a plan on a cluster counts in a world of its own.

@@ -154,6 +154,7 @@ def test_a_target_and_a_budget_are_read_from_text() -> None:
             device_hours(text)
 
 
+@pytest.mark.proof
 def test_a_budget_pays_for_the_largest_ladder_within_reach_and_names_the_least_it_needs(tmp_path: Path) -> None:
     file = write_study(tmp_path / "mine.yaml")
     target = {"variants": ["gqa", "mla"], "baseline": "gqa", "target": FEW}

@@ -154,6 +154,7 @@ def test_a_pair_whose_first_figure_differs_has_verdicts_on_the_others() -> None:
     assert told[1] < told[0]
 
 
+@pytest.mark.proof
 def test_equal_models_are_claimed_to_differ_in_at_most_5_percent_of_sets() -> None:
     chance = random.Random(7)
     base = rival_runs("tokens_per_s", {name: [1.0] * 3 for name in ("a", "b", "c", "d", "e")})
