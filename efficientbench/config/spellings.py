@@ -111,7 +111,7 @@ SPELLINGS = (
     Spelling("sp", "parallel.sp", ""),
     Spelling("vocab_size", "model.vocab_size", ""),
     Spelling("depth", "is decided by the run's name, as in nanochat_d12: run base_d12 depth=16 is run base_d16", ""),
-    Spelling("aspect_ratio", "model.hidden_size (64 · depth in d8 to d20)", ""),
+    Spelling("aspect_ratio", "model.hidden_size (64 · depth in dN)", ""),
     Spelling("head_dim", "model.head_dim", ""),
     Spelling("window_pattern", "model.pattern names kinds of layers, model.kinds says which window each has", ""),
     Spelling("nsa_sliding_window_size", "model.attention.window", ""),
