@@ -144,7 +144,7 @@ def largest_batch(
     prompt_tokens: int,
     new_tokens: int,
     dtype: str,
-    free_bytes: float,
+    free_bytes: int,
     tp: int = 1,
     form: Form | None = None,
 ) -> int:
@@ -152,8 +152,8 @@ def largest_batch(
 
     `form`: that of quantized weights; None: all are in `dtype`.
     """
-    saved = 0.0 if form is None else saved_bytes(model, form) / tp
-    left = int(free_bytes + saved) - _weight_bytes(model, dtype, tp)
+    saved = 0 if form is None else round(saved_bytes(model, form) / tp)
+    left = free_bytes + saved - _weight_bytes(model, dtype, tp)
     return max(left // _sequence_bytes(model, prompt_tokens, new_tokens, dtype, tp), 0)
 
 

@@ -119,7 +119,7 @@ def plan_generation(
     prompts: Sequence[int],
     batches: Sequence[int],
     rates: DeviceRates | None,
-    quantization: Quantization | None = None,
+    form: Form | None = None,
 ) -> GenerationPlan:
     """Return the bounds for each prompt length and each batch, and the largest batch for each of CONTEXTS.
 
@@ -128,15 +128,9 @@ def plan_generation(
         prompts: prompt lengths in tokens.
         batches: batch sizes in rows.
         rates: the device's rates; None: no times and no largest batches.
-        quantization: of the linear layers' weights, as the device's kernels store them; needs `rates`. None: none.
-
-    Raises:
-        ConfigError: the device has no kernel for the quantization.
+        form: the form in which the device keeps the linear layers' weights; None: all weights are in the run's dtype.
     """
     bounds, largest, missing = [], {}, {}
-    form = None
-    if quantization is not None and rates is not None:
-        form = form_of(quantization, device_of_backend(rates.backend).type, config.training.dtype)
     for prompt in prompts:
         try:
             _check_positions(config, prompt + 1)
@@ -151,7 +145,7 @@ def plan_generation(
             largest[context] = _largest_batch(config, context, rates, form)
         except UndeclaredError as error:
             missing[f"a batch of {context:,} tokens"] = str(error)
-    name = config.name if quantization is None else f"{config.name} {quantization.name}"
+    name = config.name if form is None else f"{config.name} {form.quantization.name}"
     return GenerationPlan(name, tuple(bounds), largest, missing)
 
 
@@ -213,7 +207,7 @@ def print_generation(
 ) -> None:
     """Print the bounds of each run, the largest batches, the reasons for n/a, and what the figures count.
 
-    `widths`: those of the linear layers' weights; None: the run's dtype.
+    `widths`: those of the linear layers' weights, which need a device, whose kernels store them; None: the run's dtype.
 
     Raises:
         MetricsError: the table of devices lacks `device`, or its peak in a run's dtype.
@@ -222,7 +216,11 @@ def print_generation(
     plans: list[tuple[GenerationPlan, DeviceRates | None]] = []
     for config in configs:
         rates = device_rates(device, config.training.dtype, config.measurement.peak_flops) if device else None
-        plans += [(plan_generation(config, prompts, batches, rates, width), rates) for width in widths]
+        for width in widths:
+            form = None
+            if width is not None and rates is not None:
+                form = form_of(width, device_of_backend(rates.backend).type, config.training.dtype)
+            plans.append((plan_generation(config, prompts, batches, rates, form), rates))
     largest = _largest([plan for plan, _ in plans]) if device is not None else None
     print_tables(console, (_bounds(plans), largest), [*_notes(configs[0], plans), *([ROUNDED] if any(widths) else [])])
 

@@ -15,6 +15,7 @@ from efficientbench.config.quantization import Quantization
 from efficientbench.costs.generation import generation_bytes
 from efficientbench.costs.model import count_parameters
 from efficientbench.costs.quantization import quantized_matrices
+from efficientbench.devices.quantized import form_of
 from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.planning.generation_plan import plan_generation, print_generation, runtime_bytes
 
@@ -97,7 +98,7 @@ def test_a_mistake_in_generation_options_is_named(words: list[str], message: str
 def test_fewer_bits_read_their_bytes_and_leave_more_of_the_memory() -> None:
     """A step of one row at short context is bound by its weights: times go with their bytes."""
     config = resolve("gqa_1.5B")
-    int4 = Quantization(weights="int4")
+    int4 = form_of(Quantization(weights="int4"), "cuda", "bf16")
     full, packed = (plan_generation(config, [128], [1], H100, each) for each in (None, int4))
     one, other = full.bounds[0], packed.bounds[0]
     # All matrices but the embedding: 4 bits, and for 128 of them a scale and an offset of 16 bits.

@@ -34,7 +34,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 @pytest.mark.proof
 @pytest.mark.alone
-def test_a_thousand_records_of_ten_thousand_steps_take_three_times_their_reading_and_1_gb(tmp_path: Path) -> None:
+def test_a_thousand_records_of_ten_thousand_steps_take_2_5_times_their_reading_and_1_gb(tmp_path: Path) -> None:
     write_record(gpu_run("gqa", "1.5B", steps=STEPS), tmp_path / "first" / RECORD_NAME)
     assert read_record(tmp_path / "first" / RECORD_NAME).steps_measured == STEPS
     content = json.loads((tmp_path / "first" / RECORD_NAME).read_text())
@@ -53,13 +53,14 @@ def test_a_thousand_records_of_ten_thousand_steps_take_three_times_their_reading
     assert done.returncode == 0
     elapsed_s, processor_s, peak_bytes = map(float, done.stdout.splitlines()[-1].split())
     print(f"{elapsed_s:.1f} s ({processor_s:.1f} s of a processor), {peak_bytes / 1e9:.2f} GB")
-    # A busy machine makes a process wait: what the report itself costs is its processor time. Two thirds of it go for
-    # reading the records and their checksums, which takes each machine its own time.
+    # A busy machine makes a process wait: what the report itself costs is its processor time. Half of it goes for
+    # reading the records and their checksums, which takes each machine its own time; noise computed anew for each pair
+    # of rows made it 2.9 times the reading.
     begin_s = time.process_time()
     for place in range(1, READ + 1):
         read_record(tmp_path / f"run_{place}" / RECORD_NAME)
     reading_s = (time.process_time() - begin_s) * RUNS / READ
     print(f"{reading_s:.1f} s for reading alone")
-    assert processor_s < 3 * reading_s
+    assert processor_s < 2.5 * reading_s
     assert peak_bytes < 1e9
     assert (tmp_path / "report.csv").read_text().count("\n") == RUNS + 1
