@@ -65,7 +65,7 @@ def check_scripts(folder: Path = EXPERIMENTS, further: Mapping[str, str] = {}) -
 
 
 def _scripts(folder: Path, further: Mapping[str, str]) -> dict[Path, str]:
-    files = {path.stem: path for path in (CHAT, HYBRIDS)}
+    files = {CHAT.stem: CHAT, **dict.fromkeys(load_matrix(HYBRIDS).suites, HYBRIDS)}
     own = dict(script(run.name, run.suite, files.get(run.suite, MATRIX)) for run in load_matrix().all_runs)
     return {folder / name: text for name, text in {**further, **own}.items()}
 

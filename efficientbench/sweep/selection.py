@@ -112,8 +112,8 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
 
     Without names, return the runs of `Matrix.suites`; without sizes, the runs of every size.
 
-    A name is a run's, a variant's or a suite's, or the first word of a suite's name: `attention` for
-    `attention_variants`. A variant has the sizes of its suites, and any named size of no suite; a variant of no suite
+    A name is a run's, a variant's or a suite's, or the first word of a suite's name, of several the first one's:
+    `attention` for `attention_variants`. A variant has the sizes of its suites, and any named size of no suite; a variant of no suite
     needs sizes.
 
     Raises:
@@ -156,7 +156,8 @@ def _runs_called(name: str, matrix: Matrix, sizes: Sequence[str] = ()) -> list[R
         found += [matrix.run(f"{name}_{size}") for size in sizes if size not in taken]
     if not found and matrix.in_no_suite(name):
         return [matrix.run(name)]
-    return found or [run for run in matrix.all_runs if name and run.suite.startswith(f"{name}_")]
+    first = next((run.suite for run in matrix.all_runs if name and run.suite.startswith(f"{name}_")), None)
+    return found or [run for run in matrix.all_runs if run.suite == first]
 
 
 def _unknown_name(name: str, matrix: Matrix, sizes: Sequence[str]) -> str | None:

@@ -274,8 +274,8 @@ FAULTS = (
     ),
     Fault(
         "GDN: the carried state does not fade",
-        [("torch.baddbmm(carried * chunk[3], chunk[2]", "torch.baddbmm(carried, chunk[2]")],
-        "numerics/test_gdn.py",
+        [("torch.baddbmm(carried * factor, keeping", "torch.baddbmm(carried, keeping")],
+        "numerics/test_recurrence.py",
         "written",
     ),
     Fault(
@@ -286,7 +286,7 @@ FAULTS = (
                 "total = decay.cumsum(dim=-1)\n    summed = total[..., :, None] - total[..., None, :]",
             )
         ],
-        "numerics/test_gdn.py",
+        "numerics/test_recurrence.py",
         "written",
     ),
     Fault(
@@ -305,6 +305,56 @@ FAULTS = (
         [("copy_to_tensor_model_parallel_region(weight, group=self.tp_group)", "weight.clone()")],
         "distributed/test_layouts.py",
         "gdn and tensor",
+    ),
+    Fault(
+        "Mamba-2: what is learned is not multiplied by its step",
+        [("value * step[..., None], decay, None)", "value, decay, None)")],
+        "numerics/test_recurrent.py",
+        "mamba2 and float64",
+    ),
+    Fault(
+        "Mamba-2: the norm comes before the gate",
+        [
+            (
+                "gated = parted((out * F.silu(gate)).flatten(2), self.groups)",
+                "gated = parted(out.flatten(2), self.groups)",
+            ),
+            (
+                "return normed if self.out_norm is None else normed * self.out_norm",
+                "return normed * self.out_norm * F.silu(gate).flatten(2)",
+            ),
+        ],
+        "numerics/test_recurrent.py",
+        "mamba2 and float64",
+    ),
+    Fault(
+        "Mamba-2: one norm over all key heads",
+        [
+            (
+                "gated = parted((out * F.silu(gate)).flatten(2), self.groups)",
+                "gated = parted((out * F.silu(gate)).flatten(2), 1)",
+            )
+        ],
+        "numerics/test_recurrent.py",
+        "mamba2 and float64",
+    ),
+    Fault(
+        "Mamba-2: no value skips the state",
+        [("(out + wide(self.D)[:, None] * value)", "(out + 0 * wide(self.D)[:, None] * value)")],
+        "numerics/test_recurrent.py",
+        "mamba2 and float64",
+    ),
+    Fault(
+        "Mamba-2: the convolution without its bias",
+        [("torch.addcmul(bias, latest, weight[:, -1])", "torch.addcmul(0 * bias, latest, weight[:, -1])")],
+        "numerics/test_recurrent.py",
+        "mamba2 and float64",
+    ),
+    Fault(
+        "Mamba-2: a filled row's state fades",
+        [("[each * counts for each in strengths], step * counts", "[each * counts for each in strengths], step")],
+        "numerics/test_cache.py",
+        "mamba2 and different_lengths",
     ),
     Fault(
         "RoPE turned the wrong way",

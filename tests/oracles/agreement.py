@@ -25,6 +25,7 @@ OTHERS: Mapping[str, tuple[str, str | None, str]] = {
     "deepseek_v2": ("mla", "transformers", "DeepSeek-V2"),
     "nsa": ("nsa", None, "the equations, dense"),
     "qwen3_5": ("gdn", "transformers", "Qwen3.5, its rule in float64"),
+    "bamba": ("mamba2", "transformers", "Bamba in float64"),
 }
 """Other code: its module of oracles, the package that it comes from, and its name."""
 
@@ -63,6 +64,11 @@ PAIRS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("model.layers=4", "model.pattern=[gdn,gdn,gdn,own]", *GATED, *CONDITIONED["gdn"]),
         ("qwen3_5",),
     ),
+    "recurrent (Mamba-2)": (("model.attention.kind=mamba2", "model.position.kind=none"), ("bamba",)),
+    "recurrent, every fourth full (Mamba-2 3:1)": (
+        ("model.layers=4", "model.pattern=[mamba2,mamba2,mamba2,own]", "model.hidden_size=64", UNBIASED),
+        ("bamba",),
+    ),
 }
 """A model by what it has: its overrides, and the other code that computes it."""
 
@@ -84,7 +90,7 @@ class Agreement:
 def configured(name: str) -> RunConfig:
     """The model of PAIRS, whose attention is far from uniform, on an odd number of tokens."""
     overrides, _ = PAIRS[name]
-    own = {"model.attention.kind=nsa", "model.attention.kind=gdn"} & set(overrides)
+    own = {f"model.attention.kind={kind}" for kind in ("nsa", "gdn", "mamba2")} & set(overrides)
     length = () if own else ("training.seq_len=23",)
     return tiny(BASE, "model.init_std=0.2", *length, *overrides)
 

@@ -17,9 +17,13 @@ import pytest
 import torch
 from oracles.qwen2 import multiply_embedding
 from oracles.qwen3_next import renamed as renamed_attention
+from oracles.recurrent import EAGER, recurrence
+from oracles.recurrent import throughout_in_float64 as in_float64
 
 from efficientbench.architecture.gdn import GDNConfig
 from efficientbench.architecture.model import ModelConfig
+
+__all__ = ["EAGER", "renamed", "same_weights"]
 
 with pytest.MonkeyPatch.context() as _patch:
     # The module keeps what it finds when it is first loaded, and fla's kernels need a GPU.
@@ -94,11 +98,7 @@ def _is_zero_centred(name: str) -> bool:
 @contextlib.contextmanager
 def throughout_in_float64() -> Iterator[None]:
     """Let the layers of a float64 Qwen3.5 compute in float64 what they compute in float32 whatever they are in."""
-    with (
-        _by_token(),
-        mock.patch.object(torch, "float32", torch.float64),
-        mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
-    ):
+    with _by_token(), in_float64():
         yield
 
 
@@ -111,6 +111,7 @@ def _rule(
 ) -> tuple[torch.Tensor, None]:
     """Compute transformers' function, whose rows come first, by `recurrence` in float64."""
     query, key = (modeling_qwen3_5.l2norm(each.double()) for each in (query, key))
+    query = query / math.sqrt(query.shape[-1])
     out, _ = recurrence(*(each.double().transpose(0, 1) for each in (query, key, value, g, beta)))
     return out.transpose(0, 1).to(value.dtype), None
 
@@ -150,28 +151,3 @@ def _ungrouped(name: str, tensor: torch.Tensor, gdn: GDNConfig) -> dict[str, tor
         "in_proj_b.weight": beta,
         "in_proj_a.weight": decay,
     }
-
-
-def recurrence(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    decay: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rule as it is written, one token after another, in the inputs' dtype; arguments as of the kernel."""
-    repeats = value.shape[2] // key.shape[2]
-    query, key = (each.repeat_interleave(repeats, dim=2) for each in (query, key))
-    if state is None:
-        state = value.new_zeros(*value.shape[1:3], key.shape[3], value.shape[3])
-    outputs = []
-    for q, k, v, g, b in zip(query, key, value, decay, beta, strict=True):
-        state = g.exp()[..., None, None] * state
-        learned = b[..., None, None] * (v[..., None, :] - k[..., None, :] @ state)
-        state = state + k[..., :, None] @ learned
-        outputs.append((q[..., None, :] @ state)[..., 0, :] / math.sqrt(key.shape[3]))
-    return torch.stack(outputs), state
-
-
-EAGER = {"efficientbench.model.attention.gdn.gated_delta_rule": recurrence}

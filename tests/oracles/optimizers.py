@@ -7,12 +7,13 @@ import math
 import torch
 
 from efficientbench.architecture.gdn import GDNConfig
+from efficientbench.architecture.mamba2 import Mamba2Config
 from efficientbench.architecture.mla import MLAConfig
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.config.training import TrainingConfig
 
 Tensors = dict[str, torch.Tensor]
-UNDECAYED = ("bias", "norm", "_position", "table", "conv1d", "A_log")
+UNDECAYED = ("bias", "norm", "_position", "table", "conv1d", "A_log", ".D")
 """In the models' names of what weight decay must leave alone."""
 
 
@@ -93,6 +94,9 @@ class Muon(AdamW):
         if isinstance(attention, GDNConfig) and "in_proj_qkv" in name:
             keys = attention.key_heads * attention.key_dim
             return [rows[:keys], rows[keys : 2 * keys], rows[2 * keys :]]
+        if isinstance(attention, Mamba2Config) and "in_proj" in name:
+            inner, keys = attention.inner_size, attention.key_heads * attention.key_dim
+            return list(rows.split([inner, inner, keys, keys, attention.heads]))
         if "linear_qkv" in name:
             # NSA: each group has its query heads, then three keys and three values.
             queries = self.config.heads // self.config.key_value_heads

@@ -31,6 +31,7 @@ def test_hybrids_are_a_suite_beside_the_matrix() -> None:
     both = [run.name for run in select(matrix, ("attention", "hybrids"))]
     assert len(both) == len(set(both))
     assert {run.name for run in RUNS} <= set(both)
+    assert {run.variant for run in select(matrix, ("attention_free",))} == {"gqa", "gdn", "mamba2"}
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)

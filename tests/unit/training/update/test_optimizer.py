@@ -92,7 +92,7 @@ def test_an_optimizer_of_another_library_makes_the_host_wait(optimizer: Callable
         ("mla_1.5B", {name for name in DECAYED if "linear_qkv" not in name} | MLA),
         ("nsa_1.5B", DECAYED | NSA),
         # Neither the short convolution nor what makes its decays.
-        ("gdn_1.5B", {name.replace("linear_qkv", "linear_in") for name in DECAYED}),
+        *((f"{kind}_1.5B", {name.replace("linear_qkv", "linear_in") for name in DECAYED}) for kind in ("gdn", "mamba2")),
         ("moe_1.5Bx8", {name for name in DECAYED if "mlp" not in name} | EXPERTS),
         ("learnable_absolute_1.5B", DECAYED),
         ("relative_1.5B", DECAYED),

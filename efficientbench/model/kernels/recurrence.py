@@ -1,43 +1,47 @@
-"""The gated delta rule (arXiv 2412.06464): a state that fades, forgets what a key recalls, and learns a value instead.
+"""Recurrences with a state for each head: the gated delta rule (arXiv 2412.06464) and Mamba-2 (arXiv 2405.21060).
 
-Each head has a state S [K, V]. For a token with query q and key k of length 1, value v, decay g ≤ 0 and strength β:
+Each head has a state S [K, V]. For a token with query q, key k, value v and decay g ≤ 0 it fades and learns:
 
-    S ← exp(g) S,  S ← S + k (β (v − Sᵀ k))ᵀ,  o = Sᵀ q / √K        (equation 10)
+    S ← exp(g) S,  S ← S + k vᵀ,  o = Sᵀ q
 
-A step for each token would take as many steps as tokens. Within a chunk what the tokens learn is the solution of one
-triangular system (section 3.3), and only chunks follow one another.
+The gated delta rule, with keys of length 1 and a strength β, learns β (v − Sᵀ k) instead of v, and so forgets what the
+key recalls. A step for each token would take as many steps as tokens. Within a chunk outputs are products of matrices
+(arXiv 2405.21060, section 6), and what the tokens learn by the delta rule is the solution of one triangular system
+(arXiv 2412.06464, section 3.3): only chunks follow one another.
 S = sequence, B = batch, N = chunks, C = tokens of a chunk, G = key heads, R = value heads of a key head.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
-from efficientbench.architecture.gdn import CHUNK
+from efficientbench.architecture.recurrent import CHUNK
 
-NAME = f"torch matmuls over chunks of {CHUNK} tokens, a triangular solve in each, float32"
+NAME = f"torch matmuls over chunks of {CHUNK} tokens, float32"
+DELTA_NAME = f"torch matmuls over chunks of {CHUNK} tokens, a triangular solve in each, float32"
 STEP_NAME = "torch matmuls with the recurrent state, float32"
 
 
-def gated_delta_rule(
+def recurrence(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     decay: torch.Tensor,
-    beta: torch.Tensor,
+    beta: torch.Tensor | None,
     state: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute a sequence chunk by chunk, in float32 or wider.
 
     Args:
-        query: [S, B, G, K], of length 1 as the keys.
-        key: [S, B, G, K].
+        query: [S, B, G, K]
+        key: [S, B, G, K]
         value: [S, B, G · R, V]; the heads of one key head lie together.
         decay: [S, B, G · R], the logarithms of the factors on the state; −∞ begins with an empty one.
-        beta: [S, B, G · R], between 0 and 1; with 0, and a decay of 0, a token leaves the state as it is.
+        beta: [S, B, G · R], between 0 and 1, of the gated delta rule; with 0, and a decay of 0, a token leaves the
+            state as it is. None: tokens learn their values.
         state: [B, G · R, K, V] before the first token; None: empty.
 
     Returns:
@@ -48,26 +52,31 @@ def gated_delta_rule(
     narrow, wide = value.dtype, torch.promote_types(value.dtype, torch.float32)
     if state is None:
         state = value.new_zeros(rows, heads, width, value.shape[3], dtype=wide)
-    by_chunk = [_chunks(x.to(wide), groups, size) for x in (query, key, value, decay[..., None], beta[..., None])]
-    query, key, value, decay, beta = by_chunk
+    query, key, value, decay = (_chunks(x.to(wide), groups, size) for x in (query, key, value, decay[..., None]))
     fading = _sums(decay[..., 0]).exp()
     since_begin = decay.cumsum(dim=-2).exp()
-    # What a token recalls of the chunk's earlier tokens depends on what those recall: a triangular system, solved for
-    # its value and for its key, which recalls the state before the chunk.
-    system = key @ key.mT * fading * beta
-    wanted = torch.cat([value * beta, key * (beta * since_begin)], dim=-1)
-    solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-    values, recalling = solved.flatten(1, 3).split([value.shape[-1], width], dim=-1)
+    recalling: Sequence[torch.Tensor] = ()
+    if beta is None:
+        values = value.flatten(1, 3)
+    else:
+        # What a token recalls of the chunk's earlier tokens depends on what those recall: a triangular system, solved
+        # for its value and for its key, which recalls the state before the chunk.
+        beta = _chunks(beta[..., None].to(wide), groups, size)
+        system = key @ key.mT * fading * beta
+        wanted = torch.cat([value * beta, key * (beta * since_begin)], dim=-1)
+        solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+        values, keys = solved.flatten(1, 3).split([value.shape[-1], width], dim=-1)
+        recalling = keys.unbind()
     kept = (key * fading[..., -1, :, None]).flatten(1, 3).mT
     whole_chunk = since_begin[..., -1:, :].flatten(1, 3)
-    before, learned, carried = [], [], state.to(wide).flatten(0, 1)
-    for chunk in zip(values.unbind(), recalling.unbind(), kept.unbind(), whole_chunk.unbind(), strict=True):
+    before, learned, carried = [], list(values.unbind()), state.to(wide).flatten(0, 1)
+    for number, (keeping, factor) in enumerate(zip(kept.unbind(), whole_chunk.unbind(), strict=True)):
         before.append(carried)
-        learned.append(torch.baddbmm(chunk[0], chunk[1], carried, alpha=-1))
-        carried = torch.baddbmm(carried * chunk[3], chunk[2], learned[-1])
-    query = query / math.sqrt(width)
+        if recalling:
+            learned[number] = torch.baddbmm(learned[number], recalling[number], carried, alpha=-1)
+        carried = torch.baddbmm(carried * factor, keeping, learned[number])
     from_state = (query * since_begin).flatten(1, 3) @ torch.stack(before)
-    out = from_state + (query @ key.mT * fading).flatten(1, 3) @ torch.stack(learned)
+    out = from_state + (query @ key.mT * fading).flatten(1, 3) @ (torch.stack(learned) if recalling else values)
     # [N, B · G · R, C, V] → [S, B, G · R, V]
     out = out.unflatten(1, (rows, heads)).permute(0, 3, 1, 2, 4).flatten(0, 1)[:length]
     return out.to(narrow), carried.unflatten(0, (rows, heads))
@@ -91,18 +100,20 @@ def _sums(decay: torch.Tensor) -> torch.Tensor:
     return summed.masked_fill(behind.mT, -torch.inf)
 
 
-def gated_delta_step(
+def recurrence_step(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     decay: torch.Tensor,
-    beta: torch.Tensor,
+    beta: torch.Tensor | None,
     state: torch.Tensor,
 ) -> torch.Tensor:
     """Compute one token, S = 1, and change the state [B, G · R, K, V] in place; shapes and result as above."""
     repeats = value.shape[2] // query.shape[2]
     query, key = (x[0].to(state.dtype).repeat_interleave(repeats, dim=1)[:, :, None] for x in (query, key))
     state.mul_(decay[0].exp()[..., None, None])
-    learned = (value[0][:, :, None] - key @ state) * beta[0][..., None, None]
+    learned = value[0][:, :, None].to(state.dtype)
+    if beta is not None:
+        learned = (learned - key @ state) * beta[0][..., None, None]
     state += key.mT @ learned
-    return (query @ state / math.sqrt(key.shape[-1])).permute(2, 0, 1, 3).to(value.dtype)
+    return (query @ state).permute(2, 0, 1, 3).to(value.dtype)

@@ -1,0 +1,130 @@
+"""Recurrences as they are written, in float64, at every length and gate: with the gated delta rule and without."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles.oracle import relative_error
+from oracles.recurrent import recurrence as as_written
+
+from efficientbench.architecture.recurrent import CHUNK
+
+FORWARD, BACKWARD = 1e-5, 3e-5
+LENGTHS = (1, 2, 7, 63, 64, 65, 128, 200, 301)
+RULES = ("delta rule", "values")
+"""What tokens learn: by the gated delta rule, or their values, as in Mamba-2."""
+QUICK = {
+    *(("delta rule", *case) for case in ((1, "usual"), (65, "usual"), (65, "extreme"), (200, "fast"))),
+    *(("values", *case) for case in ((1, "usual"), (65, "extreme"), (200, "fast"))),
+}
+
+
+def inputs(rule: str, length: int, gates: str) -> list[torch.Tensor | None]:
+    """Query, key, value, decay, beta and a state in float64: two rows, two key heads with two value heads each."""
+    generator = torch.Generator().manual_seed(length)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    query, key = (F.normalize(normal(length, 2, 2, 16), dim=-1) for _ in range(2))
+    decay = -F.softplus(normal(length, 2, 4)) * (20 if gates == "fast" else 0.3)
+    beta = normal(length, 2, 4).sigmoid()
+    if gates == "extreme":
+        # Of ten tokens, two forget all, one almost all, two nothing; and three learn all, three nothing.
+        share = torch.rand(2, length, 2, 4, generator=generator)
+        for below, value in ((0.5, 0.0), (0.3, -900.0), (0.2, -math.inf)):
+            decay = decay.masked_fill(share[0] < below, value)
+        beta = beta.masked_fill(share[1] < 0.6, 0.0).masked_fill(share[1] < 0.3, 1.0)
+    learns = beta if rule == "delta rule" else None
+    return [query, key, normal(length, 2, 4, 8), decay, learns, normal(2, 4, 16, 8)]
+
+
+def results(rule: object, given: list[torch.Tensor | None], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The rule's output, state and gradients, in float64."""
+    assert callable(rule)
+    own = [None if each is None else each.clone().to(dtype).requires_grad_() for each in given]
+    out, state = rule(*own)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(each.shape, generator=generator, dtype=torch.float64).to(dtype) for each in (out, state)]
+    ((out * weights[0]).sum() + (state * weights[1]).sum()).backward()
+    names = ("query", "key", "value", "decay", "beta", "state before")
+    found = {"out": out, "state": state}
+    found |= {name: each.grad for name, each in zip(names, own, strict=True) if each is not None}
+    return {name: each.detach().double() for name, each in found.items()}
+
+
+def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], forward: float, back: float) -> None:
+    for name, expected in wanted.items():
+        # The gradient of a gate may be 0.
+        scale = max(expected.abs().max().item(), 1e-2)
+        assert (found[name] - expected).abs().max() < (forward if name in ("out", "state") else back) * scale, name
+
+
+@pytest.mark.parametrize(
+    ("rule", "length", "gates"),
+    [
+        case if case in QUICK else pytest.param(*case, marks=pytest.mark.proof)
+        for case in itertools.product(RULES, LENGTHS, ("usual", "fast", "extreme"))
+    ],
+)
+def test_a_recurrence_is_computed_as_it_is_written(rule: str, length: int, gates: str) -> None:
+    from efficientbench.model.kernels.recurrence import recurrence
+
+    given = inputs(rule, length, gates)
+    wanted = results(as_written, given, torch.float64)
+    assert_close(results(recurrence, given, torch.float64), wanted, 1e-9, 1e-9)
+    assert_close(results(recurrence, given, torch.float32), wanted, FORWARD, BACKWARD)
+
+
+@pytest.mark.parametrize("gates", ["usual", "extreme"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_and_a_chunk_from_a_state_continue_the_sequence(rule: str, gates: str) -> None:
+    from efficientbench.model.kernels.recurrence import recurrence, recurrence_step
+
+    *given, state = (None if each is None else each.float() for each in inputs(rule, CHUNK + 9, gates))
+    assert state is not None
+
+    def cut(start: int, end: int) -> list[torch.Tensor | None]:
+        return [None if each is None else each[start:end] for each in given]
+
+    whole, last = recurrence(*given, state)
+    outputs, carried = [], state
+    for part in (cut(0, 5), cut(5, len(whole))):
+        out, carried = recurrence(*part, carried)
+        outputs.append(out)
+    assert relative_error(torch.cat(outputs), whole) < FORWARD
+    assert relative_error(carried, last) < FORWARD
+    stepped = state.clone()
+    steps = [recurrence_step(*cut(token, token + 1), stepped) for token in range(len(whole))]
+    assert relative_error(torch.cat(steps), whole) < FORWARD
+    assert relative_error(stepped, last) < FORWARD
+
+
+def test_flash_linear_attentions_reference_computes_the_same() -> None:
+    """Its file alone: the package's import asks for a GPU's driver."""
+    from efficientbench.model.kernels.recurrence import recurrence
+
+    package = importlib.util.find_spec("fla")
+    if package is None or package.origin is None:
+        pytest.skip("fla-core is not installed")
+    path = Path(package.origin).parent / "ops" / "gated_delta_rule" / "naive.py"
+    spec = importlib.util.spec_from_file_location("naive_gated_delta_rule", path)
+    assert spec is not None
+    assert spec.loader is not None
+    naive = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(naive)
+    query, key, value, decay, beta, state = (
+        each.float() for each in inputs("delta rule", CHUNK + 9, "usual") if each is not None
+    )
+    by_row = [each.repeat_interleave(2, dim=2).transpose(0, 1) for each in (query, key)]
+    by_row += [each.transpose(0, 1) for each in (value, beta, decay)]
+    wanted, last = naive.naive_recurrent_gated_delta_rule(*by_row, initial_state=state, output_final_state=True)
+    out, carried = recurrence(query / math.sqrt(16), key, value, decay, beta, state)
+    assert relative_error(out, wanted.transpose(0, 1)) < FORWARD
+    assert relative_error(carried, last) < FORWARD

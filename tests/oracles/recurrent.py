@@ -1,0 +1,45 @@
+"""The recurrences as they are written, token by token, and transformers' recurrent layers in float64 throughout."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
+import torch
+
+
+def recurrence(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor | None,
+    state: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The recurrence as it is written, one token after another, in the inputs' dtype; arguments as of the kernel."""
+    repeats = value.shape[2] // key.shape[2]
+    query, key = (each.repeat_interleave(repeats, dim=2) for each in (query, key))
+    if state is None:
+        state = value.new_zeros(*value.shape[1:3], key.shape[3], value.shape[3])
+    outputs = []
+    for token, (q, k, learned, g) in enumerate(zip(query, key, value[..., None, :], decay, strict=True)):
+        state = g.exp()[..., None, None] * state
+        if beta is not None:
+            learned = beta[token][..., None, None] * (learned - k[..., None, :] @ state)
+        state = state + k[..., :, None] @ learned
+        outputs.append((q[..., None, :] @ state)[..., 0, :])
+    return torch.stack(outputs), state
+
+
+EAGER = {"efficientbench.model.attention.recurrent.recurrence": recurrence}
+
+
+@contextlib.contextmanager
+def throughout_in_float64() -> Iterator[None]:
+    """Let the layers of a float64 model compute in float64 what they compute in float32 whatever they are in."""
+    with (
+        mock.patch.object(torch, "float32", torch.float64),
+        mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
+    ):
+        yield
