@@ -113,8 +113,8 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
     Without names, return the runs of `Matrix.suites`; without sizes, the runs of every size.
 
     A name is a run's, a variant's or a suite's, or the first word of a suite's name, of several the first one's:
-    `attention` for `attention_variants`. A variant has the sizes of its suites, and any named size of no suite; a variant of no suite
-    needs sizes.
+    `attention` for `attention_variants`. A variant has the sizes of its suites, and any named size of no suite; a
+    variant of no suite needs sizes.
 
     Raises:
         ConfigError: a name or a size is unknown, or no chosen run has a size.

@@ -16,7 +16,7 @@ __all__ = ["EAGER", "renamed", "same_weights"]
 
 RECURRENT = {
     **{name: name for name in ("A_log", "D", "dt_bias")},
-    **{"conv_bias": "conv1d.bias", "out_norm": "norm.weight", "linear_proj.weight": "out_proj.weight"},
+    **{"out_norm": "norm.weight", "linear_proj.weight": "out_proj.weight"},
 }
 BACKBONE = {
     "post_attention_layernorm": "pre_ff_layernorm",
@@ -108,11 +108,11 @@ def _ungrouped(name: str, tensor: torch.Tensor, mamba: Mamba2Config) -> tuple[st
     heads = mamba.heads // mamba.key_heads
     values = heads * mamba.value_dim
     by_head = tensor.unflatten(0, (mamba.key_heads, -1))
-    if name == "conv_weight":
-        query, key, value = (
-            each.flatten(0, 1) for each in by_head.split([mamba.key_dim, mamba.key_dim, values], dim=1)
-        )
-        return "conv1d.weight", torch.cat([value, key, query])[:, None]
+    if name != "linear_in.weight":
+        parts = by_head.split([mamba.key_dim, mamba.key_dim, values], dim=1)
+        query, key, value = (each.flatten(0, 1) for each in parts)
+        joined = torch.cat([value, key, query])
+        return ("conv1d.weight", joined[:, None]) if name == "conv_weight" else ("conv1d.bias", joined)
     parts = by_head.split([mamba.key_dim, mamba.key_dim, values, values, heads], dim=1)
     query, key, value, gate, step = (each.flatten(0, 1) for each in parts)
     return "in_proj.weight", torch.cat([gate, value, key, query, step])

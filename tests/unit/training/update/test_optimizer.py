@@ -84,6 +84,9 @@ def test_an_optimizer_of_another_library_makes_the_host_wait(optimizer: Callable
     assert not can_queue(other, CPU)
 
 
+RECURRENT = ("gdn_1.5B", "mamba2_1.5B")
+
+
 @pytest.mark.parametrize("distributed", ["true", "false"])
 @pytest.mark.parametrize(
     ("name", "decayed"),
@@ -92,7 +95,7 @@ def test_an_optimizer_of_another_library_makes_the_host_wait(optimizer: Callable
         ("mla_1.5B", {name for name in DECAYED if "linear_qkv" not in name} | MLA),
         ("nsa_1.5B", DECAYED | NSA),
         # Neither the short convolution nor what makes its decays.
-        *((f"{kind}_1.5B", {name.replace("linear_qkv", "linear_in") for name in DECAYED}) for kind in ("gdn", "mamba2")),
+        *((name, {each.replace("linear_qkv", "linear_in") for each in DECAYED}) for name in RECURRENT),
         ("moe_1.5Bx8", {name for name in DECAYED if "mlp" not in name} | EXPERTS),
         ("learnable_absolute_1.5B", DECAYED),
         ("relative_1.5B", DECAYED),
