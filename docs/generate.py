@@ -101,12 +101,15 @@ def tuning_keys(*parts: str) -> str:
 
 
 def _key_table(root: dict[str, Any], parts: Sequence[str]) -> str:
-    rows = []
+    kinds: dict[tuple[str, ...], list[str]] = {}
     for part, key, schema in _keys(root):
         if part in parts:
             default = "required" if "default" not in schema else f"`{_plain(schema['default'])}`"
             default = "unset" if schema.get("default", "") is None else default
-            rows.append([_code(key), _type(schema), default, schema["description"]])
+            name, _, kind = key.partition(" ")
+            # Kinds that mean the same by a key share its row.
+            kinds.setdefault((f"`{name}`", _type(schema), default, schema["description"]), []).append(kind.strip("()"))
+    rows = [[f"{key} ({', '.join(of)})" if any(of) else key, *cells] for (key, *cells), of in kinds.items()]
     return _table(["key", "type", "default", "meaning"], rows)
 
 
@@ -163,7 +166,9 @@ STATES = {
     "5:1, window 1,024": ("model.pattern=[swa,swa,swa,swa,swa,own]", "model.kinds.swa.attention.window=1024"),
     "all, window 1,024": ("model.attention.window=1024",),
     "3:1, GDN": ("model.pattern=[gdn,gdn,gdn,own]",),
+    "3:1, Mamba-2": ("model.pattern=[mamba2,mamba2,mamba2,own]",),
     "all, GDN": ("model.attention.kind=gdn", "model.position.kind=none"),
+    "all, Mamba-2": ("model.attention.kind=mamba2", "model.position.kind=none"),
 }
 """Rows of the table of states: a variant, or what is laid over gqa."""
 
@@ -297,11 +302,6 @@ def _keys(root: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
                     yield from walk(inner, f"{key}.", mark)
 
     return walk(root, "", "")
-
-
-def _code(key: str) -> str:
-    name, _, kind = key.partition(" ")
-    return f"`{name}` {kind}".strip()
 
 
 def _type(schema: dict[str, Any]) -> str:

@@ -27,6 +27,10 @@ RANKS = ROOT.parent / "shared" / "data" / "public_runs" / "efficientllm_ranks.cs
 SITE, SHEET = "index.html", "excel_data.json"
 LATENCY = "Latency: AL"
 THROUGHPUTS = ("Throughput: TT", "Throughput: ST", "Throughput: IT")
+WITHOUT_ATTENTION = "Attention-free Mechanism"
+"""The group beside which our suite `attention_free` stands."""
+HERE = {"Transformer": "`gqa`", "Mamba": "`mamba2`, its successor"}
+"""Its methods → our variants; Pythia and RWKV have none."""
 
 Group = tuple[str, str]
 """Table and group of rows."""
@@ -78,6 +82,16 @@ def row(group: Group, ranks: Ranks) -> dict[str, str]:
     }
 
 
+def beside(ranks: Ranks) -> list[dict[str, str]]:
+    """Return each method of a group with our variant and its ranks, by metrics that order the methods."""
+    ordering = {name.rpartition(" ")[2]: of for name, of in ranks.items() if len(set(of.values())) > 1}
+    methods = next(iter(ranks.values()))
+    return [
+        {"there": method, "here": HERE.get(method, "–")} | {name: str(of[method]) for name, of in ordering.items()}
+        for method in methods
+    ]
+
+
 def sources_apart(found: Mapping[str, Mapping[Group, Ranks]]) -> tuple[int, int]:
     """Return how many ranks stand in both sources, and how many of these are not the same."""
     both = [
@@ -105,14 +119,15 @@ def main() -> None:
         sys.exit(f"{RANKS}: there is no such file")
     found = read(RANKS)
     table = [row(group, ranks) for group, ranks in found[SITE].items()]
+    [without] = [beside(ranks) for (_, group), ranks in found[SITE].items() if group == WITHOUT_ATTENTION]
     count, apart = sources_apart(found)
     flat = "; ".join(without_order(found[SITE]))
     conditions = (
         f"{count} ranks stand in both {SITE} and {SHEET}, {apart} of them differ. One rank in every row: {flat}"
     )
-    print(*table, conditions, sep="\n")
+    print(*table, *without, conditions, sep="\n")
     if arguments.write:
-        write_content(__file__, CPU(), {"conditions": conditions, "rows": table})
+        write_content(__file__, CPU(), {"conditions": conditions, "rows": table, "without_attention": without})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.published_ranks import SHEET, SITE, pairs, read, row, sources_apart, without_order
+from benchmarks.published_ranks import SHEET, SITE, WITHOUT_ATTENTION, beside, pairs, read, row, sources_apart, without_order
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +31,12 @@ def test_both_sources_have_the_same_ranks_and_three_columns_have_no_order(ranks:
     found = read(ranks)
     assert sources_apart(found) == (260, 0)
     assert len(without_order(found[SITE])) == 3
+
+
+def test_our_suite_stands_beside_the_group_without_attention(ranks: Path) -> None:
+    rows = beside(next(of for (_, group), of in read(ranks)[SITE].items() if group == WITHOUT_ATTENTION))
+    assert [row["there"] for row in rows] == ["Transformer", "Mamba", "Pythia", "RWKV"]
+    assert rows[1] == {"there": "Mamba", "here": "`mamba2`, its successor", **rows[1]}
+    assert [[row[metric] for row in rows] for metric in ("AL", "TT")] == [["4", "1", "3", "2"], ["1", "4", "3", "2"]]
+    # Each method has one rank in ST and in IT: they order nothing.
+    assert not {"ST", "IT"} & rows[0].keys()
