@@ -142,7 +142,8 @@ VARIANT = AttentionVariant(
         replicated_parameters=lambda model: _down(model) + _latent_norms(model),
         read_by_all_heads=lambda model: _mla(model).qk_rope_head_dim,
     ),
-    places=frozenset({"queries and keys"}),
+    # Without positions the shared key is one as others are, as in Kimi Linear (arXiv 2510.26692).
+    places=frozenset({"nothing", "queries and keys"}),
     other_positions="position.kind: MLA has a part of its keys for RoPE and takes no other encoding, not {position!r}",
     plain_scores=lambda model: (_mla(model).key_dim, _mla(model).v_head_dim),
     matrices=_matrices,

@@ -309,7 +309,7 @@ VARIANT = AttentionVariant(
         # Queries, keys and values are one projection, the gates another.
         column_inputs=lambda model: (model.hidden_size, model.hidden_size),
         replicated_parameters=_compression_parameters,
-        replicated_summed="in a micro-batch",
+        summed_by_micro_batch=_compression_parameters,
     ),
     places=frozenset({"nothing", "embedding", "queries and keys"}),
     other_positions="NSA's branches take no bias on their scores, as position.kind={position} is: set position.kind to "

@@ -37,6 +37,11 @@ class RecurrentConfig(AttentionConfig):
         raise NotImplementedError
 
     @property
+    def decays(self) -> int:
+        """Decays of a head for a token: one, or one for each channel of its key."""
+        return 1
+
+    @property
     def outputs(self) -> int:
         """Width of all values together."""
         return self.heads * self.value_dim
@@ -121,7 +126,7 @@ def recurrent_costs(
         recomputed=lambda model, tp: saved(model, tp) - between(model) // tp,
         column_inputs=lambda model: (model.hidden_size,),
         replicated_parameters=shared,
-        replicated_summed="in a micro-batch",
+        summed_by_micro_batch=shared,
     )
 
 

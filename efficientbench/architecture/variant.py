@@ -195,9 +195,9 @@ class AttentionCosts:
     """Input width of each column-parallel projection, which tensor-parallel ranks split by its outputs."""
     replicated_parameters: Callable[[Decoder], int] = _undeclared("attention", "the parameters that ranks share")
     """Parameters that every tensor-parallel rank holds in full."""
-    replicated_summed: Literal["in a step", "in a micro-batch"] = "in a step"
-    """When tensor-parallel ranks sum the gradients of `replicated_parameters`: in every micro-batch, or once in a step,
-    and there only with sequence parallelism."""
+    summed_by_micro_batch: Callable[[Decoder], int] = lambda model: 0
+    """Those of `replicated_parameters` whose gradients tensor-parallel ranks sum in every micro-batch; the gradients of
+    the others they sum once in a step, and only with sequence parallelism."""
     read_by_all_heads: Callable[[Decoder], int] = lambda model: 0
     """Width of the input that all heads read: tensor-parallel ranks gather its parts of the sequence, and sum its
     gradient."""

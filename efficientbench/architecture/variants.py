@@ -5,7 +5,7 @@ Neither this file nor what it imports may import torch or Megatron: configuratio
 
 from __future__ import annotations
 
-from efficientbench.architecture import gdn, gqa, mamba2, mla, nsa, positions
+from efficientbench.architecture import gdn, gqa, kda, mamba2, mla, nsa, positions
 
-ATTENTION = (gqa.VARIANT, mla.VARIANT, nsa.VARIANT, gdn.VARIANT, mamba2.VARIANT)
+ATTENTION = (gqa.VARIANT, mla.VARIANT, nsa.VARIANT, gdn.VARIANT, kda.VARIANT, mamba2.VARIANT)
 POSITIONS = positions.VARIANTS

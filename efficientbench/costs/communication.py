@@ -131,9 +131,8 @@ def _weights_and_heads(config: RunConfig, layout: Layout, layers: int) -> Iterat
     wide = layers * rank_tokens(config, layout) * element_bytes * attention.gathered_heads(model, layout.tp)
     yield Transfer("tensor parallelism: activations", "all-gather", "tp", forwards * wide)
     yield Transfer("tensor parallelism: activations", "reduce-scatter", "tp", wide)
-    if attention.replicated_summed == "in a micro-batch":
-        weights = layers * attention.replicated_parameters(model) * element_bytes
-        yield Transfer("gradients of weights on every tp rank", "all-reduce", "tp", weights)
+    weights = layers * attention.summed_by_micro_batch(model) * element_bytes
+    yield Transfer("gradients of weights on every tp rank", "all-reduce", "tp", weights)
 
 
 def _context_parallel(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
@@ -241,8 +240,7 @@ def _whole_on_tp_ranks(config: RunConfig, layout: Layout, stage: int) -> int:
     count = model.outer_norm_parameters(stage == 0, stage == layout.pp - 1)
     for view, layers in model.counted_views:
         attention = view.attention_variant.costs
-        summed = attention.replicated_summed == "in a step"
-        replicated = attention.replicated_parameters(view) if summed else 0
+        replicated = attention.replicated_parameters(view) - attention.summed_by_micro_batch(view)
         count += layers // layout.pp * (view.layer_norm_parameters + view.router_parameters + replicated)
     if position.place == "embedding" and stage == 0:
         count += position.costs.parameters(model.own_view)

@@ -75,6 +75,14 @@ def row_parallel(config: TransformerConfig, inputs: int, outputs: int, tp_group:
     )
 
 
+def replicated(config: TransformerConfig, inputs: int, outputs: int) -> torch.nn.Linear:
+    """Return a linear layer that every tensor-parallel rank has in full."""
+    linear = torch.nn.Linear(inputs, outputs, bias=False, dtype=config.params_dtype)
+    # Under sequence parallelism each rank sees its part alone; this mark lets Megatron sum the gradients over the ranks.
+    linear.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return linear
+
+
 QUANTILES = "quantiles"
 """The attribute of a parameter with an initial law of its own, which has no weight decay: shares of the distribution,
 between 0 and 1, → values."""

@@ -26,6 +26,7 @@ OTHERS: Mapping[str, tuple[str, str | None, str]] = {
     "nsa": ("nsa", None, "the equations, dense"),
     "qwen3_5": ("gdn", "transformers", "Qwen3.5, its rule in float64"),
     "bamba": ("mamba2", "transformers", "Bamba in float64"),
+    "kimi_linear": ("kda", "transformers", "Kimi Linear, its rule in float64"),
 }
 """Other code: its module of oracles, the package that it comes from, and its name."""
 
@@ -69,6 +70,17 @@ PAIRS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("model.layers=4", "model.pattern=[mamba2,mamba2,mamba2,own]", "model.hidden_size=64", UNBIASED),
         ("bamba",),
     ),
+    "recurrent by channel (KDA)": (
+        ("model.attention.kind=kda", "model.position.kind=none", *CONDITIONED["kda"]),
+        ("kimi_linear",),
+    ),
+    "recurrent by channel, every fourth latents (KDA 3:1)": (
+        (
+            *("model.layers=4", "model.pattern=[kda,kda,kda,own]", "model.attention.kind=mla"),
+            *("model.position.kind=none", *CONDITIONED["kda"]),
+        ),
+        ("kimi_linear",),
+    ),
 }
 """A model by what it has: its overrides, and the other code that computes it."""
 
@@ -91,6 +103,8 @@ def configured(name: str) -> RunConfig:
     """The model of PAIRS, whose attention is far from uniform, on an odd number of tokens."""
     overrides, _ = PAIRS[name]
     own = {f"model.attention.kind={kind}" for kind in ("nsa", "gdn", "mamba2")} & set(overrides)
+    ),
+    own = {f"model.attention.kind={kind}" for kind in ("nsa", "gdn", "kda")} & set(overrides)
     length = () if own else ("training.seq_len=23",)
     return tiny(BASE, "model.init_std=0.2", *length, *overrides)
 

@@ -24,7 +24,8 @@ def recurrence(
         state = value.new_zeros(*value.shape[1:3], key.shape[3], value.shape[3])
     outputs = []
     for token, (q, k, learned, g) in enumerate(zip(query, key, value[..., None, :], decay, strict=True)):
-        state = g.exp()[..., None, None] * state
+        # A decay for each head, or for each channel of its key.
+        state = g.exp().reshape(*state.shape[:2], -1, 1) * state
         if beta is not None:
             learned = beta[token][..., None, None] * (learned - k[..., None, :] @ state)
         state = state + k[..., :, None] @ learned

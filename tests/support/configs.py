@@ -77,10 +77,10 @@ BACKBONES: Models = {
 }
 """What no variant declares."""
 MODELS: Models = ATTENTIONS | ENCODINGS | BACKBONES
-CONDITIONED = {"gdn": ("model.norm_epsilon=1e-3", "model.init_std=0.2")}
+CONDITIONED = dict.fromkeys(("gdn", "kda"), ("model.norm_epsilon=1e-3", "model.init_std=0.2"))
 """Attention variant → overrides with which the rounding of float32 stays small in its gradients.
 
-Where a query is nearly orthogonal to the keys of its past, an output of Gated DeltaNet is a difference that cancels, as
+Where a query is nearly orthogonal to the keys of its past, an output of the delta rule is a difference that cancels, as
 short as 1e-6. The norm behind it divides by no less than the root of its epsilon, and the gradient grows alike.
 """
 

@@ -37,6 +37,7 @@ class GatedDeltaNet(RecurrentLayer):
 
     decays = 0.01, 16.0
     steps = torch.ones_like
+    activation = staticmethod(F.silu)
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class GatedDeltaNet(RecurrentLayer):
         if weight is not None:
             weight = copy_to_tensor_model_parallel_region(weight, group=self.tp_group)
         normed = rms_norm(out, weight, self.config.layernorm_epsilon, self.config.fuse)
-        return (normed * F.silu(gate)).flatten(2)
+        return (normed * self.activation(gate)).flatten(2)
 
 
 def _of_length_1(x: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,6 @@ Letters are those of `recurrent.py`. The paper's names: queries are C, keys B, v
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -15,20 +13,10 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.architecture.recurrent import RecurrentConfig
 from efficientbench.architecture.variant import Decoder
-from efficientbench.model.attention.recurrent import RecurrentLayer, parted, wide
+from efficientbench.model.attention.recurrent import RecurrentLayer, bias_of_step, parted, wide
 from efficientbench.model.kernels.norm import rms_norm
 from efficientbench.model.layers import split_parameter
 from efficientbench.model.position import Position
-
-LEAST_STEP, LARGEST_STEP = 1e-3, 0.1
-"""Between them Δ begins for an input of 0, evenly distributed by its logarithm."""
-
-
-def _bias_of_step(share: torch.Tensor) -> torch.Tensor:
-    """Return the inverse of softplus at Δ."""
-    step = (math.log(LEAST_STEP) + share * math.log(LARGEST_STEP / LEAST_STEP)).exp()
-    return step + (-torch.expm1(-step)).log()
-
 
 class Mamba2(RecurrentLayer):
     """The layer, projections included: hidden states [S, B, H] → [S, B, H].
@@ -41,7 +29,7 @@ class Mamba2(RecurrentLayer):
     """
 
     decays = 1.0, 16.0
-    steps = _bias_of_step
+    steps = bias_of_step
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ from efficientbench.model.cache import Chunk, State, Stateful
 from efficientbench.model.documents import Documents
 from efficientbench.model.kernels.cached_attention import NAME as CACHED_ATTENTION
 from efficientbench.model.kernels.cached_attention import cached_attention
-from efficientbench.model.layers import RMSNorm, column_parallel, row_parallel
+from efficientbench.model.layers import RMSNorm, column_parallel, replicated, row_parallel
 from efficientbench.model.position import Position
 
 
@@ -78,21 +78,15 @@ class MultiLatentAttention(Stateful, MegatronModule):
         if widths.q_lora_rank is None:
             self.linear_q_proj = column_parallel(config, hidden, heads * self.key_dim, self.tp_group)
         else:
-            self.linear_q_down_proj = self._replicated(hidden, widths.q_lora_rank)
+            self.linear_q_down_proj = replicated(config, hidden, widths.q_lora_rank)
             self.q_layernorm = RMSNorm(config, widths.q_lora_rank, config.layernorm_epsilon)
             self.linear_q_up_proj = column_parallel(config, widths.q_lora_rank, heads * self.key_dim, self.tp_group)
-        self.linear_kv_down_proj = self._replicated(hidden, widths.kv_lora_rank + widths.qk_rope_head_dim)
+        self.linear_kv_down_proj = replicated(config, hidden, widths.kv_lora_rank + widths.qk_rope_head_dim)
         self.kv_layernorm = RMSNorm(config, widths.kv_lora_rank, config.layernorm_epsilon)
         self.linear_kv_up_proj = column_parallel(
             config, widths.kv_lora_rank, heads * (widths.qk_nope_head_dim + widths.v_head_dim), self.tp_group
         )
         self.linear_proj = row_parallel(config, heads * widths.v_head_dim, hidden, self.tp_group)
-
-    def _replicated(self, inputs: int, outputs: int) -> torch.nn.Linear:
-        linear = torch.nn.Linear(inputs, outputs, bias=False, dtype=self.config.params_dtype)
-        # Each rank then sees only its part of the sequence; this mark lets Megatron sum the gradients over the ranks.
-        linear.weight.sequence_parallel = self.config.sequence_parallel  # type: ignore[attr-defined]
-        return linear
 
     def forward(
         self,

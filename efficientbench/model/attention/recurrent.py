@@ -24,6 +24,9 @@ from efficientbench.model.kernels.recurrence import STEP_NAME, recurrence, recur
 from efficientbench.model.kernels.short_convolution import short_convolution
 from efficientbench.model.layers import column_parallel, row_parallel, split_parameter
 
+LEAST_STEP, LARGEST_STEP = 1e-3, 0.1
+"""Between them Δ begins for an input of 0, evenly distributed by its logarithm."""
+
 
 class Recurrent(State):
     """What decoding keeps, however many tokens there were."""
@@ -47,6 +50,8 @@ class RecurrentLayer(Stateful, MegatronModule):
     """Between them A begins, evenly distributed."""
     steps: ClassVar[Callable[[torch.Tensor], torch.Tensor]]
     """The initial law of dt_bias, as `layers.QUANTILES` says."""
+    projects_gates: ClassVar[bool] = True
+    """Whether the first projection gives gates and steps too."""
 
     def __init__(
         self,
@@ -60,14 +65,15 @@ class RecurrentLayer(Stateful, MegatronModule):
         self.widths, self.tp_group = widths, pg_collection.tp
         self.groups, self.repeats = widths.key_heads // self.tp_group.size(), widths.heads // widths.key_heads
         group = widths.convolved // widths.key_heads
-        self.parts = [group, self.repeats * widths.value_dim, *[self.repeats] * widths.scalars]
+        gates = [self.repeats * widths.value_dim] if self.projects_gates else []
+        self.parts = [group, *gates, *[self.repeats] * widths.scalars]
         self.linear_in = column_parallel(config, config.hidden_size, widths.key_heads * sum(self.parts), self.tp_group)
         self.linear_proj = row_parallel(config, widths.outputs, config.hidden_size, self.tp_group)
         self.conv_weight = self._convolution(self.groups * group, widths.convolution)
         self.conv_bias: torch.nn.Parameter | None = None
         heads, (least, largest) = (self.groups * self.repeats,), self.decays
         self.A_log = split_parameter(config, heads, lambda share: (least + share * (largest - least)).log())
-        self.dt_bias = split_parameter(config, heads, type(self).steps)
+        self.dt_bias = split_parameter(config, (heads[0] * widths.decays,), type(self).steps)
 
     def _convolution(self, *shape: int) -> torch.nn.Parameter:
         """Make a parameter of the short convolution, which begins as that of torch.nn.Conv1d."""
@@ -85,32 +91,42 @@ class RecurrentLayer(Stateful, MegatronModule):
 
         `packed_seq_params`: the documents, at whose begin the state is empty; None: each sequence is one.
         """
-        mixed, _ = self.linear_in(hidden_states)
+        projected = self.project(hidden_states)
         compute = functools.partial(self._compute, None if packed_seq_params is None else packed_seq_params.positions)
         if self.training and self.config.recompute_granularity == "selective":
-            return self.linear_proj(checkpoint(compute, False, mixed))
-        return self.linear_proj(compute(mixed))
+            return self.linear_proj(checkpoint(compute, False, *projected))
+        return self.linear_proj(compute(*projected))
 
-    def _compute(self, positions: torch.Tensor | None, mixed: torch.Tensor) -> torch.Tensor:
-        """Compute the layer between its projections: mixed [S, B, ·] → [S, B, G · R · V].
+    def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Project hidden states [S, B, H] to what `split` takes."""
+        return (self.linear_in(hidden_states)[0],)
+
+    def split(self, *projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], torch.Tensor]:
+        """Return what is convolved, [S, B, D], z [S, B, G · R, V], each b [S, B, G · R], and a [S, B, G · R(, K)]."""
+        convolved, gate, *scalars = parted(projected[0], self.groups).split(self.parts, dim=3)
+        *strengths, step = (each.flatten(2) for each in scalars)
+        return convolved.flatten(2), parted(gate, self.repeats).flatten(2, 3), strengths, step
+
+    def _compute(self, positions: torch.Tensor | None, *projected: torch.Tensor) -> torch.Tensor:
+        """Compute the layer between its projections, from what `project` returns → [S, B, G · R · V].
 
         `positions`: [S, B], each token's position in its document; None: each sequence is one.
         """
         widths, chunk = self.widths, None if self.cache is None else self.cache.chunk
-        convolved, gate, *scalars = parted(mixed, self.groups).split(self.parts, dim=3)
-        convolved, gate = convolved.flatten(2), parted(gate, self.repeats).flatten(2, 3)
-        *strengths, step = [wide(each.flatten(2)) for each in scalars]
-        strengths, step = [each.sigmoid() for each in strengths], F.softplus(step + wide(self.dt_bias))
+        convolved, gate, strengths, step = self.split(*projected)
+        strengths = [wide(each).sigmoid() for each in strengths]
+        step = F.softplus(wide(step) + wide(self.dt_bias).view(step.shape[2:]))
         if chunk is not None:
             # Tokens that fill a row leave its state as it is.
-            counts = (torch.arange(len(mixed), device=mixed.device)[:, None] < chunk.counts)[..., None]
-            strengths, step = [each * counts for each in strengths], step * counts
-        decay = -wide(self.A_log).exp() * step
+            counts = torch.arange(len(step), device=step.device)[:, None] < chunk.counts
+            strengths, step = [each * counts[..., None] for each in strengths], step * _fitted(counts, step.dim())
+        decay = -_fitted(wide(self.A_log).exp(), step.dim() - 2) * step
         if positions is not None:
-            decay = decay.masked_fill((positions == 0)[..., None], -torch.inf)
+            decay = decay.masked_fill(_fitted(positions == 0, step.dim()), -torch.inf)
         before = None if chunk is None else self._take_inputs(convolved, chunk)
         convolved = short_convolution(convolved, self.conv_weight, self.conv_bias, before, positions)
-        query, key, value = parted(convolved, self.groups).split([widths.key_dim, widths.key_dim, self.parts[1]], dim=3)
+        sizes = [widths.key_dim, widths.key_dim, self.repeats * widths.value_dim]
+        query, key, value = parted(convolved, self.groups).split(sizes, dim=3)
         value = parted(value, self.repeats).flatten(2, 3)
         return self.mix(query, key, value, gate, decay, step, *strengths)
 
@@ -170,6 +186,17 @@ class RecurrentLayer(Stateful, MegatronModule):
         inputs = rows, widths.convolution - 1, len(self.conv_weight)
         sums = torch.zeros(rows, heads, widths.key_dim, widths.value_dim, dtype=torch.float32)
         return Recurrent(sums, torch.zeros(inputs, dtype=self.config.params_dtype))
+
+
+def bias_of_step(share: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of softplus at Δ."""
+    step = (math.log(LEAST_STEP) + share * math.log(LARGEST_STEP / LEAST_STEP)).exp()
+    return step + (-torch.expm1(-step)).log()
+
+
+def _fitted(x: torch.Tensor, dimensions: int) -> torch.Tensor:
+    """Return x with so many dimensions, the new ones behind its own."""
+    return x.reshape(*x.shape, *[1] * (dimensions - x.dim()))
 
 
 def parted(x: torch.Tensor, parts: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from efficientbench.costs.compute import AttentionWork
 from efficientbench.model.kernels.own_kernels import OwnKernels
-from efficientbench.model.kernels.recurrence import DELTA_NAME, NAME
+from efficientbench.model.kernels.recurrence import BY_CHANNEL_NAME, DELTA_NAME, NAME
 
 
 def _own(part: str, name: str) -> OwnKernels:
@@ -14,4 +14,5 @@ def _own(part: str, name: str) -> OwnKernels:
 
 
 GDN = _own("gated_delta_rule", DELTA_NAME)
+KDA = _own("gated_delta_rule", BY_CHANNEL_NAME)
 MAMBA2 = _own("state_space", NAME)
