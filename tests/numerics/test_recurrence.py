@@ -17,11 +17,12 @@ from efficientbench.architecture.recurrent import CHUNK
 
 FORWARD, BACKWARD = 1e-5, 3e-5
 LENGTHS = (1, 2, 7, 63, 64, 65, 128, 200, 301)
-RULES = ("delta rule", "values")
-"""What tokens learn: by the gated delta rule, or their values, as in Mamba-2."""
+RULES = ("delta rule", "by channel", "values")
+"""What tokens learn: by the gated delta rule, with a decay for each head or for each channel of its key, or their values,
+as in Mamba-2."""
 QUICK = {
     *(("delta rule", *case) for case in ((1, "usual"), (65, "usual"), (65, "extreme"), (200, "fast"))),
-    *(("values", *case) for case in ((1, "usual"), (65, "extreme"), (200, "fast"))),
+    *((rule, *case) for rule in RULES[1:] for case in ((1, "usual"), (65, "extreme"), (200, "fast"))),
 }
 
 
@@ -33,15 +34,17 @@ def inputs(rule: str, length: int, gates: str) -> list[torch.Tensor | None]:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     query, key = (F.normalize(normal(length, 2, 2, 16), dim=-1) for _ in range(2))
-    decay = -F.softplus(normal(length, 2, 4)) * (20 if gates == "fast" else 0.3)
+    channels = (16,) if rule == "by channel" else ()
+    decay = -F.softplus(normal(length, 2, 4, *channels)) * (20 if gates == "fast" else 0.3)
     beta = normal(length, 2, 4).sigmoid()
     if gates == "extreme":
         # Of ten tokens, two forget all, one almost all, two nothing; and three learn all, three nothing.
-        share = torch.rand(2, length, 2, 4, generator=generator)
+        share = torch.rand(decay.shape, generator=generator)
         for below, value in ((0.5, 0.0), (0.3, -900.0), (0.2, -math.inf)):
-            decay = decay.masked_fill(share[0] < below, value)
-        beta = beta.masked_fill(share[1] < 0.6, 0.0).masked_fill(share[1] < 0.3, 1.0)
-    learns = beta if rule == "delta rule" else None
+            decay = decay.masked_fill(share < below, value)
+        share = torch.rand(beta.shape, generator=generator)
+        beta = beta.masked_fill(share < 0.6, 0.0).masked_fill(share < 0.3, 1.0)
+    learns = None if rule == "values" else beta
     return [query, key, normal(length, 2, 4, 8), decay, learns, normal(2, 4, 16, 8)]
 
 
@@ -106,25 +109,29 @@ def test_a_step_and_a_chunk_from_a_state_continue_the_sequence(rule: str, gates:
     assert relative_error(stepped, last) < FORWARD
 
 
-def test_flash_linear_attentions_reference_computes_the_same() -> None:
+@pytest.mark.parametrize(("rule", "name"), [("delta rule", "gated_delta_rule"), ("by channel", "kda")])
+def test_flash_linear_attentions_reference_computes_the_same(rule: str, name: str) -> None:
     """Its file alone: the package's import asks for a GPU's driver."""
     from efficientbench.model.kernels.recurrence import recurrence
 
     package = importlib.util.find_spec("fla")
     if package is None or package.origin is None:
         pytest.skip("fla-core is not installed")
-    path = Path(package.origin).parent / "ops" / "gated_delta_rule" / "naive.py"
-    spec = importlib.util.spec_from_file_location("naive_gated_delta_rule", path)
+    path = Path(package.origin).parent / "ops" / name / "naive.py"
+    if not path.exists():
+        pytest.skip("this fla-core has no such operator")
+    spec = importlib.util.spec_from_file_location(f"naive_{name}", path)
     assert spec is not None
     assert spec.loader is not None
     naive = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(naive)
     query, key, value, decay, beta, state = (
-        each.float() for each in inputs("delta rule", CHUNK + 9, "usual") if each is not None
+        each.float() for each in inputs(rule, CHUNK + 9, "usual") if each is not None
     )
     by_row = [each.repeat_interleave(2, dim=2).transpose(0, 1) for each in (query, key)]
-    by_row += [each.transpose(0, 1) for each in (value, beta, decay)]
-    wanted, last = naive.naive_recurrent_gated_delta_rule(*by_row, initial_state=state, output_final_state=True)
+    by_row += [each.transpose(0, 1) for each in (value, *((decay, beta) if rule == "by channel" else (beta, decay)))]
+    naive_rule = getattr(naive, f"naive_recurrent_{name}")
+    wanted, last = naive_rule(*by_row, initial_state=state, output_final_state=True)
     out, carried = recurrence(query / math.sqrt(16), key, value, decay, beta, state)
     assert relative_error(out, wanted.transpose(0, 1)) < FORWARD
     assert relative_error(carried, last) < FORWARD

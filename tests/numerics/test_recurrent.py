@@ -1,4 +1,4 @@
-"""Recurrent layers, Gated DeltaNet and Mamba-2: other code's gradients in float64; their states, laws and costs."""
+"""Recurrent layers, Gated DeltaNet, Kimi Delta Attention and Mamba-2: other code's gradients in float64; their states, laws and costs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from oracles.oracle import build, relative_error, text, weights_of
 from support.configs import ATTENTIONS, BASE, tiny, tiny_model
 from support.decoding import from_cache, in_parts
 
+from efficientbench.architecture.kda import BLOCK
 from efficientbench.architecture.recurrent import CHUNK
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import Layout
@@ -20,7 +21,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.costs.generation import cache_bytes_read
 from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token, keys_read_per_query
 
-LAYERS = {"gdn": "linear_attn", "mamba2": "mamba"}
+LAYERS = {"gdn": "linear_attn", "kda": "self_attn", "mamba2": "mamba"}
 """Kind → the name of its layer in transformers' class."""
 
 
@@ -38,14 +39,14 @@ def test_two_thousand_tokens_are_decoded_as_they_are_computed_at_once(kind: str)
 @pytest.mark.usefixtures("single_rank")
 @pytest.mark.parametrize("name", [name for name in ATTENTIONS if name.partition(",")[0] in LAYERS])
 def test_in_float64_a_layer_has_the_gradients_of_transformers_class(name: str) -> None:
-    """On outputs of GDN as short as they come, where those of float32 differ (`support.configs.CONDITIONED`)."""
+    """On outputs of the delta rule as short as they come, where those of float32 differ (`support.configs.CONDITIONED`)."""
     config = tiny_model(name, "model.init_std=0.2")
     kind = config.model.attention.kind
     oracle: Any = importlib.import_module(f"oracles.{kind}")
     model = build(config)
     theirs = getattr(oracle.same_weights(weights_of(model), config.model).model.layers[0], LAYERS[kind])
     ours = model.decoder.layers[0].self_attention.double()
-    for linear in (ours.linear_in, ours.linear_proj):
+    for linear in ours.children():
         # It would add to a float32 buffer of the optimizer.
         linear.gradient_accumulation_fusion = False
     generator = torch.Generator().manual_seed(3)
@@ -85,6 +86,23 @@ def test_initial_laws_of_gdn_have_the_quantiles_of_transformers_class() -> None:
     assert_same_quantiles(ours.dt_bias, theirs.dt_bias)
     assert_same_quantiles(ours.conv_weight, theirs.conv1d.weight)
     assert_same_quantiles(ours.out_norm, theirs.norm.weight)
+
+
+@pytest.mark.usefixtures("single_rank")
+def test_initial_laws_of_kda_have_the_quantiles_of_transformers_class() -> None:
+    """But for convolutions, which it draws as linear layers when it has made them, and the code of its authors does not."""
+    from oracles.kda import KimiLinearForCausalLM, kimi_linear_config
+    from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
+
+    config = tiny_model("kda", "model.layers=1", "model.attention.key_heads=1024", "model.attention.key_dim=2")
+    ours = build_untouched(config)
+    torch.manual_seed(0)
+    settings = kimi_linear_config(config.model)
+    theirs, made = KimiLinearForCausalLM(settings).model.layers[0].self_attn, KimiLinearDeltaAttention(settings, 0)
+    assert_same_quantiles(ours.A_log.exp(), theirs.forget_gate.A_log.flatten().exp())
+    assert_same_quantiles(ours.dt_bias, theirs.forget_gate.dt_bias)
+    assert_same_quantiles(ours.conv_weight, made.conv1d.weight)
+    assert_same_quantiles(ours.out_norm, theirs.o_norm.weight)
 
 
 @pytest.mark.usefixtures("single_rank")
@@ -144,6 +162,25 @@ def test_figures_of_gdn_are_those_counted_by_hand() -> None:
     assert longer - shorter == 7 * 2 * 12 * 128 * 2048
 
 
+def test_figures_of_kda_are_those_counted_by_hand() -> None:
+    """12 heads of 128, each with a state of 128 × 128, in 21 of 28 layers and in bf16; the others are MLA."""
+    model = resolve("kda_3to1_1.5B").model
+    state, channels = 12 * 128 * 128, 3 * 1536
+    constant = 21 * (state * 4 + channels * 3 * 2)
+    for tokens in (1, 2048):
+        assert cache_bytes(model, tokens, "bf16") == constant + 7 * (384 + 64) * 2 * tokens + 16
+    view = model.views["kda"]
+    costs = view.attention_variant.costs
+    projections = 1536 * (channels + 12 + 1536) + 2 * 1536 * 128 + 2 * 128 * 1536
+    assert costs.projection_flops(view) == 2 * projections
+    assert costs.parameters(view) == projections + channels * 4 + 12 + 1536 + 128
+    assert costs.causal_score_flops(view, 2048) == costs.decode_flops(view, 2048) == 6 * state
+    # Of a chunk's keys, those of other blocks; the triangular system; the products with what was learned.
+    chunks = 2 * (CHUNK - BLOCK) * 1536 + 2 * CHUNK * 1536 + 2 * CHUNK * 1536 + 6 * state
+    assert sum(costs.computed_products(view, 2048)) == chunks
+    assert count_parameters(model).total == pytest.approx(count_parameters(resolve("gqa_1.5B").model).total, rel=3e-3)
+
+
 def test_figures_of_mamba2_are_those_counted_by_hand() -> None:
     """48 heads of 64 in one group, a state of 128 for each channel, in 21 of 28 layers and in bf16."""
     model, full = resolve("mamba2_3to1_1.5B").model, resolve("gqa_1.5B").model
@@ -168,9 +205,11 @@ def test_figures_of_mamba2_are_those_counted_by_hand() -> None:
     [
         ("gdn", ("model.position.kind=rope",), "Gated DeltaNet has no positions .* set model.position.kind to none"),
         ("mamba2", ("model.position.kind=rope",), "Mamba-2 has no positions .* set model.position.kind to none"),
+        ("kda", ("model.position.kind=rope",), "Kimi Delta Attention has no positions .* set model.position.kind to none"),
         ("gdn", ("parallel.cp=2",), "parallel.cp: attention 'gdn' does not share a sequence over ranks"),
         ("mamba2", ("parallel.cp=2",), "parallel.cp: attention 'mamba2' does not share a sequence over ranks"),
         ("gdn", ("parallel.tp=4", "model.attention.key_heads=2"), "does not divide the 2 key heads"),
+        ("kda", ("parallel.tp=4", "model.attention.key_heads=2"), "does not divide the 2 key heads"),
         ("mamba2", ("parallel.tp=4",), "does not divide the 2 key heads .* ranks of Mamba-2 hold whole heads"),
         ("gdn", ("model.attention.value_heads=3",), "value_heads 3 is not a multiple of key_heads 2"),
         ("mamba2", ("model.attention.value_dim=10",), "inner_size 96 is not a multiple of key_heads · value_dim"),

@@ -65,7 +65,7 @@ class Muon(AdamW):
             rate *= (training.embedding_learning_rate or training.learning_rate) / training.learning_rate
         # Mixtral's `mlp.gate` is its router.
         is_matrix = ".layers." in name and parameter.dim() > 1 and "_position" not in name
-        is_matrix = is_matrix and "conv1d" not in name
+        is_matrix = is_matrix and "conv1d" not in name and "A_log" not in name
         if not is_matrix or name.endswith("mlp.gate.weight"):
             super().update(name, parameter, gradient, rate, decay)
             return

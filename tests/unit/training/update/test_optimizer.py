@@ -22,6 +22,7 @@ NSA = {
     *(f"decoder.layers.*.self_attention.compress_{of}.weight_{at}" for of in ("key", "value") for at in ("in", "out")),
 }
 MLA = {f"decoder.layers.*.self_attention.linear_{name}_proj.weight" for name in ("q", "kv_down", "kv_up")}
+KDA = {f"decoder.layers.*.self_attention.linear_{name}.weight" for name in ("low", "decay", "gate")}
 EXPERTS = {
     "decoder.layers.*.mlp.router.weight",
     *(f"decoder.layers.*.mlp.experts.{name}.weight" for name in ("linear_fc1", "linear_fc2")),
@@ -96,6 +97,7 @@ RECURRENT = ("gdn_1.5B", "mamba2_1.5B")
         ("nsa_1.5B", DECAYED | NSA),
         # Neither the short convolution nor what makes its decays.
         *((name, {each.replace("linear_qkv", "linear_in") for each in DECAYED}) for name in RECURRENT),
+        ("kda_1.5B", {name.replace("linear_qkv", "linear_in") for name in DECAYED} | KDA),
         ("moe_1.5Bx8", {name for name in DECAYED if "mlp" not in name} | EXPERTS),
         ("learnable_absolute_1.5B", DECAYED),
         ("relative_1.5B", DECAYED),
