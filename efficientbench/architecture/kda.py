@@ -106,14 +106,14 @@ def _between(model: Decoder) -> int:
 def _saved(model: Decoder, tp: int) -> int:
     """Count the elements per token that one rank keeps from forward to backward, in 16 bits: float32 counts twice.
 
-    Around the rule: what gates read; what is projected; the convolution's input, sum and result; output, normed, gate,
+    Around the rule: what gates read; what is projected, but for steps; the convolution's input, sum and result; output, normed, gate,
     product. Within it, in float32: queries and keys before and behind their norm, values; steps, decays, their sums and
     what these fade; products of each chunk; what is learned, recalled and kept; and a state for each chunk, twice. What
     fades within a chunk is computed again.
     """
     kda = recurrent(model)
-    narrow = _between(model) + 3 * kda.convolved + 3 * kda.outputs
-    wide = 16 * _keys(model) + 4 * kda.outputs + 5 * CHUNK * kda.heads + 4 * kda.heads
+    narrow = _between(model) - _keys(model) + 3 * kda.convolved + 3 * kda.outputs
+    wide = 13 * _keys(model) + 4 * kda.outputs + 4 * (CHUNK + 1) * kda.heads
     return 2 * kda.key_dim + (narrow + 2 * (wide + 2 * kda.state // CHUNK)) // tp
 
 

@@ -230,7 +230,7 @@ ARCHITECTURES = (
     *((name, []) for name in ("gqa_1.5B", "mla_1.5B", "moe_1.5Bx8", "learnable_absolute_1.5B", "nsa_1.5B")),
     ("relative_1.5B", []),
     # In 16 bits, as its formula counts.
-    *((f"{kind}_1.5B", ["training.dtype=bf16"]) for kind in ("gdn", "kda", "mamba2")),
+    *((f"{kind}_1.5B", ["training.dtype=bf16"]) for kind in ("gdn", "kda_3to1", "mamba2")),
     ("nanochat_d12", []),
     ("gqa_1.5B", BACKBONE),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.configs import BACKBONE, tiny
+from support.configs import ATTENTIONS, BACKBONE, tiny, tiny_model
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ RECURRENT = ("gdn_1.5B", "mamba2_1.5B")
         ("nsa_1.5B", DECAYED | NSA),
         # Neither the short convolution nor what makes its decays.
         *((name, {each.replace("linear_qkv", "linear_in") for each in DECAYED}) for name in RECURRENT),
-        ("kda_1.5B", {name.replace("linear_qkv", "linear_in") for name in DECAYED} | KDA),
+        ("kda", {name.replace("linear_qkv", "linear_in") for name in DECAYED} | KDA),
         ("moe_1.5Bx8", {name for name in DECAYED if "mlp" not in name} | EXPERTS),
         ("learnable_absolute_1.5B", DECAYED),
         ("relative_1.5B", DECAYED),
@@ -114,7 +114,8 @@ def test_only_matrices_decay(name: str, decayed: set[str], distributed: str) -> 
 
     name, _, keys = name.partition(", ")
     overrides = ["training.weight_decay=0.1", f"parallel.distributed_optimizer={distributed}"]
-    config = tiny(name, *overrides, *(BACKBONE if keys else []))
+    make = tiny_model if name in ATTENTIONS else tiny
+    config = make(name, *overrides, *(BACKBONE if keys else []))
     [stage] = [wrap_data_parallel(stage, config) for stage in build_stages(config, CPU)]
     for parameter in stage.parameters():
         parameter.data.fill_(1.0)
