@@ -166,6 +166,10 @@ STATES = {
     "5:1, window 1,024": ("model.pattern=[swa,swa,swa,swa,swa,own]", "model.kinds.swa.attention.window=1024"),
     "all, window 1,024": ("model.attention.window=1024",),
     "3:1, GDN": ("model.pattern=[gdn,gdn,gdn,own]",),
+    "3:1, KDA and MLA": (
+        *("model.attention.kind=mla", "model.position.kind=none"),
+        "model.pattern=[kda,kda,kda,own]",
+    ),
     "3:1, Mamba-2": ("model.pattern=[mamba2,mamba2,mamba2,own]",),
     "all, GDN": ("model.attention.kind=gdn", "model.position.kind=none"),
     "all, Mamba-2": ("model.attention.kind=mamba2", "model.position.kind=none"),

@@ -262,7 +262,7 @@ FAULTS = (
     ),
     Fault(
         "GDN: a document begins with the state of the one before",
-        [("decay.masked_fill((positions == 0)[..., None], -torch.inf)", "decay.clone()")],
+        [("decay.masked_fill(_fitted(positions == 0, step.dim()), -torch.inf)", "decay.clone()")],
         "numerics/test_documents.py",
         "gdn",
     ),
@@ -282,8 +282,8 @@ FAULTS = (
         "GDN: decays as differences of sums from the chunk's begin",
         [
             (
-                "summed = decay[..., None].expand(*decay.shape, size).masked_fill(~behind, 0.0).cumsum(dim=-2)",
-                "total = decay.cumsum(dim=-1)\n    summed = total[..., :, None] - total[..., None, :]",
+                "pairs.masked_fill(~behind, 0.0).cumsum(dim=-3).masked_fill(",
+                "(decay.cumsum(dim=-2)[..., None, :] - decay.cumsum(dim=-2)[..., None, :, :]).masked_fill(",
             )
         ],
         "numerics/test_recurrence.py",
@@ -305,6 +305,35 @@ FAULTS = (
         [("copy_to_tensor_model_parallel_region(weight, group=self.tp_group)", "weight.clone()")],
         "distributed/test_layouts.py",
         "gdn and tensor",
+    ),
+    Fault(
+        "KDA: all channels of a head fade alike",
+        [
+            (
+                "decay = decay if by_channel",
+                "decay = decay.mean(dim=-1, keepdim=True).expand_as(decay) if by_channel",
+            )
+        ],
+        "numerics/test_recurrence.py",
+        "written and channel",
+    ),
+    Fault(
+        "KDA: what earlier blocks hold does not fade within a block",
+        [("decay[..., own, :].cumsum(dim=-2).exp()[..., None", "decay[..., own, :].exp()[..., None")],
+        "numerics/test_recurrence.py",
+        "written and channel",
+    ),
+    Fault(
+        "KDA: the gate of Gated DeltaNet",
+        [("activation = staticmethod(torch.sigmoid)", "activation = staticmethod(torch.nn.functional.silu)")],
+        "numerics/test_recurrent.py",
+        "kda and float64",
+    ),
+    Fault(
+        "KDA: ranks keep their own gradient of what gates read",
+        [("linear.weight.sequence_parallel = config.sequence_parallel", "linear.weight.sequence_parallel = False")],
+        "distributed/test_layouts.py",
+        "kda and sequence",
     ),
     Fault(
         "Mamba-2: what is learned is not multiplied by its step",
@@ -352,7 +381,7 @@ FAULTS = (
     ),
     Fault(
         "Mamba-2: a filled row's state fades",
-        [("[each * counts for each in strengths], step * counts", "[each * counts for each in strengths], step")],
+        [("in strengths], step * _fitted(counts, step.dim())", "in strengths], step")],
         "numerics/test_cache.py",
         "mamba2 and different_lengths",
     ),
