@@ -94,8 +94,10 @@ class Backbone(Part):
         description="tokens in the vocabulary; the embedding's rows are padded for tensor parallelism"
     )
     norm_epsilon: PositiveFloat = Field(default=1e-6, description="epsilon inside RMSNorm's square root")
-    norm_weights: bool = Field(
-        default=True, description="whether each RMSNorm multiplies by a trained vector (arXiv 1910.07467)"
+    norm_weights: Literal[True, False, "zero_centred"] = Field(
+        default=True,
+        description="whether each RMSNorm multiplies by a trained vector (arXiv 1910.07467); zero_centred: by 1 + a "
+        "vector that begins at 0, as in Qwen3-Next, but for the norm within Gated DeltaNet",
     )
     embedding_norm: bool = Field(
         default=False, description="RMSNorm before the first layer, on embedding, positions and factor together"

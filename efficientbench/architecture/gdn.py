@@ -192,7 +192,8 @@ VARIANT = AttentionVariant(
     within_documents=(),
     selective_recomputation=True,
     profiled_as=("GatedDeltaRule",),
-    not_exported="Gated DeltaNet is not exported yet",
+    exporter="efficientbench.export.gdn:EXPORTER",
+    exportable="Gated DeltaNet beside GQA that has gates and qk_norm, with norm_weights=zero_centred",
     # More than one chunk, the last not full.
     tiny=(f"training.seq_len={CHUNK + 8}",),
     further={"two values for a key": ("model.attention.value_heads=4", "model.attention.value_dim=12")},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +24,8 @@ class EngineConfig(TransformerConfig):
     attention_dropout: float = 0.0
     fuse: bool = False
     """Whether compiled kernels compute norm, rotation and activation."""
-    norm_weights: bool = True
-    """Whether norms have a trained vector."""
+    norm_weights: Literal[True, False, "zero_centred"] = True
+    """Whether norms have a trained vector, and whether 1 is added to it."""
     attention_kernel: AttentionKernel = causal_attention
     """The kernel of causal attention without a bias."""
     loss_kernel: LossKernel = field(default_factory=LossKernel)

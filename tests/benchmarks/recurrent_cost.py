@@ -2,9 +2,9 @@
 
     python tests/benchmarks/recurrent_cost.py [--rounds 20] [--write]
 
-One layer of the 50M with its projections, forward and backward, float32, one thread, one sequence; transformers' Qwen3.5
-in torch, on the same weights, in turn with ours. Times are those of the processor, which other processes do not lengthen
-much. It takes about three minutes.
+One layer of the 50M with its projections, forward and backward, float32, one thread, one sequence; the layer of
+transformers' Qwen3.5 in torch, of the same weights, in turn with ours. Times are those of the processor, which other
+processes do not lengthen much. It takes about three minutes.
 Exit code 1: time grows faster than S^1.1; at 2,048 tokens ours takes more than 1.1 times transformers' time; more
 operations follow one another than a sixteenth of the tokens; or the rule as a loop over tokens, in place of ours, is
 within one of the last two bounds.
