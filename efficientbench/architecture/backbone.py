@@ -96,8 +96,8 @@ class Backbone(Part):
     norm_epsilon: PositiveFloat = Field(default=1e-6, description="epsilon inside RMSNorm's square root")
     norm_weights: Literal[True, False, "zero_centred"] = Field(
         default=True,
-        description="whether each RMSNorm multiplies by a trained vector (arXiv 1910.07467); zero_centred: by 1 + a "
-        "vector that begins at 0, as in Qwen3-Next, but for the norm within Gated DeltaNet",
+        description="whether each RMSNorm multiplies by a trained vector (arXiv 1910.07467); zero_centred: by 1 + one "
+        "that begins at 0, as in Qwen3.5",
     )
     embedding_norm: bool = Field(
         default=False, description="RMSNorm before the first layer, on embedding, positions and factor together"
