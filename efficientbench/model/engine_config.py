@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from megatron.core.activations import squared_relu
 from megatron.core.transformer import TransformerConfig
 
+from efficientbench.architecture.backbone import NormWeights
 from efficientbench.config.schema import RunConfig
 from efficientbench.model.kernels import TORCH_DTYPES
 from efficientbench.model.kernels.causal_attention import AttentionKernel, causal_attention
@@ -24,7 +24,7 @@ class EngineConfig(TransformerConfig):
     attention_dropout: float = 0.0
     fuse: bool = False
     """Whether compiled kernels compute norm, rotation and activation."""
-    norm_weights: Literal[True, False, "zero_centred"] = True
+    norm_weights: NormWeights = True
     """Whether norms have a trained vector, and whether 1 is added to it."""
     attention_kernel: AttentionKernel = causal_attention
     """The kernel of causal attention without a bias."""

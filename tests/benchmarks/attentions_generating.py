@@ -1,4 +1,4 @@
-r"""A table of models that generate, from records that were measured before: four attentions, or layers of several kinds.
+r"""A table of models that generate, from records that were measured before: of attentions, or of hybrids.
 
 Measure first, then call:
 
