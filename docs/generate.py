@@ -312,7 +312,7 @@ def _type(schema: dict[str, Any]) -> str:
     if "discriminator" in schema:
         return f"`kind`: {', '.join(schema['discriminator']['mapping'])}"
     if "enum" in schema:
-        return ", ".join(schema["enum"])
+        return ", ".join(map(_plain, schema["enum"]))
     choices = [each for each in schema.get("anyOf", [schema]) if each.get("type") != "null"]
     if all("$ref" in each for each in choices):
         return "part"

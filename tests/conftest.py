@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -88,6 +89,12 @@ def single_rank(pytestconfig: pytest.Config) -> Iterator[None]:
 
     with world_of_one_rank(find_device("cuda" if pytestconfig.getoption("markexpr") == "gpu" else "cpu")):
         yield
+
+
+@pytest.fixture
+def without_fla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recurrent layers of transformers that this test is the first to load compute by torch: fla-core needs a GPU."""
+    monkeypatch.setitem(sys.modules, "fla", None)
 
 
 @pytest.fixture

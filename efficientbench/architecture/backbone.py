@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from efficientbench.basics.part import GrownPart, NonNegativeFloat, Part, PositiveFloat, PositiveInt, require
 
@@ -13,6 +13,13 @@ CHOICES = ("norm_weights", "embedding_norm", "qk_norm", "activation", "tied", "l
 """Keys in which published models differ beside their shapes."""
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+NormWeights = Annotated[
+    Literal[True, False, "zero_centred"],
+    # A command line has text.
+    BeforeValidator(lambda given: {"true": True, "false": False}.get(str(given).lower(), given)),
+]
+"""Whether norms have a trained vector, and whether 1 is added to it."""
 
 
 class MoEConfig(GrownPart):
@@ -94,8 +101,10 @@ class Backbone(Part):
         description="tokens in the vocabulary; the embedding's rows are padded for tensor parallelism"
     )
     norm_epsilon: PositiveFloat = Field(default=1e-6, description="epsilon inside RMSNorm's square root")
-    norm_weights: bool = Field(
-        default=True, description="whether each RMSNorm multiplies by a trained vector (arXiv 1910.07467)"
+    norm_weights: NormWeights = Field(
+        default=True,
+        description="whether each RMSNorm multiplies by a trained vector (arXiv 1910.07467); zero_centred: by 1 + one "
+        "that begins at 0, as in Qwen3.5",
     )
     embedding_norm: bool = Field(
         default=False, description="RMSNorm before the first layer, on embedding, positions and factor together"

@@ -5,6 +5,7 @@ G = key heads, N = value heads, K and V = widths of a key and a value.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -92,16 +93,20 @@ def _saved(model: Decoder, tp: int) -> int:
     return (narrow + 2 * (wide + 2 * gdn.state // CHUNK)) // tp
 
 
-VARIANT = recurrent_variant(
-    GDNConfig,
-    recurrent_costs(
-        # What a key recalls and what a query recalls, and what is learned.
-        recurrence=(4, 2),
-        # A_log, dt_bias and the norm.
-        vectors=lambda model: 2 * recurrent(model).heads + _shared(model),
-        computed=_computed,
-        saved=_saved,
-        shared=_shared,
+VARIANT = dataclasses.replace(
+    recurrent_variant(
+        GDNConfig,
+        recurrent_costs(
+            # What a key recalls and what a query recalls, and what is learned.
+            recurrence=(4, 2),
+            # A_log, dt_bias and the norm.
+            vectors=lambda model: 2 * recurrent(model).heads + _shared(model),
+            computed=_computed,
+            saved=_saved,
+            shared=_shared,
+        ),
+        further={"two values for a key": ("model.attention.value_heads=4", "model.attention.value_dim=12")},
     ),
-    further={"two values for a key": ("model.attention.value_heads=4", "model.attention.value_dim=12")},
+    exporter="efficientbench.export.gdn:EXPORTER",
+    exportable="Gated DeltaNet beside GQA that has gates and qk_norm, with norm_weights=zero_centred",
 )

@@ -12,6 +12,7 @@ from efficientbench.architecture.variant import imported
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.export.families import (
+    CENTRED,
     CLASSES,
     EXPERTS,
     EXPERTS_BIAS,
@@ -27,6 +28,7 @@ from efficientbench.export.families import (
     SOME_DENSE,
     UNNORMALIZED,
     Architecture,
+    attends,
     expert_settings,
     has_products,
     layer_settings,
@@ -84,7 +86,8 @@ def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -
         keys = ", ".join(f"model.{parts[part]}" for part in nowhere)
         raise refusal(keys, f"no class of transformers has {' and '.join(nowhere)}")
     fewest = min(len(family.lacking(parts)) for family in families.values())
-    nearest = [family for family in families.values() if len(family.lacking(parts)) == fewest]
+    # Also those that have all of it, and more.
+    nearest = [each for each in families.values() if len(each.lacking(parts)) == fewest or parts.keys() <= each.takes]
     lacking = {part for family in nearest for part in family.lacking(parts)}
     keys = ", ".join(f"model.{key}" for part, key in parts.items() if part in lacking)
     raise refusal(keys, "; ".join(family.reason(parts) for family in nearest))
@@ -104,7 +107,7 @@ def _parts(model: ModelConfig) -> dict[str, str]:
         rotated = position.place == "queries and keys" and view.position.rope_base is not None
         if position.place != "nothing" and not rotated:
             raise refusal(f"model.{inside}position.kind={view.position.kind}", position.not_exported)
-        if position.place == "nothing":
+        if position.place == "nothing" and attends(view):
             found[NOPE] = f"position.kind={view.position.kind}"
         # A key without a name here is in no class.
         further = view.position.model_dump(exclude={"kind", "base", "scaling"})
@@ -112,6 +115,8 @@ def _parts(model: ModelConfig) -> dict[str, str]:
         if view.qk_norm:
             found[QK_NORM] = "qk_norm=true"
         parts = {part: f"{inside}{key}" for part, key in found.items()} | parts
+    if model.norm_weights == "zero_centred":
+        parts[CENTRED] = "norm_weights=zero_centred"
     return parts | _of_experts(model) | _of_nanochat(model) | _differing(list(model.views.values()))
 
 
@@ -136,22 +141,25 @@ def _of_experts(model: ModelConfig) -> dict[str, str]:
 
 def _differing(views: list[ModelConfig]) -> dict[str, str]:
     """Return the parts that only layers of several kinds have, each with our key after `model.`."""
-    rotated = [view.position for view in views if view.position.rope_base is not None]
+    rotated = [view for view in views if view.position.rope_base is not None]
     windows = {window_of(view) for view in views}
-    attentions = [view.attention.model_dump(exclude={"window"}) for view in views]
     # Layers without experts have another width.
     widths = [{view.ffn_hidden_size for view in views if (view.moe is None) == dense} for dense in (True, False)]
-    if len({each["kind"] for each in attentions}) > 1:
-        return {"layers that differ in attention.kind": "pattern"}
-    compared: dict[str, list[Any]] = {
-        **{f"attention.{key}": [each.get(key) for each in attentions] for each in attentions for key in each},
-        "attention.window": [*windows - {None}],
-        "position.base": [position.rope_base for position in rotated],
-        "position.scaling": [position.rope_scaling for position in rotated],
-        "qk_norm": [view.qk_norm for view in views],
-        "ffn_hidden_size": [1, *map(len, filter(None, widths))],
-    }
-    differing = [key for key, values in compared.items() if any(value != values[0] for value in values)]
+    compared: list[tuple[str, list[Any]]] = [
+        ("attention.window", [*windows - {None}]),
+        ("position.base", [view.position.rope_base for view in rotated]),
+        ("position.scaling", [view.position.rope_scaling for view in rotated]),
+        ("position.share", [view.rotated_dim for view in rotated]),
+        ("qk_norm", [view.qk_norm for view in views if attends(view)]),
+        ("ffn_hidden_size", [1, *map(len, filter(None, widths))]),
+    ]
+    # A class may have recurrent layers beside others.
+    for attending in (True, False):
+        alike = [view.attention.model_dump(exclude={"window"}) for view in views if attends(view) == attending]
+        if len({each["kind"] for each in alike}) > 1:
+            return {"layers that differ in attention.kind": "pattern"}
+        compared += [(f"attention.{key}", [each.get(key) for each in alike]) for each in alike for key in each]
+    differing = [key for key, values in compared if any(value != values[0] for value in values)]
     parts = {f"layers that differ in {key}": f"kinds.*.{key}" for key in differing}
     return parts | ({NO_WINDOW: "pattern"} if None in windows and len(windows) > 1 else {})
 
@@ -209,7 +217,7 @@ def transformers_config(config: RunConfig, architecture: Architecture, eos_token
 def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) -> dict[str, Any]:
     model = config.model
     # All layers are alike in what the class has once, and those without experts in the width of a dense layer.
-    layer = min(model.views.values(), key=lambda view: view.moe is not None)
+    layer = min(model.views.values(), key=lambda view: (not attends(view), view.moe is not None))
     settings: dict[str, Any] = {
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,

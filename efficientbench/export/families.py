@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, Literal
 
+from efficientbench.architecture.gdn import GDNConfig
 from efficientbench.architecture.gqa import GQAConfig
 from efficientbench.architecture.mla import MLAConfig
 from efficientbench.architecture.model import OWN_LAYER, ModelConfig
+from efficientbench.architecture.positions import RopeConfig
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -27,6 +29,7 @@ Architecture = Literal[
     "deepseek_v2",
     "deepseek_v3",
     "granite_swa",
+    "qwen3_5_text",
 ]
 
 # The parts that some classes have and others lack, as messages name them.
@@ -47,6 +50,10 @@ WINDOW = "windows"
 NO_WINDOW = "windows in some layers alone"
 BASES = "layers that differ in position.base"
 SINKS = "sinks"
+GATES = "output gates"
+ROPE_SHARE = "RoPE's share"
+RECURRENT = "Gated DeltaNet"
+CENTRED = "zero-centred norms"
 NANOCHAT = "parts of nanochat"
 
 EITHER = frozenset({BIAS, UNBIASED})
@@ -117,6 +124,11 @@ FAMILIES: dict[Architecture, Family] = {
         frozenset({SINKS}),
         settings={"residual_multiplier": 1.0, "logits_scaling": 1.0},
     ),
+    "qwen3_5_text": Family(
+        "Qwen3_5ForCausalLM",
+        EITHER | {QK_NORM, GATES, ROPE_SHARE, RECURRENT, CENTRED},
+        frozenset({QK_NORM, GATES, CENTRED}),
+    ),
 }
 """The families by model type, in the order in which they are chosen."""
 
@@ -124,8 +136,16 @@ CLASSES: dict[Architecture, str] = {name: family.class_name for name, family in 
 
 MULTIPLIES = ("granite_swa",)
 """Model types with `model.embedding_multiplier` as a key; elsewhere the input's table holds the products."""
-SLIDING = "sliding_attention"
-"""transformers' name of a layer with a window."""
+SLIDING, LINEAR, FULL = "sliding_attention", "linear_attention", "full_attention"
+"""transformers' names of a layer with a window, of a recurrent one, and of one that sees all tokens."""
+LINEAR_KEYS = {
+    "key_heads": "linear_num_key_heads",
+    "value_heads": "linear_num_value_heads",
+    "key_dim": "linear_key_head_dim",
+    "value_dim": "linear_value_head_dim",
+    "convolution": "linear_conv_kernel_dim",
+}
+"""transformers' names of the keys of Gated DeltaNet, by ours."""
 SCALING = {
     **{name: name for name in ("factor", "low_freq_factor", "high_freq_factor")},
     "original_seq_len": "original_max_position_embeddings",
@@ -144,6 +164,11 @@ def layer_views(model: ModelConfig) -> list[ModelConfig]:
     return [views[name] for name in model.layer_kinds]
 
 
+def attends(view: ModelConfig) -> bool:
+    """Return whether a layer has queries and keys that may have positions; a recurrent layer's have none."""
+    return view.attention_variant.places != {"nothing"}
+
+
 def rotation(model: ModelConfig) -> dict[str, Any] | None:
     """Return transformers' `rope_parameters` of the first layer with RoPE; None if there is none."""
     rotated = [view.position for view in model.views.values() if view.position.rope_base is not None]
@@ -158,19 +183,21 @@ def rotation(model: ModelConfig) -> dict[str, Any] | None:
 def layer_settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     """Return the keys of transformers' configuration that say what the layers are."""
     family, views = FAMILIES[architecture], layer_views(model)
-    settings = dict(family.settings)
-    if not isinstance(views[0].attention, GQAConfig):
+    settings, full = dict(family.settings), next(filter(attends, views))
+    if not isinstance(full.attention, GQAConfig):
         dense = model.layers - len(model.expert_layers)
-        return settings | views[0].attention.model_dump(exclude={"kind"}) | {"first_k_dense_replace": dense}
+        return settings | full.attention.model_dump(exclude={"kind"}) | {"first_k_dense_replace": dense}
     settings["head_dim"] = model.head_dim
     if family.takes >= EITHER:
-        settings["attention_bias"] = views[0].attention.qkv_bias
+        settings["attention_bias"] = full.attention.qkv_bias
+    if RECURRENT in family.takes:
+        settings |= _recurrent_settings(views) | {"partial_rotary_factor": _share(full)}
     if architecture in ("mistral", "mixtral"):
         settings["sliding_window"] = None
     if SINKS in family.takes:
         # By default only every fourth layer is full.
         bases = [view.position.rope_base or 0 for view in views]
-        settings |= {"layer_rope_theta": bases, "layer_types": ["full_attention"] * model.layers}
+        settings |= {"layer_rope_theta": bases, "layer_types": [FULL] * model.layers}
         settings |= {"attention_multiplier": model.head_dim**-0.5, "embedding_multiplier": model.embedding_multiplier}
     elif NOPE in family.takes:
         settings["no_rope_layers"] = [int(view.position.rope_base is not None) for view in views]
@@ -180,9 +207,24 @@ def layer_settings(model: ModelConfig, architecture: Architecture) -> dict[str, 
     if any(windows):
         settings["sliding_window"] = max(width or 0 for width in windows)
     if any(windows) and NO_WINDOW in family.takes:
-        types = [SLIDING if width else "full_attention" for width in windows]
+        types = [SLIDING if width else FULL for width in windows]
         settings |= {"layer_types": types} | ({} if SINKS in family.takes else {"use_sliding_window": True})
     return settings
+
+
+def _recurrent_settings(views: Sequence[ModelConfig]) -> dict[str, Any]:
+    """Return the keys that say which layers are recurrent, and what these are."""
+    settings: dict[str, Any] = {"layer_types": [FULL if attends(view) else LINEAR for view in views]}
+    for view in views:
+        if isinstance(view.attention, GDNConfig):
+            keys = view.attention.model_dump() | {"value_heads": view.attention.heads}
+            settings |= {name: keys[key] for key, name in LINEAR_KEYS.items()}
+    return settings
+
+
+def _share(view: ModelConfig) -> float:
+    """Return the share of a head's dimensions that RoPE rotates."""
+    return view.position.share or 1.0 if isinstance(view.position, RopeConfig) else 1.0
 
 
 def expert_settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
@@ -238,6 +280,10 @@ def layer_keys(found: PretrainedConfig, architecture: Architecture) -> dict[str,
         return own | _pattern(found, family)[1]
     bias = found.attention_bias if family.takes >= EITHER else BIAS in family.takes
     attention = {"kind": "gqa", "query_groups": found.num_key_value_heads, "qkv_bias": bias}
+    if GATES in family.takes:
+        attention["gate"] = True
+    if ROPE_SHARE in family.takes:
+        rope["share"] = found.rope_parameters.get("partial_rotary_factor")
     if SINKS in family.takes:
         attention["sinks"] = True
         rope["base"] = next((base for base in found.layer_rope_theta if base), rope["base"])
@@ -275,6 +321,9 @@ def _layer(found: PretrainedConfig, family: Family, number: int) -> tuple[str, d
         dense = range(found.first_k_dense_replace or 0)
     if FIRST_DENSE in family.takes and number in dense:
         kind["dense"] = {"moe": False, "ffn_hidden_size": found.intermediate_size}
+    if RECURRENT in family.takes and found.layer_types[number] == LINEAR:
+        attention = {"kind": "gdn", **{key: getattr(found, name) for key, name in LINEAR_KEYS.items()}}
+        kind["gdn"] = {"attention": attention, "position": {"kind": "none"}, "qk_norm": False}
     # Mistral's windows are in every layer.
     slides = NO_WINDOW not in family.takes or found.layer_types[number] == SLIDING
     if WINDOW in family.takes and slides and found.sliding_window:

@@ -21,9 +21,12 @@ from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.schema import RunConfig
 from efficientbench.export.architectures import transformers_config
 from efficientbench.export.families import (
+    CENTRED,
     CLASSES,
     FAMILIES,
+    FULL,
     NO_WINDOW,
+    RECURRENT,
     Architecture,
     expert_keys,
     layer_keys,
@@ -40,7 +43,7 @@ CODE_OR_CONVERSION = {
     "per_layer_config": "its layers differ in shapes, and here they differ in windows and RoPE alone",
 }
 """Keys for which a folder is refused if they are set → the reason."""
-OUTSIDE_THE_CLASS = ("head_dim", "rope_theta", "rope_scaling", "partial_rotary_factor")
+OUTSIDE_THE_CLASS = ("head_dim", "rope_theta", "rope_scaling", "partial_rotary_factor", "full_attention_interval")
 """Keys that transformers reads from any configuration, besides the keys of its class."""
 WITHOUT_EFFECT = {
     *("_name_or_path", "architectures", "dtype", "model_type", "problem_type", "transformers_version"),
@@ -53,6 +56,8 @@ WITHOUT_EFFECT = {
     *("max_window_layers", "no_rope_layer_interval"),
 }
 """Keys that change no logits."""
+OF_IMAGES = ("mrope_section", "mrope_interleaved")
+"""Keys of `rope_parameters` that place the parts of an image: all parts of a token of text have one place."""
 FOREIGN_NAMES = {
     "auxiliary_loss": "router_aux_loss_coef",
     "base": "rope_theta",
@@ -64,6 +69,7 @@ FOREIGN_NAMES = {
     "norm_epsilon": "rms_norm_eps",
     "query_groups": "num_key_value_heads",
     "seq_len": "max_position_embeddings",
+    "share": "partial_rotary_factor",
     "top_k": "num_experts_per_tok",
     "window": "sliding_window",
 }
@@ -104,6 +110,8 @@ def config_of(path: Path, content: dict[str, Any], size: str) -> tuple[RunConfig
     """
     architecture = _architecture(path, content)
     found = _parsed(path, architecture, content)
+    if RECURRENT in FAMILIES[architecture].takes and FULL not in found.layer_types:
+        raise ConfigError(f"{path}: layer_types has no {FULL}: models here of this class have one such layer at least")
     try:
         config = RunConfig.model_validate(
             {
@@ -130,6 +138,8 @@ def config_of(path: Path, content: dict[str, Any], size: str) -> tuple[RunConfig
     if "layer_rope_theta" in expected:
         for parameters in (given["rope_parameters"], expected["rope_parameters"]):
             parameters.pop("rope_theta", None)  # Each layer has its own.
+    for key in OF_IMAGES:
+        (given.get("rope_parameters") or {}).pop(key, None)
     differing = [key for key in expected if key not in without_effect and not _same(given.get(key), expected[key])]
     if differing:
         lines = [f"{key} is {_short(given.get(key))}, {_short(expected[key])} would be right" for key in differing]
@@ -220,7 +230,7 @@ def _model(found: PretrainedConfig, kind: Architecture) -> dict[str, Any]:
         "moe": moe,
         "vocab_size": found.vocab_size,
         "norm_epsilon": found.rms_norm_eps,
-        "norm_weights": not nanochat,
+        "norm_weights": "zero_centred" if CENTRED in FAMILIES[kind].takes else not nanochat,
         "embedding_norm": nanochat,
         "qk_norm": nanochat or kind.startswith("qwen3"),
         "activation": "relu2" if nanochat else "swiglu",

@@ -1,4 +1,4 @@
-"""GQA and MQA in transformers: Qwen2, Qwen3, Llama, SmolLM3, NanoChat, Mistral and Mixtral."""
+"""GQA and MQA in transformers: Qwen2, Qwen3, Qwen3.5, Llama, SmolLM3, NanoChat, Mistral, Mixtral and GraniteSWA."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import torch
 from efficientbench.architecture.gqa import GQAConfig
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.export.architectures import Exporter
-from efficientbench.export.families import BIAS, EITHER, FAMILIES, SINKS, UNBIASED, WINDOW, Architecture
+from efficientbench.export.families import BIAS, EITHER, FAMILIES, GATES, SINKS, UNBIASED, WINDOW, Architecture
 
-NAMES = {"window": WINDOW, "sinks": SINKS}
+NAMES = {"window": WINDOW, "sinks": SINKS, "gate": GATES}
 """The parts of layers that keys stand for."""
 OUR_SINKS = "self_attention.core_attention.sinks"
+OUR_OUTPUT = "self_attention.linear_proj.weight"
 HEAD_NORMS = {
     "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
     "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
@@ -32,10 +33,11 @@ def _parts(view: ModelConfig) -> dict[str, str]:
 
 
 def _weights(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    width = (model.heads + 2 * model.key_value_heads) * model.head_dim
+    queries = model.heads * (2 if _gqa(model).gate else 1)
+    width = (queries + 2 * model.key_value_heads) * model.head_dim
     weights: dict[str, tuple[int, ...]] = {
         "self_attention.linear_qkv.weight": (width, model.hidden_size),
-        "self_attention.linear_proj.weight": (model.hidden_size, model.heads * model.head_dim),
+        OUR_OUTPUT: (model.hidden_size, model.heads * model.head_dim),
     }
     if _gqa(model).qkv_bias:
         weights["self_attention.linear_qkv.bias"] = (width,)
@@ -52,16 +54,26 @@ def _norms(model: ModelConfig) -> dict[str, int]:
 def _converted(
     part: str, weight: torch.Tensor, model: ModelConfig, architecture: Architecture
 ) -> dict[str, torch.Tensor]:
-    """Split the joint QKV weight or bias, which has query heads, key and value group by group, into q, k and v."""
+    """Split the joint QKV weight or bias into q, k and v.
+
+    It has, group by group, query heads, their gates if there are any, key and value.
+    """
     if model.qk_norm and part in HEAD_NORMS:
-        return {HEAD_NORMS[part]: weight}
+        return {HEAD_NORMS[part]: _rotated_first(weight, model, 0)}
+    if part == OUR_OUTPUT:
+        return {"self_attn.o_proj.weight": weight}
     if _gqa(model).sinks and part == OUR_SINKS:
         return {"self_attn.sinks": weight}
     if not part.startswith("self_attention.linear_qkv."):
         return {}
     kind = part.rpartition(".")[2]
     groups = weight.unflatten(0, (model.key_value_heads, -1, model.head_dim))
-    query, key, value = groups.split([model.heads // model.key_value_heads, 1, 1], dim=1)
+    heads = model.heads // model.key_value_heads
+    query, gate, key, value = groups.split([heads, heads if _gqa(model).gate else 0, 1, 1], dim=1)
+    query, key = (_rotated_first(each, model, 2) for each in (query, key))
+    if _gqa(model).gate:
+        # A head's gate lies behind its query.
+        query = torch.cat([query, gate], dim=2)
     if architecture == "nanochat":
         # NanoChat rotates pairs in the other direction, which exchanging their halves undoes.
         query, key = (torch.cat(each.chunk(2, dim=2)[::-1], dim=2) for each in (query, key))
@@ -71,6 +83,12 @@ def _converted(
         # A bias of zeros has no effect.
         tensors["self_attn.o_proj.bias"] = weight.new_zeros(model.hidden_size)
     return tensors
+
+
+def _rotated_first(x: torch.Tensor, model: ModelConfig, dim: int) -> torch.Tensor:
+    """Bring the last dimensions of a head, which RoPE rotates of ours, before those that it leaves as they are."""
+    rotated = model.rotated_dim
+    return x.roll(rotated, dims=dim) if rotated < model.head_dim else x
 
 
 EXPORTER = Exporter(_parts, _norms, _weights, _converted)

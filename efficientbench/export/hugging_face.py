@@ -184,9 +184,10 @@ def _write_configuration(model: Model, folder: Path) -> None:
     if rope_parameters is not None:
         # Releases before 5 read the rotation from these keys; without them they use a default of their own.
         path = folder / "config.json"
-        base = rope_parameters.pop("rope_theta")
-        content = json.loads(path.read_bytes()) | {"rope_theta": base}
-        if len(rope_parameters) > 1:
-            content["rope_scaling"] = rope_parameters
+        content = json.loads(path.read_bytes())
+        saved = dict(content["rope_parameters"])
+        content["rope_theta"] = saved.pop("rope_theta")
+        if rope_parameters["rope_type"] != "default":
+            content["rope_scaling"] = saved
         write_file(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
     GenerationConfig(eos_token_id=eos_token_id, pad_token_id=eos_token_id).save_pretrained(folder)

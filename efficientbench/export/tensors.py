@@ -110,7 +110,8 @@ def imported(
             if not rows.any():
                 _refuse_values(foreign, tensor)
                 continue
-            expected = (len(rows), *shape[1:])
+            # A convolution of transformers has a dimension of 1 behind the first.
+            expected = (len(rows), *rows.shape[1 : 1 + rows.dim() - len(shape)], *shape[1:])
             if tuple(tensor.shape) != expected:
                 raise ConfigError(
                     f"{foreign} has the shape {list(tensor.shape)}; config.json makes it {list(expected)}"
@@ -119,7 +120,7 @@ def imported(
                 # Only the name changes: the file's tensor is used as it is.
                 weight = tensor
             else:
-                weight[rows.flatten() - 1] = tensor
+                weight[rows.flatten() - 1] = tensor.reshape(len(rows), *shape[1:])
         yield name, weight
     _refuse_surplus(tensors, used, model, architecture)
 
@@ -150,7 +151,6 @@ EXPERT = re.compile(r"mlp\.experts\.(\d+)\.linear_fc([12])\.weight")
 RENAMED = {
     "input_layernorm.weight": "input_layernorm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
-    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
 }
 """Tensors that are only renamed: ours → transformers'."""

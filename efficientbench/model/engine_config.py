@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from megatron.core.activations import squared_relu
 from megatron.core.transformer import TransformerConfig
 
+from efficientbench.architecture.backbone import NormWeights
 from efficientbench.config.schema import RunConfig
 from efficientbench.model.kernels import TORCH_DTYPES
 from efficientbench.model.kernels.causal_attention import AttentionKernel, causal_attention
@@ -23,8 +24,8 @@ class EngineConfig(TransformerConfig):
     attention_dropout: float = 0.0
     fuse: bool = False
     """Whether compiled kernels compute norm, rotation and activation."""
-    norm_weights: bool = True
-    """Whether norms have a trained vector."""
+    norm_weights: NormWeights = True
+    """Whether norms have a trained vector, and whether 1 is added to it."""
     attention_kernel: AttentionKernel = causal_attention
     """The kernel of causal attention without a bias."""
     loss_kernel: LossKernel = field(default_factory=LossKernel)

@@ -31,7 +31,7 @@ VOCABULARY_TABLES = (EMBEDDING, "output_layer.weight")
 
 
 def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.device = CPU) -> None:
-    """Fill every parameter of this stage: biases and sinks 0, norms 1, weights N(0, init_std²).
+    """Fill every parameter of this stage: biases and sinks 0, norms 1 (zero-centred 0), weights N(0, init_std²).
 
     Output projections and learned positions have a smaller deviation; some parameters carry a law of their own.
 

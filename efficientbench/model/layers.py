@@ -21,6 +21,10 @@ from efficientbench.model.kernels.norm import rms_norm, sum_and_norm
 from efficientbench.model.kernels.relu2 import relu2
 from efficientbench.model.kernels.swiglu import swiglu
 
+QUANTILES = "quantiles"
+"""The attribute of a parameter with an initial law of its own, which has no weight decay: shares of the distribution,
+between 0 and 1, → values."""
+
 
 class RMSNorm(torch.nn.Module):
     """RMSNorm over the last dimension, with the constructor that Megatron's ModuleSpecs call.
@@ -34,12 +38,15 @@ class RMSNorm(torch.nn.Module):
         super().__init__()
         self.eps = eps
         self.fuse = config.fuse
+        self.zero_centred = config.norm_weights == "zero_centred"
         if not config.norm_weights:
             self.register_parameter("weight", None)
             return
         self.weight = torch.nn.Parameter(
             torch.ones(hidden_size, dtype=config.params_dtype, device=torch.get_default_device())
         )
+        if self.zero_centred:
+            setattr(self.weight, QUANTILES, torch.zeros_like)
         # Each rank sees only its part of the sequence; this mark lets Megatron sum the gradients over the ranks.
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
@@ -47,9 +54,13 @@ class RMSNorm(torch.nn.Module):
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return x [..., H] normalized; with a residual, return x + residual and that sum normalized."""
+        weight = self.weight
+        if weight is not None and self.zero_centred:
+            # The sum is in float32 or wider: beside 1, bf16 would lose most of a small number.
+            weight = 1 + weight.to(torch.promote_types(weight.dtype, torch.float32))
         if residual is not None:
-            return sum_and_norm(x, residual, self.weight, self.eps)
-        return rms_norm(x, self.weight, self.eps, self.fuse)
+            return sum_and_norm(x, residual, weight, self.eps)
+        return rms_norm(x, weight, self.eps, self.fuse)
 
 
 def column_parallel(
@@ -81,11 +92,6 @@ def replicated(config: TransformerConfig, inputs: int, outputs: int) -> torch.nn
     # Under sequence parallelism each rank sees its part alone; this mark lets Megatron sum the gradients over the ranks.
     linear.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
     return linear
-
-
-QUANTILES = "quantiles"
-"""The attribute of a parameter with an initial law of its own, which has no weight decay: shares of the distribution,
-between 0 and 1, → values."""
 
 
 def split_parameter(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from oracles.oracle import build, gradients_beside, weights_of
+import torch
+from oracles.oracle import build, gradients_beside, text, weights_of
 from oracles.plain_decoder import PlainDecoder
 from support.configs import tiny, tiny_model
 
@@ -24,6 +25,7 @@ ALL = list(KEYS.values())
 CASES = {
     "defaults": ("gqa_1.5B", []),
     **{key: ("gqa_1.5B", [override]) for key, override in KEYS.items()},
+    "zero-centred norms": ("gqa_1.5B", ["model.norm_weights=zero_centred", *ALL[1:3]]),
     "all": ("gqa_1.5B", ALL),
     "all with norm weights": ("gqa_1.5B", ALL[1:]),
     "all, one group": ("mqa_1.5B", ALL),
@@ -52,6 +54,32 @@ def test_logits_loss_and_gradients_equal_the_formula(case: str, length: int) -> 
         # A single token attends to itself whatever its query and key: their gradients are zero but for rounding.
         scale = weight.grad.abs().max().clamp(min=1 if length == 1 else 0)
         assert (gradients[parameter] - weight.grad).abs().max() < 1e-5 * scale, parameter
+
+
+@pytest.mark.usefixtures("single_rank")
+def test_zero_centred_norms_begin_as_the_others_do() -> None:
+    from efficientbench.model.gpt import build_stages
+
+    config = tiny("gqa_1.5B", "model.qk_norm=true")
+    zero_centred = tiny("gqa_1.5B", "model.qk_norm=true", "model.norm_weights=zero_centred")
+    models = [build_stages(each, torch.device("cpu"))[0].eval() for each in (config, zero_centred)]
+    assert not models[1].decoder.final_layernorm.weight.any()
+    with torch.no_grad():
+        plain, centred = (model(text(config, 16)) for model in models)
+    assert torch.equal(plain, centred)
+
+
+@pytest.mark.usefixtures("single_rank")
+def test_a_zero_centred_norm_in_bf16_adds_to_1_what_bf16_would_lose_beside_it() -> None:
+    from efficientbench.model.engine_config import transformer_config
+    from efficientbench.model.layers import RMSNorm
+
+    config = tiny("gqa_1.5B", "training.dtype=bf16", "model.norm_weights=zero_centred")
+    norm = RMSNorm(transformer_config(config), 512, 1e-6)
+    norm.weight.data.fill_(2**-9)
+    x = torch.randn(100, 512, generator=torch.Generator().manual_seed(4)).bfloat16()
+    wide = x.double() / (x.double().square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() * (1 + 2**-9)
+    assert (norm(x) == wide.bfloat16()).double().mean() > 0.99
 
 
 @pytest.mark.parametrize("kind", [kind for kind, variant in ATTENTION.items() if not variant.qk_norm])

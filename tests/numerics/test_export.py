@@ -31,7 +31,7 @@ HARD = (
 )
 
 
-@pytest.mark.usefixtures("single_rank")
+@pytest.mark.usefixtures("single_rank", "without_fla")
 @pytest.mark.parametrize(("name", "overrides", "tokenizer", "expected"), CASES.values(), ids=CASES)
 def test_transformers_computes_the_same_logits(
     name: str, overrides: list[str], tokenizer: str, expected: str, tokenizers: dict[str, TextTokenizer], tmp_path: Path
@@ -164,8 +164,16 @@ def test_weights_of_another_model_are_refused(change: str, tmp_path: Path) -> No
         ("gqa_1.5B", [*WINDOWS, "model.kinds.swa.position.base=500"], "GraniteSWAForCausalLM always has sinks"),
         ("gqa_1.5B", [*WINDOWS, "model.kinds.swa.attention.sinks=true"], "differ in attention.sinks"),
         ("gqa_1.5B", ["model.attention.sinks=true", "model.qk_norm=true"], "GraniteSWAForCausalLM has no norms on"),
-        ("gqa_1.5B", ["model.attention.gate=true"], "model.attention.gate=True: .*no class of transformers has gate"),
-        ("gqa_1.5B", ["model.position.share=0.5"], "model.position.share=0.5: .* has RoPE's share"),
+        ("gqa_1.5B", ["model.attention.gate=true"], "model.attention.gate=True: .*LlamaForCausalLM has no output"),
+        ("gqa_1.5B", ["model.position.share=0.5"], "model.position.share=0.5: .*LlamaForCausalLM has no RoPE's share"),
+        ("gqa_1.5B", ["model.pattern=[own,part]", "model.kinds.part.position.share=0.5"], "differ in position.share"),
+        (
+            "gqa_1.5B",
+            ["model.pattern=[gdn,own]"],
+            "model.kinds.gdn.attention.kind=gdn: .*; Qwen3_5ForCausalLM always has norms on queries and keys and "
+            "always has output gates and always has zero-centred norms",
+        ),
+        ("gqa_1.5B", ["model.norm_weights=zero_centred"], "norm_weights=zero_centred: .*LlamaForCausalLM has no zero"),
         ("gqa_1.5B", [*WINDOWS, "model.attention.window=7"], "differ in attention.window"),
         ("gqa_1.5B", ["model.pattern=[own,mla]"], "differ in attention.kind"),
         ("gqa_1.5B", ["model.pattern=[own,nsa]"], "model.kinds.nsa.attention.kind=nsa: .*has Native Sparse"),

@@ -26,7 +26,7 @@ from efficientbench.export.tensors import imported, weight_shapes
 if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
 
-pytestmark = [pytest.mark.usefixtures("single_rank"), TRANSFORMERS_5]
+pytestmark = [pytest.mark.usefixtures("single_rank", "without_fla"), TRANSFORMERS_5]
 TINY: dict[str, Any] = {
     "vocab_size": 67,
     "hidden_size": 48,
@@ -92,6 +92,16 @@ FOREIGN: dict[str, dict[str, Any]] = {
         **{"num_hidden_layers": 4, "sliding_window": 5, "attention_multiplier": 0.25, "head_dim": 16, **UNPADDED},
         **{"layer_rope_theta": [0, 500, 1e4, 500], "layer_types": ["full_attention", *["sliding_attention"] * 3]},
         **{"embedding_multiplier": 3.0, "tie_word_embeddings": False},
+    },
+    # As a published one: every fourth layer is full, a quarter of RoPE.
+    "qwen3_5_text": {
+        **{"num_hidden_layers": 4, "head_dim": 16, "rms_norm_eps": 1e-3, "linear_conv_kernel_dim": 3},
+        **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12},
+        **{"linear_value_head_dim": 8, "full_attention_interval": 4},
+        "rope_parameters": {
+            **{"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+            **{"mrope_section": [1, 1, 0], "mrope_interleaved": True},
+        },
     },
     "smollm3, lists": {
         **{"num_hidden_layers": 4, "sliding_window": 5, "use_sliding_window": True, "no_rope_layers": [1, 0, 0, 1]},

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 from oracles.oracle import build, relative_error
 from support.configs import tiny
-from support.reads import Reads
+from support.reads import read_by_a_step
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.generation import cache_bytes_read, weight_bytes_read
@@ -17,39 +15,17 @@ from efficientbench.devices.registry import find_device
 from efficientbench.generation.decoder import Decoder, compiled_step
 from efficientbench.generation.measuring.measure import Setting, measure, prompts_of
 from efficientbench.generation.memory import Case
-from efficientbench.model.cache import Cache
-
-if TYPE_CHECKING:
-    from efficientbench.model.gpt import GPT
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
-LAYERS = 2
-
-
-def read_by_a_step(model: GPT, rows: int, length: int, room: int) -> tuple[int, int, dict[str, int]]:
-    """Bytes of weights, of the cache, and of its parts by name, that a step reads which makes rows that long."""
-    cache = Cache(model, rows, room)
-    cache.fresh = False
-    watched = {f"weights {name}": each.detach() for name, each in model.named_parameters()}
-    for number, state in enumerate(cache.states):
-        watched |= {f"cache {number} {name}": each.normal_() for name, each in vars(state).items()}
-    cache.lengths.fill_(length - 1)
-    cache.reach = length
-    with torch.no_grad(), cache.bound(), Reads(watched) as reads:
-        model(torch.arange(rows)[:, None], only=torch.zeros(rows, dtype=torch.int64))
-    found = reads.bytes()
-    weights, kept = (
-        sum(size for name, size in found.items() if name.startswith(part)) for part in ("weights", "cache")
-    )
-    return weights, kept, found
+RUNS = ("gqa_1.5B", "mqa_1.5B", "mla_1.5B", "nsa_1.5B", "moe_1.5Bx8", "swa_3to1_1.5B", "gdn_3to1_1.5B")
 
 
 # NSA: lengths from which there are as many blocks as a query chooses.
-@pytest.mark.parametrize("name", ["gqa_1.5B", "mqa_1.5B", "mla_1.5B", "nsa_1.5B", "moe_1.5Bx8"])
+@pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_bytes_read_by_a_step_match_the_formulas(name: str, tied: bool) -> None:
-    config = tiny(name, f"model.tied={str(tied).lower()}")
+    config = tiny(name, f"model.tied={str(tied).lower()}", "model.layers=4")
     model, moe = build(config), config.model.moe
     for rows, length in ((1, 64), (3, 80)):
         weights, kept, _ = read_by_a_step(model, rows, length, room=96)

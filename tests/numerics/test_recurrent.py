@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from oracles.oracle import build, relative_error, text, weights_of
+from oracles.recurrent import recurrence
 from support.configs import ATTENTIONS, BASE, tiny, tiny_model
 from support.decoding import from_cache, in_parts
+from support.longest_chain import longest_chain
 
 from efficientbench.architecture.kda import BLOCK
 from efficientbench.architecture.recurrent import CHUNK
@@ -23,6 +25,23 @@ from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_
 
 LAYERS = {"gdn": "linear_attn", "kda": "self_attn", "mamba2": "mamba"}
 """Kind → the name of its layer in transformers' class."""
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.usefixtures("single_rank")
+def test_few_operations_follow_one_another_but_where_a_loop_goes_over_tokens(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_model(kind)
+    layer = first_layer(config)
+
+    def for_each_token(tokens: int) -> float:
+        hidden = torch.ones(tokens, 1, config.model.hidden_size)
+        return longest_chain(layer(hidden)[0]) / tokens
+
+    assert for_each_token(4096) <= 1 / 16
+    monkeypatch.setattr("efficientbench.model.attention.recurrent.recurrence", recurrence)
+    assert for_each_token(256) > 1
 
 
 @pytest.mark.proof
@@ -79,7 +98,7 @@ def test_initial_laws_of_gdn_have_the_quantiles_of_transformers_class() -> None:
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
     config = tiny_model("gdn", "model.attention.key_heads=1024", "model.attention.key_dim=2")
-    ours = build_untouched(config)
+    ours = first_layer(config)
     torch.manual_seed(0)
     theirs = Qwen3_5GatedDeltaNet(qwen3_5_config(config.model), 0)
     assert_same_quantiles(ours.A_log.exp(), theirs.A_log.exp())
@@ -95,7 +114,7 @@ def test_initial_laws_of_kda_have_the_quantiles_of_transformers_class() -> None:
     from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 
     config = tiny_model("kda", "model.layers=1", "model.attention.key_heads=1024", "model.attention.key_dim=2")
-    ours = build_untouched(config)
+    ours = first_layer(config)
     torch.manual_seed(0)
     settings = kimi_linear_config(config.model)
     theirs, made = KimiLinearForCausalLM(settings).model.layers[0].self_attn, KimiLinearDeltaAttention(settings, 0)
@@ -112,7 +131,7 @@ def test_initial_laws_of_mamba2_have_the_quantiles_of_transformers_class() -> No
     from transformers import Mamba2Config
     from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-    ours = build_untouched(tiny_model("mamba2", "model.attention.inner_size=4096", "model.attention.value_dim=4"))
+    ours = first_layer(tiny_model("mamba2", "model.attention.inner_size=4096", "model.attention.value_dim=4"))
     torch.manual_seed(0)
     theirs = Mamba2Mixer(
         Mamba2Config(hidden_size=2048, num_heads=1024, head_dim=4, n_groups=2, state_size=16, num_hidden_layers=1), 0
@@ -129,7 +148,7 @@ def test_initial_laws_of_mamba2_have_the_quantiles_of_transformers_class() -> No
     assert_same_quantiles(ours.A_log.exp(), torch.linspace(least, largest, 1024))
 
 
-def build_untouched(config: RunConfig) -> torch.nn.Module:
+def first_layer(config: RunConfig) -> torch.nn.Module:
     """The first layer of a model with its initial weights."""
     from efficientbench.model.gpt import build_stages
 

@@ -1,7 +1,7 @@
 """The decoder as its formula says, in plain torch and float64, for every key of the backbone.
 
 x_0 = embedding · factor, normed if embedding_norm; x ← x + Attention(norm(x)); x ← x + FeedForward(norm(x));
-logits = cap(norm(x) Wᵀ). norm(x) = x / √(mean(x²) + ε) [· w]; cap(z) = c · tanh(z / c). A layer has its kind's keys.
+logits = cap(norm(x) Wᵀ). norm(x) = x / √(mean(x²) + ε) [· w or 1 + w]; cap(z) = c · tanh(z / c). A layer has its kind's keys.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class PlainDecoder(torch.nn.Module):
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         normed = x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + self.model.norm_epsilon)
-        return normed * self.weights[f"{name}.weight"] if self.model.norm_weights else normed
+        if not self.model.norm_weights:
+            return normed
+        return normed * (self.weights[f"{name}.weight"] + (self.model.norm_weights == "zero_centred"))
 
     def attention(self, x: torch.Tensor, name: str, model: ModelConfig) -> torch.Tensor:
         groups, attention = model.key_value_heads, model.attention

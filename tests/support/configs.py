@@ -33,6 +33,7 @@ TINY = [
 ]
 
 BACKBONE = [
+    "model.norm_weights=zero_centred",
     "model.embedding_norm=true",
     "model.qk_norm=true",
     "model.activation=relu2",

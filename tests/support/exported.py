@@ -7,7 +7,7 @@ from support.configs import ATTENTIONS, tiny, tiny_model
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.export.architectures import architecture_of
-from efficientbench.export.families import CLASSES
+from efficientbench.export.families import CLASSES, attends
 
 UNBIASED = "model.attention.qkv_bias=false"
 TIED = "model.embedding_multiplier=1"
@@ -17,12 +17,18 @@ SCALED = "model.position.scaling.original_seq_len=32"
 WINDOWS = ["model.layers=3", "model.pattern=[swa,own]", "model.kinds.swa.attention.window=5"]
 """Three layers in a pattern that is cut, with a window in the first and the last."""
 SINKS = ["model.attention.sinks=true"]
+GATED = [
+    *("model.attention.gate=true", "model.qk_norm=true", "model.norm_weights=zero_centred", "model.norm_epsilon=1e-3"),
+    # More than one chunk of a recurrent layer, the last not full.
+    "training.seq_len=72",
+]
 NOPE_KINDS = "model.kinds={swa: {attention: {window: 5}}, full: {position: {kind: none}}}"
 
 
 def is_exported(name: str) -> bool:
-    """Return whether the declaration of a model of ATTENTIONS names an exporter."""
-    return tiny_model(name).model.attention_variant.exporter is not None
+    """Return whether the declaration of a model of ATTENTIONS names an exporter, of a class with such layers alone."""
+    model = tiny_model(name).model
+    return model.attention_variant.exporter is not None and attends(model)
 
 
 CASES = {
@@ -113,6 +119,22 @@ CASES = {
         [*WINDOWS, *SINKS, UNBIASED, UNTIED, SCALED, "model.pattern=[own,swa]", "model.kinds.swa.position.base=500"],
         "own",
         "GraniteSWAForCausalLM",
+    ),
+    "GDN, every fourth gated": (
+        "gqa_1.5B",
+        [*GATED, UNBIASED, "model.layers=4", "model.pattern=[gdn,gdn,gdn,own]", "model.position.share=0.5"],
+        "own",
+        "Qwen3_5ForCausalLM",
+    ),
+    "GDN, two values for a key, two tables, bias": (
+        "mqa_0.5B",
+        [
+            *(*GATED, UNTIED, TIED, SCALED, "model.pattern=[wide,own]"),
+            "model.kinds={wide: {attention: {kind: gdn, value_heads: 4, value_dim: 12, convolution: 3}, "
+            "position: {kind: none}, qk_norm: false}}",
+        ],
+        "own",
+        "Qwen3_5ForCausalLM",
     ),
     "mla, norms without weights": (
         "mla_1.5B",

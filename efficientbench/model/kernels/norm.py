@@ -15,7 +15,10 @@ FUSED = "torch.compile, which keeps only the input and a factor per token"
 
 
 class FormulaRMSNorm(torch.autograd.Function):
-    """The formula in float32 or wider, for a CPU: torch's rms_norm keeps float32 copies there, and is slower."""
+    """The formula in float32 or wider, for a CPU, where torch's rms_norm keeps float32 copies and is slower.
+
+    Also for a wider weight, which other kernels do not take.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
@@ -132,12 +135,12 @@ def sum_and_norm(
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, fuse: bool = False) -> torch.Tensor:
     """Return x / sqrt(mean(x²) + epsilon) · weight over the last dimension; x [..., H], weight [H] or None for ones.
 
-    `fuse`: use compiled kernels.
+    A weight may be wider than x. `fuse`: use compiled kernels.
     """
     if fuse:
         compiled: torch.Tensor = FusedRMSNorm.apply(x, weight, epsilon)
         return compiled
-    if x.device.type == "cpu":
+    if x.device.type == "cpu" or (weight is not None and weight.dtype != x.dtype):
         # For one token, `apply` takes longer than the computation.
         if not torch.is_grad_enabled():
             return _by_formula(x, weight, epsilon)[0]

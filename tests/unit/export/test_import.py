@@ -94,6 +94,7 @@ def test_releases_of_transformers_that_keep_the_rotation_elsewhere(
             "sliding_window: -3 does not fit: input should be greater than or equal to 1",
         ),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_parameters is {"),
+        ({"model_type": "qwen3_5_text", "layer_types": ["linear_attention"] * 2}, "layer_types has no full_attention"),
         ({"num_key_value_heads": 3}, "cannot be shared evenly by 3 query groups: num_key_value_heads must divide"),
         ({"num_hidden_layers": "two"}, "transformers 5"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: Input should be greater than or equal to 1"),
