@@ -311,7 +311,7 @@ def _row(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement | 
     from efficientbench.generation.measuring.measure import measure
 
     config, usable = setting.config, usable_bytes(setting.device)
-    reason = too_large(config, case, usable)
+    reason = too_large(config, case, usable, setting.form)
     try:
         if reason is None:
             check_lengths(config.model, [range(case.prompt_tokens)], case.max_new_tokens)
@@ -321,7 +321,8 @@ def _row(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement | 
     except Exception as error:
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         if ran_out_of_memory(error):
-            reason = f"out of memory at batch {case.batch:,}: {first_line}; {batch_that_fits(config, case, usable)}"
+            hint = batch_that_fits(config, case, usable, setting.form)
+            reason = f"out of memory at batch {case.batch:,}: {first_line}; {hint}"
         elif setting.compiled and not COMPILING.isdisjoint(each.__name__ for each in type(error).__mro__):
             reason = f"torch.compile failed: {first_line}"
         else:
