@@ -18,7 +18,13 @@ from efficientbench.devices.quantized import form_of
 
 pytestmark = [pytest.mark.proof, pytest.mark.alone]
 
-LAYERS = ("model.vocab_size=256", "model.hidden_size=1024", "model.ffn_hidden_size=4096", "model.heads=16", "device=cpu")
+LAYERS = (
+    "model.vocab_size=256",
+    "model.hidden_size=1024",
+    "model.ffn_hidden_size=4096",
+    "model.heads=16",
+    "device=cpu",
+)
 INT8, INT4 = Quantization(weights="int8"), Quantization(weights="int4")
 
 

@@ -20,6 +20,7 @@ from efficientbench.basics.errors import ConfigError, GenerationError, MetricsEr
 from efficientbench.config.matrix import MATRIX
 from efficientbench.config.quantization import FULL, PREFIX, Quantization, split_quantization
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs.quantization import disk_bytes
 from efficientbench.devices.base import Device
 from efficientbench.devices.quantized import Form
 from efficientbench.devices.registry import find_device
@@ -291,6 +292,7 @@ class _Book:
             weights=self.found.weights,
             quantization=FULL if setting.form is None else setting.form.quantization.name,
             weight_bytes=held_bytes(setting.model),
+            disk_bytes=disk_bytes(config.model, config.training.dtype, setting.form and setting.form.quantization),
             decode_path=f"{launched}; attention: {layers[0].decodes_by}",
             steps="compiled" if setting.compiled else "eager",
             status=status,
