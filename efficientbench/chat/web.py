@@ -133,7 +133,7 @@ class Server:
             )
             raise RequestError(400, message, request.answer_field, "context_length_exceeded")
         tokens = wanted or min(ANSWER_TOKENS, left)
-        reason = too_large(config, Case(prompt_tokens, request.n, tokens), self.usable_bytes)
+        reason = too_large(config, Case(prompt_tokens, request.n, tokens), self.usable_bytes, self.chat.run.form)
         if reason is not None:
             raise RequestError(400, f"messages: {reason}", "messages", "context_length_exceeded")
         return tokens

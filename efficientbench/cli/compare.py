@@ -32,6 +32,9 @@ def compare(
     price_per_hour: Annotated[
         float | None, option("X", "with --served-tokens: of one device, in currency", 0.0)
     ] = None,
+    weights: Annotated[
+        str, option("LIST", "width of the weights that A and B generate and are evaluated with, like none,int4_g128")
+    ] = "none",
     fail_if: Annotated[
         list[str] | None, option("CHANGE", "like tokens_per_s<-3%: exit with 1 where B shows it; may be repeated")
     ] = None,
@@ -50,12 +53,16 @@ def compare(
         raise typer.BadParameter("--junit goes with --fail-if CHANGE")
     if best_of and (fail_if or served_tokens is not None):
         raise typer.BadParameter("--best-of goes without --fail-if and --served-tokens")
+    widths = names(weights)
+    if len(widths) not in (1, 2):
+        raise typer.BadParameter("--weights: one width for A and B, or two, like none,int4_g128")
     if len(others) > 1 and (junit is not None or served_tokens is not None):
         raise typer.BadParameter("--junit and --served-tokens go with one B")
     from efficientbench.metrics.analysis.thresholds import Threshold
 
     thresholds = [Threshold.of(text) for text in fail_if or ()]
-    asked = _Asked(names(despite), names(best_of), target_loss, served_tokens, price_per_hour)
+    sides = (widths[0], widths[-1])
+    asked = _Asked(names(despite), names(best_of), target_loss, served_tokens, price_per_hour, sides)
     base = run_folder(first)
     failed = False
     for other in map(run_folder, others):
@@ -77,6 +84,7 @@ class _Asked:
     target_loss: float | None
     served_tokens: float | None
     price_per_hour: float | None
+    weights: tuple[str, str]
 
 
 def _compare_two(
@@ -86,6 +94,7 @@ def _compare_two(
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
+    from efficientbench.metrics.analysis.fewer_bits import check_width, width_folder
     from efficientbench.metrics.analysis.generation import OF_GENERATION, load_generated
     from efficientbench.metrics.analysis.life_cost import Model, compare_lives, losses_of
     from efficientbench.metrics.analysis.paired import pair_evaluations
@@ -101,22 +110,26 @@ def _compare_two(
 
     allowed = asked.despite
     groups = load_group(first), load_group(second)
-    made = [load_generated(folder, needed=asked.served_tokens is not None) for folder in (first, second)]
+    widths = list(zip((first, second), asked.weights, strict=True))
+    for folder, width in widths:
+        check_width(folder, width)
+    made = [load_generated(folder, asked.served_tokens is not None, width) for folder, width in widths]
     sides = list(zip(groups, made, strict=True))
     of_training = [name for name in allowed if not (all(made) and name in OF_GENERATION)]
     neighbours = load_neighbours(first, second)
     comparison = compare_groups(*groups, of_training, asked.target_loss, neighbours, asked.best_of)
     print_comparison(comparison, Console())
     if not asked.best_of:
-        print_evaluations(pair_evaluations(first, second), Console())
+        print_evaluations(pair_evaluations(*(width_folder(*each) for each in widths)), Console())
     if all(made) and not asked.best_of:
-        print_generation_ratios(sides, allowed, Console())
+        # Widths that differ were asked for.
+        print_generation_ratios(sides, (*allowed, "quantization"), Console())
     if asked.served_tokens is not None:
         engine = " against ".join(dict.fromkeys(record.engine for records in made for record in records))
         folders = zip((first, second), sides, strict=True)
         one, other = (Model(*side, earlier_stages(side[0].first, folder)) for folder, side in folders)
-        losses = losses_of(comparison)
-        lives = compare_lives(comparison, (one, other), losses.target, allowed)
+        losses = losses_of(comparison, asked.weights)
+        lives = compare_lives(comparison, (one, other), losses.target, (*allowed, "quantization"))
         print_lives(lives, losses, engine, asked.served_tokens, asked.price_per_hour, Console())
     if (study := study_of(first, second)) is not None:
         print(f"study of these runs: {study}")

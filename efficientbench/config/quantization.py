@@ -10,7 +10,8 @@ from pydantic import Field, ValidationError
 from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.part import Part, PositiveInt
 
-WIDTHS = ("int8", "int4", "fp8")
+WIDTHS = {"int8": 8, "int4": 4, "fp8": 8}
+"""Name of a width → bits of a weight."""
 FULL = "none"
 """The word of `--weights` for weights in the model's own dtype."""
 PREFIX = "quantization."

@@ -130,13 +130,20 @@ def decode_bytes(
 
 
 def generation_bytes(
-    model: ModelConfig, prompt_tokens: int, new_tokens: int, batch: int, dtype: str, tp: int = 1
+    model: ModelConfig,
+    prompt_tokens: int,
+    new_tokens: int,
+    batch: int,
+    dtype: str,
+    tp: int = 1,
+    form: Form | None = None,
 ) -> int:
     """Estimate the bytes of weights, of the caches of `batch` sequences, and of a layer's tensors for their prompts.
 
-    The estimate is for one of `tp` ranks that share the model.
+    The estimate is for one of `tp` ranks that share the model. `form`: that of quantized weights; None: all are in
+    `dtype`.
     """
-    return _weight_bytes(model, dtype, tp) + batch * _sequence_bytes(model, prompt_tokens, new_tokens, dtype, tp)
+    return _weight_bytes(model, dtype, tp, form) + batch * _sequence_bytes(model, prompt_tokens, new_tokens, dtype, tp)
 
 
 def largest_batch(
@@ -152,16 +159,16 @@ def largest_batch(
 
     `form`: that of quantized weights; None: all are in `dtype`.
     """
-    saved = 0 if form is None else round(saved_bytes(model, form) / tp)
-    left = free_bytes + saved - _weight_bytes(model, dtype, tp)
+    left = free_bytes - _weight_bytes(model, dtype, tp, form)
     return max(left // _sequence_bytes(model, prompt_tokens, new_tokens, dtype, tp), 0)
 
 
-def _weight_bytes(model: ModelConfig, dtype: str, tp: int) -> int:
+def _weight_bytes(model: ModelConfig, dtype: str, tp: int, form: Form | None) -> int:
     # Norms and routers, which every rank holds in full too, are too small to count.
     views = model.counted_views if tp > 1 else []
     whole = sum(count * view.attention_variant.costs.replicated_parameters(view) for view, count in views)
-    return ((count_parameters(model).total - whole) // tp + whole) * DTYPE_BYTES[dtype]
+    saved = 0 if form is None else round(saved_bytes(model, form) / tp)
+    return ((count_parameters(model).total - whole) // tp + whole) * DTYPE_BYTES[dtype] - saved
 
 
 def _sequence_bytes(model: ModelConfig, prompt_tokens: int, new_tokens: int, dtype: str, tp: int) -> int:

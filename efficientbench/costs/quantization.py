@@ -5,6 +5,7 @@ from __future__ import annotations
 from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.variant import Stack
+from efficientbench.config.quantization import WIDTHS, Quantization
 from efficientbench.costs.matrices import EXPERTS, layer_matrices
 from efficientbench.costs.model import count_parameters
 from efficientbench.devices.quantized import Form
@@ -38,3 +39,27 @@ def weight_bytes(model: ModelConfig, dtype: str, form: Form | None) -> int:
     """Count the bytes of all weights in one process's memory; `form`: of quantized ones, None: all are in `dtype`."""
     saved = 0.0 if form is None else saved_bytes(model, form)
     return count_parameters(model).total * DTYPE_BYTES[dtype] - round(saved)
+
+
+def disk_bytes(model: ModelConfig, dtype: str, quantization: Quantization | None) -> int:
+    """Count the bytes of all weights on disk, of quantized ones in the form of `export`: see `packed_bytes`."""
+    total = count_parameters(model).total * DTYPE_BYTES[dtype]
+    if quantization is None:
+        return total
+    for view, count in model.counted_views:
+        for stack in quantized_matrices(view).values():
+            outputs = sum(stack.heights) * stack.repeats
+            packed = packed_bytes(outputs, stack.inputs, dtype, quantization)
+            total -= count * stack.copies * (outputs * stack.inputs * DTYPE_BYTES[dtype] - packed)
+    return total
+
+
+def packed_bytes(outputs: int, inputs: int, dtype: str, quantization: Quantization) -> int:
+    """Count the bytes of a weight [outputs, inputs] in compressed-tensors' format, without padding to a kernel's sizes.
+
+    Codes lie row by row in whole int32; each group has a scale, and with offsets a code for it, output by output.
+    """
+    bits = WIDTHS[quantization.weights]
+    groups = -(-inputs // (quantization.row_group or inputs))
+    offsets = 0 if quantization.symmetric else 4 * groups * -(-outputs * bits // 32)
+    return 4 * outputs * -(-inputs * bits // 32) + outputs * groups * DTYPE_BYTES[dtype] + offsets

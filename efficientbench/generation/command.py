@@ -101,7 +101,7 @@ def print_texts(run: Opened, request: Generation, write: Write, stops: Callable[
             raise
         case = Case(max(map(len, prompts)), min(request.batch, len(prompts)), request.max_new_tokens)
         usable = usable_bytes(find_device(run.config.device, trains=False), request.model.tp)
-        raise LackOfMemoryError(lack_of_memory(run.config, case, usable)) from error
+        raise LackOfMemoryError(lack_of_memory(run.config, case, usable, run.form)) from error
     return False
 
 

@@ -9,6 +9,7 @@ from efficientbench.basics.cgroup import memory_limit_bytes
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.generation import generation_bytes, largest_batch
 from efficientbench.devices.base import Device
+from efficientbench.devices.quantized import Form
 from efficientbench.planning.plan import gigabytes
 
 
@@ -33,22 +34,25 @@ def usable_bytes(device: Device, ranks: int = 1) -> int:
     return (memory_limit_bytes() // ranks if capacity_bytes is None else capacity_bytes) - device.runtime_bytes
 
 
-def too_large(config: RunConfig, case: Case, usable: int) -> str | None:
-    """Return why a batch does not fit into `usable` bytes, with the largest that does; None if it fits or may fit."""
+def too_large(config: RunConfig, case: Case, usable: int, form: Form | None) -> str | None:
+    """Return why a batch does not fit into `usable` bytes, with the largest that does; None if it fits or may fit.
+
+    `form`, here and below: that of quantized weights; None: all are in the dtype of the training.
+    """
     sizes = (case.prompt_tokens, case.max_new_tokens, case.batch, config.training.dtype)
-    needed = known(lambda: generation_bytes(config.model, *sizes, config.parallel.tp))
+    needed = known(lambda: generation_bytes(config.model, *sizes, config.parallel.tp, form))
     if needed is None or needed <= usable:
         return None
     return (
         f"out of memory: weights, caches and prompts of {case.batch:,} sequences of {case.tokens:,} tokens need about "
-        f"{gigabytes(needed)} of {gigabytes(usable)}; {batch_that_fits(config, case, usable)}"
+        f"{gigabytes(needed)} of {gigabytes(usable)}; {batch_that_fits(config, case, usable, form)}"
     )
 
 
-def batch_that_fits(config: RunConfig, case: Case, usable: int) -> str:
+def batch_that_fits(config: RunConfig, case: Case, usable: int, form: Form | None) -> str:
     """Return a hint with the largest `--batch` that fits into `usable` bytes by the formulas."""
     sizes = (case.prompt_tokens, case.max_new_tokens, config.training.dtype)
-    most = known(lambda: largest_batch(config.model, *sizes, usable, config.parallel.tp))
+    most = known(lambda: largest_batch(config.model, *sizes, usable, config.parallel.tp, form))
     if most is None:
         return "a smaller --batch may fit"
     # A device that ran out of memory holds less than the formulas say: never suggest the batch that failed.
@@ -56,6 +60,6 @@ def batch_that_fits(config: RunConfig, case: Case, usable: int) -> str:
     return f"--batch {most} would fit" if most > 0 else "not even one sequence fits"
 
 
-def lack_of_memory(config: RunConfig, case: Case, usable: int) -> str:
+def lack_of_memory(config: RunConfig, case: Case, usable: int, form: Form | None) -> str:
     """Return the message for a batch that ran out of `usable` bytes."""
-    return f"out of memory with {case.batch} prompts at once: {batch_that_fits(config, case, usable)}"
+    return f"out of memory with {case.batch} prompts at once: {batch_that_fits(config, case, usable, form)}"

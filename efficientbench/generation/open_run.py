@@ -62,6 +62,8 @@ class Opened:
     """Why newer checkpoints were skipped, and which variant's code has changed since the training."""
     report: Report = _say_nothing
     """Tells the launcher of ranks that long work makes progress; a forward pass tells it by itself."""
+    form: Form | None = None
+    """The form of quantized weights; None: they are in the dtype of the training."""
 
 
 @contextlib.contextmanager
@@ -114,7 +116,7 @@ def opened(
         if share is not None:
             model.register_forward_hook(lambda *_: report("computing"))
         warned = (*problems, *changed_code(config.model))
-        yield Opened(model, config, tokenizer, weights.manifest.step, warned, report)
+        yield Opened(model, config, tokenizer, weights.manifest.step, warned, report, form)
 
 
 def form_here(config: RunConfig, quantization: Quantization | None, measured: bool = False) -> Form | None:

@@ -50,8 +50,9 @@ def load_generated(folder: Path, needed: bool = True, quantization: str = "none"
         raise MetricsError("; ".join(damaged))
     records = [record for record in found if record.quantization == quantization]
     if needed and not records:
+        of_width = "" if quantization == "none" else f" of weights {quantization}"
         raise MetricsError(
-            f"{folder}: holds no {GENERATION_NAME}: efficientbench generate {folder} --measure writes it"
+            f"{folder}: holds no {GENERATION_NAME}{of_width}: efficientbench generate {folder} --measure writes it"
         )
     return records
 
@@ -68,6 +69,18 @@ def common_combinations(sides: Sequence[Generating], despite: Collection[str] = 
             have no combination in common.
     """
     generations = [made for _, made in sides]
+    _check_conditions(generations, despite)
+    for group, made in sides:
+        if any(record.config.get("model") != group.first.config.get("model") for record in made):
+            raise MetricsError(
+                f"{group.name}: generation was measured of another model than was trained: measure it again by "
+                "efficientbench generate FOLDER --measure"
+            )
+    return _common(generations)
+
+
+def _check_conditions(generations: Sequence[Sequence[GenerationRecord]], despite: Collection[str]) -> None:
+    """Raise MetricsError where the conditions of two models differ beyond `despite`."""
     for name, read in GENERATION_CONDITIONS.items():
         texts = list(dict.fromkeys(read(record) for made in generations for record in made))
         if len(texts) > 1 and name not in despite:
@@ -75,12 +88,10 @@ def common_combinations(sides: Sequence[Generating], despite: Collection[str] = 
                 f"generation was measured under different conditions: {name}: {' against '.join(texts)}. To compare "
                 f"all the same: --despite {name}"
             )
-    for group, made in sides:
-        if any(record.config.get("model") != group.first.config.get("model") for record in made):
-            raise MetricsError(
-                f"{group.name}: generation was measured of another model than was trained: measure it again by "
-                "efficientbench generate FOLDER --measure"
-            )
+
+
+def _common(generations: Sequence[Sequence[GenerationRecord]]) -> list[Combination]:
+    """Return the combinations that were measured for both models. Raises MetricsError: there are none."""
     measured = [{combination_of(row) for row in measured_rows(made)} for made in generations]
     common = sorted(measured[0] & measured[1])
     if not common:
@@ -129,7 +140,22 @@ def compare_generation(sides: Sequence[Generating], despite: Collection[str] = (
 
     Arguments and errors are those of `common_combinations`.
     """
-    found = [_compared(sides, combination) for combination in common_combinations(sides, despite)]
+    combinations = common_combinations(sides, despite)
+    return _judged([made for _, made in sides], combinations)
+
+
+def compare_widths(full: Sequence[GenerationRecord], quantized: Sequence[GenerationRecord]) -> list[Compared]:
+    """Return the same of one model's quantized weights over its full width.
+
+    Raises MetricsError: the conditions differ in more than the width, or there is no combination in common.
+    """
+    _check_conditions((full, quantized), ("quantization",))
+    return _judged((full, quantized), _common((full, quantized)))
+
+
+def _judged(generations: Sequence[Sequence[GenerationRecord]], combinations: Sequence[Combination]) -> list[Compared]:
+    """Return the ratios at these combinations, with p values corrected for all of them."""
+    found = [_compared(generations, combination) for combination in combinations]
     p_values = {
         f"{place} {ratio.metric}": ratio.p_value
         for place, each in enumerate(found)
@@ -143,8 +169,8 @@ def compare_generation(sides: Sequence[Generating], despite: Collection[str] = (
     ]
 
 
-def _compared(sides: Sequence[Generating], combination: Combination) -> Compared:
-    first, second = ([row for row in measured_rows(made) if combination_of(row) == combination] for _, made in sides)
+def _compared(generations: Sequence[Sequence[GenerationRecord]], combination: Combination) -> Compared:
+    first, second = ([row for row in measured_rows(made) if combination_of(row) == combination] for made in generations)
     ratios: list[Ratio] = []
     missing: dict[str, str] = {}
     for name in COMPARED:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.analysis.compare import Comparison
+from efficientbench.metrics.analysis.fewer_bits import FULL
 from efficientbench.metrics.analysis.generation import Combination, combination_of, common_combinations, text_of
 from efficientbench.metrics.analysis.judging import NOT_IN_TURNS, TURNS
 from efficientbench.metrics.analysis.overtaking import Amount, Life
@@ -77,8 +78,15 @@ class Losses:
     why_not_equal: str = ""
 
 
-def losses_of(comparison: Comparison) -> Losses:
-    """Return the losses of the compared runs, and the one up to which their costs are compared."""
+def losses_of(comparison: Comparison, weights: Collection[str] = (FULL,)) -> Losses:
+    """Return the losses of the compared runs, and the one up to which their costs are compared.
+
+    `weights`: the widths of the weights that serve. The losses of rounded ones are those of evaluations alone.
+    """
+    rounded = next((width for width in weights if width != FULL), None)
+    if rounded is not None:
+        why = f"those of training are of the full width, and {rounded} serves: evaluations have its own"
+        return Losses(None, None, why, why)
     why = comparison.unavailable.get("validation_loss", "")
     texts = {record.validation_text for side in (comparison.first, comparison.second) for record in side.records}
     if not why and len(texts - {None}) > 1:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -25,6 +25,8 @@ FOLDER = "evaluation"
 """Folder below a run's that holds `<task>.jsonl`, whose first line is a header."""
 LOSS, CORE, LM_EVAL = "loss", "core", "lm_eval_"
 """Names of tasks; LM_EVAL is the prefix of lm-eval's tasks."""
+BITS = "loss, bits per byte"
+"""Name of the figure that restates a loss in another unit."""
 FILES = "files_sha256"
 """A setting that may differ: the same questions may lie in other files, and are paired by their prompts."""
 MOST_BYTES = 1 << 32
@@ -77,13 +79,20 @@ def pair_evaluations(first: Path, second: Path) -> Evaluations:
 
 
 def pair_stages(folders: Sequence[Path]) -> list[Evaluations]:
-    """Return the paired figures of each folder of a run and the next one, whose steps may differ.
+    """Return the paired figures of each folder of a run and the next one, as `pair_each`; their steps may differ."""
+    return pair_each(itertools.pairwise(folders), (FILES, "step"))
 
-    The p values of all of them are corrected together.
+
+def pair_each(pairs: Iterable[tuple[Path, Path]], may_differ: Collection[str] = (FILES,)) -> list[Evaluations]:
+    """Return the paired figures of each two folders of runs; the p values of all of them are corrected together.
+
+    Args:
+        pairs: the folders; differences are second minus first.
+        may_differ: names of settings that differ without a note.
 
     Raises MetricsError if a file of results cannot be read.
     """
-    found = [_pair(first, second, (FILES, "step")) for first, second in itertools.pairwise(folders)]
+    found = [_pair(first, second, may_differ) for first, second in pairs]
     corrected = iter(_corrected([each for paired, _ in found for each in paired]))
     return [Evaluations(tuple(itertools.islice(corrected, len(paired))), tuple(notes)) for paired, notes in found]
 
@@ -111,6 +120,7 @@ def _pair(first: Path, second: Path, may_differ: Collection[str]) -> tuple[list[
             sums = [(float(one["loss_sum"]), float(other["loss_sum"])) for one, other in pairs.values()]
             tokens = [int(one["tokens"]) for one, _ in pairs.values()]
             found += _means("loss, nats per token", "nats", sums, tokens, unpaired)
+            found += _bits([one for one, _ in pairs.values()], sums)
         else:
             found += _answers(path.stem, pairs, unpaired)
     return found, notes
@@ -166,6 +176,16 @@ def read_items(path: Path) -> tuple[Mapping[str, Any], dict[str, Item]]:
         except (ValueError, TypeError, KeyError, OverflowError):
             raise MetricsError(f"{path}, line {number}: it is no result of an item") from None
     return header, items
+
+
+def _bits(items: Sequence[Item], sums: Sequence[tuple[float, float]]) -> list[Paired]:
+    """Return the bits per byte of the same documents; nothing where their bytes are not known."""
+    sizes = [item.get("utf8_bytes") for item in items]
+    known = [size for size in sizes if isinstance(size, int) and 0 <= size <= MOST_TOKENS]
+    if len(known) < len(sizes) or not any(known):
+        return []
+    bits = [(one / math.log(2), other / math.log(2)) for one, other in sums]
+    return _means(BITS, "bits", bits, known, 0)
 
 
 def _answers(task: str, pairs: Mapping[str, tuple[Item, Item]], unpaired: int) -> list[Paired]:
@@ -266,6 +286,10 @@ def _means(
 
 
 def _corrected(found: Sequence[Paired]) -> list[Paired]:
-    """Return the figures with p values by Holm's correction (Scandinavian Journal of Statistics 6, 1979)."""
-    adjusted = holm({str(place): each.p for place, each in enumerate(found)}, {})
+    """Return the figures with p values by Holm's correction (Scandinavian Journal of Statistics 6, 1979).
+
+    Bits per byte restate the loss before them.
+    """
+    same = {str(place): str(place - 1) for place, each in enumerate(found) if each.name == BITS}
+    adjusted = holm({str(place): each.p for place, each in enumerate(found)}, same)
     return [replace(each, p=adjusted[str(place)]) for place, each in enumerate(found)]

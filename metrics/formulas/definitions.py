@@ -190,6 +190,14 @@ def bits_per_byte(mean_token_loss: float, tokens: int, utf8_bytes: int) -> float
     return mean_token_loss / math.log(2) * tokens / _positive("utf8_bytes", utf8_bytes)
 
 
+def model_compression_rate(bytes_before: float, bytes_after: float, kept: float) -> float:
+    """Return MCR, (size before / size after) · kept quality; the kept quality is after over before, more is better.
+
+    Source: EfficientLLM (arXiv 2505.13840), model compression rate.
+    """
+    return bytes_before / bytes_after * kept
+
+
 def load_imbalance(tokens_per_expert: Sequence[Sequence[int]]) -> tuple[float, ...]:
     """Return each layer's load imbalance, the tokens of its busiest expert over its experts' mean: 1 if balanced.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.metrics.analysis.fewer_bits import load_widths
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.generation.generation import load_generations
 from efficientbench.metrics.records.plausible import load_records
@@ -87,6 +88,7 @@ def _read(folder: Path, price_per_hour: float | None) -> tuple[Report, list[RunR
         # One file may be read for two parts of the report.
         damaged=list(dict.fromkeys(damaged)),
         generations=generations,
+        widths=load_widths(folder),
         failures=failures,
         evaluated=evaluated,
         contexts=contexts,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from efficientbench.metrics.analysis.fewer_bits import Widths
 from efficientbench.metrics.records.generation.generation import GenerationRecord
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import Absence, absences
@@ -31,6 +32,7 @@ class Report:
     damaged: Sequence[str] = ()
     """A message for each file that cannot be read or be true, and each record for which another one stands."""
     generations: Sequence[GenerationRecord] = ()
+    widths: Widths = Widths()
     failures: Sequence[FailedRun] = ()
     evaluated: Sequence[Evaluated] = ()
     contexts: Sequence[Context] = ()

@@ -29,6 +29,8 @@ from efficientbench.metrics.report.sections.cautions import cautions
 from efficientbench.metrics.report.sections.environments import environments, listed_environments, settings_table
 from efficientbench.metrics.report.sections.failures import TITLE as FAILURES
 from efficientbench.metrics.report.sections.failures import failures_table
+from efficientbench.metrics.report.sections.fewer_bits import TITLE as FEWER_BITS
+from efficientbench.metrics.report.sections.fewer_bits import bits_tables
 from efficientbench.metrics.report.sections.generation import COLUMNS as GENERATION_COLUMNS
 from efficientbench.metrics.report.sections.generation import CSV_NAME, generation_table
 from efficientbench.metrics.report.sections.generation import TITLE as GENERATION
@@ -128,6 +130,15 @@ def _generation_text(report: Report) -> list[str]:
     return [f"## {GENERATION}", markdown_table(table), bullets(table.notes)] if table else []
 
 
+def _bits_text(report: Report) -> list[str]:
+    parts = [
+        part
+        for table in bits_tables(report.widths)
+        for part in (f"### {table.title}", markdown_table(table), bullets(table.notes))
+    ]
+    return [f"## {FEWER_BITS}", *parts] if parts else []
+
+
 def _glossary(file: str, columns: Mapping[str, Column]) -> Table:
     rows = [(name, column.unit, column.description, column.better or "") for name, column in columns.items()]
     return Table((f"column of {file}", "unit", "meaning", "better"), rows, (0, 1, 2, 3))
@@ -200,6 +211,7 @@ SECTIONS = (
     Section("results", "Results", lambda report: results_table(report.records), _results),
     Section("failures", FAILURES, lambda report: failures_table(report.failures)),
     Section("generation", GENERATION, drawn=_generation, text=_generation_text),
+    Section("bits", FEWER_BITS, drawn=lambda report: bits_tables(report.widths), text=_bits_text),
     Section("cost", "What a loss costs", drawn=_cost),
     Section("scaling", "Scaling", drawn=lambda report: scaling_figures(report.runs)),
     Section("shares", "A step by kind of work", drawn=lambda report: share_figures(report.profiled)),

@@ -20,6 +20,7 @@ from efficientbench.basics.errors import ConfigError, GenerationError, MetricsEr
 from efficientbench.config.matrix import MATRIX
 from efficientbench.config.quantization import FULL, PREFIX, Quantization, split_quantization
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs.quantization import disk_bytes
 from efficientbench.devices.base import Device
 from efficientbench.devices.quantized import Form
 from efficientbench.devices.registry import find_device
@@ -291,6 +292,7 @@ class _Book:
             weights=self.found.weights,
             quantization=FULL if setting.form is None else setting.form.quantization.name,
             weight_bytes=held_bytes(setting.model),
+            disk_bytes=disk_bytes(config.model, config.training.dtype, setting.form and setting.form.quantization),
             decode_path=f"{launched}; attention: {layers[0].decodes_by}",
             steps="compiled" if setting.compiled else "eager",
             status=status,
@@ -311,7 +313,7 @@ def _row(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement | 
     from efficientbench.generation.measuring.measure import measure
 
     config, usable = setting.config, usable_bytes(setting.device)
-    reason = too_large(config, case, usable)
+    reason = too_large(config, case, usable, setting.form)
     try:
         if reason is None:
             check_lengths(config.model, [range(case.prompt_tokens)], case.max_new_tokens)
@@ -321,7 +323,8 @@ def _row(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement | 
     except Exception as error:
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         if ran_out_of_memory(error):
-            reason = f"out of memory at batch {case.batch:,}: {first_line}; {batch_that_fits(config, case, usable)}"
+            hint = batch_that_fits(config, case, usable, setting.form)
+            reason = f"out of memory at batch {case.batch:,}: {first_line}; {hint}"
         elif setting.compiled and not COMPILING.isdisjoint(each.__name__ for each in type(error).__mro__):
             reason = f"torch.compile failed: {first_line}"
         else:

@@ -88,6 +88,8 @@ class GenerationRecord(Subject):
     quantization: str = fact("", "of the linear layers' weights: none, or their width and how many share a scale",
         default="none")
     weight_bytes: Positive | None = fact("bytes", "of all weights in memory after loading, counted", default=None)
+    disk_bytes: Positive | None = fact("bytes", "of all weights on disk: packed, with scales and offsets, by formula",
+        default=None)
     engine: str = fact("", "the program and its kind of batch: the figures are of no other", default=ENGINE)
     decode_path: str = fact("", "how a decoding step is launched, and the kernel that attends to the cache")
     steps: Literal["eager", "compiled"] = fact("", "whether torch.compile made a graph of a decoding step",

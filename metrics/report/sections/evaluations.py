@@ -183,7 +183,7 @@ P_VALUES = (
 
 def paired_row(each: Paired) -> tuple[str, ...]:
     """Return a paired figure's cells, as `PAIRED` names them."""
-    digits = ".4f" if each.unit == "nats" else ".1%"
+    digits = ".1%" if each.unit == "right" else ".4f"
     figures = [format(value, digits) for value in (each.first, each.second)]
     signed = [format(value, f"+{digits}") for value in (each.difference, each.low, each.high)]
     interval = f"{signed[1]} to {signed[2]}"

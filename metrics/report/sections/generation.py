@@ -37,6 +37,9 @@ def print_generation_ratios(sides: Sequence[Generating], despite: Collection[str
         console.print()
     for note in _notes(compared):
         console.print(Text(note))
+    widths = dict.fromkeys(record.quantization for _, made in sides for record in made)
+    if set(widths) != {"none"}:
+        console.print(Text(f"Weights: {' against '.join(widths)}."))
     engines = dict.fromkeys(record.engine for _, made in sides for record in made)
     console.print(Text(f"Engine: {' against '.join(engines)}. No figures of vLLM's, SGLang's or another server's."))
     absent = [(titled(name)[0], reason) for each in compared for name, reason in each.missing.items()]

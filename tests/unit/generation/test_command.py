@@ -102,7 +102,8 @@ def test_an_out_of_memory_error_names_the_largest_batch_that_fits(
         yield []
 
     tokenizer = SimpleNamespace(encode_batch=lambda texts: [[1, 2]] * len(texts), decode=letters, eod_id=0)
-    run = SimpleNamespace(warnings=(), config=tiny("gqa_1.5B", "device=cpu"), tokenizer=tokenizer, model=None, step=3)
+    config = tiny("gqa_1.5B", "device=cpu")
+    run = SimpleNamespace(warnings=(), config=config, tokenizer=tokenizer, model=None, step=3, form=None)
     monkeypatch.setattr(command, "opened", lambda folder, step, quantization: contextlib.nullcontext(run))
     monkeypatch.setattr(command, "generate", full)
     monkeypatch.setattr(command, "usable_bytes", lambda device, ranks: 10**9)
@@ -121,7 +122,7 @@ def test_ranks_name_the_largest_batch_that_fits_each_of_them(monkeypatch: pytest
     parallel = ParallelConfig(tp=2, dp=1)
     config = tiny("gqa_1.5B", "device=cpu").model_copy(update={"parallel": parallel})
     tokenizer = SimpleNamespace(encode_batch=lambda texts: [[1, 2]] * len(texts), decode=letters, eod_id=0)
-    run = SimpleNamespace(config=config, tokenizer=tokenizer, model=torch.nn.Linear(1, 1))
+    run = SimpleNamespace(config=config, tokenizer=tokenizer, model=torch.nn.Linear(1, 1), form=None)
     asked = Generation(SharedModel(tp=2), tmp_path, ("a",) * 8, Sampling(), 4, 4)
     monkeypatch.setattr(rank, "opened", lambda folder, step, share, quantization: contextlib.nullcontext(run))
     monkeypatch.setattr(command, "generate", full)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from efficientbench.basics.errors import ConfigError, GenerationError
 from efficientbench.cli.app import app
 from efficientbench.cli.generate import numbers
 from efficientbench.config.matrix import MATRIX
+from efficientbench.config.quantization import Quantization
 from efficientbench.costs.generation import generation_bytes, largest_batch
+from efficientbench.devices.quantized import form_of
 from efficientbench.generation.measuring import measure as measuring
 from efficientbench.generation.measuring import measure_command
 from efficientbench.generation.measuring.measure_command import Target, measure_run, target
@@ -41,13 +44,13 @@ def test_the_largest_batch_is_the_last_whose_estimate_fits_the_memory() -> None:
     free_bytes = generation_bytes(config.model, 4, 3, 5, "fp32")
     assert largest_batch(config.model, 4, 3, "fp32", free_bytes) == 5
     assert largest_batch(config.model, 4, 3, "fp32", free_bytes - 1) == 4
-    assert too_large(config, Case(4, 5, 3), free_bytes) is None
-    message = too_large(config, Case(4, 6, 3), free_bytes)
+    assert too_large(config, Case(4, 5, 3), free_bytes, None) is None
+    message = too_large(config, Case(4, 6, 3), free_bytes, None)
     assert message is not None
     assert "--batch 5 would fit" in message
     # The device may be full before the formulas say so.
-    assert batch_that_fits(config, Case(4, 3, 3), free_bytes) == "--batch 2 would fit"
-    none = too_large(config, Case(4, 1, 3), 10)
+    assert batch_that_fits(config, Case(4, 3, 3), free_bytes, None) == "--batch 2 would fit"
+    none = too_large(config, Case(4, 1, 3), 10, None)
     assert none is not None
     assert "not even one sequence fits" in none
 
@@ -83,6 +86,23 @@ def test_a_combination_that_cannot_be_measured_is_a_row_with_a_reason(
     assert "the model has 8 positions" in printed
     assert "efficientbench: one static batch" in printed
     assert measure_run(found, CASES[2:], 1) == 1
+
+
+def test_a_batch_for_which_quantized_weights_leave_room_is_measured(
+    found: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from efficientbench.model.quantize import quantize
+
+    quick(monkeypatch)
+    form = form_of(Quantization(weights="int8"), "cpu", "fp32")
+    quantize(found.model, found.config.model, form)
+    room = generation_bytes(found.config.model, 4, 3, 2, "fp32", form=form)
+    assert room < generation_bytes(found.config.model, 4, 3, 1, "fp32")
+    monkeypatch.setattr(measure_command, "usable_bytes", lambda device: room)
+    assert measure_run(replace(found, form=form), [Case(4, 2, 3), Case(4, 3, 3)], 1) == 0
+    fits, larger = read_generation(found.folder.generation).rows
+    assert fits.failure is None
+    assert "--batch 2 would fit" in (larger.failure or "")
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,19 @@ def test_losses_are_paired_by_document(tmp_path: Path) -> None:
         resampled.append((theirs[chosen].sum() - ours[chosen].sum()) / tokens[chosen].sum())
     margin = float(stats.t(39).ppf(0.975))
     assert (found.high - found.low) / (2 * margin) == pytest.approx(np.std(resampled), rel=0.15)
+    # The same in bits, over bytes.
+    sizes = tokens * 4 + 1
+    for folder, sums in (("a", ours), ("b", theirs)):
+        by_bytes = [
+            {**row, "loss_sum": float(loss), "utf8_bytes": int(size)}
+            for row, loss, size in zip(rows, sums, sizes, strict=True)
+        ]
+        write(tmp_path / folder, "loss", by_bytes)
+    nats, bits = pair_evaluations(tmp_path / "a", tmp_path / "b").paired
+    assert (bits.name, bits.unit, bits.unpaired) == ("loss, bits per byte", "bits", 0)
+    assert bits.difference == pytest.approx((theirs.sum() - ours.sum()) / sizes.sum() / math.log(2))
+    # Both are one figure: neither is corrected for the other.
+    assert nats.p == found.p
     # The same losses of other tokens are not compared.
     rows[3]["tokens"] += 1
     write(tmp_path / "b", "loss", rows)

@@ -101,6 +101,10 @@ def test_flops_utilization_of_a_device_at_half_its_peak() -> None:
         definitions.flops_utilization(1, 1, 1, 0)
 
 
+def test_the_compression_rate_is_the_ratio_of_sizes_times_the_quality_kept() -> None:
+    assert definitions.model_compression_rate(1000, 250, 0.9) == pytest.approx(3.6)
+
+
 def test_perplexity_and_bits_per_byte_match_closed_forms() -> None:
     assert definitions.perplexity(math.log(17)) == pytest.approx(17)
     # A uniform guess among 256 byte tokens takes 8 bits a byte, whatever the number of bytes.

@@ -1,0 +1,58 @@
+"""A model with quantized weights takes the memory of the formula after loading."""
+
+from __future__ import annotations
+
+import gc
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from efficientbench.config.load import resolve
+from efficientbench.config.quantization import Quantization
+from efficientbench.config.schema import RunConfig
+from efficientbench.costs.quantization import weight_bytes
+from efficientbench.devices.quantized import form_of
+
+pytestmark = [pytest.mark.proof, pytest.mark.alone]
+
+LAYERS = (
+    "model.vocab_size=256",
+    "model.hidden_size=1024",
+    "model.ffn_hidden_size=4096",
+    "model.heads=16",
+    "device=cpu",
+)
+INT8, INT4 = Quantization(weights="int8"), Quantization(weights="int4")
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process but mapped files."""
+    _, resident, mapped, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(mapped)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def loaded_bytes(small: RunConfig, large: RunConfig, quantization: Quantization) -> int:
+    """How much memory the larger model adds, once the smaller one has made the process load what both need."""
+    from efficientbench.generation.open_run import with_random_weights
+
+    with with_random_weights(small, quantization):
+        gc.collect()
+        before = resident_bytes()
+    with with_random_weights(large, quantization):
+        gc.collect()
+        return resident_bytes() - before
+
+
+@pytest.mark.parametrize("quantization", [INT8, INT4], ids=lambda each: each.name)
+def test_resident_memory_after_loading_is_within_5_percent_of_the_formula(quantization: Quantization) -> None:
+    small, large = (
+        resolve("gqa_0.5B", overrides=[*LAYERS, f"model.layers={layers}", "training.dtype=bf16"]) for layers in (1, 9)
+    )
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        added = pool.submit(loaded_bytes, small, large, quantization).result()
+    form = form_of(quantization, "cpu", "bf16")
+    expected = weight_bytes(large.model, "bf16", form) - weight_bytes(small.model, "bf16", form)
+    assert added == pytest.approx(expected, rel=0.05)
