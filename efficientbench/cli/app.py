@@ -224,6 +224,13 @@ def doctor(
     raise typer.Exit(check_machine() if device is None else check_device(device))
 
 
+def share(run_folder: RunFolder) -> None:
+    """Pack a run's record, the doctor's findings and the logs, without paths and texts, to be shared."""
+    from efficientbench.doctor.share import pack
+
+    print(f"{pack(run_folder)}: read it before you send it")
+
+
 def status(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="folder of a run, of a suite, or of all")] = Path(
         "output"
@@ -261,7 +268,7 @@ def profile(
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(run, sweep, study, plan, report, plot, compare, export),
-    *(import_, scripts, doctor, status, profile, list_runs, list_keys, chat, finetune, generate, launch, serve),
+    *(import_, scripts, doctor, share, status, profile, list_runs, list_keys, chat, finetune, generate, launch, serve),
     *(speedrun, new_variant),
 )
 _NAMES: dict[Callable[..., None], str] = {import_: "import", list_runs: "list", list_keys: "keys"}

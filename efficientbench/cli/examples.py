@@ -20,6 +20,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "import": ("import exported",),
     "scripts": ("scripts --check",),
     "doctor": ("doctor", "doctor --device npu"),
+    "share": (f"share {_SUITE}/gqa_0.5B",),
     "status": ("status", f"status {_SUITE}"),
     "profile": ("profile gqa_0.5B --smoke",),
     "list": ("list", "list gqa", "list 7B"),
