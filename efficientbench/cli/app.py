@@ -65,6 +65,7 @@ _EXTRAS = {
     **dict.fromkeys(_TRAIN_MODULES, "train"),
     **dict.fromkeys(_FINETUNE_MODULES, "train,finetune"),
     **dict.fromkeys(("fastapi", "uvicorn"), "train,chat"),
+    **dict.fromkeys(("PIL", "pypdfium2"), "png"),
 }
 """The extras that bring a module."""
 
@@ -114,27 +115,33 @@ def run(
     raise typer.Exit(run_config(config, mode, fresh=fresh))
 
 
+RowsShown = Annotated[str, option("LIST", "runs, variants or sizes to show, like gqa,mla")]
+
+
 def report(
     folder: Annotated[Path, typer.Argument(help="folder of runs, like output/efficientllm_benchmark")],
     paper: Annotated[
         bool, switch("--paper", "the five metrics as in EfficientLLM's tables, energy ranked two ways")
     ] = False,
     price_per_hour: Annotated[float | None, option("X", "of one device, for the costs of a report card", 0.0)] = None,
+    only: RowsShown = "",
+    columns: Annotated[str, option("LIST", "figures of the table and report.csv, like tokens_per_s,al_s,mfu")] = "",
 ) -> None:
     """Write report.html, report.md, report.csv and TensorBoard's HParams from a folder's records; print the table."""
     from rich.console import Console
 
     from efficientbench.metrics.report.answers import print_answers
     from efficientbench.metrics.report.build import build_report, print_beside
+    from efficientbench.metrics.report.choice import Choice
     from efficientbench.metrics.report.headline import print_results
     from efficientbench.metrics.report.paper.paper import print_paper
 
-    made = build_report(folder, paper, price_per_hour)
+    made = build_report(folder, paper, price_per_hour, Choice(names(only), names(columns)))
     if made.records and paper:
         print_paper(made.records, Console())
     elif made.records:
         print_answers(made.rows.suites, Console())
-        print_results(made.records, Console())
+        print_results(made.records, Console(), made.figures)
     print_beside(made, Console())
 
 
@@ -143,6 +150,7 @@ class PlotFormat(str, Enum):
 
     SVG = "svg"
     PDF = "pdf"
+    PNG = "png"
 
 
 def plot(
@@ -150,13 +158,14 @@ def plot(
         Path, typer.Argument(metavar="REPORT", help="folder of runs, like output/efficientllm_benchmark")
     ],
     form: Annotated[PlotFormat, typer.Option("--format", help="of the plots")] = PlotFormat.SVG,
-    only: Annotated[str, option("LIST", "runs, variants or sizes to show, like gqa,mla")] = "",
+    only: RowsShown = "",
     columns: Annotated[str, option("LIST", "figures of the LaTeX tables, like tokens_per_s,al_s,mfu")] = "",
 ) -> None:
     """Write the report's plots as files of their own, and its answers as LaTeX tables, into REPORT/plots."""
+    from efficientbench.metrics.report.choice import Choice
     from efficientbench.metrics.report.paper.paper_plots import write_plots
 
-    written, warnings = write_plots(folder, form.value, names(only), names(columns))
+    written, warnings = write_plots(folder, form.value, Choice(names(only), names(columns)))
     for line in warnings:
         print(f"warning: {line}", file=sys.stderr)
     for path in written:
@@ -224,6 +233,13 @@ def doctor(
     raise typer.Exit(check_machine() if device is None else check_device(device))
 
 
+def share(run_folder: RunFolder) -> None:
+    """Pack a run's record, the doctor's findings and the logs, without paths and texts, to be shared."""
+    from efficientbench.doctor.share import pack
+
+    print(f"{pack(run_folder)}: read it before you send it")
+
+
 def status(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="folder of a run, of a suite, or of all")] = Path(
         "output"
@@ -261,7 +277,7 @@ def profile(
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(run, sweep, study, plan, report, plot, compare, export),
-    *(import_, scripts, doctor, status, profile, list_runs, list_keys, chat, finetune, generate, launch, serve),
+    *(import_, scripts, doctor, share, status, profile, list_runs, list_keys, chat, finetune, generate, launch, serve),
     *(speedrun, new_variant),
 )
 _NAMES: dict[Callable[..., None], str] = {import_: "import", list_runs: "list", list_keys: "keys"}

@@ -10,7 +10,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "sweep": ("sweep --only attention --sizes 0.5B --repeat 3", "sweep --only gqa --set seq_len=1024,2048 --dry-run"),
     "study": ("study mine.yaml --dry-run", "study gqa,mla,nsa --target 1.5B@20x --budget '400 device-hours'"),
     "plan": ("plan gqa_1.5B seq_len=4096", "plan gqa_3B --world 64 --device 'H100 SXM' --search gbs=512"),
-    "report": (f"report {_SUITE}", f"report {_SUITE} --paper"),
+    "report": (f"report {_SUITE}", f"report {_SUITE} --paper", f"report {_SUITE} --only gqa,mla --columns al_s,mfu"),
     "plot": (f"plot {_SUITE} --format pdf",),
     "compare": (
         f"compare {_SUITE}/gqa_0.5B {_SUITE}/mla_0.5B",
@@ -20,6 +20,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "import": ("import exported",),
     "scripts": ("scripts --check",),
     "doctor": ("doctor", "doctor --device npu"),
+    "share": (f"share {_SUITE}/gqa_0.5B",),
     "status": ("status", f"status {_SUITE}"),
     "profile": ("profile gqa_0.5B --smoke",),
     "list": ("list", "list gqa", "list 7B"),

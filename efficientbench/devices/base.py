@@ -41,6 +41,8 @@ class Device(ABC):
     remedy: str
     """What a machine needs before this device type can be used on it."""
 
+    tried: bool = False
+    """Whether trainings on such devices are known to have ended well; the table on the front page says the same."""
     draws_weights: bool = False
     """Whether the device's generator draws initial weights, the same in every layout; else the CPU's does."""
 

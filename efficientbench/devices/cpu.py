@@ -28,6 +28,7 @@ class CPU(Device):
     # Megatron loads Triton where it is installed, on every device: 70 MB, most of which the ranks of a host share.
     runtime_bytes = 365_000_000 + (40_000_000 if importlib.util.find_spec("triton") else 0)
     remedy = "nothing is needed"
+    tried = True
 
     def unavailable_reason(self) -> str | None:
         return None

@@ -23,7 +23,7 @@ HELD_OUT_LOSSES = "held_out_losses.npz"
 WRITTEN = (
     *("checkpoint", "steps.jsonl", HELD_OUT_LOSSES, "config.json", "tensorboard", "log", "tokenizer"),
     *("evaluation", "wandb", "trace.json.gz", "step_shares.json", "adapter", "model", "deepspeed.json"),
-    *("quantized", "generation.json", "record.json"),
+    *("quantized", "generation.json", "shared.zip", "record.json"),
 )
 """Files and folders of a run, over all its attempts, in the order in which `set_aside` moves them. After a kill in
 between, no checkpoint is left to resume from, and the record of a complete run still says that it is complete."""
@@ -62,6 +62,8 @@ class OutputFolder:
         self.trace = path / "trace.json.gz"
         self.generation = path / "generation.json"
         """The cost of generation, as `generate --measure` has measured it."""
+        self.shared = path / "shared.zip"
+        """What `share` has packed."""
 
     @classmethod
     def of(cls, config: Settings) -> OutputFolder:

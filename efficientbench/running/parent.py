@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from efficientbench.basics.errors import MetricsError
 from efficientbench.launchers.network.connectivity import check_connectivity
 from efficientbench.launchers.network.interfaces import hccl_address, hccl_port
 from efficientbench.launchers.network.node_link import NodeLink
@@ -18,7 +19,7 @@ from efficientbench.launchers.network.preflight import preflight
 from efficientbench.launchers.network.secret import shared_secret
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.analysis.repeats import group_repeats
-from efficientbench.metrics.records.record import read_record
+from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, read_record
 from efficientbench.metrics.records.stored import SKIPPED_FOLDERS
 from efficientbench.metrics.report.comparison import print_spread
 from efficientbench.metrics.report.headline import print_results
@@ -49,7 +50,7 @@ def perform(kind: Kind[Config, Planned, Prepared, Job], asked: Asked[Config]) ->
                 job, job_file = _write_job(kind, prepared, site.folder, link, asked.fresh)
                 exit_code = _launch_ranks(kind, job, job_file, site, link, files)
                 if site.is_first and site.folder.record.exists():
-                    _print_summary(kind, site.folder)
+                    _print_summary(kind, site)
                 return exit_code
         except USERS_MISTAKES as error:
             failure = users_mistake(error)
@@ -170,8 +171,9 @@ def _launch_ranks(
     return run_ranks(kind.worker, job_file, job.ranks_per_node, log, faults, site.cluster, link, write_files)
 
 
-def _print_summary(kind: Kind[Config, Planned, Prepared, Job], folder: OutputFolder) -> None:
-    console, record = Console(), read_record(folder.record)
+def _print_summary(kind: Kind[Config, Planned, Prepared, Job], site: Site) -> None:
+    console, folder = Console(), site.folder
+    record = read_record(folder.record)
     console.print()
     print_results([record], console)
     # A suite's report skips traced runs: such a run is reported from its own folder.
@@ -183,8 +185,26 @@ def _print_summary(kind: Kind[Config, Planned, Prepared, Job], folder: OutputFol
         f"logs         {_as_typed(folder.log)}",
         f"TensorBoard  tensorboard --logdir {suite}",
         f"compare      efficientbench report {suite}",
+        *_asked_to_share(record, site),
     )
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
+
+
+def _asked_to_share(record: RunRecord, site: Site) -> list[str]:
+    """Return what asks for the record of a first complete run on devices that this project never had."""
+    folder = site.folder
+    if site.device.tried or record.status != "completed":
+        return []
+    for path in folder.path.parent.glob(f"*/{RECORD_NAME}"):
+        with contextlib.suppress(MetricsError):
+            if path != folder.record and read_record(path).device_name == record.device_name:
+                return []
+    return [
+        "",
+        f"No training on {site.device.type} is known to this project yet. This packs record, doctor and logs, without "
+        "paths and texts, to be shared:",
+        f"  efficientbench share {_as_typed(folder.path)}",
+    ]
 
 
 def _as_typed(path: Path) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from operator import attrgetter
 from pathlib import Path
 
 from efficientbench.basics.errors import MetricsError
@@ -38,6 +37,15 @@ def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
     Returns:
         The records by run and start, and a message for each that cannot be read or cannot be true.
 
+    Raises MetricsError: as `load_placed`.
+    """
+    placed, left_out = load_placed(folder)
+    return [record for record, _ in placed], left_out
+
+
+def load_placed(folder: Path) -> tuple[list[tuple[RunRecord, Path]], list[str]]:
+    """Read all runs' records below a folder, as `load_records`, each with the folder in which it lies.
+
     Raises:
         MetricsError: there is no such folder, or it cannot be read.
     """
@@ -48,8 +56,8 @@ def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
             raise MetricsError(f"{folder}: there is no such folder to report on")
     except OSError as error:
         raise MetricsError(f"{folder}: cannot be read ({error.strerror})") from None
-    records, left_out = read_each(current_files(folder, RECORD_NAME), read_plausible)
-    return sorted(records, key=attrgetter("run", "started_at")), left_out
+    placed, left_out = read_each(current_files(folder, RECORD_NAME), lambda path: (read_plausible(path), path.parent))
+    return sorted(placed, key=lambda each: (each[0].run, each[0].started_at)), left_out
 
 
 def read_plausible(path: Path) -> RunRecord:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from efficientbench.metrics.records.record import FIGURES, NOT_RECORDED, RunReco
 from efficientbench.metrics.report.table import ABSENT
 
 UNAVAILABLE = "unavailable"
+WHICH = ("run", "variant", "size", "smoke", "speed_only", "seed", "repeats", "status")
+"""Columns that say which run a row is of, and what a reader must know of it, whichever others are chosen."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,14 @@ def _times(*factors: float | None) -> float | None:
     return None if None in factors else math.prod(factor for factor in factors if factor is not None)
 
 
-def runs_csv(records: Iterable[RunRecord]) -> str:
-    """Return one row a run, at full precision."""
-    return csv_text(COLUMNS, (values | {UNAVAILABLE: joined(reasons)} for values, reasons in map(row, records)))
+def runs_csv(records: Iterable[RunRecord], columns: Sequence[str] = ()) -> str:
+    """Return one row a run, at full precision. `columns`: those to show beside WHICH; empty: all."""
+    shown = list(dict.fromkeys((*WHICH, *columns, UNAVAILABLE))) if columns else list(COLUMNS)
+    found = (
+        (values, {name: reason for name, reason in reasons.items() if not columns or name in columns})
+        for values, reasons in map(row, records)
+    )
+    return csv_text(shown, (values | {UNAVAILABLE: joined(reasons)} for values, reasons in found))
 
 
 def joined(reasons: Mapping[str, str]) -> str:

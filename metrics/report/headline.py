@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -40,25 +40,27 @@ HEADLINE: dict[str, Headline] = {
 """Figure → its column in the table of results, from the left."""
 
 
-def results_table(records: Sequence[RunRecord]) -> Table:
+def results_table(records: Sequence[RunRecord], figures: Iterable[str] = HEADLINE) -> Table:
     """Return the table of results: one row a run, and what a reader must know before comparing the runs."""
+    shown = list(figures)
     named = zip(unique_names(records), records, strict=True)
-    rows = [(own, *(cell(figure, record) for figure in HEADLINE)) for own, record in named]
+    rows = [(own, *(cell(figure, record) for figure in shown)) for own, record in named]
     known = (*notes(records), *map(str, noise_floors(records)))
-    return Table(("run", *(column.title for column in HEADLINE.values())), rows, notes=known)
+    return Table(("run", *(HEADLINE[figure].title for figure in shown)), rows, notes=known)
 
 
-def print_results(records: Sequence[RunRecord], console: Console) -> None:
-    """Print one row a run, then the notes, then each reason for an n/a once."""
+def print_results(records: Sequence[RunRecord], console: Console, figures: Iterable[str] = HEADLINE) -> None:
+    """Print one row a run with these figures, then the notes, then each reason for an n/a once."""
     if not records:
         console.print("No run has a record yet.")
         return
-    table = results_table(records)
+    shown = list(figures)
+    table = results_table(records, shown)
     print_wide_table(table, console)
     metered = [f"{name(record)}: {meter}." for record in records for meter in record.meters]
     for note in (*table.notes, *metered):
         console.print(Text(note))
-    for absence in absences(records):
+    for absence in absences(records, shown):
         console.print(Text(str(absence)), style="dim")
 
 
@@ -128,14 +130,15 @@ class Absence:
         return f"{ABSENT} {', '.join(self.titles)}{where}: {self.reason}"
 
 
-def absences(records: Sequence[RunRecord]) -> list[Absence]:
-    """Return each reason for an n/a once."""
+def absences(records: Sequence[RunRecord], figures: Iterable[str] = HEADLINE) -> list[Absence]:
+    """Return each reason for an n/a among these figures once."""
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    shown = list(figures)
     for record in records:
-        for figure, column in HEADLINE.items():
+        for figure in shown:
             if getattr(record, figure) is None:
                 titles, runs = found.setdefault(record.unavailable[figure], ({}, {}))
-                titles[column.title] = None
+                titles[HEADLINE[figure].title] = None
                 runs[name(record)] = None
     everyone = len({name(record) for record in records})
     return [

@@ -10,7 +10,7 @@ from pathlib import Path
 from efficientbench.metrics.analysis.fewer_bits import Widths
 from efficientbench.metrics.records.generation.generation import GenerationRecord
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.headline import Absence, absences
+from efficientbench.metrics.report.headline import HEADLINE, Absence, absences
 from efficientbench.metrics.report.plots.svg import Run, numbered
 from efficientbench.metrics.report.sections.card import Pipeline, card_table
 from efficientbench.metrics.report.sections.contexts import Context
@@ -38,6 +38,10 @@ class Report:
     contexts: Sequence[Context] = ()
     profiled: Sequence[Profiled] = ()
     pipelines: Sequence[Pipeline] = ()
+    figures: Sequence[str] = tuple(HEADLINE)
+    """Columns of the table of results, of HEADLINE."""
+    chosen: str = ""
+    """A sentence where not all runs were asked for."""
     price_per_hour: float | None = None
     """The price of one device hour for the report card; None for no column of costs."""
     study: str = ""
@@ -66,7 +70,7 @@ class Report:
     @cached_property
     def absences(self) -> list[Absence]:
         """Return the reasons for figures that are n/a."""
-        return absences(self.records)
+        return absences(self.records, self.figures)
 
     @cached_property
     def evaluations(self) -> Table:

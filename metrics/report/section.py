@@ -89,8 +89,8 @@ def _answers(report: Report) -> dict[str, Any]:
 
 
 def _results(report: Report) -> dict[str, Any]:
-    columns = [(column.title, _meaning(figure)) for figure, column in HEADLINE.items()]
-    rows = [(run, [_cell(figure, run, report) for figure in HEADLINE]) for run in report.runs]
+    columns = [(HEADLINE[figure].title, _meaning(figure)) for figure in report.figures]
+    rows = [(run, [_cell(figure, run, report) for figure in report.figures]) for run in report.runs]
     return {"columns": columns, "rows": rows, "signs": signs(report.records)} if rows else {}
 
 
@@ -208,7 +208,7 @@ SECTIONS = (
     Section(
         "cautions", "Before you use these figures", drawn=lambda report: cautions(report.records, report.unchecked)
     ),
-    Section("results", "Results", lambda report: results_table(report.records), _results),
+    Section("results", "Results", lambda report: results_table(report.records, report.figures), _results),
     Section("failures", FAILURES, lambda report: failures_table(report.failures)),
     Section("generation", GENERATION, drawn=_generation, text=_generation_text),
     Section("bits", FEWER_BITS, drawn=lambda report: bits_tables(report.widths), text=_bits_text),

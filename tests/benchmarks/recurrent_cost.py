@@ -73,8 +73,6 @@ def in_a_process(length: int) -> float:
 
 def beside_transformers(rounds: int) -> dict[str, Figure]:
     """Measure ours, and the rule as a loop over tokens in its place, beside transformers' layer."""
-    # It hides fla-core, whose kernels need a GPU, before transformers looks for it.
-    import oracles.gdn  # noqa: F401
     from oracles.recurrent import recurrence
 
     torch.set_num_threads(1)

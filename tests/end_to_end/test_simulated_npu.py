@@ -49,6 +49,7 @@ def test_two_simulated_npus_have_the_losses_of_the_cpu(
     expected = train()
     run = on_npu("parallel.dp=2", devices=2)
     assert run.done.returncode == 0, run.done.stdout + run.done.stderr
+    assert run.done.stdout.rstrip().endswith(f"efficientbench share {run.folder}")
     assert losses(run.folder) == pytest.approx(losses(expected.folder), rel=RELATIVE)
     content = record(run.folder)
     assert content["validation_loss"] == pytest.approx(record(expected.folder)["validation_loss"], rel=RELATIVE)

@@ -26,7 +26,7 @@ def page(report: Report) -> str:
     now = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}"
     return rendered(
         f"EfficientBench: {runs:,} run{'s' if runs != 1 else ''}",
-        _summary(report.records, report.generations),
+        ". ".join(filter(None, (_summary(report.records, report.generations), report.chosen))),
         [(section, content) for section, content in contents if content],
         f"Made {now} UTC from the runs' records. Definitions follow EfficientLLM (arXiv 2505.13840).",
         heading="EfficientBench",

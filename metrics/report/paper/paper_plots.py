@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from markupsafe import Markup
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.analysis.rivals import QUESTIONS
-from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.files import whole_file, write_whole
 from efficientbench.metrics.records.plausible import load_records
-from efficientbench.metrics.records.record import RECORD_NAME, RunRecord
+from efficientbench.metrics.records.record import RECORD_NAME
+from efficientbench.metrics.report.choice import Choice
 from efficientbench.metrics.report.headline import HEADLINE
 from efficientbench.metrics.report.paper.latex import latex_tables
 from efficientbench.metrics.report.paper.pdf import pdf_file
+from efficientbench.metrics.report.paper.png import png_file
 from efficientbench.metrics.report.paper.standalone import svg_file
 from efficientbench.metrics.report.plots.difference_plots import difference_figures
 from efficientbench.metrics.report.plots.loss_plots import cost_figures
@@ -26,20 +27,21 @@ from efficientbench.metrics.report.suites import Rows, make_rows
 
 FOLDER = "plots"
 TABLES = "tables.tex"
-WRITERS: dict[str, Callable[[Markup], str]] = {"svg": svg_file, "pdf": pdf_file}
-"""File extension → what turns a plot into the file's text."""
+WRITERS: dict[str, Callable[[Markup], bytes]] = {
+    "svg": lambda plot: svg_file(plot).encode(),
+    "pdf": lambda plot: pdf_file(plot).encode("ascii"),
+    "png": png_file,
+}
+"""File extension → what turns a plot into the file's content."""
 
 
-def write_plots(
-    folder: Path, form: str, only: Sequence[str] = (), columns: Sequence[str] = ()
-) -> tuple[list[Path], list[str]]:
+def write_plots(folder: Path, form: str, choice: Choice) -> tuple[list[Path], list[str]]:
     """Write the plots of a folder of runs, and the LaTeX tables, into `plots/` below it.
 
     Args:
         folder: the folder of runs.
         form: a key of WRITERS.
-        only: names of runs, variants or sizes to show; empty: all.
-        columns: figures of the tables, by their names in the record; empty: those by which a report says what is best.
+        choice: the runs to show, and the figures of the tables; by itself those by which a report says what is best.
 
     Returns:
         The written files, and a message for each record that cannot be read.
@@ -47,34 +49,20 @@ def write_plots(
     Raises:
         MetricsError: no record below the folder can be read, no run was completed, no run or column has such a name, or
             a file cannot be written.
+        ModuleNotFoundError: as `png_file`, before anything is written.
     """
     records, damaged = load_records(folder)
-    known = {name for record in records for name in _names(record)}
-    _check("--only", only, sorted(known))
-    _check("--columns", columns, list(HEADLINE))
-    rows = make_rows([record for record in records if not only or not _names(record).isdisjoint(only)])
+    choice.check(records, HEADLINE)
+    rows = make_rows(list(filter(choice.holds, records)))
     if not rows.suites:
         raise MetricsError(f"{folder}: no completed run's record ({RECORD_NAME}) lies below it to plot")
     target = folder / FOLDER
-    write_whole(target / TABLES, latex_tables(rows.suites, columns or QUESTIONS))
-    written = [target / TABLES]
-    for name, plot in _plots(rows):
-        path = target / f"{name}.{form}"
-        write_whole(path, WRITERS[form](plot))
-        written.append(path)
-    return written, damaged
-
-
-def _names(record: RunRecord) -> set[str]:
-    return {record.run, record.variant, record.size}
-
-
-def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Raise MetricsError if a name is none of those that are known."""
-    if unknown := next((name for name in given if name not in known), None):
-        near = get_close_matches(unknown, known, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise MetricsError(f"{option}: {unknown[:80]!r} is none of {', '.join(known)}{hint}")
+    drawn = {target / f"{name}.{form}": WRITERS[form](plot) for name, plot in _plots(rows)}
+    write_whole(target / TABLES, latex_tables(rows.suites, choice.columns or QUESTIONS))
+    for path, content in drawn.items():
+        with whole_file(path) as file:
+            file.write(content)
+    return [target / TABLES, *drawn], damaged
 
 
 def _plots(rows: Rows) -> Iterator[tuple[str, Markup]]:

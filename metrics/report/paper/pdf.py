@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from efficientbench.metrics.report.paper.standalone import drawing
 
+POINTS_PER_INCH = 72
 _POINTS = 0.75
 """PDF points in one unit of a plot, a CSS pixel."""
 _ARC = 0.5523

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from PIL import Image
 from support.metrics_parts import make_record
 from support.rival_runs import rival_runs
 from support.synthetic_runs import gpu_run
 from typer.testing import CliRunner
 
 from efficientbench.basics.errors import MetricsError
-from efficientbench.cli.app import app
+from efficientbench.cli.app import _EXTRAS, app
 from efficientbench.metrics.records.record import write_record
+from efficientbench.metrics.report.choice import Choice
 from efficientbench.metrics.report.headline import cell
 from efficientbench.metrics.report.paper.latex import latex, latex_tables
 from efficientbench.metrics.report.paper.paper_plots import file_name, write_plots
 from efficientbench.metrics.report.paper.pdf import pdf_file, text_width
+from efficientbench.metrics.report.paper.png import DOTS_PER_INCH, png_file
 from efficientbench.metrics.report.paper.standalone import NAMESPACE, svg_file
 from efficientbench.metrics.report.plots.difference_plots import difference_figures
 from efficientbench.metrics.report.suites import Suite, make_rows
@@ -84,6 +90,27 @@ def test_the_xref_table_of_a_pdf_finds_its_objects_and_text_can_be_extracted(sui
     assert not re.search(r"\bnan\b|\binf\b", stream)
 
 
+def test_a_png_has_the_pdfs_colours_and_text_at_its_resolution(suites: list[Suite]) -> None:
+    [figure] = difference_figures(suites)
+    image = Image.open(io.BytesIO(png_file(figure.plot)))
+    width, height = map(float, re.search(r"MediaBox \[0 0 (\S+) (\S+)\]", pdf_file(figure.plot)).groups())  # type: ignore[union-attr]
+    assert image.size == pytest.approx((width * DOTS_PER_INCH / 72, height * DOTS_PER_INCH / 72), abs=1)
+    assert image.info["dpi"] == pytest.approx((DOTS_PER_INCH, DOTS_PER_INCH), abs=0.1)
+    pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
+    colours = {f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in np.unique(pixels, axis=0)}
+    drawn = set(re.findall(r'fill="(#[0-9a-f]{6})"', svg_file(figure.plot)))
+    assert len(drawn) > 3
+    assert drawn <= colours
+
+
+def test_a_png_without_its_packages_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pypdfium2", None)
+    with pytest.raises(ModuleNotFoundError) as raised:
+        write_plots(folder, "png", Choice())
+    assert _EXTRAS[raised.value.name or ""] == "png"
+    assert not (folder / "plots").exists()
+
+
 def test_character_widths_match_helvetica() -> None:
     # Adobe's metrics: H 722, e 556, l 222, v 500, t 278, i 222, c 500, a 556.
     assert text_width("Helvetica", 10) == pytest.approx((722 + 556 + 222 + 556 + 500 + 278 + 222 + 500 + 556) / 100)
@@ -109,9 +136,9 @@ def test_rows_and_columns_of_plots_are_chosen_by_name(folder: Path) -> None:
     assert r" & tokens/s $\uparrow$ & AL ms $\downarrow$ \\" in tables
     assert not list((folder / "plots").glob("*1_5b*"))
     with pytest.raises(MetricsError, match="--only: 'gqq' is none of .*; did you mean gqa?"):
-        write_plots(folder, "svg", only=["gqq"])
+        write_plots(folder, "svg", Choice(only=["gqq"]))
     with pytest.raises(MetricsError, match="--columns: 'token_per_s' is none of .*; did you mean tokens_per_s?"):
-        write_plots(folder, "svg", columns=["token_per_s"])
+        write_plots(folder, "svg", Choice(columns=["token_per_s"]))
 
 
 def test_tables_and_plots_mark_what_is_speed_only_and_smoke() -> None:
@@ -169,7 +196,7 @@ def test_the_command_writes_each_plot_and_the_tables(folder: Path, form: str) ->
 def test_a_folder_without_a_completed_run_is_refused(tmp_path: Path) -> None:
     write_record(make_record({"status": "failed"}), tmp_path / "record.json")
     with pytest.raises(MetricsError, match="no completed run's record"):
-        write_plots(tmp_path, "svg")
+        write_plots(tmp_path, "svg", Choice())
 
 
 def test_a_title_becomes_a_file_name_that_latex_accepts() -> None:
