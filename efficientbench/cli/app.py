@@ -224,6 +224,20 @@ def doctor(
     raise typer.Exit(check_machine() if device is None else check_device(device))
 
 
+def calibrate(
+    name: Name,
+    arguments: Arguments = None,
+    smoke: Smoke = False,
+    matrix: MatrixFile = None,
+    seconds: Annotated[float, option("X", "for the rates; start and steps come on top", 1.0)] = 120.0,
+) -> None:
+    """Measure what devices and links reach by a run's ranks, and keep it for plans: matmul, memory, what ranks send."""
+    from efficientbench.running.calibrate import calibrate as calibrate_ranks
+
+    config, mode = resolve_arguments(name, arguments or [], smoke, None, None, matrix)
+    raise typer.Exit(calibrate_ranks(config, mode, seconds))
+
+
 def status(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="folder of a run, of a suite, or of all")] = Path(
         "output"
@@ -261,7 +275,7 @@ def profile(
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(run, sweep, study, plan, report, plot, compare, export),
-    *(import_, scripts, doctor, status, profile, list_runs, list_keys, chat, finetune, generate, launch, serve),
+    *(import_, scripts, doctor, calibrate, status, profile, list_runs, list_keys, chat, finetune, generate, launch, serve),
     *(speedrun, new_variant),
 )
 _NAMES: dict[Callable[..., None], str] = {import_: "import", list_runs: "list", list_keys: "keys"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from efficientbench.architecture.model import ModelConfig
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.communication import GRADIENTS, WEIGHTS, Transfer, micro_batch_transfers, step_transfers
@@ -12,23 +11,7 @@ from efficientbench.costs.compute import Works, micro_batch_work, optimizer_work
 from efficientbench.costs.memory import rank_parameters
 from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.metrics.sensors.hardware import DeviceRates
-from efficientbench.planning.efficiency import Efficiency, reached
-
-
-def assumptions(rates: DeviceRates, model: ModelConfig) -> list[str]:
-    """Return a line with a projection's assumptions, and a line with the sources of the device's rates."""
-    found = reached(rates.name, model)
-    share, network = found.efficiency, rates.between_nodes_bytes_s
-    between = f", {network / 1e9:g} GB/s between nodes" if network else ""
-    return [
-        f"assumed, as fitted to {found.fitted} published runs of {found.runs}: {share.matmul:.0%} of "
-        f"{rates.peak_flops / 1e12:g} TFLOP/s in matmuls, {share.attention:.0%} in attention, {share.memory:.0%} of "
-        f"{rates.memory_bytes_s / 1e12:g} TB/s of memory, {share.link:.0%} of {rates.in_node_bytes_s / 1e9:g} GB/s "
-        f"in a node{between}; only "
-        "gradients and weights of replicas hide behind computing, no transfer has a latency; experts get equal shares; "
-        "loading, evaluation and checkpoints left out",
-        f"rates: {'; '.join(rates.sources)}",
-    ]
+from efficientbench.planning.efficiency import Efficiency, Shares, reached
 
 
 @dataclass(frozen=True)
@@ -49,8 +32,8 @@ class Projection:
         return sum(self.compute_s.values()) + sum(self.communication_s.values()) - self.hidden_s + self.bubble_s
 
 
-def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: Efficiency | None = None) -> Projection:
-    """Project a step's time; without an efficiency with that of published runs.
+def project(config: RunConfig, layout: Layout, rates: DeviceRates, shares: Shares | None = None) -> Projection:
+    """Project a step's time; without shares with those of published runs.
 
     Operations run one after another; each takes the longer of computing and moving its bytes. A transfer takes the rate
     of the slowest link that its group crosses, without latency; `_hidden_s` gives the time that hides behind computing.
@@ -58,7 +41,8 @@ def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: E
 
     `rates.between_nodes_bytes_s` must be known where the layout has several nodes.
     """
-    efficiency = efficiency or reached(rates.name, config.model).efficiency
+    shares = shares or reached(rates.name, config.model).efficiency
+    efficiency = shares.at(config, layout, layout.pp)
     grid, stages = RankGrid(layout), range(layout.pp)
     # Inner stages differ in the links to their neighbours at most.
     kinds = [(stage == 0, stage == layout.pp - 1, _sends_far(grid, stage)) for stage in stages]
@@ -84,8 +68,27 @@ def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: E
         compute_s=compute_s | _compute_times(optimizer, rates, efficiency),
         communication_s=communication_s,
         hidden_s=_hidden_s(config, layout, slowest, once, sum(compute[slowest].values())),
-        bubble_s=(sum(lengths) - lengths[slowest]) / layout.vpp,
+        bubble_s=(sum(lengths) - lengths[slowest]) / layout.vpp
+        + sum(_alone_s(config, layout, slowest, rates, shares, active) for active in range(1, layout.pp)),
     )
+
+
+def _alone_s(
+    config: RunConfig, layout: Layout, stage: int, rates: DeviceRates, shares: Shares, active: int
+) -> float:
+    """Return what changes while a pipeline fills and drains, in seconds, since only `active` stages compute then.
+
+    Ranks that share a host compute faster while others wait. In a pipeline of equal stages, m micro-batches and p
+    ranks, k < min(m, p) stages compute in 2 micro-batches' time, and min(m, p) in |m − p| + 1.
+    """
+    most = min(layout.micro_batches, layout.pp)
+    efficiency, all_s = shares.at(config, layout, active), shares.at(config, layout, layout.pp)
+    if active > most or efficiency is all_s:
+        return 0.0
+    work = micro_batch_work(config, layout, stage)
+    alone_s, beside_s = (sum(_compute_times(work, rates, each).values()) for each in (efficiency, all_s))
+    times = 2 if active < most else abs(layout.micro_batches - layout.pp) + 1
+    return times * (alone_s - beside_s)
 
 
 def _hidden_s(config: RunConfig, layout: Layout, stage: int, once: dict[str, float], micro_batch_s: float) -> float:
@@ -131,9 +134,9 @@ def _transfer_times(
 ) -> dict[str, float]:
     times: dict[str, float] = {}
     for each in transfers:
-        bandwidth = link_bytes_s(each, grid, stage, rates) * efficiency.link
-        sent = each.sent_bytes(grid.span(each.group).size)
-        times[each.purpose] = times.get(each.purpose, 0) + sent / bandwidth
+        ranks, far = grid.span(each.group).size, crosses_nodes(each, grid, stage)
+        time_s = efficiency.transfer_s(each, ranks, far, link_bytes_s(each, grid, stage, rates))
+        times[each.purpose] = times.get(each.purpose, 0) + time_s
     return times
 
 
