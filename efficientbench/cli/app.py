@@ -274,8 +274,8 @@ def profile(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(run, sweep, study, plan, report, plot, compare, export),
-    *(import_, scripts, doctor, calibrate, status, profile, list_runs, list_keys, chat, finetune, generate, launch, serve),
+    *(run, sweep, study, plan, calibrate, report, plot, compare, export),
+    *(import_, scripts, doctor, status, profile, list_runs, list_keys, chat, finetune, generate, launch, serve),
     *(speedrun, new_variant),
 )
 _NAMES: dict[Callable[..., None], str] = {import_: "import", list_runs: "list", list_keys: "keys"}

@@ -35,7 +35,7 @@ class Transfer:
     """Bytes of the full tensor: an all-gather's result, a reduce-scatter's input, an all-to-all's input on one rank
     (the mean over ranks, where routing decides)."""
     calls: float = 1
-    """Calls in which a rank sends it, each as large: of hidden states and tokens; what is sent otherwise counts as one."""
+    """Equal calls in which a rank sends it: of hidden states and tokens; all else counts as one."""
 
     def sent_bytes(self, size: int) -> float:
         """Return the bytes that each of the group's n = `size` ranks sends.

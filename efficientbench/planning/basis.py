@@ -54,8 +54,8 @@ class Basis:
     def assumptions(self) -> list[str]:
         """A line with a projection's assumptions, and a line with the sources of the device's rates."""
         return [
-            f"{self.reached.assumed(self.rates)}; only gradients and weights of replicas hide behind computing; experts "
-            "get equal shares; loading, evaluation and checkpoints left out",
+            f"{self.reached.assumed(self.rates)}; only gradients and weights of replicas hide behind computing; "
+            "experts get equal shares; loading, evaluation and checkpoints left out",
             f"rates: {'; '.join(self.rates.sources)}",
         ]
 
@@ -161,8 +161,8 @@ class Calibrated:
         """How wrong projections may be."""
         least, most = self.calibration.spread()
         return (
-            f"measured rates spread from {least:.2f} to {most:.2f} of their median time, and {ERROR:.0%} stand for what "
-            "they leave out"
+            f"measured rates spread from {least:.2f} to {most:.2f} of their median time, and {ERROR:.0%} stand for "
+            "what they leave out"
         )
 
     @property
@@ -206,10 +206,10 @@ class MeasuredShares:
             # Each expert multiplies the tokens that come to it.
             rows, width = layout.ep * model.moe.top_k / model.moe.experts, model.ffn_hidden_size
             width /= config.parallel.expert_tp
+        scores = model.attention_variant.costs.causal_score_flops(model, training.seq_len)
         sizes = {
             "matmul": 6 * rows * tokens * model.hidden_size * width,
-            "attention": 3 * tokens * model.attention_variant.costs.causal_score_flops(model, training.seq_len)
-            / layout.tp,
+            "attention": 3 * tokens * scores / layout.tp,
             "memory": moved_bytes(rows * tokens * width * DTYPE_BYTES[training.dtype], bool(config.kernels.fused)),
         }
         matmul, attention, memory = (

@@ -12,6 +12,7 @@ from efficientbench.costs.memory import rank_parameters
 from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.metrics.sensors.hardware import DeviceRates
 from efficientbench.planning.efficiency import Efficiency, Shares, reached
+from efficientbench.planning.pipeline import shared_pipeline_s
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ def project(config: RunConfig, layout: Layout, rates: DeviceRates, shares: Share
     `rates.between_nodes_bytes_s` must be known where the layout has several nodes.
     """
     shares = shares or reached(rates.name, config.model).efficiency
-    efficiency = shares.at(config, layout, layout.pp)
+    # Interleaved stages hardly wait for each other.
+    efficiency = shares.at(config, layout, 1 if layout.vpp == 1 else layout.pp)
     grid, stages = RankGrid(layout), range(layout.pp)
     # Inner stages differ in the links to their neighbours at most.
     kinds = [(stage == 0, stage == layout.pp - 1, _sends_far(grid, stage)) for stage in stages]
@@ -65,30 +67,27 @@ def project(config: RunConfig, layout: Layout, rates: DeviceRates, shares: Share
     for purpose, time_s in once.items():
         communication_s[purpose] = communication_s.get(purpose, 0) + time_s
     return Projection(
-        compute_s=compute_s | _compute_times(optimizer, rates, efficiency),
+        compute_s=compute_s | _compute_times(optimizer, rates, shares.at(config, layout, layout.pp)),
         communication_s=communication_s,
         hidden_s=_hidden_s(config, layout, slowest, once, sum(compute[slowest].values())),
-        bubble_s=(sum(lengths) - lengths[slowest]) / layout.vpp
-        + sum(_alone_s(config, layout, slowest, rates, shares, active) for active in range(1, layout.pp)),
+        bubble_s=_bubble_s(config, layout, rates, shares, lengths, slowest),
     )
 
 
-def _alone_s(
-    config: RunConfig, layout: Layout, stage: int, rates: DeviceRates, shares: Shares, active: int
+def _bubble_s(
+    config: RunConfig, layout: Layout, rates: DeviceRates, shares: Shares, lengths: list[float], slowest: int
 ) -> float:
-    """Return what changes while a pipeline fills and drains, in seconds, since only `active` stages compute then.
+    """Return the seconds that the slowest stage does not compute its own micro-batches, or computes beside others.
 
-    Ranks that share a host compute faster while others wait. In a pipeline of equal stages, m micro-batches and p
-    ranks, k < min(m, p) stages compute in 2 micro-batches' time, and min(m, p) in |m − p| + 1.
+    `lengths`: each stage's time of a micro-batch, as `shares` have it while one stage computes.
     """
-    most = min(layout.micro_batches, layout.pp)
-    efficiency, all_s = shares.at(config, layout, active), shares.at(config, layout, layout.pp)
-    if active > most or efficiency is all_s:
-        return 0.0
-    work = micro_batch_work(config, layout, stage)
-    alone_s, beside_s = (sum(_compute_times(work, rates, each).values()) for each in (efficiency, all_s))
-    times = 2 if active < most else abs(layout.micro_batches - layout.pp) + 1
-    return times * (alone_s - beside_s)
+    found = [shares.at(config, layout, stages) for stages in range(1, layout.pp + 1)]
+    if layout.vpp > 1 or all(each == found[0] for each in found):
+        return (sum(lengths) - lengths[slowest]) / layout.vpp
+    work = micro_batch_work(config, layout, slowest)
+    times = [sum(_compute_times(work, rates, each).values()) for each in found]
+    slower = [time_s / times[0] for time_s in times]
+    return shared_pipeline_s(lengths, layout.micro_batches, slower) - layout.micro_batches * lengths[slowest]
 
 
 def _hidden_s(config: RunConfig, layout: Layout, stage: int, once: dict[str, float], micro_batch_s: float) -> float:

@@ -156,7 +156,8 @@ def _beside(earlier: Calibration, step_s: float, job: CalibrationJob) -> str:
     said = f"by the calibration of {earlier.measured_at} a step takes {seconds(low_s)} to {seconds(high_s)}"
     if low_s <= step_s <= high_s:
         return f"{said}, as it does now"
-    return f"{said}, and now {seconds(step_s)}: devices or links are {'slower' if step_s > high_s else 'faster'} than then"
+    changed = "slower" if step_s > high_s else "faster"
+    return f"{said}, and now {seconds(step_s)}: outside, so devices or links are {changed} than then"
 
 
 def _print(calibration: Calibration, path: Path, console: Console) -> None:

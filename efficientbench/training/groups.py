@@ -77,7 +77,7 @@ def model_parallel(parallel: ParallelConfig, seed: int, hang_limit_s: float = HA
 
 
 def own_group(lists: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
-    """Make a group of each list of ranks, and return this rank's; None where it is in none. All ranks call it together."""
+    """Make a group of each list of ranks; return this rank's, or None where it is in none. All ranks call this."""
     own = None
     for ranks in lists:
         made = dist.new_group(list(ranks))

@@ -106,7 +106,7 @@ def _step_times(job: CalibrationJob, rank: Rank, device: Device, place: torch.de
 def _calibration(
     job: CalibrationJob, tasks: Sequence[Task], rounds: Sequence[list[list[float]]], steps: Sequence[list[float]]
 ) -> Calibration:
-    """Return the points of all ranks' rounds [ranks][tasks][rounds] and steps [ranks][steps], of the slowest rank each."""
+    """Return the slowest rank's times, of rounds [ranks][tasks][rounds] and steps [ranks][steps]."""
     points = []
     for number, task in enumerate(tasks):
         times = [max(each) for each in zip(*(own[number] for own in rounds if own[number]), strict=True)]
