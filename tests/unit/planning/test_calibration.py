@@ -32,7 +32,7 @@ def point(work: str, size: float, time_s: float, at_once: int = 1, dtype: str = 
 
 
 def calibration(ranks: int = 1, slower: float = 1.0, **changes: object) -> Calibration:
-    """Rates that no size changes; with `ranks` at once they are `slower` times as slow, and a send takes its latency."""
+    """Rates that no size changes; with `ranks` at once they are `slower` times as slow. A send takes its latency."""
     points = []
     for at_once in sorted({1, ranks}):
         factor = 1.0 if at_once == 1 else slower
