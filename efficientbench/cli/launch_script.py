@@ -107,7 +107,7 @@ class NamedRun:
                 return bill(
                     plan, None, f"the table of devices lacks what the network of a node of {rates.name} carries"
                 )
-            step_time_s = project(plan.config, layout, rates, found.shares).step_time_s
+            step_time_s = project(plan.config, layout, rates, found.reached.efficiency).step_time_s
             return bill(plan, step_time_s, "by projection", device=device)
         except UndeclaredError as error:
             return bill(plan, None, str(error))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
@@ -15,14 +13,14 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.communication import Transfer
 from efficientbench.costs.memory import rank_tokens
-from efficientbench.devices.registry import device_called
+from efficientbench.devices.registry import all_devices, device_called
 from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
 from efficientbench.planning.calibration import (
-    OPERATIONS,
     Calibration,
     Point,
     is_device,
     moved_bytes,
+    package_version,
     read_calibration,
     time_at,
 )
@@ -33,8 +31,6 @@ logger = logging.getLogger(__name__)
 ERROR = 0.15
 """By how much a step may differ from its projection by measured rates in what these leave out:
 tests/benchmarks/projected_step_time.py holds shapes and layouts to it that were not measured."""
-ALIKE = {"reduce-scatter": "all-gather", "all-gather": "reduce-scatter", "all-to-all": "all-gather"}
-"""Operation → the one by which it is projected where it was not measured; else by any."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +39,6 @@ class Basis:
 
     rates: DeviceRates
     reached: Reached | Calibrated
-
-    @property
-    def shares(self) -> Shares:
-        """What runs reach of the rates."""
-        found = self.reached
-        return found.efficiency if isinstance(found, Reached) else MeasuredShares(found.calibration, self.rates)
 
     @property
     def assumptions(self) -> list[str]:
@@ -73,20 +63,24 @@ def basis(device: str, config: RunConfig, world: int) -> Basis:
             what was measured of one rank alone.
     """
     dtype, peak = config.training.dtype, config.measurement.peak_flops
-    found = find_calibration(device, Path(config.data.cache), dtype)
+    found = find_calibration(device, Path(config.data.cache), dtype, peak)
+    if found is None and device in {each.type for each in all_devices()}:
+        raise MetricsError(
+            f"'{device}' is a type of device, and data.cache={config.data.cache} has no rates of one in {dtype}: "
+            "`efficientbench calibrate` measures them; or name a device, like 'H100 SXM'"
+        )
     if found is None:
         rates = device_rates(device, dtype, peak)
         return Basis(rates, reached(rates.name, config.model))
-    rates = found.rates(dtype, peak)
-    if world > 1 and math.isinf(rates.in_node_bytes_s):
+    if world > 1 and math.isinf(found.rates.in_node_bytes_s):
         raise MetricsError(
             f"{found.path}: one rank alone was measured, and the run has {world}: `efficientbench calibrate` with the "
             "run's layout measures what they send each other"
         )
-    return Basis(rates, found)
+    return Basis(found.rates, found)
 
 
-def find_calibration(device: str, folder: Path, dtype: str) -> Calibrated | None:
+def find_calibration(device: str, folder: Path, dtype: str, peak: float | None = None) -> Calibrated | None:
     """Return the newest calibration of a device in a cache folder, of the installed torch if there is one.
 
     Ignore a damaged file, with a warning in the log.
@@ -95,6 +89,7 @@ def find_calibration(device: str, folder: Path, dtype: str) -> Calibrated | None
         device: its product name, its name in the table of devices, or its type.
         folder: the cache folder, `data.cache`.
         dtype: the dtype in which products must have been measured.
+        peak: dense FLOP/s that MFU is of; None: the table's.
     """
     found = []
     for path in folder.glob("calibration_*.json"):
@@ -103,10 +98,30 @@ def find_calibration(device: str, folder: Path, dtype: str) -> Calibrated | None
         except MetricsError as error:
             logger.warning("%s", error)
             continue
-        known = calibration.conditions["type"] == device.lower() or is_device(calibration.device, device)
-        if known and calibration.of("matmul", dtype):
-            found.append(Calibrated(path, calibration))
-    return max(found, key=lambda each: (each.other_torch is None, each.calibration.measured_at), default=None)
+        known = calibration.conditions["type"] == device or is_device(calibration.device, device)
+        if known and calibration.of("matmul", dtype) and calibration.of("attention", dtype):
+            found.append(calibrated(path, calibration, dtype, peak))
+    own = package_version("torch")
+    return max(found, key=lambda each: (each.torch == own, each.calibration.measured_at), default=None)
+
+
+def calibrated(path: Path, calibration: Calibration, dtype: str, peak: float | None = None) -> Calibrated:
+    """Return a calibration with the device's row of the table, or with the best of what was measured."""
+    try:
+        rates = device_rates(calibration.device, dtype, peak)
+    except MetricsError:
+        near, far = ([each.rate for each in calibration.sent if each.far == is_far] for is_far in (False, True))
+        rates = DeviceRates(
+            name=calibration.device,
+            backend=device_called(calibration.conditions["type"]).backend,
+            peak_flops=peak or max(each.rate for each in calibration.of("matmul", dtype)),
+            memory_bytes_s=max(each.rate for each in calibration.of("memory")),
+            memory_bytes=None,
+            in_node_bytes_s=max(near or far, default=math.inf),
+            between_nodes_bytes_s=max(far, default=None),
+            sources=("measured by calibrate",),
+        )
+    return Calibrated(path, calibration, rates)
 
 
 @dataclass(frozen=True)
@@ -115,55 +130,34 @@ class Calibrated:
 
     path: Path
     calibration: Calibration
-
-    @cached_property
-    def other_torch(self) -> str | None:
-        """The torch that is installed, if it is another one than was measured."""
-        try:
-            installed = metadata.version("torch")
-        except metadata.PackageNotFoundError:
-            return None
-        return None if installed == self.calibration.conditions["torch"] else installed
-
-    def rates(self, dtype: str, peak: float | None) -> DeviceRates:
-        """Return the device's row of the table; of a device that has none the best of what was measured."""
-        calibration = self.calibration
-        try:
-            return device_rates(calibration.device, dtype, peak)
-        except MetricsError:
-            sent = [each for each in calibration.points if each.work in OPERATIONS]
-            near, far = ([each.rate for each in sent if each.far == is_far] for is_far in (False, True))
-            return DeviceRates(
-                name=calibration.device,
-                backend=device_called(calibration.conditions["type"]).backend,
-                peak_flops=peak or max(each.rate for each in calibration.of("matmul", dtype)),
-                memory_bytes_s=max(each.rate for each in calibration.of("memory")),
-                memory_bytes=None,
-                in_node_bytes_s=max(near or far, default=math.inf),
-                between_nodes_bytes_s=max(far, default=None),
-                sources=("measured by calibrate",),
-            )
+    rates: DeviceRates
+    """The peaks, of which the measured rates are shares."""
 
     @property
-    def share(self) -> str:
-        """Where the shares of the peaks are from."""
-        return f"by the rates that {self.named} has"
+    def efficiency(self) -> Shares:
+        """The measured shares."""
+        return self
+
+    @property
+    def torch(self) -> str:
+        """The version of torch that was measured."""
+        return self.calibration.conditions["torch"]
 
     @property
     def named(self) -> str:
         """The file, whose ranks were measured, when, and with which torch."""
-        made = self.calibration
-        other = f", and {self.other_torch} is installed" if self.other_torch else ""
-        return f"{self.path} ({made.run}, {made.measured_at}, torch {made.conditions['torch']}{other})"
+        return f"{self.path} ({self.calibration.run}, {self.calibration.measured_at}, torch {self.torch})"
+
+    @property
+    def share(self) -> str:
+        """Where the shares of the peaks are from."""
+        return "calibrated"
 
     @property
     def error(self) -> str:
         """How wrong projections may be."""
         least, most = self.calibration.spread()
-        return (
-            f"measured rates spread from {least:.2f} to {most:.2f} of their median time, and {ERROR:.0%} stand for "
-            "what they leave out"
-        )
+        return f"rates spread from {least:.2f} to {most:.2f} of their median; {ERROR:.0%} for what they leave out"
 
     @property
     def time_factors(self) -> tuple[float, float]:
@@ -185,45 +179,31 @@ class Calibrated:
     def assumed(self, rates: DeviceRates) -> str:
         """Return what a projection stands on."""
         own = "" if self.calibration.step_s is None else f", times {self.calibration.step_ratio:.3g} as its step took"
-        sent = any(each.work in OPERATIONS for each in self.calibration.points)
-        links = "" if sent else f"; {rates.in_node_bytes_s / 1e9:g} GB/s in a node by the table, not measured"
+        links = "" if self.calibration.sent else f"; {rates.in_node_bytes_s / 1e9:g} GB/s in a node not measured"
         return f"calibrated: by the rates of {self.named}{own}{links}"
 
-
-@dataclass(frozen=True)
-class MeasuredShares:
-    """The measured rates as shares of a device's peaks, which depend on a run's shapes and layout."""
-
-    calibration: Calibration
-    rates: DeviceRates
-
     def at(self, config: RunConfig, layout: Layout, stages: int) -> Efficiency:
-        """Return what was measured of work nearest in size, with as many ranks at once; see `efficiency.Shares`."""
-        model, training = config.model, config.training
+        """Return what was measured of work nearest in size, with as many ranks at once; see `Shares`."""
+        model, training, ratio = config.model, config.training, self.calibration.step_ratio
         ranks = max(1, layout.ranks_per_node * stages // layout.pp)
-        tokens, width, rows = rank_tokens(config, layout), model.ffn_hidden_size / layout.tp, 1.0
+        rows, width = float(rank_tokens(config, layout)), model.ffn_hidden_size / layout.tp
+        scores = rows * model.attention_variant.costs.causal_score_flops(model, training.seq_len) / layout.tp
         if model.moe is not None:
             # Each expert multiplies the tokens that come to it.
-            rows, width = layout.ep * model.moe.top_k / model.moe.experts, model.ffn_hidden_size
-            width /= config.parallel.expert_tp
-        scores = model.attention_variant.costs.causal_score_flops(model, training.seq_len)
-        sizes = {
-            "matmul": 6 * rows * tokens * model.hidden_size * width,
-            "attention": 3 * tokens * scores / layout.tp,
-            "memory": moved_bytes(rows * tokens * width * DTYPE_BYTES[training.dtype], bool(config.kernels.fused)),
-        }
+            rows *= layout.ep * model.moe.top_k / model.moe.experts
+            width = model.ffn_hidden_size / config.parallel.expert_tp
+        moved = moved_bytes(rows * width * DTYPE_BYTES[training.dtype], bool(config.kernels.fused))
         matmul, attention, memory = (
-            self._rate(work, size, ranks, training.dtype) / self.calibration.step_ratio for work, size in sizes.items()
+            self.calibration.rate(work, size, ranks, training.dtype) / ratio
+            for work, size in (
+                ("matmul", 6 * rows * model.hidden_size * width),
+                ("attention", 3 * scores),
+                ("memory", moved),
+            )
         )
         flops, memory_bytes = self.rates.peak_flops, self.rates.memory_bytes_s
-        shares = matmul / flops, attention / flops, memory / memory_bytes, 1 / self.calibration.step_ratio
+        shares = matmul / flops, attention / flops, memory / memory_bytes, 1 / ratio
         return Measured(*shares, self.calibration, layout.ranks_per_node)
-
-    def _rate(self, work: str, size: float, ranks: int, dtype: str) -> float:
-        """Return FLOP/s or bytes/s of work of a size while so many ranks of a node do it."""
-        points = self.calibration.of(work, dtype)
-        nearest = min({each.at_once for each in points}, key=lambda count: (abs(math.log(count / ranks)), count))
-        return size / time_at([each for each in points if each.at_once == nearest], size)
 
 
 @dataclass(frozen=True)
@@ -236,24 +216,15 @@ class Measured(Efficiency):
 
     def transfer_s(self, transfer: Transfer, ranks: int, far: bool, link_bytes_s: float) -> float:
         """Return the time of as many calls as the transfer has, each as the group most like its own took."""
-        points = self._alike(transfer.operation, transfer.group, ranks, far)
+
+        def other(point: Point) -> tuple[object, ...]:
+            ratios = point.ranks / ranks, point.at_once / self.at_once
+            return point.far != far, *(abs(math.log(each)) for each in ratios), point.group != transfer.group
+
+        points = self.calibration.of(transfer.operation)
         if not points:
             return super().transfer_s(transfer, ranks, far, link_bytes_s)
-        sent_bytes = transfer.sent_bytes(ranks) / transfer.calls
-        return transfer.calls * time_at(points, sent_bytes) * self.calibration.step_ratio
-
-    def _alike(self, operation: str, group: str, ranks: int, far: bool) -> list[Point]:
-        """Return the points of the operation in one group: on as many nodes, of as many ranks, of this kind."""
-
-        def other(point: Point) -> tuple[bool, float, float, bool]:
-            sizes = abs(math.log(point.ranks / ranks)) if operation != "send" else 0.0
-            return point.far != far, sizes, abs(math.log(point.at_once / self.at_once)), point.group != group
-
-        works = (operation, ALIKE.get(operation, ""), *OPERATIONS)
-        points = next((found for work in works if (found := self.calibration.of(work))), [])
-        nearest = min(points, key=other, default=None)
-        return [each for each in points if nearest is not None and _group(each) == _group(nearest)]
-
-
-def _group(point: Point) -> tuple[object, ...]:
-    return point.far, point.ranks, point.at_once, point.group
+        nearest = min(map(other, points))
+        alike = [each for each in points if other(each) == nearest]
+        call_s = time_at(alike, transfer.sent_bytes(ranks) / transfer.calls)
+        return transfer.calls * call_s * self.calibration.step_ratio

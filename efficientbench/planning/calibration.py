@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -80,6 +81,17 @@ class Calibration:
         """Return the points of a kind of work; `dtype`: of those that have one."""
         return [each for each in self.points if each.work == work and each.dtype in ("", dtype)]
 
+    @property
+    def sent(self) -> list[Point]:
+        """The points of what ranks send; empty where one rank alone was measured."""
+        return [each for each in self.points if each.work in OPERATIONS]
+
+    def rate(self, work: str, size: float, ranks: int, dtype: str) -> float:
+        """Return FLOP/s or bytes/s of work of a size while so many ranks of a node do it."""
+        points = self.of(work, dtype)
+        nearest = min({each.at_once for each in points}, key=lambda count: (abs(math.log(count / ranks)), count))
+        return size / time_at([each for each in points if each.at_once == nearest], size)
+
     def spread(self) -> tuple[float, float]:
         """Return the shortest and the longest round over the median, as the median of all points has it."""
         times = [(each.time_s, each.least_s, each.most_s) for each in self.points]
@@ -108,9 +120,19 @@ def read_calibration(path: Path) -> Calibration:
     except (OSError, ValidationError) as error:
         reason = str(error).partition("\n")[0]
         raise MetricsError(f"{path}: holds no calibration ({reason}): run `efficientbench calibrate` again") from None
-    if not found.points or not {"device", "type", "torch"} <= found.conditions.keys():
-        raise MetricsError(f"{path}: holds no calibration (nothing measured): run `efficientbench calibrate` again")
+    lacking = {"matmul", "attention", "memory"} - {each.work for each in found.points}
+    if lacking := lacking | {"device", "type", "torch"} - found.conditions.keys():
+        reason = f"no {', '.join(sorted(lacking))}"
+        raise MetricsError(f"{path}: holds no calibration ({reason}): run `efficientbench calibrate` again")
     return found
+
+
+def package_version(name: str) -> str:
+    """Return the version of an installed package, or none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def is_device(recorded: str, name: str) -> bool:

@@ -76,7 +76,7 @@ def make_cluster_plan(config: RunConfig, world: int, devices_per_node: int, devi
         not_projected = f"what the network of a node of {rates.name} carries is not in the table of devices"
     else:
         try:
-            projection = project(config, layout, rates, found.shares)
+            projection = project(config, layout, rates, found.reached.efficiency)
         except UndeclaredError as error:
             not_projected = str(error)
     return ClusterPlan(

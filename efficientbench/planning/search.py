@@ -175,7 +175,7 @@ def search(config: RunConfig, world: int, devices_per_node: int, device: str, gi
             # The last recomputes most and so needs the least memory.
             too_large.append((_fullest(*laid[-1], chosen.runtime_bytes), laid[-1][0]))
         else:
-            found.append(Candidate(*fitting, project(fitting[0], fitting[1], rates, stands.shares)))
+            found.append(Candidate(*fitting, project(fitting[0], fitting[1], rates, stands.reached.efficiency)))
     valid = (each for each in sorted(found, key=_order) if _is_valid(each.config))
     ranked = tuple(islice(valid, MOST_RANKED))
     if not ranked:

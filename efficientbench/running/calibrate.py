@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 
 from rich.console import Console
@@ -17,8 +16,15 @@ from efficientbench.basics.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device
-from efficientbench.planning.basis import Basis, Calibrated
-from efficientbench.planning.calibration import Calibration, Point, place, read_calibration, write_calibration
+from efficientbench.planning.basis import calibrated
+from efficientbench.planning.calibration import (
+    Calibration,
+    Point,
+    package_version,
+    place,
+    read_calibration,
+    write_calibration,
+)
 from efficientbench.planning.fitting import check_fits
 from efficientbench.planning.plan import make_plan, with_kernels
 from efficientbench.planning.step_time import project
@@ -121,15 +127,8 @@ def _job(config: RunConfig, site: Site, time_s: float) -> CalibrationJob:
 
 def _conditions(device: Device) -> dict[str, str]:
     """Return everything by which a calibration is kept."""
-    installed = {name: _version(name) for name in ("torch", "transformer-engine")}
+    installed = {name: package_version(name) for name in ("torch", "transformer-engine")}
     return {"device": device.names()[0], "type": device.type, **installed, **device.versions()}
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"
 
 
 def _finished(job: CalibrationJob) -> Calibration:
@@ -143,9 +142,8 @@ def _finished(job: CalibrationJob) -> Calibration:
 
 def _projected_s(calibration: Calibration, job: CalibrationJob) -> tuple[float, float, float]:
     """Return the time of the run's step by a calibration, and the ends of its interval."""
-    found = Calibrated(job.result, calibration)
-    stands = Basis(found.rates(job.config.training.dtype, job.config.measurement.peak_flops), found)
-    time_s = project(job.config, job.layout, stands.rates, stands.shares).step_time_s
+    found = calibrated(job.result, calibration, job.config.training.dtype)
+    time_s = project(job.config, job.layout, found.rates, found).step_time_s
     low, high = found.time_factors
     return time_s, low * time_s, high * time_s
 

@@ -103,7 +103,7 @@ def _projected_s(plan: Plan, device: str) -> tuple[float | None, str]:
         return None, f"what the network of a node of {rates.name} carries is not in the table of devices"
     reached = found.reached
     source = f"projected from the rates of {rates.name}, {reached.share}, training alone; {reached.time_range}"
-    return project(plan.config, plan.layout, rates, found.shares).step_time_s * plan.budget.steps, source
+    return project(plan.config, plan.layout, rates, found.reached.efficiency).step_time_s * plan.budget.steps, source
 
 
 def _energy_j(plan: Plan, device: str, same: Sequence[RunRecord]) -> tuple[float | None, str]:

@@ -95,14 +95,14 @@ def products(size: int, dtype: str, place: torch.device) -> Do:
     return lambda: (inputs @ weight.t(), outputs @ weight, add_product(total, outputs, inputs))
 
 
-def attention(config: RunConfig, tokens: int, tp: int, place: torch.device) -> Do:
+def attention(config: RunConfig, tokens: int, tp: int, dtype: str, place: torch.device) -> Do:
     """Return causal attention of one sequence with a rank's share of the run's heads, forward and backward."""
-    model, dtype = config.model, TORCH_DTYPES[config.training.dtype]
+    model, of = config.model, TORCH_DTYPES[dtype]
     heads = [model.heads // tp, *[max(model.key_value_heads // tp, 1)] * 2]
     query, key, value = (
-        torch.randn(tokens, 1, count, model.head_dim, device=place, dtype=dtype, requires_grad=True) for count in heads
+        torch.randn(tokens, 1, count, model.head_dim, device=place, dtype=of, requires_grad=True) for count in heads
     )
-    ones = torch.ones(tokens, 1, heads[0] * model.head_dim, device=place, dtype=dtype)
+    ones = torch.ones(tokens, 1, heads[0] * model.head_dim, device=place, dtype=of)
     return lambda: torch.autograd.grad(causal_attention(query, key, value, 0.1), (query, key, value), ones)
 
 
@@ -126,7 +126,7 @@ def device_tasks(
     """Yield the work of one device, while the first `at_once` ranks of each node do it.
 
     Args:
-        config: the run, of whose heads and dtype attention and memory are measured.
+        config: the run, of whose heads attention is measured, and of whose dtype memory.
         tp: ranks that share its heads.
         device: this rank's device type.
         place: this rank's device.
@@ -144,9 +144,9 @@ def device_tasks(
     for each in [name for name in TORCH_DTYPES if name not in skipped]:
         for size in (128, 256, 512, 1024) if shared else (256, 512, 1024, 2048, 4096, 8192):
             yield task("matmul", 6 * size**3, partial(products, size, each, place), each)
-    for tokens in (128, 256, 512, 1024) if shared else (512, 2048, 8192):
-        flops = 3 * 2 * tokens**2 * model.head_dim * (model.heads // tp)
-        yield task("attention", flops, partial(attention, config, tokens, tp, place), dtype)
+        for tokens in (128, 256, 512, 1024) if shared else (512, 2048, 8192):
+            flops = 3 * 2 * tokens**2 * model.head_dim * (model.heads // tp)
+            yield task("attention", flops, partial(attention, config, tokens, tp, each, place), each)
     for rows in (32, 128, 512, 2048) if shared else (512, 4096, 32768):
         moved = moved_bytes(rows * WIDTH * DTYPE_BYTES[dtype], bool(config.kernels.fused))
         yield task("memory", moved, partial(activation, config, rows, place))

@@ -35,7 +35,7 @@ from support.tiny_training import tiny_training
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
-from efficientbench.planning.basis import ERROR, Basis, Calibrated, find_calibration
+from efficientbench.planning.basis import ERROR, Calibrated, find_calibration
 from efficientbench.planning.step_time import project
 
 SMALL = [
@@ -126,8 +126,7 @@ def beside(name: str, folder: Path, calibrated: Calibrated, steps: int, busy: bo
     run, overrides = LAYOUTS[name]
     config = resolve(run, True, [*SHAPE, f"data.cache={folder}", *overrides])
     layout = Layout.of(config, devices=1, oversubscribe=True)
-    stands = Basis(calibrated.rates("fp32", None), calibrated)
-    projected_s = project(config, layout, stands.rates, stands.shares).step_time_s
+    projected_s = project(config, layout, calibrated.rates, calibrated).step_time_s
     with closing(Ranks(layout.world_size)) as ranks, computing(ranks) if busy else nullcontext():
         times = zip(*ranks.call(train, config, folder / "tokens", steps), strict=True)
         measured_s = statistics.median(max(each) for each in times)

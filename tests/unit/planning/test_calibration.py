@@ -58,7 +58,7 @@ def laid_out(folder: Path, *overrides: str, name: str = "gqa_0.5B") -> tuple[Run
 
 def step_s(config: RunConfig, layout: Layout) -> tuple[float, Basis]:
     found = basis("cpu", config, layout.world_size)
-    return project(config, layout, found.rates, found.shares).step_time_s, found
+    return project(config, layout, found.rates, found.reached.efficiency).step_time_s, found
 
 
 def test_times_lie_on_lines_of_the_logarithms_and_go_on_at_the_ends() -> None:
@@ -93,7 +93,7 @@ def test_transfers_take_the_time_of_their_calls(tmp_path: Path) -> None:
     # embedding and the gradient of the output projection's input.
     assert activations.calls == 4 * 4 + 2
     found = basis("cpu", config, 2)
-    projection = project(config, layout, found.rates, found.shares)
+    projection = project(config, layout, found.rates, found.reached.efficiency)
     once = [each for each in step_transfers(config, layout, 0) if each.purpose == activations.purpose]
     assert once == []
     expected = layout.micro_batches * 18 * SENT_S["all-reduce"]
@@ -105,7 +105,7 @@ def test_a_pipeline_on_a_shared_host_fills_and_drains_faster(tmp_path: Path) -> 
     kept(tmp_path, calibration(ranks=2, slower=2.0))
     config, layout = laid_out(tmp_path, "parallel.pp=2", "parallel.dp=1")
     found = basis("cpu", config, 2)
-    projection = project(config, layout, found.rates, found.shares)
+    projection = project(config, layout, found.rates, found.reached.efficiency)
     stages = [
         sum(max(part.flops / FLOPS, part.moved_bytes / MEMORY) for works in work.values() for part in works)
         for work in (micro_batch_work(config, layout, stage) for stage in range(2))
@@ -144,7 +144,7 @@ def test_a_device_of_the_table_keeps_its_peak_and_takes_the_measured_rate(tmp_pa
     config, layout = laid_out(tmp_path)
     found = basis("H100 SXM", config, layout.world_size)
     assert found.rates == device_rates("H100 SXM", "fp32")
-    shares = found.shares.at(config, layout, 1)
+    shares = found.reached.efficiency.at(config, layout, 1)
     assert shares.matmul == pytest.approx(FLOPS / found.rates.peak_flops)
     assert str(path) in found.assumptions[0]
     assert "2026-01-02T03:04:05+00:00" in found.assumptions[0]
@@ -157,22 +157,22 @@ def test_the_newest_calibration_of_the_installed_torch_is_taken(
     def found() -> str:
         taken = find_calibration("a CPU", tmp_path, "fp32")
         assert taken is not None
-        return f"{taken.calibration.run} {taken.other_torch is None}"
+        return f"{taken.calibration.run} {taken.torch}"
 
     old = calibration(
         conditions=CONDITIONS | {"torch": "1.0"}, measured_at="2027-01-01T00:00:00+00:00", run="old torch"
     )
     kept(tmp_path, old)
-    assert found() == "old torch False"
+    assert found() == "old torch 1.0"
     kept(tmp_path, calibration(run="ours"))
     kept(
         tmp_path, calibration(run="later", conditions=CONDITIONS | {"x": "1"}, measured_at="2026-05-01T00:00:00+00:00")
     )
-    assert found() == "later True"
+    assert found() == f"later {CONDITIONS['torch']}"
     assert find_calibration("a CPU", tmp_path, "bf16") is None
     assert find_calibration("another", tmp_path, "fp32") is None
-    (tmp_path / "calibration_0.json").write_text('{"points": []}')
-    assert found() == "later True"
+    (tmp_path / "calibration_0.json").write_text("{}")
+    assert found() == f"later {CONDITIONS['torch']}"
     assert "calibration_0.json: holds no calibration" in caplog.text
 
 
