@@ -232,7 +232,7 @@ def mamba2(
         convolved=convolved,
         kernel=kernel,
         state=inner * states,
-        update_flops=5 * inner * states,
+        update_flops=4 * inner * states,
     )
 
 

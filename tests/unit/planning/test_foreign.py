@@ -12,6 +12,8 @@ import typer
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.plan import plan
+from efficientbench.config.load import resolve
+from efficientbench.planning.foreign.mixers import delta_net, mamba2
 from efficientbench.planning.foreign.read import shape_of
 
 LLAMA: dict[str, Any] = {
@@ -46,6 +48,19 @@ def test_published_models_have_their_published_sizes() -> None:
     assert deepseek.added_bytes(2) == 61 * (512 + 64) * 2
     said = " ".join(deepseek.notes)
     assert all(each in said for each in ("1 further layer for multi-token prediction", "quantized", "auto_map"))
+
+
+def test_recurrent_layers_of_others_are_counted_as_our_own() -> None:
+    theirs = {
+        "gdn_1.5B": delta_net(1536, key_heads=6, heads=6, key_dim=128, value_dim=256, kernel=4),
+        "mamba2_1.5B": mamba2(1536, 3072, 48, 1, 128, 4, biases=(False, True, False), norm=True),
+    }
+    for name, mixer in theirs.items():
+        model = resolve(name).model
+        costs = model.attention_variant.costs
+        assert mixer.parameters == costs.parameters(model)
+        assert 2 * mixer.weights == costs.projection_flops(model)
+        assert mixer.causal_flops(2048) == costs.causal_score_flops(model, 2048)
 
 
 def test_a_window_bounds_the_state_and_a_layer_without_one_does_not() -> None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.published_ranks import SHEET, SITE, WITHOUT_ATTENTION, beside, pairs, read, row, sources_apart, without_order
+from benchmarks.published_ranks import (
+    SHEET,
+    SITE,
+    WITHOUT_ATTENTION,
+    beside,
+    pairs,
+    read,
+    row,
+    sources_apart,
+    without_order,
+)
 
 
 @pytest.fixture(scope="module")
