@@ -74,13 +74,14 @@ def in_a_process(length: int) -> float:
 def beside_transformers(rounds: int) -> dict[str, Figure]:
     """Measure ours, and the rule as a loop over tokens in its place, beside transformers' layer."""
     # It hides fla-core, whose kernels need a GPU, before transformers looks for it.
-    from oracles.gdn import recurrence
+    from oracles.gdn import EAGER
 
+    [(place, loop)] = EAGER.items()
     torch.set_num_threads(1)
     with world_of_one_rank() as device:
         ours, theirs = sides(device)
         figures = compared("", "ours", ours, theirs, rounds)
-        with mock.patch("efficientbench.model.attention.gdn.gated_delta_rule", recurrence):
+        with mock.patch(place, loop):
             return figures | compared("loop ", "a loop over tokens", ours, theirs, ROUNDS_OF_THE_LOOP)
 
 

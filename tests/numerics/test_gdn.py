@@ -13,7 +13,6 @@ from oracles.gdn import recurrence
 from oracles.oracle import build, relative_error, text, weights_of
 from support.configs import ATTENTIONS, BASE, tiny, tiny_model
 from support.decoding import from_cache, in_parts
-from support.longest_chain import longest_chain
 
 from efficientbench.architecture.gdn import CHUNK
 from efficientbench.basics.errors import ConfigError
@@ -123,20 +122,6 @@ def test_flash_linear_attentions_reference_computes_the_same() -> None:
     assert relative_error(carried, last) < FORWARD
 
 
-@pytest.mark.usefixtures("single_rank")
-def test_few_operations_follow_one_another_but_where_a_loop_goes_over_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny_model("gdn")
-    layer = first_layer(config)
-
-    def for_each_token(tokens: int) -> float:
-        hidden = torch.ones(tokens, 1, config.model.hidden_size)
-        return longest_chain(layer(hidden)[0]) / tokens
-
-    assert for_each_token(4096) <= 1 / 16
-    monkeypatch.setattr("efficientbench.model.attention.gdn.gated_delta_rule", recurrence)
-    assert for_each_token(256) > 1
-
-
 @pytest.mark.proof
 @pytest.mark.usefixtures("single_rank")
 def test_two_thousand_tokens_are_decoded_as_they_are_computed_at_once() -> None:
@@ -185,7 +170,7 @@ def test_initial_laws_have_the_quantiles_of_transformers_class() -> None:
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
     config = tiny_model("gdn", "model.attention.key_heads=1024", "model.attention.key_dim=2")
-    ours = first_layer(config)
+    ours = build_untouched(config)
     torch.manual_seed(0)
     theirs = Qwen3_5GatedDeltaNet(qwen3_5_config(config.model), 0)
     shares = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
@@ -199,7 +184,7 @@ def test_initial_laws_have_the_quantiles_of_transformers_class() -> None:
         assert (mine.flatten().quantile(shares) - other.flatten().quantile(shares)).abs().max() < 0.08 * spread
 
 
-def first_layer(config: RunConfig) -> torch.nn.Module:
+def build_untouched(config: RunConfig) -> torch.nn.Module:
     """The first layer of a model with its initial weights."""
     from efficientbench.model.gpt import build_stages
 
