@@ -52,7 +52,7 @@ BASES = "layers that differ in position.base"
 SINKS = "sinks"
 GATES = "output gates"
 ROPE_SHARE = "RoPE's share"
-RECURRENT = "Gated DeltaNet"
+DELTA = "Gated DeltaNet"
 CENTRED = "zero-centred norms"
 NANOCHAT = "parts of nanochat"
 
@@ -126,7 +126,7 @@ FAMILIES: dict[Architecture, Family] = {
     ),
     "qwen3_5_text": Family(
         "Qwen3_5ForCausalLM",
-        EITHER | {QK_NORM, GATES, ROPE_SHARE, RECURRENT, CENTRED},
+        EITHER | {QK_NORM, GATES, ROPE_SHARE, DELTA, CENTRED},
         frozenset({QK_NORM, GATES, CENTRED}),
     ),
 }
@@ -190,7 +190,7 @@ def layer_settings(model: ModelConfig, architecture: Architecture) -> dict[str, 
     settings["head_dim"] = model.head_dim
     if family.takes >= EITHER:
         settings["attention_bias"] = full.attention.qkv_bias
-    if RECURRENT in family.takes:
+    if DELTA in family.takes:
         settings |= _recurrent_settings(views) | {"partial_rotary_factor": _share(full)}
     if architecture in ("mistral", "mixtral"):
         settings["sliding_window"] = None
@@ -321,7 +321,7 @@ def _layer(found: PretrainedConfig, family: Family, number: int) -> tuple[str, d
         dense = range(found.first_k_dense_replace or 0)
     if FIRST_DENSE in family.takes and number in dense:
         kind["dense"] = {"moe": False, "ffn_hidden_size": found.intermediate_size}
-    if RECURRENT in family.takes and found.layer_types[number] == LINEAR:
+    if DELTA in family.takes and found.layer_types[number] == LINEAR:
         attention = {"kind": "gdn", **{key: getattr(found, name) for key, name in LINEAR_KEYS.items()}}
         kind["gdn"] = {"attention": attention, "position": {"kind": "none"}, "qk_norm": False}
     # Mistral's windows are in every layer.

@@ -26,7 +26,7 @@ from efficientbench.export.families import (
     FAMILIES,
     FULL,
     NO_WINDOW,
-    RECURRENT,
+    DELTA,
     Architecture,
     expert_keys,
     layer_keys,
@@ -110,7 +110,7 @@ def config_of(path: Path, content: dict[str, Any], size: str) -> tuple[RunConfig
     """
     architecture = _architecture(path, content)
     found = _parsed(path, architecture, content)
-    if RECURRENT in FAMILIES[architecture].takes and FULL not in found.layer_types:
+    if DELTA in FAMILIES[architecture].takes and FULL not in found.layer_types:
         raise ConfigError(f"{path}: layer_types has no {FULL}: models here of this class have one such layer at least")
     try:
         config = RunConfig.model_validate(

@@ -7,7 +7,7 @@ import torch
 from efficientbench.architecture.gdn import GDNConfig
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.export.architectures import Exporter
-from efficientbench.export.families import RECURRENT, Architecture
+from efficientbench.export.families import DELTA, Architecture
 
 NAMES = {
     "self_attention.A_log": "linear_attn.A_log",
@@ -40,7 +40,7 @@ def _weights(view: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _converted(
     part: str, weight: torch.Tensor, view: ModelConfig, architecture: Architecture
 ) -> dict[str, torch.Tensor]:
-    """Rename a weight, or collect what lies together for each key head: all queries, all keys, all values, …"""
+    """Rename a weight, or collect what lies together for each key head: all queries, then all keys, and so on."""
     if part in NAMES:
         return {NAMES[part]: weight}
     if part not in (OUR_INPUT, OUR_CONVOLUTION):
@@ -62,7 +62,7 @@ def _joined(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 EXPORTER = Exporter(
-    parts=lambda view: {RECURRENT: "attention.kind=gdn"},
+    parts=lambda view: {DELTA: "attention.kind=gdn"},
     norms=lambda view: {},
     weights=_weights,
     converted=_converted,

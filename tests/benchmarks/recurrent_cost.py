@@ -73,13 +73,14 @@ def in_a_process(length: int) -> float:
 
 def beside_transformers(rounds: int) -> dict[str, Figure]:
     """Measure ours, and the rule as a loop over tokens in its place, beside transformers' layer."""
-    from oracles.recurrent import recurrence
+    from oracles.recurrent import EAGER
 
+    [(place, loop)] = EAGER.items()
     torch.set_num_threads(1)
     with world_of_one_rank() as device:
         ours, theirs = sides(device)
         figures = compared("", "ours", ours, theirs, rounds)
-        with mock.patch("efficientbench.model.attention.recurrent.recurrence", recurrence):
+        with mock.patch(place, loop):
             return figures | compared("loop ", "a loop over tokens", ours, theirs, ROUNDS_OF_THE_LOOP)
 
 

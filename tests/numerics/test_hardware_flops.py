@@ -1,13 +1,15 @@
-"""FLOPs of a training step by the formulas, and as counted where torch dispatches the CPU's kernels."""
+"""FLOPs of a training step by formula, as counted where torch dispatches the CPU's kernels, and its longest chain."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from oracles.oracle import build, text
+from oracles.oracle import attention_oracle, build, text
 from support.configs import ATTENTIONS, chosen, is_plain, tiny_model
+from support.longest_chain import longest_chain
 from torch.utils.flop_counter import FlopCounterMode
 
+from efficientbench.architecture.registry import ATTENTION
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.compute import AttentionWork, hardware_flops_per_token
 from efficientbench.costs.model import flops_per_token
@@ -64,6 +66,21 @@ def test_a_kernel_that_stores_its_scores_computes_exactly_the_model_flops() -> N
         hardware_flops_per_token(config.model, 16, "none", lambda view: AttentionWork(scores_again=False))
         == flops.training
     )
+
+
+@pytest.mark.parametrize("kind", [kind for kind, variant in ATTENTION.items() if variant.places == {"nothing"}])
+def test_few_operations_of_a_recurrent_layer_follow_one_another(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sixteenth of the tokens at most; of the recurrence as a loop over tokens it is several for each."""
+    config = tiny_model(kind)
+    layer = build(config).decoder.layers[0].self_attention
+
+    def for_each_token(tokens: int) -> float:
+        return longest_chain(layer(torch.ones(tokens, 1, config.model.hidden_size))[0]) / tokens
+
+    assert for_each_token(4096) <= 1 / 16
+    for place, loop in attention_oracle(kind).EAGER.items():  # type: ignore[attr-defined]
+        monkeypatch.setattr(place, loop)
+    assert for_each_token(256) > 1
 
 
 def test_torchs_counter_misses_products() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from oracles.oracle import build, relative_error, text, weights_of
-from oracles.recurrent import recurrence
+from oracles.recurrent import EAGER
 from support.configs import ATTENTIONS, BASE, tiny, tiny_model
 from support.decoding import from_cache, in_parts
 from support.longest_chain import longest_chain
@@ -40,7 +40,8 @@ def test_few_operations_follow_one_another_but_where_a_loop_goes_over_tokens(
         return longest_chain(layer(hidden)[0]) / tokens
 
     assert for_each_token(4096) <= 1 / 16
-    monkeypatch.setattr("efficientbench.model.attention.recurrent.recurrence", recurrence)
+    [(place, loop)] = EAGER.items()
+    monkeypatch.setattr(place, loop)
     assert for_each_token(256) > 1
 
 

@@ -1,7 +1,8 @@
 """The decoder as its formula says, in plain torch and float64, for every key of the backbone.
 
 x_0 = embedding · factor, normed if embedding_norm; x ← x + Attention(norm(x)); x ← x + FeedForward(norm(x));
-logits = cap(norm(x) Wᵀ). norm(x) = x / √(mean(x²) + ε) [· w or 1 + w]; cap(z) = c · tanh(z / c). A layer has its kind's keys.
+logits = cap(norm(x) Wᵀ). norm(x) = x / √(mean(x²) + ε) [· w or 1 + w]; cap(z) = c · tanh(z / c). A layer has the keys
+of its kind.
 """
 
 from __future__ import annotations

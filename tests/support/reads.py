@@ -77,7 +77,6 @@ def read_by_a_step(model: GPT, rows: int, length: int, room: int) -> tuple[int, 
 
     Of a recurrent state, those that it writes count too.
     """
-    from efficientbench.model.attention.gdn import Recurrent
     from efficientbench.model.cache import Cache
 
     cache = Cache(model, rows, room)
@@ -91,7 +90,7 @@ def read_by_a_step(model: GPT, rows: int, length: int, room: int) -> tuple[int, 
         model(torch.arange(rows)[:, None], only=torch.zeros(rows, dtype=torch.int64))
     found, written = reads.bytes(), reads.written_bytes()
     for number, state in enumerate(cache.states):
-        if isinstance(state, Recurrent):
+        if "sums" in vars(state):
             for name in vars(state):
                 found[f"cache {number} {name}"] += written[f"cache {number} {name}"]
     weights, kept = (
