@@ -96,6 +96,8 @@ setup(
             "accelerate>=1.1",
             # With scipy the oracles of the statistics.
             "arch>=7",
+            # The oracle of exports in fewer bits. It needs Python 3.11 and torch 2.10.
+            "compressed-tensors>=0.15; python_version >= '3.11'",
             # Kernels for GPUs are run in Triton's interpreter and compiled without one. On aarch64, Ascend's machines
             # have a Triton of their own under the same name.
             "fla-core>=0.3; platform_machine == 'x86_64'",

@@ -32,6 +32,7 @@ from efficientbench.cli.options import (
     Smoke,
     Step,
     Tokenizer,
+    Weights,
     names,
     option,
     repeats,
@@ -184,13 +185,16 @@ def export(
     arguments: Kinds = None,
     to: Annotated[Format, typer.Option(help="hf: for transformers' AutoModelForCausalLM")] = Format.HF,
     step: Step = None,
+    weights: Weights = None,
 ) -> None:
     """Write a run's trained model as a folder that other programs load: weights, configuration, tokenizer."""
     from efficientbench.architecture.registry import load_kinds
+    from efficientbench.config.quantization import split_quantization
     from efficientbench.export.hugging_face import export as export_run
 
-    load_kinds(arguments or [])
-    exported = export_run(run_folder, folder, step)
+    quantization, kinds = split_quantization(weights, arguments or [])
+    load_kinds(kinds)
+    exported = export_run(run_folder, folder, step, quantization)
     for line in exported.warnings:
         print(f"warning: {line}", file=sys.stderr)
     print(f"{exported.class_name} of step {exported.step:,}: {exported.folder}")
@@ -210,6 +214,8 @@ def import_(
 
     made = import_folder(source, output)
     print(f"{made.class_name}, {made.parameters:,} parameters: {made.folder}")
+    if made.quantization is not None:
+        print(f"its weights were {made.quantization.name}: the run has their values in {made.dtype}")
     given = (f"init.run={made.folder}", "--tokenizer", str(made.folder / "tokenizer"), "--data", "TEXT")
     print("train it further:", shlex.join(["efficientbench", "run", made.name, "--matrix", made.matrix, *given]))
 

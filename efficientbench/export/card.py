@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from efficientbench.config.quantization import Quantization
 from efficientbench.config.schema import RunConfig
 from efficientbench.export.families import CLASSES, Architecture, has_products
 from efficientbench.metrics.records.record import RunRecord
@@ -35,6 +36,7 @@ def model_card(
     record: RunRecord | None,
     warnings: Sequence[str] = (),
     imported: str | None = None,
+    quantization: Quantization | None = None,
 ) -> str:
     """Return the README.md of an exported model.
 
@@ -46,11 +48,14 @@ def model_card(
         record: the run's record; None if it has none.
         warnings: notes on the exported files.
         imported: name and class of the model whose weights were imported; None if they were trained here.
+        quantization: the form of the linear layers' weights in the files; None: they have the dtype of training.
     """
     smoke = (
         " (a smoke run: a scaled-down model, whose figures do not stand for the named one's)" if config.smoke else ""
     )
     facts = _facts(config, architecture, step, steps, record, imported)
+    if quantization is not None:
+        facts.insert(1, ("linear layers", f"{quantization.name}, packed; the figures below are of the full width"))
     lines = [
         f"# {_text(config.name)}",
         "",

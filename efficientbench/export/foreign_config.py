@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 CODE_OR_CONVERSION = {
     "auto_map": "it names code of its own, which is not run here",
-    "quantization_config": "its weights are quantized: save them as float32, bfloat16 or float16",
     "per_layer_config": "its layers differ in shapes, and here they differ in windows and RoPE alone",
 }
 """Keys for which a folder is refused if they are set → the reason."""
@@ -86,10 +85,11 @@ UNUSED: dict[str, set[str]] = {
 """Keys that change no logits of a model that is not refused for another key, by model type."""
 
 
-def read_config(folder: Path, size: str) -> tuple[RunConfig, Architecture]:
-    """Return a folder's configuration as ours, under the name `<model type>_<size>`, and its model type.
+def read_config(folder: Path, size: str) -> tuple[RunConfig, Architecture, Any]:
+    """Return a folder's configuration as ours, its model type, and its key `quantization_config`, None without it.
 
-    The caller sets the dtype from the weights, whose dtype may differ from config.json's.
+    The run's name is `<model type>_<size>`. The caller sets the dtype from the weights, whose dtype may differ from
+    config.json's.
 
     Args:
         folder: the folder with config.json.
@@ -100,7 +100,8 @@ def read_config(folder: Path, size: str) -> tuple[RunConfig, Architecture]:
             key and what would be right.
     """
     path = folder / "config.json"
-    return config_of(path, _read(path), size)
+    content = _read(path)
+    return *config_of(path, content, size), content.get("quantization_config")
 
 
 def config_of(path: Path, content: dict[str, Any], size: str) -> tuple[RunConfig, Architecture]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.files import write_file
+from efficientbench.config.quantization import Quantization
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
@@ -84,6 +85,8 @@ class Model:
     weights: Mapping[str, torch.Tensor]
     """Unsharded tensors by global name (see model/initial_weights.py); each expert's weights have their own names."""
     tokenizer: TextTokenizer
+    quantization: Quantization | None = None
+    """The form of the linear layers' weights in the files; None: they have the dtype of training."""
 
     @property
     def architecture(self) -> Architecture:
@@ -104,7 +107,7 @@ class Exported:
     """Checkpoints that were skipped, and what a user of the exported files must know."""
 
 
-def export(run: Path, folder: Path, step: int | None = None) -> Exported:
+def export(run: Path, folder: Path, step: int | None = None, quantization: Quantization | None = None) -> Exported:
     """Write the model of a run into `folder`, which must not exist or be empty.
 
     The folder gets weights (safetensors, in the dtype of training), configuration, tokenizer and README.md. The
@@ -114,10 +117,11 @@ def export(run: Path, folder: Path, step: int | None = None) -> Exported:
         run: the run's folder.
         folder: the folder for the exported model.
         step: the checkpoint's step; None for the newest intact checkpoint.
+        quantization: the form of the linear layers' weights, see `packed`; None: they keep the dtype of training.
 
     Raises:
         ConfigError: `run` is not a run's folder, no class of transformers computes what its model does, the checkpoint
-            does not exist, or the folder is taken or cannot be written.
+            does not exist, the folder is taken or cannot be written, or weights of these bits have no form on disk.
         CheckpointError: the checkpoint is damaged.
         DataError: the run's tokenizer is missing or damaged.
         MetricsError: the run's record is damaged.
@@ -125,6 +129,10 @@ def export(run: Path, folder: Path, step: int | None = None) -> Exported:
     try:
         trained = TrainedRun.read(run)
         architecture_of(trained.job.config.model)
+        if quantization is not None:
+            from efficientbench.export.packed import check_packable
+
+            check_packable(trained.job.config.model, quantization)
         target = Path(os.path.realpath(folder))
         refuse_taken(target)
         record = read_record(OutputFolder(run).record) if OutputFolder(run).record.exists() else None
@@ -134,7 +142,7 @@ def export(run: Path, folder: Path, step: int | None = None) -> Exported:
         from efficientbench.training.checkpoints.read import Weights
 
         weights = Weights(checkpoint)
-        model = Model(trained_config(weights.manifest.config), weights, tokenizer)
+        model = Model(trained_config(weights.manifest.config), weights, tokenizer, quantization)
         counted = count_parameters(model.config.model)
         shapes = model.config.model
         untied = counted.embedding if shapes.tied and has_products(shapes, model.architecture) else 0
@@ -142,7 +150,8 @@ def export(run: Path, folder: Path, step: int | None = None) -> Exported:
         with claimed(target, needed_bytes) as partial:
             warnings += write_model(model, partial)
             job, at = trained.job, weights.manifest.step
-            card = model_card(model.config, model.architecture, at, job.budget.steps, record, warnings, job.imported)
+            facts = model.architecture, at, job.budget.steps, record, warnings, job.imported, quantization
+            card = model_card(model.config, *facts)
             write_file(partial / "README.md", card.encode())
     except OSError as error:
         raise ConfigError(f"{error.filename or folder}: {error.strerror or error}; nothing was exported") from None
@@ -156,7 +165,7 @@ def write_model(model: Model, folder: Path) -> list[str]:
         ConfigError: the weights are not those of the run's model, or transformers refuses its shapes.
     """
     from efficientbench.export.safetensors_folder import write_shards
-    from efficientbench.export.tensors import exported
+    from efficientbench.export.tensors import exported, whole_linears
 
     _write_configuration(model, folder)
     # `save` replaces its folder, so that the tokenizer gets a folder of its own first.
@@ -164,7 +173,14 @@ def write_model(model: Model, folder: Path) -> list[str]:
     for path in (folder / "tokenizer").iterdir():
         path.rename(folder / path.name)
     (folder / "tokenizer").rmdir()
-    write_shards(exported(model.weights, model.config.model, model.architecture), folder)
+    shapes, architecture = model.config.model, model.architecture
+    write_shards(exported(model.weights, shapes, architecture, model.quantization), folder)
+    if model.quantization is not None:
+        from efficientbench.export.packed import packed_settings
+
+        _add_keys(
+            folder, {"quantization_config": packed_settings(model.quantization, whole_linears(shapes, architecture))}
+        )
     changed = changed_parts(model.tokenizer, folder)
     if not changed:
         return []
@@ -183,11 +199,15 @@ def _write_configuration(model: Model, folder: Path) -> None:
     rope_parameters = rotation(model.config.model)
     if rope_parameters is not None:
         # Releases before 5 read the rotation from these keys; without them they use a default of their own.
-        path = folder / "config.json"
-        content = json.loads(path.read_bytes())
-        saved = dict(content["rope_parameters"])
-        content["rope_theta"] = saved.pop("rope_theta")
-        if rope_parameters["rope_type"] != "default":
-            content["rope_scaling"] = saved
-        write_file(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+        saved = dict(json.loads((folder / "config.json").read_bytes())["rope_parameters"])
+        base = saved.pop("rope_theta")
+        scaling = {} if rope_parameters["rope_type"] == "default" else {"rope_scaling": saved}
+        _add_keys(folder, {"rope_theta": base, **scaling})
     GenerationConfig(eos_token_id=eos_token_id, pad_token_id=eos_token_id).save_pretrained(folder)
+
+
+def _add_keys(folder: Path, keys: Mapping[str, Any]) -> None:
+    """Add keys to config.json."""
+    path = folder / "config.json"
+    content = json.loads(path.read_bytes()) | keys
+    write_file(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())

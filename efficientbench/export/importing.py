@@ -17,6 +17,7 @@ from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.files import write_file
 from efficientbench.config.budget import Budget
 from efficientbench.config.layout import Layout
+from efficientbench.config.quantization import Quantization
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer, load_tokenizer
@@ -51,6 +52,10 @@ class Imported:
     class_name: str
     """Transformers' class of the model."""
     parameters: int
+    dtype: str
+    """The dtype of the run's weights."""
+    quantization: Quantization | None
+    """How the folder's weights were rounded, whose values the run has in full width; None: they were not."""
 
 
 def import_folder(source: Path, output: Path | None = None) -> Imported:
@@ -77,6 +82,9 @@ def import_folder(source: Path, output: Path | None = None) -> Imported:
         refuse_taken(target)
         verify_where_listed(source)
         config, architecture, tensors, tokenizer = read_model(source, size)
+        from efficientbench.export.packed import Unpacked
+
+        quantization = tensors.quantization if isinstance(tensors, Unpacked) else None
         parameters = count_parameters(config.model).total
         with claimed(target, DTYPE_BYTES[config.training.dtype] * parameters) as partial:
             from efficientbench.export.tensors import imported
@@ -85,11 +93,13 @@ def import_folder(source: Path, output: Path | None = None) -> Imported:
                 weights = dict(imported(tensors, config.model, architecture))
             except ConfigError as error:
                 raise ConfigError(f"{source}: {error}") from None
-            origin = f"{source.resolve().name} ({CLASSES[architecture]})"
+            rounded = "" if quantization is None else f", values of {quantization.name}"
+            origin = f"{source.resolve().name} ({CLASSES[architecture]}{rounded})"
             _write_run(partial, target, config, tokenizer, weights, origin)
     except OSError as error:
         raise ConfigError(f"{error.filename or source}: {error.strerror or error}; nothing was imported") from None
-    return Imported(target, config.name, str(target / MATRIX), CLASSES[architecture], parameters)
+    matrix, dtype = str(target / MATRIX), config.training.dtype
+    return Imported(target, config.name, matrix, CLASSES[architecture], parameters, dtype, quantization)
 
 
 def with_dtype(config: RunConfig, dtype: str) -> RunConfig:
@@ -105,6 +115,7 @@ def _name(source: Path) -> str:
 def read_model(source: Path, size: str) -> tuple[RunConfig, Architecture, Mapping[str, torch.Tensor], TextTokenizer]:
     """Return configuration, model type, weights by transformers' names, and tokenizer; see `import_folder`."""
     from efficientbench.export.nanochat_files import NanochatFolder
+    from efficientbench.export.packed import Unpacked, read_settings
     from efficientbench.export.safetensors_folder import Tensors
 
     tensors: Mapping[str, torch.Tensor]
@@ -116,8 +127,10 @@ def read_model(source: Path, size: str) -> tuple[RunConfig, Architecture, Mappin
         tokenizer = nanochat.tokenizer()
     else:
         path = source / "config.json"
-        config, architecture = read_config(source, size)
+        config, architecture, settings = read_config(source, size)
         tensors = saved = Tensors(source)
+        if settings:
+            tensors = Unpacked(saved, read_settings(path, settings))
         dtype = saved.dtype
         tokenizer = _tokenizer(source)
     if tokenizer.vocab_size > config.model.vocab_size:

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.files import write_file
 from efficientbench.basics.foreign import parse_json, read_whole
+from efficientbench.export.packed import PACKED, SHAPE, ZERO_POINT
 
 LARGEST_SHARD_BYTES = 2 * 10**9
 """The largest size of a file; a larger tensor gets a file of its own."""
@@ -115,7 +116,11 @@ class Tensors(Mapping[str, torch.Tensor]):
         Raises:
             ConfigError: the tensors have several dtypes, or one that none of our models has.
         """
-        dtypes = {name: dtype for name, dtype in self.dtypes.items() if not name.endswith(FLOAT32)}
+        dtypes = {
+            name: dtype
+            for name, dtype in self.dtypes.items()
+            if not name.endswith((FLOAT32, PACKED, ZERO_POINT, SHAPE))
+        }
         first = next(iter(dtypes))
         for name, dtype in dtypes.items():
             if dtype not in DTYPES:

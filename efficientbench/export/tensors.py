@@ -14,8 +14,10 @@ import torch
 
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.basics.errors import ConfigError
+from efficientbench.config.quantization import Quantization
 from efficientbench.export.architectures import exporter_of
 from efficientbench.export.families import CLASSES, Architecture, has_products, layer_views
+from efficientbench.export.packed import is_quantized, packed_weight
 
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
@@ -165,7 +167,10 @@ EXPERT_NAMES = {
 
 
 def exported(
-    weights: Mapping[str, torch.Tensor], model: ModelConfig, architecture: Architecture
+    weights: Mapping[str, torch.Tensor],
+    model: ModelConfig,
+    architecture: Architecture,
+    quantization: Quantization | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor of transformers' class with its name; each weight is read once, when its turn comes.
 
@@ -173,6 +178,7 @@ def exported(
         weights: unsharded tensors by global name (see model/initial_weights.py); the embedding may be padded.
         model: the run's model.
         architecture: the model's type in transformers.
+        quantization: the form of the linear layers' weights, see `packed`; None: they keep their dtype.
 
     Raises:
         ConfigError: `weights` are not those of `model`.
@@ -184,7 +190,10 @@ def exported(
             weight = weight[: model.vocab_size]
         elements += weight.numel()
         for new_name, tensor in converted(name, weight, model, architecture).items():
-            yield new_name, _with_storage_of_its_own(tensor)
+            if quantization is not None and is_quantized(name, model):
+                yield from packed_weight(new_name, tensor, quantization)
+            else:
+                yield new_name, _with_storage_of_its_own(tensor)
     expected = sum(map(math.prod, weight_shapes(model).values()))
     if elements != expected:
         raise ConfigError(
@@ -195,6 +204,16 @@ def exported(
         # The class multiplies each norm by a weight vector: by ones, which change nothing.
         for name, width in norm_widths(model).items():
             yield from converted(f"{name}.weight", weight.new_ones(width), model, architecture).items()
+
+
+def whole_linears(model: ModelConfig, architecture: Architecture) -> list[str]:
+    """Return transformers' names of the linear layers whose weights `--weights` leaves in full width."""
+    whole = ["lm_head"]
+    for name, shape in weight_shapes(model).items():
+        if len(shape) == 2 and name not in (EMBEDDING, OUTPUT) and not is_quantized(name, model):
+            tensors = converted(name, torch.empty(shape, device="meta"), model, architecture)
+            whole += [each.removesuffix(".weight") for each, tensor in tensors.items() if tensor.dim() == 2]
+    return whole
 
 
 def _in_layer_order(name: str) -> list[int | str]:

@@ -26,6 +26,8 @@ from efficientbench.metrics.report.plots.svg import MOST_RUNS, Figure, Run
 from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.sections.card import STAGE_CHANGES
 from efficientbench.metrics.report.sections.cautions import cautions
+from efficientbench.metrics.report.sections.crossings import TITLE as CROSSINGS
+from efficientbench.metrics.report.sections.crossings import crossing_tables
 from efficientbench.metrics.report.sections.environments import environments, listed_environments, settings_table
 from efficientbench.metrics.report.sections.failures import TITLE as FAILURES
 from efficientbench.metrics.report.sections.failures import failures_table
@@ -130,13 +132,13 @@ def _generation_text(report: Report) -> list[str]:
     return [f"## {GENERATION}", markdown_table(table), bullets(table.notes)] if table else []
 
 
-def _bits_text(report: Report) -> list[str]:
+def _tables_text(title: str, tables: Sequence[Table]) -> list[str]:
     parts = [
         part
-        for table in bits_tables(report.widths)
-        for part in (f"### {table.title}", markdown_table(table), bullets(table.notes))
+        for table in tables
+        for part in (f"### {escape(table.title)}", *([markdown_table(table)] if table else []), bullets(table.notes))
     ]
-    return [f"## {FEWER_BITS}", *parts] if parts else []
+    return [f"## {title}", *parts] if parts else []
 
 
 def _glossary(file: str, columns: Mapping[str, Column]) -> Table:
@@ -211,7 +213,18 @@ SECTIONS = (
     Section("results", "Results", lambda report: results_table(report.records, report.figures), _results),
     Section("failures", FAILURES, lambda report: failures_table(report.failures)),
     Section("generation", GENERATION, drawn=_generation, text=_generation_text),
-    Section("bits", FEWER_BITS, drawn=lambda report: bits_tables(report.widths), text=_bits_text),
+    Section(
+        "bits",
+        FEWER_BITS,
+        drawn=lambda report: bits_tables(report.widths),
+        text=lambda report: _tables_text(FEWER_BITS, bits_tables(report.widths)),
+    ),
+    Section(
+        "crossings",
+        CROSSINGS,
+        drawn=lambda report: crossing_tables(report.generations),
+        text=lambda report: _tables_text(CROSSINGS, crossing_tables(report.generations)),
+    ),
     Section("cost", "What a loss costs", drawn=_cost),
     Section("scaling", "Scaling", drawn=lambda report: scaling_figures(report.runs)),
     Section("shares", "A step by kind of work", drawn=lambda report: share_figures(report.profiled)),

@@ -99,7 +99,7 @@ def test_releases_of_transformers_that_keep_the_rotation_elsewhere(
         ({"num_hidden_layers": "two"}, "transformers 5"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: Input should be greater than or equal to 1"),
         ({"auto_map": {"AutoModelForCausalLM": "mine.Model"}}, "auto_map is {"),
-        ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}: its weights are quantized'),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: its weights are quantized"),
         ({"vocab_size": 200}, "vocab_size is 200, and the tokenizer has 3"),
         ({"num_hidden_layers": 3}, "model.layers.2.self_attn.q_proj.weight is missing"),
         ({"num_hidden_layers": 1}, "model.layers.1.input_layernorm.weight is no weight of a LlamaForCausalLM"),

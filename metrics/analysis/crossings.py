@@ -1,0 +1,128 @@
+"""Where one model's cost of a new token falls below another's, over the context and over the batch.
+
+A line is a model with weights of one width: its cost over one size, the other sizes fixed. Lines are compared that
+differ in one thing, the model or the width.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from efficientbench.metrics.analysis.generation import Combination, combination_of
+from efficientbench.metrics.records.figure import average
+from efficientbench.metrics.records.generation.generation import GenerationRecord, GenerationRow
+
+FIGURES = ("decode_time_s", "decode_energy_j_per_token")
+"""The figures whose lines may cross; less of each is better. Energy has no interval."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A cost with its 95 % interval over the requests; without one, its ends are the cost."""
+
+    value: float
+    low: float
+    high: float
+
+    def apart(self, other: Point) -> bool:
+        """Return whether the intervals of two costs do not overlap."""
+        return self.high < other.low or other.high < self.low
+
+
+@dataclass(frozen=True)
+class Line:
+    """A model with weights of one width."""
+
+    model: str
+    width: str
+    rows: Mapping[Combination, Sequence[GenerationRow]]
+    """The rows of all its repeats at each combination."""
+
+    @property
+    def name(self) -> str:
+        return self.model if self.width == "none" else f"{self.model} {self.width}"
+
+    def point(self, figure: str, combination: Combination) -> Point | None:
+        """Return a figure's mean over the repeats; None where it was not measured."""
+        rows = self.rows.get(combination, ())
+        values = [row.value(figure) for row in rows]
+        if not values or None in values:
+            return None
+        mean = average(values)
+        if figure != FIGURES[0]:
+            return Point(mean, mean, mean)
+        ends = ([row.value(f"{figure}_ci_{end}") for row in rows] for end in ("low", "high"))
+        return Point(mean, *(mean if None in each else average(each) for each in ends))
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Two places between which the order of two lines changes, each beyond the intervals there."""
+
+    figure: str
+    before: str
+    """The line that costs less at the smaller size."""
+    after: str
+    axis: str
+    """The size that grows: context, in tokens of prompt and answer, or batch."""
+    fixed: str
+    """The other sizes, in words."""
+    low: int
+    high: int
+    meeting: float
+    """Where the lines meet, by straight lines between both places in logarithms."""
+
+
+def lines_of(records: Sequence[GenerationRecord]) -> list[list[Line]]:
+    """Return the lines that were measured alike: on one device, in one dtype, by steps of one kind."""
+    alike: dict[tuple[str, ...], dict[tuple[str, str], dict[Combination, list[GenerationRow]]]] = {}
+    for record in records:
+        lines = alike.setdefault((record.device_name, record.dtype, record.steps), {})
+        name = f"{record.run}{' (smoke)' if record.smoke else ''}"
+        rows = lines.setdefault((name, record.quantization), {})
+        for row in record.rows:
+            if row.failure is None:
+                rows.setdefault(combination_of(row), []).append(row)
+    return [[Line(*names, rows) for names, rows in lines.items()] for lines in alike.values() if len(lines) > 1]
+
+
+def crossings(lines: Sequence[Line]) -> list[Crossing]:
+    """Return the crossings of all lines that differ in the model alone or in the width alone."""
+    found: list[Crossing] = []
+    for first, second in itertools.combinations(lines, 2):
+        if first.model != second.model and first.width != second.width:
+            continue
+        common = sorted(first.rows.keys() & second.rows.keys())
+        for figure, (axis, fixed, of_axis) in itertools.product(FIGURES, _axes(common)):
+            points = {
+                size: (one, other)
+                for size, combination in of_axis.items()
+                if (one := first.point(figure, combination)) and (other := second.point(figure, combination))
+            }
+            for low, high, meeting, first_before in _changes(points):
+                names = (first.name, second.name) if first_before else (second.name, first.name)
+                found.append(Crossing(figure, *names, axis, fixed, low, high, meeting))
+    return found
+
+
+def _axes(combinations: Sequence[Combination]) -> list[tuple[str, str, dict[int, Combination]]]:
+    """Return each size that grows while the others are fixed: its name, the others, and size → combination."""
+    axes: dict[tuple[str, str], dict[int, Combination]] = {}
+    for prompt, batch, new in combinations:
+        at = prompt, batch, new
+        axes.setdefault(("context", f"batch {batch:,}, {new:,} new"), {})[prompt + new] = at
+        axes.setdefault(("batch", f"prompt {prompt:,}, {new:,} new"), {})[batch] = at
+    return [(axis, fixed, of_axis) for (axis, fixed), of_axis in axes.items() if len(of_axis) > 1]
+
+
+def _changes(points: Mapping[int, tuple[Point, Point]]) -> Iterator[tuple[int, int, float, bool]]:
+    """Yield both sizes between which the order changes, where the lines meet, and whether the first costs less before."""
+    told = [(size, pair) for size, pair in sorted(points.items()) if pair[0].apart(pair[1])]
+    for (low, (one, other)), (high, (later, other_later)) in itertools.pairwise(told):
+        gaps = math.log(one.value / other.value), math.log(later.value / other_later.value)
+        if gaps[0] * gaps[1] < 0:
+            share = gaps[0] / (gaps[0] - gaps[1])
+            yield low, high, low * (high / low) ** share, gaps[0] < 0
