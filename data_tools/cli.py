@@ -15,6 +15,7 @@ import typer
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.encoding import use_utf8
 from efficientbench.basics.errors import DataError
+from efficientbench.basics.language import in_users_language
 from efficientbench.basics.plugins import installed
 from efficientbench.basics.program import command_that_names, run_program
 from efficientbench.basics.readers import outlive_readers
@@ -278,7 +279,7 @@ def _interruption_explained() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("interrupted: the same command continues from here", file=sys.stderr)
+        print(in_users_language("interrupted: the same command continues from here"), file=sys.stderr)
         raise typer.Exit(130) from None
 
 
@@ -296,5 +297,5 @@ def main() -> None:
     try:
         run_program(app, "efficientbench-data", EXAMPLES, dict.fromkeys(_DATA_MODULES, "data"))
     except (DataError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(in_users_language(f"error: {error}"), file=sys.stderr)
         sys.exit(2)

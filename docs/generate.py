@@ -20,6 +20,7 @@ import yaml
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
+from efficientbench.basics.language import TABLE
 from efficientbench.config import combination_table
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
@@ -46,6 +47,8 @@ SCHEMAS: dict[Path, type] = {
 BLOCK = re.compile(r"(<!-- generated: ([^>]+?) -->)(.*?)(<!-- end -->)", re.DOTALL)
 CHINESE = yaml.safe_load((ROOT / "docs" / "chinese.yaml").read_text(encoding="utf-8"))
 """Chinese translations of the blocks' English: of table cells, of phrases in other lines, and by patterns."""
+SAID = yaml.safe_load(TABLE.read_text(encoding="utf-8"))["messages"]
+"""The Chinese of what commands say, which a table may quote."""
 OPTIMIZATION = frozenset(
     f"training.{key}"
     for key in (
@@ -368,7 +371,7 @@ def _in_chinese(line: str) -> str:
 
 
 def _cell_in_chinese(cell: str) -> str:
-    return CHINESE["cells"].get(cell) or _by_patterns(cell)
+    return CHINESE["cells"].get(cell) or SAID.get(cell) or _by_patterns(cell)
 
 
 def _by_patterns(text: str) -> str:

@@ -37,8 +37,9 @@ RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """HTTP statuses that are retried: timeouts, too many requests, and failures of the server or of those behind it."""
 
 NO_NETWORK = (
-    ": is there a network here? HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror of the hub, modelscope:OWNER/NAME one "
-    "of ModelScope's names; files that are here already need none: efficientbench-data tokenize FILES"
+    ": is there a network here? HTTPS_PROXY names a proxy, HF_ENDPOINT=https://hf-mirror.com a mirror of the hub, "
+    "modelscope:OWNER/NAME one of ModelScope's names; files that are here already need none: efficientbench-data "
+    "tokenize FILES"
 )
 """Hint for a server that cannot be reached."""
 

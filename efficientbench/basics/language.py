@@ -1,4 +1,4 @@
-"""The language of help pages and of the output of `doctor` and `check-variant`: Chinese in a Chinese locale.
+"""The language of help pages, checks, mistakes and what commands say: Chinese in a Chinese locale.
 
 The code has the English texts, and chinese.yaml their translations. A text without a translation stays English.
 """
@@ -31,11 +31,13 @@ def in_chinese(text: str) -> str:
     """Return a text's Chinese translation, or the text itself where there is none.
 
     A `{}` in a key of the table matches any text, whose translation fills the `{}` of the Chinese, in the same order or
-    by number. A text of several parts (`; `) is translated part by part.
+    by number. A text of several lines is translated line by line, one of several parts (`; `) part by part.
     """
     exact, patterns = _table()
     if text in exact:
         return exact[text]
+    if "\n" in text or text[:1] == " ":
+        return re.sub(r"[^ \n][^\n]*", lambda line: in_chinese(line[0]), text)
     for pattern, chinese in patterns:
         if found := pattern.fullmatch(text):
             return chinese.format(*map(in_chinese, found.groups()))

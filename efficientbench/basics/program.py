@@ -138,7 +138,7 @@ def run_program(
         is_key: whether a word is a key, or another name of one: see `read_arguments`.
     """
     if problem := find_other_bytes():
-        print(f"error: {problem}", file=sys.stderr)
+        print(in_users_language(f"error: {problem}"), file=sys.stderr)
         sys.exit(2)
     command = typer.main.get_command(app)
     add_examples(command, program, examples)
@@ -151,5 +151,5 @@ def run_program(
         if extra is None:
             raise
         needed = f"which this command needs: pip install 'efficientbench[{extra}]'"
-        print(f"error: {error.name} is not installed, {needed}", file=sys.stderr)
+        print(in_users_language(f"error: {error.name} is not installed, {needed}"), file=sys.stderr)
         sys.exit(2)

@@ -124,24 +124,27 @@ def report(
     paper: Annotated[
         bool, switch("--paper", "the five metrics as in EfficientLLM's tables, energy ranked two ways")
     ] = False,
-    price_per_hour: Annotated[float | None, option("X", "of one device, for the costs of a report card", 0.0)] = None,
+    price_per_hour: Annotated[
+        float | None, option("X", "of one device, for the cost of a loss and of a report card", 0.0)
+    ] = None,
+    matters: Annotated[float, option("PERCENT", "smallest difference that is a reason to choose", 0.0)] = 1.0,
     only: RowsShown = "",
     columns: Annotated[str, option("LIST", "figures of the table and report.csv, like tokens_per_s,al_s,mfu")] = "",
 ) -> None:
     """Write report.html, report.md, report.csv and TensorBoard's HParams from a folder's records; print the table."""
     from rich.console import Console
 
-    from efficientbench.metrics.report.answers import print_answers
     from efficientbench.metrics.report.build import build_report, print_beside
     from efficientbench.metrics.report.choice import Choice
+    from efficientbench.metrics.report.first_lines import print_answers
     from efficientbench.metrics.report.headline import print_results
     from efficientbench.metrics.report.paper.paper import print_paper
 
-    made = build_report(folder, paper, price_per_hour, Choice(names(only), names(columns)))
+    made = build_report(folder, paper, price_per_hour, Choice(names(only), names(columns)), matters / 100)
     if made.records and paper:
         print_paper(made.records, Console())
     elif made.records:
-        print_answers(made.rows.suites, Console())
+        print_answers(made.rows.suites, Console(), price_per_hour)
         print_results(made.records, Console(), made.figures)
     print_beside(made, Console())
 
@@ -332,7 +335,7 @@ def run_command() -> None:
         from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory, unusable_path
 
         if is_out_of_memory(error):
-            print(f"error: out of memory: {address_limit() or error or type(error).__name__}", file=sys.stderr)
+            print_stderr(f"error: out of memory: {address_limit() or error or type(error).__name__}")
             sys.exit(1)
         refused = unusable_path(error)
         if refused is None and not isinstance(error, USERS_MISTAKES):

@@ -14,6 +14,7 @@ from efficientbench.architecture.backbone import CHOICES
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.variant import known, shown
 from efficientbench.basics.errors import ConfigError, DataError
+from efficientbench.basics.language import in_users_language
 from efficientbench.config.layout import Layout
 from efficientbench.config.matrix import HYBRIDS, by_name, load_matrix
 from efficientbench.config.schema import RunConfig
@@ -48,9 +49,9 @@ Made = TypeVar("Made")
 
 def print_plan(plan: Plan, console: Console) -> None:
     """Print a plan as two tables, with its notes."""
-    run = Table(title=f"plan of {plan.config.name}", show_header=False, title_justify="left")
+    run = Table(title=in_users_language(f"plan of {plan.config.name}"), show_header=False, title_justify="left")
     for row in _run_rows(plan):
-        run.add_row(*row)
+        run.add_row(*map(in_users_language, row))
     console.print(run)
     if known(lambda: plan.memory) is not None:
         console.print(_memory_table(plan))
@@ -61,16 +62,17 @@ def print_plan(plan: Plan, console: Console) -> None:
 
 
 def _memory_table(plan: Plan) -> Table:
-    memory = Table(title="peak memory of a rank, GB", title_justify="left")
-    memory.add_column("part")
+    memory = Table(title=in_users_language("peak memory of a rank, GB"), title_justify="left")
+    memory.add_column(in_users_language("part"))
     for stage in range(plan.layout.pp):
-        memory.add_column(f"stage {stage}" if plan.layout.pp > 1 else "estimate", justify="right")
+        heading = f"stage {stage}" if plan.layout.pp > 1 else "estimate"
+        memory.add_column(in_users_language(heading), justify="right")
     columns = [memory_parts(stage) for stage in plan.memory]
     for row_index, (name, _) in enumerate(columns[0]):
         if name == "muon momentum" and plan.config.training.optimizer != "muon":
             continue
-        memory.add_row(name, *(f"{column[row_index][1] / 1e9:.3f}" for column in columns))
-    memory.add_row("total", *(f"{stage.total / 1e9:.3f}" for stage in plan.memory), style="bold")
+        memory.add_row(in_users_language(name), *(f"{column[row_index][1] / 1e9:.3f}" for column in columns))
+    memory.add_row(in_users_language("total"), *(f"{stage.total / 1e9:.3f}" for stage in plan.memory), style="bold")
     return memory
 
 

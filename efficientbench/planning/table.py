@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from efficientbench.basics.language import in_users_language
+
 ABSENT = "n/a"
 
 
@@ -42,7 +44,7 @@ def print_tables(console: Console, tables: Iterable[Table | str | None], notes: 
 
 
 def print_lines(console: Console, lines: Iterable[str]) -> None:
-    """Print lines as they are, however narrow the console is."""
+    """Print lines in the user's language, each as one line, however narrow the console is."""
     for line in lines:
         # `Text`, so that brackets and colons in a name are not read as markup.
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(in_users_language(line)), soft_wrap=True)

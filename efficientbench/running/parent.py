@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.language import in_users_language
 from efficientbench.launchers.network.connectivity import check_connectivity
 from efficientbench.launchers.network.interfaces import hccl_address, hccl_port
 from efficientbench.launchers.network.node_link import NodeLink
@@ -88,10 +89,11 @@ def perform_repeats(
     all_asked = [ask(each, mode, OutputFolder.of_repeat(each), fresh) for each in configs]
     # Decided for all repeats before any trains: the nodes share these folders and must decide alike.
     kept = [not again and kind.is_complete(each) for each in all_asked]
-    print(f"the repeats vary {kind.varied(config)}", flush=True)
+    print(in_users_language(f"the repeats vary {kind.varied(config)}"), flush=True)
     for number, (each, done) in enumerate(zip(all_asked, kept, strict=True), start=1):
         state = f"complete, kept ({each.site.folder.record})" if done else "trains"
-        print(f"repeat {number} of {repeats}, seed {each.config.training.seed}: {state}", flush=True)
+        line = f"repeat {number} of {repeats}, seed {each.config.training.seed}: {state}"
+        print(in_users_language(line), flush=True)
         if not done and (exit_code := perform(kind, each)):
             return exit_code
     if not all_asked[0].site.is_first:
@@ -187,7 +189,7 @@ def _print_summary(kind: Kind[Config, Planned, Prepared, Job], site: Site) -> No
         f"compare      efficientbench report {suite}",
         *_asked_to_share(record, site),
     )
-    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    console.print("\n".join(map(in_users_language, lines)), highlight=False, soft_wrap=True)
 
 
 def _asked_to_share(record: RunRecord, site: Site) -> list[str]:

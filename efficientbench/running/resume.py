@@ -9,6 +9,7 @@ from typing import Any
 
 from efficientbench.basics.errors import CheckpointError, ConfigError, MetricsError
 from efficientbench.basics.foreign import parse_json, read_whole
+from efficientbench.basics.language import in_users_language
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.metrics.analysis.repeats import dotted
 from efficientbench.metrics.formulas.definitions import FORMULAS
@@ -201,4 +202,4 @@ def _has_moved(manifest: Manifest, config: RunConfig, data: Sequence[str]) -> bo
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)
+    print(in_users_language(line), flush=True)

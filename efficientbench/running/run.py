@@ -12,6 +12,7 @@ from typing import Any
 from efficientbench.basics.cgroup import memory_limit_bytes
 from efficientbench.basics.counted import number_of
 from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.language import in_users_language
 from efficientbench.config.budget import Budget
 from efficientbench.config.layout import Layout, check_documents, fit_micro_batch
 from efficientbench.config.schema import RunConfig
@@ -71,7 +72,8 @@ class Pretraining(Kind[RunConfig, Plan, Tokenized, Job]):
         # Before the run has a folder; of several nodes, those that wait have to hear of a file that is not there.
         if site.cluster is None:
             text_of(plan)
-        print("\n".join(announcement(plan, site.device, config.training.micro_batch_size)), flush=True)
+        lines = announcement(plan, site.device, config.training.micro_batch_size)
+        print("\n".join(map(in_users_language, lines)), flush=True)
         return plan
 
     def prepare(self, planned: Plan) -> Tokenized:
@@ -146,14 +148,16 @@ def _announce_data(prepared: Tokenized) -> None:
     plan, corpora = prepared.plan, prepared.corpora
     for weight, corpus in zip(plan.config.data.weights, corpora, strict=True):
         share = f"{weight:.3g} of the samples: " if len(corpora) > 1 else ""
-        print(f"data: {share}{corpus.source}, {number_of(corpus.documents, 'document')}, {corpus.tokens:,} tokens")
+        documents = number_of(corpus.documents, "document")
+        print(in_users_language(f"data: {share}{corpus.source}, {documents}, {corpus.tokens:,} tokens"))
     if plan.config.training.epochs is not None:
-        print(f"training.epochs={plan.config.training.epochs}: {plan.length}")
-    print(text_budget(plan, [corpus.tokens for corpus in corpora]))
+        print(in_users_language(f"training.epochs={plan.config.training.epochs}: {plan.length}"))
+    print(in_users_language(str(text_budget(plan, [corpus.tokens for corpus in corpora]))))
     if plan.config.training.objective == "sft":
         most = plan.config.training.seq_len + 1
         too_long = int((IndexedDocuments(corpora[0].prefix).lengths() > most).sum())
-        print(f"conversations are packed without cutting: {too_long:,} with more than {most:,} tokens are skipped")
+        skipped = f"{too_long:,} with more than {most:,} tokens are skipped"
+        print(in_users_language(f"conversations are packed without cutting: {skipped}"))
     sys.stdout.flush()
 
 

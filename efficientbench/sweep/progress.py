@@ -17,6 +17,7 @@ from rich.text import Text
 
 from efficientbench.basics.counted import seconds
 from efficientbench.basics.foreign import open_regular, parse_json, plain_text
+from efficientbench.basics.language import in_users_language
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.queue import State
 
@@ -86,7 +87,7 @@ class Display:
 
     def print(self, text: str) -> None:
         """Print one line, which stays above the table."""
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(in_users_language(text)), soft_wrap=True)
         self._console.file.flush()
 
     def kept(self, state: State) -> None:
@@ -133,7 +134,7 @@ class Display:
     def _count(self, state: State, text: str) -> None:
         self._counts[state.state] += 1
         why = f" ({state.kind}): {' '.join(plain_text(state.reason or '').split())}" if state.kind else ""
-        self.print(f"[{sum(self._counts.values())}/{self._total}] {state.id}: {text}{why}")
+        self.print(f"[{sum(self._counts.values())}/{self._total}] {state.id}: {in_users_language(text)}{why}")
 
     def _remaining(self, running: int, left: int) -> str:
         if not self._timed or not left + running:

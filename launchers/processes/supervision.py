@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
+from efficientbench.basics.language import in_users_language
 from efficientbench.launchers.network.node_link import NodeLink, content
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, USER_MISTAKE, Failure, ends_at_once
 from efficientbench.launchers.processes.hang import HangDetector
@@ -238,10 +239,12 @@ def end_all(workers: Sequence[WorkerProcess]) -> None:
 
 
 def print_stderr(message: str) -> None:
-    """Print a line to stderr, without control characters: a reason may come from another node."""
+    """Print a message to stderr in the user's language, without control characters: it may come from another node."""
     # On a terminal rank 0's live display may occupy the line.
     erase_line = "\r\x1b[2K" if sys.stderr.isatty() else ""
-    printable = "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in message)
+    printable = "".join(
+        each if each.isprintable() or each in "\n\t" else "\ufffd" for each in in_users_language(message)
+    )
     print(f"{erase_line}{printable}", file=sys.stderr, flush=True)
 
 

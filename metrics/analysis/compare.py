@@ -220,7 +220,7 @@ def _costs(judge: Judge, target_loss: float | None, unavailable: dict[str, str])
         if any(read(cost) is None for cost in costs):
             unavailable[name] = unavailable.get("energy_j_per_token", "not measured")
         else:
-            found.append(judge.ratio(name, partial(_cost, target=target, read=read)))
+            found.append(judge.ratio(name, partial(cost_of, target=target, read=read)))
     return target, found
 
 
@@ -231,7 +231,7 @@ COSTS: dict[str, Callable[[Cost], float | None]] = {
 }
 
 
-def _cost(record: RunRecord, target: float, read: Callable[[Cost], float | None]) -> float | None:
+def cost_of(record: RunRecord, target: float, read: Callable[[Cost], float | None]) -> float | None:
     """Return one cost of a run; None where the run's cost to the target loss is not known."""
     try:
         return read(cost_to_loss(record, target))

@@ -1,7 +1,7 @@
 """The first lines of a report: which row of each set is best in a figure, in words, and what stays open.
 
-A difference within the noise is called none, and without knowledge of the noise there is no verdict. `analysis.rivals`
-has the statistics.
+A difference within the noise is called no difference, and without knowledge of the noise there is no verdict.
+`analysis.rivals` has the statistics.
 """
 
 from __future__ import annotations
@@ -11,16 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rich.console import Console
-from rich.text import Text
-
 from efficientbench.metrics.analysis.conditions import Difference
-from efficientbench.metrics.analysis.rivals import QUESTIONS, Standing
+from efficientbench.metrics.analysis.rivals import QUESTIONS, Standing, better
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, MOST_REPEATS, SIGNIFICANCE, Ratio, repeats_to_tell
-from efficientbench.metrics.records.record import FIGURES
-from efficientbench.metrics.report.headline import HEADLINE, unique_names
+from efficientbench.metrics.report.headline import HEADLINE
 from efficientbench.metrics.report.model_sizes import unmatched
-from efficientbench.metrics.report.suites import Rows, Suite
+from efficientbench.metrics.report.suites import Suite
 from efficientbench.metrics.report.table import Table, shortened
 
 TITLES = {
@@ -35,6 +31,11 @@ RULE = (
     "speed, and for the other figures once a pair's speed differs; between equal models the loss comes first. Spreads "
     "of three rows or more are pooled (Tukey's range). No difference: none beyond the noise between runs."
 )
+COSTS = {
+    "time_to_loss_s": ("time", ((3600.0, "h"), (60.0, "min"), (1.0, "s"))),
+    "energy_to_loss_j": ("energy", ((3.6e6, "kWh"), (1e3, "kJ"), (1.0, "J"))),
+}
+"""Cost to a loss → what it is called, and its units, the largest first."""
 _MOST_NAMED = 6
 """Most rows that a sentence names."""
 
@@ -54,10 +55,11 @@ class Answer:
 
 def answers(suite: Suite) -> list[Answer]:
     """Return the answers of a set, in the order of TITLES."""
-    return [_answer(suite, suite.rivals.standing(metric)) for metric in QUESTIONS]
+    return [answer_to(suite, suite.rivals.standing(metric)) for metric in QUESTIONS]
 
 
-def _answer(suite: Suite, standing: Standing) -> Answer:
+def answer_to(suite: Suite, standing: Standing) -> Answer:
+    """Return which row is best in a figure, or in a cost to a loss (COSTS)."""
     best = standing.best
     if best is None:
         return Answer("absent", "not known", "")
@@ -66,35 +68,47 @@ def _answer(suite: Suite, standing: Standing) -> Answer:
         others = f"{suite.rows[best].name} alone; {_unavailable(suite, standing)}" if len(suite.rows) > 1 else ""
         return Answer("alone", value, others)
     name = suite.rows[best].name
-    parts = [_beaten(suite, standing, best)] if standing.worse else []
+    small = [place for place, ratio in standing.worse.items() if is_small(ratio, suite)]
+    large = {place: ratio for place, ratio in standing.worse.items() if place not in small}
+    parts = [_beaten(suite, large, best, alone=not (standing.level or standing.open or small))] if large else []
     if standing.open:
-        parts.append(f"no verdict against {_names(suite, standing.open)}")
+        parts.append(f"no verdict against {named(suite, standing.open)}")
     if standing.apart:
-        parts.append(f"not compared with {_names(suite, standing.apart)}, which ran otherwise")
+        parts.append(f"not compared with {named(suite, standing.apart)}, which ran otherwise")
     if standing.unavailable:
         parts.append(_unavailable(suite, standing))
-    if standing.level:
-        parts += _more_repeats(suite, standing, best)
-        tied = [best, *standing.level]
-        ends = list(dict.fromkeys((value, _furthest(suite, standing.metric, standing.level))))
-        alike = f"{_names(suite, tied)}: no difference"
-        return Answer(
-            "level", alike, "; ".join(filter(None, [" to ".join(ends), _within(suite, standing, best), *parts]))
-        )
+    if standing.level or small:
+        parts += _more_repeats(suite, standing, best) if standing.level else []
+        tied = [best, *standing.level, *small]
+        ends = list(dict.fromkeys((value, _furthest(suite, standing.metric, tied[1:]))))
+        alike = f"{named(suite, tied)}: no difference{' that matters' if small else ''}"
+        told = [" to ".join(ends), _within(suite, standing, best), *(_too_small(suite, standing, at) for at in small)]
+        return Answer("level", alike, "; ".join(filter(None, [*told, *parts])))
     if standing.open or standing.apart:
         return Answer("open", f"no verdict; {_extreme(standing.metric)}: {name}, {value}", "; ".join(parts))
     return Answer("clear", f"{name}: {value}", "; ".join(parts))
 
 
-def _beaten(suite: Suite, standing: Standing, best: int) -> str:
+def is_small(ratio: Ratio, suite: Suite) -> bool:
+    """Return whether a difference is too small to matter, be it real or not."""
+    return abs(math.log(ratio.ratio)) < math.log1p(suite.matters)
+
+
+def _too_small(suite: Suite, standing: Standing, place: int) -> str:
+    ratio = standing.worse[place]
+    limit = f"less than the {suite.matters:.1%} that matters"
+    return f"{ratio.change} than {suite.rows[place].name}{_interval(ratio)}, {limit}"
+
+
+def _beaten(suite: Suite, worse: Mapping[int, Ratio], best: int, alone: bool) -> str:
     """Return by how much the best row is better than the nearest row that is worse by more than noise."""
-    nearest = min(standing.worse, key=lambda place: abs(standing.worse[place].ratio - 1))
-    others = [place for place in standing.worse if place != nearest]
-    own = f"{suite.rows[best].name} " if standing.level or standing.open else ""
-    further = f", and than {_names(suite, others)} by more" if others else ""
-    known = "; ".join(dict.fromkeys(ratio.carried for ratio in standing.worse.values() if ratio.carried))
+    nearest = min(worse, key=lambda place: abs(worse[place].ratio - 1))
+    others = [place for place in worse if place != nearest]
+    own = "" if alone else f"{suite.rows[best].name} "
+    further = f", and than {named(suite, others)} by more" if others else ""
+    known = "; ".join(dict.fromkeys(ratio.carried for ratio in worse.values() if ratio.carried))
     carried = f" ({known})" if known else ""
-    ratio = standing.worse[nearest]
+    ratio = worse[nearest]
     return f"{own}{ratio.change} than {suite.rows[nearest].name}{_interval(ratio)}{further}{carried}"
 
 
@@ -127,19 +141,36 @@ def _more_repeats(suite: Suite, standing: Standing, best: int) -> list[str]:
 
 
 def _furthest(suite: Suite, metric: str, places: Iterable[int]) -> str:
-    values = [getattr(suite.rows[place].record, metric) for place in places]
-    return HEADLINE[metric].text(min(values) if FIGURES[metric].better == "higher" else max(values))
+    worst = min if better(metric) == "higher" else max
+    return _text(metric, worst(value_of(suite, metric, place) for place in places))
 
 
 def _extreme(metric: str) -> str:
-    return "highest figure" if FIGURES[metric].better == "higher" else "lowest figure"
+    return "highest figure" if better(metric) == "higher" else "lowest figure"
 
 
 def _figure(suite: Suite, metric: str, place: int) -> str:
-    return HEADLINE[metric].text(getattr(suite.rows[place].record, metric))
+    return _text(metric, value_of(suite, metric, place))
 
 
-def _names(suite: Suite, places: Iterable[int]) -> str:
+def value_of(suite: Suite, metric: str, place: int) -> float:
+    """Return a figure of a row that has it."""
+    own = suite.rivals.mean(metric, place) if metric in COSTS else getattr(suite.rows[place].record, metric)
+    return float(own)
+
+
+def _text(metric: str, value: float) -> str:
+    return _scaled(value, COSTS[metric][1]) if metric in COSTS else HEADLINE[metric].text(value)
+
+
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Return a value in the largest of its units that it holds."""
+    size, unit = next((each for each in units if value >= each[0]), units[-1])
+    return f"{value / size:,.3g} {unit}"
+
+
+def named(suite: Suite, places: Iterable[int]) -> str:
+    """Return the names of rows, a few of many."""
     names = [suite.rows[place].name for place in places]
     if len(names) > _MOST_NAMED:
         return shortened(names, _MOST_NAMED)
@@ -150,9 +181,9 @@ def _unavailable(suite: Suite, standing: Standing) -> str:
     """Return the rows that take no part, those without the figure apart from those whose figure says nothing."""
     parts: dict[str, list[int]] = {}
     for place in standing.unavailable:
-        absent = getattr(suite.rows[place].record, standing.metric) is None
+        absent = standing.metric in COSTS or getattr(suite.rows[place].record, standing.metric) is None
         parts.setdefault("n/a" if absent else "left out", []).append(place)
-    return "; ".join(f"{why}: {_names(suite, places)}" for why, places in parts.items())
+    return "; ".join(f"{why}: {named(suite, places)}" for why, places in parts.items())
 
 
 def answers_table(suites: Sequence[Suite]) -> Table:
@@ -166,43 +197,6 @@ def answers_table(suites: Sequence[Suite]) -> Table:
     ]
     header = ("", *TITLES.values())
     return Table(header, rows, tuple(range(len(header))), notes=(RULE, *open_questions(suites)))
-
-
-def print_answers(suites: Sequence[Suite], console: Console) -> None:
-    """Print the answers of each set that has two or more rows."""
-    for suite in suites:
-        if len(suite.rows) > 1:
-            console.print(Text(suite.title, style="bold"))
-            if unmatched(suite):
-                console.print(Text(f"  {unmatched(suite)}"))
-            for title, each in zip(TITLES.values(), answers(suite), strict=True):
-                console.print(Text(f"  {title}: {'; '.join(part for part in (each.text, each.detail) if part)}"))
-            for line in objections([suite]):
-                console.print(Text(f"  {line}"))
-            console.print()
-    for line in separated(suites):
-        console.print(Text(line))
-
-
-def separated(suites: Sequence[Suite]) -> list[str]:
-    """Return a sentence for each suite and size whose rows ran under different conditions, so that sets are apart."""
-    sets: dict[str, list[Suite]] = {}
-    for suite in suites:
-        sets.setdefault(", ".join(filter(None, (suite.name, suite.size))), []).append(suite)
-    return [
-        f"{title}: not compared, for they ran otherwise: {_told_apart(each)}."
-        for title, each in sets.items()
-        if len(each) > 1
-    ]
-
-
-def _told_apart(suites: Sequence[Suite]) -> str:
-    parts = []
-    for suite in suites:
-        scale = "smoke" if suite.rows[0].record.smoke else ""
-        where = ", ".join(part for part in (suite.conditions, scale) if part) or "full size"
-        parts.append(f"{_names(suite, range(len(suite.rows)))} ({where})")
-    return " against ".join(parts)
 
 
 def open_questions(suites: Sequence[Suite]) -> tuple[str, ...]:
@@ -249,15 +243,12 @@ NOISE_UNKNOWN = (
 )
 
 
+NOTHING = "nothing else"
+"""What a side has of a condition beyond the other; `none` is a positional encoding."""
+
+
 def brief(difference: Difference) -> str:
     """Return a difference in short: of each text, only the parts that the other text lacks."""
     one, other = (text.split(", ") for text in (difference.one, difference.other))
     only = [[part for part in mine if part not in theirs] for mine, theirs in ((one, other), (other, one))]
-    return f"{difference.condition}: {', '.join(only[0]) or 'none'} against {', '.join(only[1]) or 'none'}"
-
-
-def left_out(rows: Rows) -> str:
-    """Return the sentence on the rows of failed and stopped runs, which are in no set; empty without such rows."""
-    names = unique_names(rows.records)
-    found = [name for name, record in zip(names, rows.records, strict=True) if record.status != "completed"]
-    return f"Left out: {shortened(found, _MOST_NAMED, '; ')}." if found else ""
+    return f"{difference.condition}: {', '.join(only[0]) or NOTHING} against {', '.join(only[1]) or NOTHING}"

@@ -34,26 +34,31 @@ from efficientbench.metrics.report.sections.failures import load_failures, print
 from efficientbench.metrics.report.sections.generation import CSV_NAME, beside, generation_csv, print_generation
 from efficientbench.metrics.report.sections.rank_table import load_step_shares
 from efficientbench.metrics.report.study_link import study_of
-from efficientbench.metrics.report.suites import make_rows
+from efficientbench.metrics.report.suites import MATTERS, make_rows
 from efficientbench.metrics.report.table import escape
 
 ALL = Choice()
 
 
 def build_report(
-    folder: Path, paper: bool = False, price_per_hour: float | None = None, choice: Choice = ALL
+    folder: Path,
+    paper: bool = False,
+    price_per_hour: float | None = None,
+    choice: Choice = ALL,
+    matters: float = MATTERS,
 ) -> Report:
     """Write report.html, report.md, report.csv and, if TensorBoard is installed, its HParams into the folder.
 
     Write generation.csv and evaluations.csv too where there are such figures, report_card.md where runs are stages of a
     chat model, and paper.md with `paper`. `price_per_hour` of a device is for the report card; None for no cost.
-    `choice` has the runs to show, and the figures of the table and of report.csv.
+    `choice` has the runs to show, and the figures of the table and of report.csv; `matters` is the smallest difference
+    that matters, a share.
 
     Raises:
         MetricsError: the folder does not exist, no record below it can be read, no run or column has a name of
             `choice`, or a file cannot be written.
     """
-    report, records = _read(folder, price_per_hour, choice)
+    report, records = _read(folder, price_per_hour, choice, matters)
     texts = {"paper.md": paper_markdown(report.records)} if paper else {}
     texts |= {
         "report.html": page(report),
@@ -77,7 +82,7 @@ def build_report(
     return replace(report, warnings=warnings, written=[folder / name for name in names])
 
 
-def _read(folder: Path, price_per_hour: float | None, choice: Choice) -> tuple[Report, list[RunRecord]]:
+def _read(folder: Path, price_per_hour: float | None, choice: Choice, matters: float) -> tuple[Report, list[RunRecord]]:
     """Return what lies below a folder, and the records of its single runs, of which repeats are not yet one row."""
     placed, damaged = load_placed(folder)
     generations, unread_generations = load_generations(folder)
@@ -100,7 +105,7 @@ def _read(folder: Path, price_per_hour: float | None, choice: Choice) -> tuple[R
     evaluated, unread_evaluations = load_evaluations(folder)
     contexts, unread_contexts = load_contexts(folder)
     profiled, unread_shares = load_step_shares(folder)
-    rows = make_rows(records)
+    rows = make_rows(records, matters)
     pipelines = load_pipelines(folder) if any(record.section("init").get("run") for record in records) else []
     pipelines = [stages for stages in pipelines if any(shown(stage.folder) for stage in stages)]
     study, widths = study_of(folder), load_widths(folder)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.text import Text
 
 from efficientbench.metrics.analysis.cautions import KINDS, short_of_text
 from efficientbench.metrics.analysis.compare import METRICS, SAME, Comparison
@@ -26,7 +25,7 @@ from efficientbench.metrics.formulas.ratio import (
     repeats_to_tell,
 )
 from efficientbench.metrics.records.record import FIGURES, RunRecord
-from efficientbench.metrics.report.table import ABSENT, Table, each_reason, print_table, shortened
+from efficientbench.metrics.report.table import ABSENT, Table, each_reason, print_table, shortened, spoken
 
 UNITS = {name: FIGURES[name].compared for name in METRICS} | {
     "tokens_to_loss": "tokens to it",
@@ -50,27 +49,27 @@ def titled(metric: str) -> tuple[str, float]:
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the differences, the ratio of each figure, the cost to a quality, and each reason for an n/a once."""
     for line in _introduction(comparison):
-        console.print(Text(line))
+        console.print(spoken(line))
     console.print()
     print_table(comparison_table(comparison.ratios), console, gap=1)
     if comparison.costs:
         console.print()
-        console.print(Text(f"To a validation loss of {comparison.target_loss:.4g}:"))
+        console.print(spoken(f"To a validation loss of {comparison.target_loss:.4g}:"))
         print_table(comparison_table(comparison.costs), console, gap=1)
     if comparison.rollouts:
         console.print()
-        console.print(Text(ROLLOUTS_APART))
+        console.print(spoken(ROLLOUTS_APART))
         print_table(comparison_table(comparison.rollouts), console, gap=1)
     console.print()
     for line in _bases(comparison):
-        console.print(Text(line))
+        console.print(spoken(line))
     if comparison.speed_only:
-        console.print(Text(f"Speed only: {comparison.speed_only}."))
+        console.print(spoken(f"Speed only: {comparison.speed_only}."))
     for line in _cautions(comparison):
-        console.print(Text(line))
+        console.print(spoken(line))
     absent = [(UNITS.get(name, "cost to a quality"), reason) for name, reason in comparison.unavailable.items()]
     for line in each_reason(absent, "; "):
-        console.print(Text(line), style="dim")
+        console.print(spoken(line), style="dim")
 
 
 BEST_OF = (
@@ -196,7 +195,7 @@ def print_spread(group: Group, console: Console) -> None:
     console.print()
     count = len(group.records)
     runs = f"1 run (seed {seeds})" if count == 1 else f"{count} runs (seeds {seeds})"
-    console.print(Text(f"{group.name}{smoke}, {runs}"))
+    console.print(spoken(f"{group.name}{smoke}, {runs}"))
     rows = []
     for metric in METRICS:
         spread = group.spread(metric)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.text import Text
 
 from efficientbench.metrics.analysis.cautions import KINDS, name
 from efficientbench.metrics.analysis.conditions import group
@@ -18,7 +17,7 @@ from efficientbench.metrics.formulas.statistics import SURE_STEPS
 from efficientbench.metrics.records.figure import Headline, percent
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.comparison import noise_floors
-from efficientbench.metrics.report.table import ABSENT, Table, print_wide_table
+from efficientbench.metrics.report.table import ABSENT, Table, print_wide_table, spoken
 
 SMOKE_NOTE = "(smoke): a scaled-down model; its figures do not stand for the named one's."
 
@@ -32,6 +31,8 @@ AT_LEAST_NOTE = (
 )
 REPEATS_NOTE = "× n: the mean of n runs with consecutive seeds, ± their standard deviation; ±95%: the mean's interval."
 
+MOST_PRINTED = 24
+"""Most rows that a terminal shows, so that they fit a page."""
 LEAST_MARGIN = 0.001
 """The least margin that is printed as a number."""
 HEADLINE: dict[str, Headline] = {
@@ -52,16 +53,30 @@ def results_table(records: Sequence[RunRecord], figures: Iterable[str] = HEADLIN
 def print_results(records: Sequence[RunRecord], console: Console, figures: Iterable[str] = HEADLINE) -> None:
     """Print one row a run with these figures, then the notes, then each reason for an n/a once."""
     if not records:
-        console.print("No run has a record yet.")
+        console.print(spoken("No run has a record yet."))
         return
     shown = list(figures)
-    table = results_table(records, shown)
+    printed = _most_telling(records)
+    table = results_table(printed, shown)
     print_wide_table(table, console)
+    if len(printed) < len(records):
+        most = "those of the lowest validation loss, without losses the fastest: report.md has all."
+        console.print(spoken(f"{len(printed)} of {len(records):,} rows, {most}"))
     metered = [f"{name(record)}: {meter}." for record in records for meter in record.meters]
     for note in (*table.notes, *metered):
-        console.print(Text(note))
-    for absence in absences(records, shown):
-        console.print(Text(str(absence)), style="dim")
+        console.print(spoken(note))
+    for absence in absences(printed, shown):
+        console.print(spoken(str(absence)), style="dim")
+
+
+def _most_telling(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the rows that a terminal shows, in their order."""
+
+    def order(place: int) -> tuple[float, float]:
+        loss = records[place].validation_loss
+        return math.inf if loss is None else loss, -(records[place].tokens_per_s or 0.0)
+
+    return [records[place] for place in sorted(sorted(range(len(records)), key=order)[:MOST_PRINTED])]
 
 
 def unique_names(records: Sequence[RunRecord]) -> list[str]:

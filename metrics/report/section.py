@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 
 from efficientbench.metrics.records.figure import Figure as Column
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.answers import RULE, TITLES, answers, answers_table, left_out, open_questions
+from efficientbench.metrics.report.answers import RULE, TITLES, answers, answers_table, open_questions
 from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.comparison import noise_floors
+from efficientbench.metrics.report.first_lines import first_lines
 from efficientbench.metrics.report.headline import HEADLINE, cell, relative_interval, results_table, signs
 from efficientbench.metrics.report.model_sizes import sizes_table, unmatched
 from efficientbench.metrics.report.paper.paper import NO_ENERGY, paper_tables
+from efficientbench.metrics.report.plots.axis_plots import axis_curves, axis_maps
 from efficientbench.metrics.report.plots.bar_plots import metric_figures, step_time_figures
 from efficientbench.metrics.report.plots.context_plots import context_figures
 from efficientbench.metrics.report.plots.difference_plots import difference_figures
@@ -82,12 +84,19 @@ def _answers(report: Report) -> dict[str, Any]:
             ],
             "questions": TITLES.values(),
             "rule": RULE,
-            "open": [*open_questions(suites), *filter(None, [left_out(report.rows)])],
+            "lines": first_lines(report.rows, report.price_per_hour),
+            "open": open_questions(suites),
             "differences": difference_figures(suites),
         }
         if suites
         else {}
     )
+
+
+def _answers_text(report: Report) -> list[str]:
+    table, lines = answers_table(report.rows.suites), first_lines(report.rows, report.price_per_hour)
+    first = [bullets(lines)] if lines else []
+    return [f"## {ANSWERS}", *first, markdown_table(table), *map(escape, table.notes)] if table else []
 
 
 def _results(report: Report) -> dict[str, Any]:
@@ -196,10 +205,11 @@ def _listed(title: str, lines: Iterable[object]) -> list[str]:
     return [f"## {title}", listed] if listed else []
 
 
+ANSWERS = "What these runs say"
 STUDY = "The study of these runs"
 ABSENCES, DAMAGED = "What is n/a, and why", "What is left out, and why"
 SECTIONS = (
-    Section("answers", "What these runs say", lambda report: answers_table(report.rows.suites), _answers),
+    Section("answers", ANSWERS, drawn=_answers, text=_answers_text),
     Section(
         "study",
         STUDY,
@@ -226,6 +236,11 @@ SECTIONS = (
         text=lambda report: _tables_text(CROSSINGS, crossing_tables(report.generations)),
     ),
     Section("cost", "What a loss costs", drawn=_cost),
+    Section(
+        "axes",
+        "Over the axes of a sweep",
+        drawn=lambda report: [*axis_curves(report.runs), *axis_maps(report.runs)],
+    ),
     Section("scaling", "Scaling", drawn=lambda report: scaling_figures(report.runs)),
     Section("shares", "A step by kind of work", drawn=lambda report: share_figures(report.profiled)),
     Section("optimizers", "Optimizers beside each other", lambda report: optimizers_table(report.records)),

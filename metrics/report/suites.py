@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from efficientbench.metrics.analysis.conditions import NOT_RECORDED, group, shared_conditions
 from efficientbench.metrics.analysis.noise import IdenticalRuns
@@ -13,6 +13,9 @@ from efficientbench.metrics.analysis.rivals import Rivals
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import unique_names
 from efficientbench.metrics.report.paper.paper import BASELINES, SUITES, suite_of
+
+MATTERS = 0.01
+"""The smallest difference that matters where nobody says."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Suite:
     rows: tuple[Row, ...]
     rivals: Rivals
     """The comparisons of the rows, in the same order."""
+    matters: float = MATTERS
+    """The smallest difference that matters, a share: a smaller one is no reason to choose a row."""
 
     @property
     def title(self) -> str:
@@ -78,11 +83,12 @@ class Rows:
     """A sentence for each record for which another one stands."""
 
 
-def make_rows(records: Sequence[RunRecord]) -> Rows:
-    """Return the rows of these runs, and their sets."""
+def make_rows(records: Sequence[RunRecord], matters: float = MATTERS) -> Rows:
+    """Return the rows of these runs, and their sets; `matters`: see `Suite`."""
     groups = group_repeats(records)
     rows = [combine(each) for each in groups]
-    return Rows(rows, _suites(groups, rows), [line for each in groups for line in each.left_out])
+    suites = [replace(suite, matters=matters) for suite in _suites(groups, rows)]
+    return Rows(rows, suites, [line for each in groups for line in each.left_out])
 
 
 def _suites(groups: Sequence[Group], rows: Sequence[RunRecord]) -> list[Suite]:

@@ -10,7 +10,14 @@ from rich import table as rich_table
 from rich.console import Console
 from rich.text import Text
 
+from efficientbench.basics.language import in_users_language
+
 ABSENT = "n/a"
+
+
+def spoken(line: str) -> Text:
+    """Return a line in the user's language, for a terminal."""
+    return Text(in_users_language(line))
 
 
 def number(value: float | None, form: str) -> str:

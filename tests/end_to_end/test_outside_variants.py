@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support import outside
@@ -222,6 +223,33 @@ def test_a_new_variant_computes_and_decodes_what_its_base_does(
     torch.testing.assert_close(torch.cat(parts, dim=1), wanted, rtol=1e-4, atol=1e-4)
     assert cache_bytes(own.model, 24, "fp32") == cache_bytes(ours.model, 24, "fp32")
     assert count_parameters(own.model) == count_parameters(ours.model)
+
+
+@pytest.mark.usefixtures("single_rank")
+def test_a_new_recurrent_layer_is_its_recurrence_token_by_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oracles.oracle import build
+    from support.configs import tiny
+
+    write_variant("my_new_recurrent", "recurrent", tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kind = ("model.attention.kind=my_new_recurrent:VARIANT", "model.position.kind=none", "model.init_std=0.2")
+    config = tiny("dense_1.5B", *kind, "training.seq_len=72")
+    layer = build(config).decoder.layers[0].self_attention
+    hidden = torch.randn(72, 2, config.model.hidden_size, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        found = layer(hidden)[0]
+    heads, width = config.model.heads, config.model.head_dim
+    into, out = (each.weight.detach().double().numpy() for each in (layer.linear_in, layer.linear_proj))
+    for row in range(2):
+        state, wanted = np.zeros((heads, width, width)), []
+        for token in hidden[:, row].double().numpy():
+            by_head = (into @ token).reshape(heads, 3 * width + 1)
+            query, key, value, gate = np.split(by_head, [width, 2 * width, 3 * width], axis=1)
+            state = state / (1 + np.exp(-gate))[:, :, None] + key[:, :, None] * value[:, None, :]
+            wanted.append(out @ np.einsum("hk,hkv->hv", query / width**0.5, state).ravel())
+        np.testing.assert_allclose(found[:, row].numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("single_rank")

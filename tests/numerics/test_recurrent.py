@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 from oracles.oracle import build, relative_error, text, weights_of
-from oracles.recurrent import EAGER
 from support.configs import ATTENTIONS, BASE, tiny, tiny_model
 from support.decoding import from_cache, in_parts
-from support.longest_chain import longest_chain
 
 from efficientbench.architecture.kda import BLOCK
 from efficientbench.architecture.recurrent import CHUNK
@@ -25,24 +23,6 @@ from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_
 
 LAYERS = {"gdn": "linear_attn", "kda": "self_attn", "mamba2": "mamba"}
 """Kind → the name of its layer in transformers' class."""
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.usefixtures("single_rank")
-def test_few_operations_follow_one_another_but_where_a_loop_goes_over_tokens(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tiny_model(kind)
-    layer = first_layer(config)
-
-    def for_each_token(tokens: int) -> float:
-        hidden = torch.ones(tokens, 1, config.model.hidden_size)
-        return longest_chain(layer(hidden)[0]) / tokens
-
-    assert for_each_token(4096) <= 1 / 16
-    [(place, loop)] = EAGER.items()
-    monkeypatch.setattr(place, loop)
-    assert for_each_token(256) > 1
 
 
 @pytest.mark.proof

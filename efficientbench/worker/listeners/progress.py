@@ -9,6 +9,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from efficientbench.basics.language import in_users_language
 from efficientbench.config.training import TrainingConfig
 from efficientbench.metrics.formulas.definitions import flops_utilization
 from efficientbench.training.events import (
@@ -119,7 +120,8 @@ class ProgressDisplay:
         if always or time.monotonic() - self._printed_s >= PRINT_INTERVAL_S:
             self._printed_s = time.monotonic()
             # A terminal wraps messages between words; a file gets each message on one line.
-            self.console.print(line, highlight=False, soft_wrap=not self.console.is_terminal)
+            told = in_users_language(line)
+            self.console.print(told, highlight=False, soft_wrap=not self.console.is_terminal)
 
     def _times(self, step: int) -> list[str]:
         elapsed_s = time.monotonic() - self._begin_s

@@ -35,6 +35,28 @@
       });
     });
   }
+  // What a tooltip says stands in a list below its plot too: for fingers, keyboards and readers of the page.
+  const narrow = window.matchMedia("(max-width: 640px)").matches;
+  document.querySelectorAll("figure").forEach(function (figure) {
+    if (!figure.querySelector("svg title")) return;
+    const details = document.createElement("details"), summary = document.createElement("summary");
+    details.className = "words";
+    summary.textContent = "The figures in words";
+    details.append(summary);
+    details.addEventListener("toggle", function () {
+      if (details.children.length > 1) return;
+      const list = document.createElement("ul");
+      figure.querySelectorAll("svg title").forEach(function (title) {
+        const item = document.createElement("li");
+        item.textContent = title.textContent;
+        list.append(item);
+      });
+      details.append(list);
+    });
+    // A wide plot does not fit a phone.
+    details.open = narrow && figure.classList.contains("wide");
+    figure.append(details);
+  });
   let lit = null;
   document.addEventListener("pointerover", function (event) {
     const marks = event.target.closest ? event.target.closest("[data-run]") : null;

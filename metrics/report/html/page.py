@@ -9,12 +9,18 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from efficientbench.metrics.records.figures import Subject
 from efficientbench.metrics.records.generation.generation import GenerationRecord
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.plots.svg import MOST_RUNS, key
 from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.section import SECTIONS
+from efficientbench.metrics.report.table import shortened
 
+MOST_IN_HEADING = 5
+"""Most variants, and most sizes, that the heading names."""
+MOST_LINES = 9
+"""Most first lines that are not folded, so that they and the answers fit a screen."""
 MOST_NAMED = 24
 """Most runs that one line names; its tooltip names all."""
 
@@ -22,14 +28,14 @@ MOST_NAMED = 24
 def page(report: Report) -> str:
     """Return the text of report.html."""
     contents = [(section, section.content(report)) for section in SECTIONS]
-    runs = len(report.records)
+    runs, subject = len(report.records), compared(report.records or report.generations)
     now = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}"
     return rendered(
-        f"EfficientBench: {runs:,} run{'s' if runs != 1 else ''}",
+        f"{subject} – EfficientBench" if subject else "EfficientBench",
         ". ".join(filter(None, (_summary(report.records, report.generations), report.chosen))),
         [(section, content) for section, content in contents if content],
         f"Made {now} UTC from the runs' records. Definitions follow EfficientLLM (arXiv 2505.13840).",
-        heading="EfficientBench",
+        heading=subject or "EfficientBench",
         filtered=runs > 0,
     )
 
@@ -62,10 +68,16 @@ def rendered(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals |= {"key": key, "most_runs": MOST_RUNS, "most_named": MOST_NAMED}
+    environment.globals |= {"key": key, "most_runs": MOST_RUNS, "most_named": MOST_NAMED, "most_lines": MOST_LINES}
     return environment.get_template("page.html").render(
         title=title, heading=heading or title, lead=lead, sections=sections, footer=footer, filtered=filtered
     )
+
+
+def compared(subjects: Sequence[Subject]) -> str:
+    """Return what was run, in words: "gqa, mla, nsa at 0.5B, 1.5B"; empty without any."""
+    parts = [dict.fromkeys(getattr(each, name) for each in subjects) for name in ("variant", "size")]
+    return " at ".join(shortened(list(names), MOST_IN_HEADING) for names in parts if names)
 
 
 def _summary(records: Sequence[RunRecord], generations: Sequence[GenerationRecord]) -> str:

@@ -19,6 +19,7 @@ from efficientbench.metrics.report.paper.latex import latex_tables
 from efficientbench.metrics.report.paper.pdf import pdf_file
 from efficientbench.metrics.report.paper.png import png_file
 from efficientbench.metrics.report.paper.standalone import svg_file
+from efficientbench.metrics.report.plots.axis_plots import axis_curves
 from efficientbench.metrics.report.plots.difference_plots import difference_figures
 from efficientbench.metrics.report.plots.loss_plots import cost_figures
 from efficientbench.metrics.report.plots.scaling_plots import scaling_figures
@@ -84,7 +85,7 @@ def _titled(rows: Rows) -> Iterator[tuple[str, Markup]]:
         for figure in cost_figures([runs[row.number] for row in suite.rows][:MOST_RUNS]):
             if figure.plot:
                 yield f"{suite.title} {figure.title}", figure.plot
-    for figure in scaling_figures(runs):
+    for figure in (*axis_curves(runs), *scaling_figures(runs)):
         yield figure.title, figure.plot
 
 

@@ -64,6 +64,7 @@ def _style(parent: Element, colours: dict[str, str]) -> None:
             parent.remove(child)
             continue
         child.attrib.pop("data-run", None)
+        child.attrib.pop("role", None)
         if child.tag == "text":
             child.attrib |= _text_looks(classes, colours)
         elif child.tag != "g":

@@ -13,13 +13,13 @@ from efficientbench.metrics.report.plots.svg import (
     Scale,
     axis_x,
     axis_y,
-    element,
     line,
     path,
     rect,
     short,
     svg,
     text,
+    told,
 )
 from efficientbench.metrics.report.sections.contexts import BY_POSITION, HIDDEN, Context
 
@@ -62,7 +62,7 @@ def _grid(context: Context) -> Markup:
         tooltip = f"{cell.right} of {cell.items} right at {cell.length:,} tokens, depth {cell.depth:.0%}"
         drawn = rect(x, y, width, height, "heat c0", fill_opacity=f"{0.75 * share:.3f}")
         value = text(x + width / 2, y + height / 2 + 4, f"{share:.0%}", "value", "middle")
-        parts.append(element("g", element("title", tooltip), drawn, value))
+        parts.append(told(tooltip, drawn, value))
     return svg(WIDTH, bottom + 38, f"{context.task} of {context.run}, by length and depth", parts)
 
 
@@ -81,5 +81,5 @@ def _curves(contexts: Sequence[Context]) -> Markup:
         last = context.ranges[-1]
         tooltip = f"{context.run}: loss {last.loss:.3f} at {short(last.end - 1)} tokens"
         drawn = [path(points, f"line c{look.colour}"), labels.place(context.run, *points[-1], beside_only=True)]
-        parts.append(element("g", element("title", tooltip), line(trained, TOP, trained, bottom, "median"), *drawn))
+        parts.append(told(tooltip, line(trained, TOP, trained, bottom, "median"), *drawn))
     return svg(WIDTH, 300, "Loss by position, one line a run", parts)

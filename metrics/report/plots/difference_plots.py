@@ -157,7 +157,7 @@ def _baseline(suite: Suite, columns: list[_Column]) -> Markup:
 
 
 def _cell(row: _Against, column: _Column, y: float) -> Markup:
-    """Return an interval with its point, and the difference as text; "none" for one within the noise."""
+    """Return an interval with its point, and the difference as text."""
     at = column.scale.end + 8
     ratio = row.ratios.get(column.metric)
     if ratio is None:
@@ -174,7 +174,7 @@ def _cell(row: _Against, column: _Column, y: float) -> Markup:
             else:  # The interval ends outside the column.
                 parts.append(path([(x + 5 * sign, y - 4), (x, y), (x + 5 * sign, y + 4)], f"beyond {kind}"))
     parts.append(element("circle", cx=scale(math.log(ratio.ratio)), cy=y, r=4.0, class_=f"verdict {kind}"))
-    figure = "none" if kind == "none" else _percent(ratio.ratio) + (" ?" if kind == "open" else "")
+    figure = "no difference" if kind == "none" else _percent(ratio.ratio) + (" ?" if kind == "open" else "")
     return Markup("").join([*parts, text(at, y + 4, figure, f"value {kind}")])
 
 

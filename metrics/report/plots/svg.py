@@ -199,13 +199,19 @@ def marks_of(run: Run, tooltip: str, *content: str) -> Markup:
 
 def marked(run_number: int, tooltip: str, *content: str) -> Markup:
     """Return the marks of the run with that number, with a tooltip."""
-    return element("g", element("title", tooltip), *content, class_="m", data_run=run_number)
+    return told(tooltip, *content, class_="m", data_run=run_number)
+
+
+def told(tooltip: str, *content: str, **attributes: str | float) -> Markup:
+    """Return marks with a tooltip, which screen readers read and the page lists below the plot."""
+    return element("g", element("title", tooltip), *content, role="img", **attributes)
 
 
 def svg(width: float, height: float, label: str, content: Iterable[str]) -> Markup:
-    """Return the plot's `svg` element; screen readers read `label`."""
-    size = f"0 0 {_tenth(width)} {_tenth(height)}"
-    return element("svg", *content, viewBox=size, role="img", aria_label=label)
+    """Return the plot's `svg` element; screen readers read `label`, and then the marks that have words of their own."""
+    size, drawn = f"0 0 {_tenth(width)} {_tenth(height)}", Markup("").join(content)
+    role = "group" if "<title>" in drawn else "img"
+    return element("svg", drawn, viewBox=size, role=role, aria_label=label)
 
 
 def key(run: Run) -> Markup:

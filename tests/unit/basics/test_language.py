@@ -14,15 +14,25 @@ import yaml
 from rich.console import Console
 from support.command_line import efficientbench
 from support.repository import ROOT
+from typer.testing import CliRunner
 
 from efficientbench.basics.language import TABLE, in_chinese, in_users_language, is_chinese
 from efficientbench.basics.program import translate_help
 from efficientbench.cli.app import app
 from efficientbench.data_tools.cli import app as data_app
 from efficientbench.doctor.check import Check, print_checks
+from efficientbench.launchers.processes.supervision import print_stderr
 
 HAN = re.compile("[\u4e00-\u9fff]")
 SAID = ("Check", "print_checks", "_print_end")
+MISTAKES = ("ConfigError", "DataError", "DeviceError", "LaunchError", "MetricsError", "TrainingError", "ValueError")
+TRANSLATED = (
+    *("efficientbench/config", "efficientbench/devices", "efficientbench/planning", "efficientbench/running"),
+    *("efficientbench/sweep", "efficientbench/finetuning", "data_tools/download"),
+)
+"""Folders whose mistakes have all their Chinese: `plan`, `run`, `sweep`, `finetune`, and downloads."""
+UNTRANSLATED = 550
+"""Most mistakes elsewhere without Chinese: translate more, and lower it."""
 
 
 def helps(command: Any) -> Iterator[str]:
@@ -75,6 +85,52 @@ def test_every_message_of_the_doctor_has_a_chinese_translation() -> None:
     assert len(said) > 20
     assert [text for text in said if not HAN.search(in_chinese(text))] == []
     assert in_chinese("3.9.2; >=3.10 is needed") == "3.9.2；需要 >=3.10"
+
+
+def mistakes(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of two words or more of each mistake that the code of a folder raises."""
+    for file in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            call = node.exc if isinstance(node, ast.Raise) else None
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in MISTAKES:
+                for text in (text for argument in call.args for text in templates(argument)):
+                    # A key and what another error says are no words of their own.
+                    if len(re.findall(r"(?<![\w.])[A-Za-z]{2,}(?![\w.=])", text.partition(": 7.5")[0])) > 1:
+                        yield f"{file.relative_to(ROOT)}:{node.lineno}", text
+
+
+def test_mistakes_of_the_guides_commands_are_told_in_chinese_and_the_others_counted() -> None:
+    lacking = {
+        folder: [f"{place}: {text}" for place, text in mistakes(folder) if not HAN.search(in_chinese(text))]
+        for folder in (*TRANSLATED, "efficientbench", "metrics", "data_tools", "launchers")
+    }
+    print("\n".join(line for lines in lacking.values() for line in lines))
+    assert {folder: lacking[folder] for folder in TRANSLATED if lacking[folder]} == {}
+    assert sum(len(lines) for lines in lacking.values()) <= UNTRANSLATED
+
+
+def test_a_mistake_is_told_in_chinese_line_by_line_and_part_by_part(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = (
+        "error: 2 problems:\n  parallel.tp: 3 does not divide the 4 heads (model.heads)\n  new; x: what nobody knows"
+    )
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    print_stderr(message)
+    assert capsys.readouterr().err == (
+        "错误：2 处错误：\n  parallel.tp：3 不能整除 4 个头（model.heads）\n  new; x: what nobody knows\n"
+    )
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    print_stderr(message)
+    assert capsys.readouterr().err == message + "\n"
+
+
+def test_a_plan_is_told_in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    shown = CliRunner().invoke(app, ["plan", "gqa_0.5B"]).output
+    rows = [line.split("│")[1].strip() for line in shown.splitlines() if line.count("│") > 2]
+    assert len(rows) > 20
+    assert [row for row in rows if row and not HAN.search(row) and row != "epochs"] == []
 
 
 def test_checks_are_printed_in_the_users_language(monkeypatch: pytest.MonkeyPatch) -> None:

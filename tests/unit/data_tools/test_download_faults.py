@@ -282,5 +282,10 @@ def test_an_error_without_a_network_says_how_to_work_offline(
     with pytest.raises(DataError) as error:
         download(tmp_path)
     assert str(error.value).startswith("dataset HuggingFaceFW/fineweb-edu: 127.0.0.1 cannot be reached: ")
-    for hint in ("(4 attempts in a row): is there a network here?", "HF_ENDPOINT", "modelscope:", "tokenize FILES"):
+    for hint in (
+        "(4 attempts in a row): is there a network here?",
+        "=https://hf-mirror.com",
+        "modelscope:",
+        "tokenize FILES",
+    ):
         assert hint in str(error.value)

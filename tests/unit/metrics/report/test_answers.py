@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from pathlib import Path
@@ -13,17 +14,19 @@ from support.synthetic_runs import gpu_run, matrix_runs
 
 from efficientbench.metrics.analysis.conditions import NOT_RECORDED
 from efficientbench.metrics.records.record import RunRecord, write_record
-from efficientbench.metrics.records.record_parts import Reinforcement
+from efficientbench.metrics.records.record_parts import QualityPoint, Reinforcement
 from efficientbench.metrics.report.answers import (
     NOISE_UNKNOWN,
     answers,
     answers_table,
-    left_out,
     open_questions,
-    print_answers,
 )
-from efficientbench.metrics.report.build import build_report
+from efficientbench.metrics.report.build import build_report, markdown
+from efficientbench.metrics.report.first_lines import first_lines, left_out, print_answers
+from efficientbench.metrics.report.headline import print_results
+from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.plots.difference_plots import difference_figures
+from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.sections.cautions import cautions
 from efficientbench.metrics.report.suites import Suite, make_rows
 
@@ -65,7 +68,7 @@ def test_the_terminal_says_which_sets_ran_under_different_conditions() -> None:
     assert text == f"Attention mechanisms, 1.5B: not compared, for they ran otherwise: {apart}."
 
 
-def test_a_difference_within_the_noise_is_reported_as_none() -> None:
+def test_a_difference_within_the_noise_is_reported_as_no_difference() -> None:
     alike = {"gqa": [100.0, 103.0, 97.0], "mqa": [101.0, 98.0, 104.0], "nsa": [20.0, 20.4, 19.8]}
     answer = answers(only(rival_runs("tokens_per_s", alike)))[SPEED]
     assert (answer.kind, answer.text) == ("level", "mqa and gqa: no difference")
@@ -144,7 +147,7 @@ def test_the_chart_has_intervals_and_reports_no_difference_within_noise() -> Non
         low, high, _ = by_scipy(figures, "gqa", variant)
         assert f"95 % {low - 1:+.1%} to {high - 1:+.1%}" in figure.plot
     assert "no difference measurable" in figure.plot
-    assert figure.plot.count(">none</text>") == 1
+    assert figure.plot.count(">no difference</text>") == 1
     assert figure.plot.count('class="verdict better"') == 1
     assert "mqa, the baseline" not in figure.plot
     assert "gqa, the baseline: J/token n/a; tokens/s 100" in figure.plot
@@ -204,3 +207,97 @@ def test_a_set_is_named_only_by_its_distinguishing_conditions() -> None:
     records = [make_record({"run": f"gqa_{count}", "devices": count, "dp": count}) for count in (4, 8)]
     labels = [suite.conditions for suite in make_rows(records).suites]
     assert labels == ["layout dp 4, device 4 × Trace 9000", "layout dp 8, device 8 × Trace 9000"]
+
+
+def learned(variant: str, seed: int, step_s: float, loss: float) -> RunRecord:
+    """A run of 1,000 steps of 100 tokens whose loss falls linearly in the tokens' logarithm from 6 to `loss`."""
+    points = [
+        QualityPoint(
+            step=step, tokens=100 * step, loss=6 - (6 - loss) * math.log(step / 10) / math.log(100), loss_se=None,
+            measured_tokens=100 * step, train_s=step_s * step, energy_j=None,
+        )
+        for step in (10, 100, 300, 1000)
+    ]  # fmt: skip
+    return make_record(
+        {
+            **{"variant": variant, "run": f"{variant}_1.5B", "seed": seed, "quality_curve": points},
+            **{"al_s": step_s, "steps_measured": 1000, "tokens": 100_000, "tokens_per_s": 100 / step_s},
+            **{"validation_loss": loss, "devices": 2, "dp": 2, "amu_gb": 3.0 if variant == "mqa" else 2.0},
+            "config": {"training": {"seed": seed}, "model": {"attention": {"kind": variant}}},
+        }
+    )
+
+
+STEPS_S = {"gqa": 1.0, "mla": 1.1, "mqa": 1.2}
+LOSSES = {"gqa": 3.5, "mla": 3.0, "mqa": 3.6}
+
+
+def three_variants() -> list[RunRecord]:
+    off = (0.0, 0.004, -0.003)
+    return [
+        learned(name, seed, STEPS_S[name] * (1 + off[seed]), LOSSES[name])
+        for name in STEPS_S
+        for seed in range(3)
+    ]  # fmt: skip
+
+
+def test_the_first_line_chooses_by_the_time_to_a_loss_with_interval_and_price() -> None:
+    rows = make_rows(three_variants())
+    time, unbeaten = first_lines(rows, 2.5)
+    # By hand: mla falls from 6 to 3 over two decades of steps, and gqa from 6 to 3.5; the common loss is mqa's 3.6.
+    steps = {name: 10 * 100 ** ((6 - 3.6) / (6 - LOSSES[name])) for name in STEPS_S}
+    times = {name: [steps[name] * STEPS_S[name] * (1 + off) for off in (0.0, 0.004, -0.003)] for name in STEPS_S}
+    low, high, _ = (1 - end for end in by_scipy(times, "gqa", "mla"))
+    best = statistics.geometric_mean(times["mla"])
+    less = 1 - best / statistics.geometric_mean(times["gqa"])
+    assert time == (
+        f"Attention mechanisms, 1.5B: By time to a validation loss of 3.6: mla: {best / 60:.3g} min; {less:.1%} less "
+        f"than gqa (95 %: {high:.1%} to {low:.1%}; 3 and 3 runs), and than mqa by more; "
+        f"{best / 3600 * 2 * 2.5:.4g} in currency for mla."
+    )
+    assert unbeaten == (
+        "Attention mechanisms, 1.5B: Beaten by no other row in tokens/s, AMU GB, val loss together: gqa and mla "
+        "(figures as they stand)."
+    )
+    text = printed(lambda suites, console: print_answers(suites, console, 2.5), rows.suites, width=400)
+    assert "  " + time.partition(": ")[2] in text
+    for whole in (page(Report(rows, price_per_hour=2.5)), markdown(Report(rows, price_per_hour=2.5))):
+        assert "By time to a validation loss of 3.6: mla" in whole
+
+
+def test_runs_without_losses_have_no_cost_to_one() -> None:
+    assert first_lines(make_rows(rival_runs("tokens_per_s", CLEAR)), 2.5) == []
+
+
+def test_a_real_difference_that_is_too_small_to_matter_is_no_reason_to_choose() -> None:
+    speeds = {"gqa": [100.0, 100.1, 99.9], "mqa": [100.6, 100.7, 100.5], "mla": [80.0, 80.1, 79.9]}
+    records = rival_runs("tokens_per_s", speeds)
+    answer = answers(only(records))[SPEED]
+    assert (answer.kind, answer.text) == ("level", "mqa and gqa: no difference that matters")
+    told = r"101 to 100; 0\.6% more than gqa \(95 %: .*; 3 and 3 runs\), less than the 1\.0% that matters; mqa 25"
+    assert re.match(told, answer.detail)
+    [suite] = make_rows(records, matters=0.001).suites
+    assert answers(suite)[SPEED].text == "mqa: 101"
+
+
+def test_what_is_left_out_and_which_row_stands_in_for_the_baseline_are_first_lines() -> None:
+    assert first_lines(make_rows(matrix_runs()), None)[-2:] == [
+        "Left out: gqa_0.5B (stopped); moe_1.5Bx8 (failed).",
+        "Attention mechanisms, 0.5B: differences are to mqa, for gqa has no completed row here.",
+    ]
+
+
+def test_a_terminal_shows_a_page_of_many_runs() -> None:
+    sizes = [f"{size}B" for size in range(1, 41)]
+    records = [
+        make_record({"variant": variant, "size": size, "run": f"{variant}_{size}", "validation_loss": float(size[:-1])})
+        for size in sizes
+        for variant in ("gqa", "mqa")
+    ]
+    lines = printed(lambda suites, console: print_answers(suites, console), make_rows(records).suites).splitlines()
+    assert lines[-1] == "35 more sets: report.md, or --only NAMES."
+    table = printed(print_results, records).splitlines()
+    assert "24 of 80 rows, those of the lowest validation loss, without losses the fastest: report.md has all." in table
+    assert [line.split()[0] for line in table[1:25]] == [
+        f"{name}_{size}" for size in sizes[:12] for name in ("gqa", "mqa")
+    ]
