@@ -7,7 +7,7 @@ models has.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from efficientbench.basics.errors import MetricsError, nearest
@@ -107,7 +107,7 @@ class Widths:
 
     qualities: Sequence[Quality] = ()
     costs: Sequence[Cost] = ()
-    unread: Sequence[str] = ()
+    unread: list[str] = field(default_factory=list)
     """A message for each run whose evaluations cannot be read."""
 
 

@@ -109,7 +109,7 @@ def _read(folder: Path, price_per_hour: float | None, choice: Choice, matters: f
     pipelines = load_pipelines(folder) if any(record.section("init").get("run") for record in records) else []
     pipelines = [stages for stages in pipelines if any(shown(stage.folder) for stage in stages)]
     study, widths = study_of(folder), load_widths(folder)
-    damaged += unread_failures + unread_evaluations + unread_contexts + unread_shares + rows.left_out
+    damaged += unread_failures + unread_evaluations + unread_contexts + unread_shares + rows.left_out + widths.unread
     report = Report(
         rows=rows,
         # One file may be read for two parts of the report.
