@@ -17,6 +17,8 @@ LM_EVAL = "lm_eval[api]==0.4.13; python_version >= '3.11'"
 DATA = ["fsspec>=2024.2", "huggingface_hub>=0.30", "pyarrow>=17", "tiktoken>=0.9", "tokenizers>=0.21"]
 # TRL needs Python 3.11; on 3.10 the set-up and the command refuse fine-tuning in one line.
 CHAT = ["fastapi>=0.115", "uvicorn>=0.30"]
+# The pages as a site.
+DOCS = ["mkdocs>=1.6"]
 # PDFium draws the plots' PDFs, with fonts of its own.
 PNG = ["pillow>=10", "pypdfium2>=5"]
 WANDB = "wandb>=0.30"
@@ -83,6 +85,7 @@ setup(
         "eval": [LM_EVAL],
         "chat": CHAT,
         "png": PNG,
+        "docs": DOCS,
         "gpu": ["fla-core>=0.3"],
         "finetune": FINETUNE,
         "wandb": [WANDB],
@@ -92,6 +95,7 @@ setup(
             *FINETUNE,
             *CHAT,
             *PNG,
+            *DOCS,
             # transformers.Trainer needs it, which one of the examples uses, also on Python 3.10.
             "accelerate>=1.1",
             # With scipy the oracles of the statistics.

@@ -37,6 +37,11 @@ from efficientbench.planning.basis import find_calibration
 
 INSTALL = "pip install 'efficientbench[train]'"
 """What a wheel's installation needs to train."""
+OPTIONAL = {
+    "transformer-engine": "where installed: its AdamW, and its attention as kernels.attention=te",
+    "apex": "where installed: its AdamW without Transformer Engine's, and weight gradients added in the product",
+}
+"""Package that nothing needs → what it is used for where it is installed."""
 PACKAGES = ("torch", "megatron-core", "numpy", "transformers", "tokenizers", "tensorboard")
 
 
@@ -108,7 +113,18 @@ def _packages() -> list[Check]:
         examples = Path(sys.prefix) / "share" / "efficientbench" / "examples"
         place = f"{metadata.version('efficientbench')}, from a wheel: matrices in {EXPERIMENTS}, examples in {examples}"
         checks.append(Check("efficientbench", True, place))
-    return checks + [_package(name, requirements.get(name)) for name in PACKAGES]
+    checks += [_package(name, requirements.get(name)) for name in PACKAGES]
+    return checks + [_optional(name) for name in OPTIONAL]
+
+
+def _optional(name: str) -> Check:
+    """Return what a package would be used for that nothing needs, and whether it is here."""
+    use = OPTIONAL[name]
+    try:
+        found = f"{metadata.version(name)}; no run of this project had it; {use}"
+    except metadata.PackageNotFoundError:
+        found = f"not installed, and nothing needs it; no run of this project had it; {use}"
+    return Check(name, True, found)
 
 
 def _requirements() -> dict[str, Requirement]:

@@ -90,8 +90,11 @@ def answer_to(suite: Suite, standing: Standing) -> Answer:
 
 
 def is_small(ratio: Ratio, suite: Suite) -> bool:
-    """Return whether a difference is too small to matter, be it real or not."""
-    return abs(math.log(ratio.ratio)) < math.log1p(suite.matters)
+    """Return whether a difference of a cost is too small to matter, be it real or not.
+
+    Of a loss each real difference matters: what it is worth is the cost of the same loss.
+    """
+    return ratio.metric != "validation_loss" and abs(math.log(ratio.ratio)) < math.log1p(suite.matters)
 
 
 def _too_small(suite: Suite, standing: Standing, place: int) -> str:

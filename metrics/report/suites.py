@@ -15,7 +15,7 @@ from efficientbench.metrics.report.headline import unique_names
 from efficientbench.metrics.report.paper.paper import BASELINES, SUITES, suite_of
 
 MATTERS = 0.01
-"""The smallest difference that matters where nobody says."""
+"""The smallest difference of a cost that matters, where nobody says."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Suite:
     rivals: Rivals
     """The comparisons of the rows, in the same order."""
     matters: float = MATTERS
-    """The smallest difference that matters, a share: a smaller one is no reason to choose a row."""
+    """The smallest difference of a cost that matters, a share: a smaller one is no reason to choose a row."""
 
     @property
     def title(self) -> str:

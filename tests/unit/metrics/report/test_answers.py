@@ -278,6 +278,9 @@ def test_a_real_difference_that_is_too_small_to_matter_is_no_reason_to_choose() 
     assert re.match(told, answer.detail)
     [suite] = make_rows(records, matters=0.001).suites
     assert answers(suite)[SPEED].text == "mqa: 101"
+    # Of a loss each real difference matters.
+    losses = {"gqa": [3.0, 3.0003, 2.9997], "mqa": [3.015, 3.0153, 3.0147]}
+    assert answers(only(rival_runs("validation_loss", losses)))[LOSS].text == "gqa: 3.000"
 
 
 def test_what_is_left_out_and_which_row_stands_in_for_the_baseline_are_first_lines() -> None:

@@ -1,0 +1,74 @@
+"""What mkdocs.yml asks of the pages: the front pages join them, links lead within the site, and the menu is theirs."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PLACES = {
+    **{"README.md": "index.md", "README.zh-CN.md": "zh/index.md"},
+    **{name: name for name in ("CHANGELOG.md", "SECURITY.md", "CITATION.cff")},
+}
+"""File of the repository outside docs/ → its place in the site."""
+SOURCES = {place: name for name, place in PLACES.items()}
+LINK = re.compile(r"(\]\()([^)\s]+)\)")
+
+
+def on_config(config: Any) -> Any:
+    """Make the menu, and give headings the anchors that GitHub gives them."""
+    chinese = [{"首页": "zh/index.md"}, *menu("README.zh-CN.md", "zh/")]
+    config.nav = [{"EfficientBench": "index.md"}, *menu("README.md"), {"简体中文": chinese}]
+    config.mdx_configs.setdefault("toc", {})["slugify"] = anchor
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that lie outside docs/."""
+    from mkdocs.structure.files import File
+
+    for name, place in PLACES.items():
+        files.append(File.generated(config, place, content=(ROOT / name).read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **unused: Any) -> str:
+    """Return a page with links to places in the site."""
+    return moved(markdown, page.file.src_uri)
+
+
+def moved(markdown: str, place: str) -> str:
+    """Return the text of the page at a place in the site, with its links into the repository led to their places."""
+    source = SOURCES.get(place, f"docs/{place}")
+
+    def link(match: re.Match[str]) -> str:
+        path, sign, heading = match[2].partition("#")
+        if not path or ":" in path:
+            return match[0]
+        target = site_place(posixpath.normpath(posixpath.join(posixpath.dirname(source), path)))
+        return f"{match[1]}{posixpath.relpath(target, posixpath.dirname(place) or '.')}{sign}{heading})"
+
+    return LINK.sub(link, markdown)
+
+
+def site_place(path: str) -> str:
+    """Return the place in the site of a file of the repository."""
+    return PLACES.get(path, path.removeprefix("docs/"))
+
+
+def menu(front_page: str, below: str = "") -> list[dict[str, list[dict[str, str]]]]:
+    """Return each question of a front page's table with its pages below a folder of the site; none without one."""
+    text = (ROOT / front_page).read_text(encoding="utf-8")
+    found = []
+    for question, links in re.findall(r"^\| (.+?) \| (\[.+\)) \|$", text, re.MULTILINE):
+        pages = [(title, site_place(path)) for title, path in re.findall(r"\[([^]]+)\]\(([^)]+\.md)\)", links)]
+        own = [{title: path} for title, path in pages if path.startswith(below)]
+        found += [{question: own}] if own else []
+    return found
+
+
+def anchor(heading: str, separator: str) -> str:
+    """Return a heading's anchor as GitHub has it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", separator)
