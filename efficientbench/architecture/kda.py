@@ -22,7 +22,7 @@ BLOCK = 8
 
 
 class KDAConfig(RecurrentConfig):
-    """Kimi Delta Attention (arXiv 2510.26692), as in Kimi Linear: Gated DeltaNet with a decay for each channel of a key.
+    """Kimi Delta Attention (arXiv 2510.26692), as in Kimi Linear: Gated DeltaNet with a decay for a key's each channel.
 
     Widths that are not set follow the backbone's (`proportions`): together the heads are as wide as the hidden states.
     """
@@ -106,10 +106,10 @@ def _between(model: Decoder) -> int:
 def _saved(model: Decoder, tp: int) -> int:
     """Count the elements per token that one rank keeps from forward to backward, in 16 bits: float32 counts twice.
 
-    Around the rule: what gates read; what is projected, but for steps; the convolution's input, sum and result; output, normed, gate,
-    product. Within it, in float32: queries and keys before and behind their norm, values; steps, decays, their sums and
-    what these fade; products of each chunk; what is learned, recalled and kept; and a state for each chunk, twice. What
-    fades within a chunk is computed again.
+    Around the rule: what gates read; what is projected, but for steps; the convolution's input, sum and result; output,
+    normed, gate, product. Within it, in float32: queries and keys before and behind their norm, values; steps, decays,
+    their sums and what these fade; products of each chunk; what is learned, recalled and kept; and a state for each
+    chunk, twice. What fades within a chunk is computed again.
     """
     kda = recurrent(model)
     narrow = _between(model) - _keys(model) + 3 * kda.convolved + 3 * kda.outputs

@@ -216,9 +216,8 @@ def fitted_to(prior: Prior, ladder: Ladder) -> Prior:
 
 def _farther(prior: Prior, ladder: Ladder) -> Prior:
     rows = contrasts(len(ladder.variants))
-    means = [
-        rows @ ladder.losses[:, cell, seeds].mean(axis=1) for cell, seeds in enumerate(ladder.present) if seeds.any()
-    ]
+    cells = [ladder.losses[:, cell, seeds] for cell, seeds in enumerate(ladder.present) if seeds.any()]
+    means = [rows @ each.mean(axis=1) for each in cells]
     found = float(np.sqrt(np.mean(np.square(means)))) / float(np.linalg.norm(prior.effects))
     scales = list(prior.scales)
     if found > scales[-1]:

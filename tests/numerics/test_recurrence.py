@@ -18,8 +18,8 @@ from efficientbench.architecture.recurrent import CHUNK
 FORWARD, BACKWARD = 1e-5, 3e-5
 LENGTHS = (1, 2, 7, 63, 64, 65, 128, 200, 301)
 RULES = ("delta rule", "by channel", "values")
-"""What tokens learn: by the gated delta rule, with a decay for each head or for each channel of its key, or their values,
-as in Mamba-2."""
+"""What tokens learn: by the gated delta rule, with a decay for each head or for each channel of its key, or their
+values, as in Mamba-2."""
 QUICK = {
     *(("delta rule", *case) for case in ((1, "usual"), (65, "usual"), (65, "extreme"), (200, "fast"))),
     *((rule, *case) for rule in RULES[1:] for case in ((1, "usual"), (65, "extreme"), (200, "fast"))),

@@ -1,4 +1,4 @@
-"""Recurrent layers, Gated DeltaNet, Kimi Delta Attention and Mamba-2: other code's gradients in float64; their states, laws and costs."""
+"""Recurrent layers: other code's gradients in float64; their states, laws and costs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_two_thousand_tokens_are_decoded_as_they_are_computed_at_once(kind: str)
 @pytest.mark.usefixtures("single_rank")
 @pytest.mark.parametrize("name", [name for name in ATTENTIONS if name.partition(",")[0] in LAYERS])
 def test_in_float64_a_layer_has_the_gradients_of_transformers_class(name: str) -> None:
-    """On outputs of the delta rule as short as they come, where those of float32 differ (`support.configs.CONDITIONED`)."""
+    """On outputs of the delta rule as short as they come: those of float32 differ (`support.configs.CONDITIONED`)."""
     config = tiny_model(name, "model.init_std=0.2")
     kind = config.model.attention.kind
     oracle: Any = importlib.import_module(f"oracles.{kind}")
@@ -90,7 +90,7 @@ def test_initial_laws_of_gdn_have_the_quantiles_of_transformers_class() -> None:
 
 @pytest.mark.usefixtures("single_rank")
 def test_initial_laws_of_kda_have_the_quantiles_of_transformers_class() -> None:
-    """But for convolutions, which it draws as linear layers when it has made them, and the code of its authors does not."""
+    """But for convolutions, which it draws as linear layers once it has made them, and its authors' code does not."""
     from oracles.kda import KimiLinearForCausalLM, kimi_linear_config
     from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 
@@ -205,7 +205,7 @@ def test_figures_of_mamba2_are_those_counted_by_hand() -> None:
     [
         ("gdn", ("model.position.kind=rope",), "Gated DeltaNet has no positions .* set model.position.kind to none"),
         ("mamba2", ("model.position.kind=rope",), "Mamba-2 has no positions .* set model.position.kind to none"),
-        ("kda", ("model.position.kind=rope",), "Kimi Delta Attention has no positions .* set model.position.kind to none"),
+        ("kda", ("model.position.kind=rope",), "Kimi Delta Attention has no positions .* model.position.kind to none"),
         ("gdn", ("parallel.cp=2",), "parallel.cp: attention 'gdn' does not share a sequence over ranks"),
         ("mamba2", ("parallel.cp=2",), "parallel.cp: attention 'mamba2' does not share a sequence over ranks"),
         ("gdn", ("parallel.tp=4", "model.attention.key_heads=2"), "does not divide the 2 key heads"),

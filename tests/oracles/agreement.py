@@ -102,9 +102,7 @@ class Agreement:
 def configured(name: str) -> RunConfig:
     """The model of PAIRS, whose attention is far from uniform, on an odd number of tokens."""
     overrides, _ = PAIRS[name]
-    own = {f"model.attention.kind={kind}" for kind in ("nsa", "gdn", "mamba2")} & set(overrides)
-    ),
-    own = {f"model.attention.kind={kind}" for kind in ("nsa", "gdn", "kda")} & set(overrides)
+    own = {f"model.attention.kind={kind}" for kind in ("nsa", "gdn", "kda", "mamba2")} & set(overrides)
     length = () if own else ("training.seq_len=23",)
     return tiny(BASE, "model.init_std=0.2", *length, *overrides)
 

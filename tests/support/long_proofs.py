@@ -12,7 +12,8 @@ SHAPES = "gqa, one group|mla, latent queries|gdn, two values for a key"
 """Further shapes of attentions."""
 LONG = {
     # Products of layouts are tried with gqa and mla.
-    "distributed/test_layouts.py": rf"\[({SHAPES})-(.* x |.*recomputation)|\[(nsa|gdn|kda|mamba2|moe)-.* x |\[(mla|moe)-fused"
+    "distributed/test_layouts.py": rf"\[({SHAPES})-(.* x |.*recomputation)"
+    r"|\[(nsa|gdn|kda|mamba2|moe)-.* x |\[(mla|moe)-fused"
     r"|\[moe over .*micro-batches of 1|\[(absolute|alibi|none|relative|learnable_absolute)-(data|context|interleaved)"
     r"|\[[^g].*-selective recomputation",
     "distributed/test_branches.py": r"\[(PP 2, Muon|DP 2, bf16, plain)",

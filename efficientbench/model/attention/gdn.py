@@ -6,6 +6,8 @@ Letters are those of `recurrent.py`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +38,9 @@ class GatedDeltaNet(RecurrentLayer):
     """
 
     decays = 0.01, 16.0
-    steps = torch.ones_like
-    activation = staticmethod(F.silu)
+    steps: ClassVar[Callable[[torch.Tensor], torch.Tensor]] = staticmethod(torch.ones_like)
+    activation: ClassVar[Callable[[torch.Tensor], torch.Tensor]] = staticmethod(F.silu)
+    """Of the gates z."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ class KimiDeltaAttention(GatedDeltaNet):
     """
 
     decays = 1.0, 16.0
-    steps = bias_of_step
+    steps = staticmethod(bias_of_step)
     activation = staticmethod(torch.sigmoid)
     projects_gates = False
 

@@ -18,6 +18,7 @@ from efficientbench.model.kernels.norm import rms_norm
 from efficientbench.model.layers import split_parameter
 from efficientbench.model.position import Position
 
+
 class Mamba2(RecurrentLayer):
     """The layer, projections included: hidden states [S, B, H] → [S, B, H].
 

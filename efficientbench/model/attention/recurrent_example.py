@@ -88,7 +88,11 @@ def _module() -> type:
             self.linear_proj = row_parallel(config, outputs, hidden, pg_collection.tp)
 
         def forward(
-            self, hidden_states: torch.Tensor, attention_mask: None = None, packed_seq_params: None = None, **unused: Any
+            self,
+            hidden_states: torch.Tensor,
+            attention_mask: None = None,
+            packed_seq_params: None = None,
+            **unused: Any,
         ) -> Any:
             """Return the output and its bias, None. Whole sequences begin with an empty state, decoding with its own."""
             mixed, _ = self.linear_in(hidden_states)

@@ -5,7 +5,7 @@ Each head has a state S [K, V]. For a token with query q, key k, value v and dec
     S ← exp(g) S,  S ← S + k vᵀ,  o = Sᵀ q
 
 The gated delta rule, with keys of length 1 and a strength β, learns β (v − Sᵀ k) instead of v, and so forgets what the
-key recalls. In Kimi Delta Attention (arXiv 2510.26692, section 3) each channel of the key has a decay of its own, g [K].
+key recalls. In Kimi Delta Attention (arXiv 2510.26692, section 3) each channel of the key has its own decay, g [K].
 A step for each token would take as many steps as tokens. Within a chunk outputs are products of matrices
 (arXiv 2405.21060, section 6), and what the tokens learn by the delta rule is the solution of one triangular system
 (arXiv 2412.06464, section 3.3): only chunks follow one another.
@@ -69,6 +69,7 @@ def recurrence(
         # What a token recalls of the chunk's earlier tokens depends on what those recall: a triangular system, solved
         # for its value and for its key, which recalls the state before the chunk.
         beta = _chunks(beta[..., None].to(wide), groups, size)
+        assert recalled is not None
         system = recalled * beta
         wanted = torch.cat([value * beta, key * (beta * since_begin)], dim=-1)
         solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
@@ -96,8 +97,8 @@ def _chunks(x: torch.Tensor, groups: int, size: int) -> torch.Tensor:
 
 
 Products = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]
-"""Each token's key, where it recalls, and its query, with the keys up to it, faded since: two tensors [N, B, G, R, C, C];
-and what fades behind each token up to the chunk's end: [N, B, G, R, C, 1 or K]."""
+"""Each token's key, where it recalls, and its query, with the keys up to it, faded since: two tensors
+[N, B, G, R, C, C]; and what fades behind each token up to the chunk's end: [N, B, G, R, C, 1 or K]."""
 
 
 def _by_head(query: torch.Tensor, key: torch.Tensor, decay: torch.Tensor, recalls: bool) -> Products:

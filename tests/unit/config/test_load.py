@@ -181,7 +181,7 @@ def test_a_section_without_a_kind_has_its_default_kind() -> None:
         ),
         ("mla_1.5B", ["model.attention.kv_lora_rank=0"], "model.attention.kv_lora_rank: '0' does not fit"),
         ("mla_1.5B", ["model.hidden_size=x"], "model.hidden_size: 'x' does not fit"),
-        ("mla_1.5B", ["model.position.kind=relative"], "MLA has a part of its keys for RoPE and takes no other encoding"),
+        ("mla_1.5B", ["model.position.kind=alibi"], "MLA has a part of its keys for RoPE and takes no other encoding"),
         ("nsa_1.5B", ["model.position.kind=relative"], "take no bias on their scores, as position.kind=relative is"),
         (
             "nsa_1.5B",
