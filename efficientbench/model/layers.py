@@ -54,7 +54,7 @@ class RMSNorm(torch.nn.Module):
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return x [..., H] normalized; with a residual, return x + residual and that sum normalized."""
-        weight = self.weight
+        weight: torch.Tensor | None = self.weight
         if weight is not None and self.zero_centred:
             # The sum is in float32 or wider: beside 1, bf16 would lose most of a small number.
             weight = 1 + weight.to(torch.promote_types(weight.dtype, torch.float32))
