@@ -148,7 +148,7 @@ def test_a_device_of_the_table_keeps_its_peak_and_takes_the_measured_rate(tmp_pa
     assert shares.matmul == pytest.approx(FLOPS / found.rates.peak_flops)
     assert str(path) in found.assumptions[0]
     assert "2026-01-02T03:04:05+00:00" in found.assumptions[0]
-    assert "in a node by the table, not measured" in found.assumptions[0]
+    assert "; by the table 450 GB/s in a node" in found.assumptions[0]
 
 
 def test_the_newest_calibration_of_the_installed_torch_is_taken(
