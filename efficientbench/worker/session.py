@@ -56,8 +56,11 @@ def train_rank(job: Job, rank: Rank, device: Device, torch_device: torch.device)
         contextlib.ExitStack() as closing,
     ):
         rank.heartbeat.collectives = collectives_begun
-        faults = job.config.faults
-        preflight = compare(job, rank, device, torch_device) if job.layout.nodes > 1 and faults.preflight_s else None
+        preflight = None
+        if job.layout.nodes > 1 and job.config.faults.preflight_s:
+            preflight = compare(job, rank, device, torch_device)
+            # No step waited for it.
+            waits.take()
         rank.heartbeat.at(0, "building model and data")
         # The first node's parent process has found the checkpoint, and verified it.
         resume = gather(job.resume, Path | None)[0]
