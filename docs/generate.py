@@ -268,6 +268,11 @@ def rows(name: str, key: str = "rows") -> str:
     return _table(list(found[0]), [list(map(str, row.values())) for row in found])
 
 
+def lines(name: str, key: str) -> str:
+    """Return the texts that docs/measured/`name`.json holds under a key, a paragraph each."""
+    return "\n\n".join(_measured(name)[key]) or "Nothing."
+
+
 def how(name: str) -> str:
     """Return how the figures of docs/measured/`name`.json were measured, as one line."""
     content = _measured(name)
@@ -288,7 +293,7 @@ def interval(name: str, *key: str) -> str:
 
 _BLOCKS: tuple[Callable[..., str], ...] = (
     *(keys, tuning_keys, spellings, parameters, planned, runs, sizes, caches, states, columns, generation_columns),
-    *(measured, rows, how, figure, interval),
+    *(measured, rows, lines, how, figure, interval),
 )
 BLOCKS = {block.__name__: block for block in _BLOCKS} | {"combinations": combination_table.table}
 
