@@ -12,7 +12,7 @@ SHAPES = "gqa, one group|mla, latent queries|gdn, two values for a key"
 """Further shapes of attentions."""
 LONG = {
     # Products of layouts are tried with gqa and mla.
-    "distributed/test_layouts.py": rf"\[({SHAPES})-(.* x |.*recomputation)|\[(nsa|gdn|moe)-.* x |\[(mla|moe)-fused"
+    "distributed/test_layouts.py": rf"\[({SHAPES})-(.* x |.*recomputation)|\[(nsa|gdn|mamba2|moe)-.* x |\[(mla|moe)-fused"
     r"|\[moe over .*micro-batches of 1|\[(absolute|alibi|none|relative|learnable_absolute)-(data|context|interleaved)"
     r"|\[[^g].*-selective recomputation",
     "distributed/test_branches.py": r"\[(PP 2, Muon|DP 2, bf16, plain)",
@@ -20,11 +20,11 @@ LONG = {
     "distributed/test_initialisation.py": r"\[(nsa|learnable|gqa_1.5B to TP 2)",
     "distributed/test_reinforcement.py": r"test_a_learnable_reward_rises",
     "distributed/test_resume.py": rf"\[({SHAPES})|\[(gqa|moe) to .*plain optimizer|interleaved to"
-    r"|\[(mla|gdn|nsa) by Muon|\[(nsa|mla), TP 2, fp16|\[nsa to TP 2",
+    r"|\[(mla|gdn|mamba2|nsa) by Muon|\[(nsa|mla), TP 2, fp16|\[nsa to TP 2",
     "distributed/test_simulated_npu.py": r"test_training.*-1\]|muon_on.*gqa",
-    "distributed/test_smoke_runs.py": r"\[(nsa|swa|gdn|nanochat|mla|moe)",
+    "distributed/test_smoke_runs.py": r"\[(nsa|swa|gdn|mamba2|nanochat|mla|moe)",
     "distributed/test_whole_steps.py": r"by Muon, (PP 2|TP 2 with SP)|\[.*absolute.*, PP 2, DP 2"
-    r"|\[gqa, (PP 2|DP 2, plain)|\[(nsa|gdn).*single",
+    r"|\[gqa, (PP 2|DP 2, plain)|\[(nsa|gdn|mamba2).*single",
     "end_to_end/test_branches.py": r"test_a_killed_branch",
     "end_to_end/test_chat.py": r"test_a_run_that_is_no_chat_model",
     "end_to_end/test_chat_stages.py": r"test_sft_after_base",
