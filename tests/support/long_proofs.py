@@ -12,8 +12,9 @@ SHAPES = "gqa, one group|mla, latent queries|gdn, two values for a key"
 """Further shapes of attentions."""
 LONG = {
     # Products of layouts are tried with gqa and mla.
-    "distributed/test_layouts.py": rf"\[({SHAPES})-(.* x |.*recomputation)|\[(nsa|gdn|mamba2|moe)-.* x |\[(mla|moe)-fused"
-    r"|\[moe over .*micro-batches of 1|\[(absolute|alibi|none|relative|learnable_absolute)-(data|context|interleaved)"
+    "distributed/test_layouts.py": rf"\[({SHAPES})-(.* x |.*recomputation)|\[(nsa|gdn|mamba2|moe)-.* x "
+    r"|\[(mla|moe)-fused|\[moe over .*micro-batches of 1"
+    r"|\[(absolute|alibi|none|relative|learnable_absolute)-(data|context|interleaved)"
     r"|\[[^g].*-selective recomputation",
     "distributed/test_branches.py": r"\[(PP 2, Muon|DP 2, bf16, plain)",
     "distributed/test_expert_bias.py": r"follows_its_formula_for_long",
