@@ -36,6 +36,7 @@ THREE_TO_ONE = (*WINDOWS, "model.pattern=[swa,swa,swa,own]")
 NOPE = (*WINDOWS, "model.pattern=[swa,swa,swa,full]", "model.kinds.full.position.kind=none")
 HEADS = (UNBIASED, "model.qk_norm=true", "model.position.share=0.5")
 GATED = (*HEADS, "model.attention.gate=true")
+BAMBA = ("model.hidden_size=64", "model.head_dim=16", UNBIASED)
 
 PAIRS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "grouped queries": ((), ("qwen2", "formula", "megatron")),
@@ -67,7 +68,7 @@ PAIRS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "recurrent (Mamba-2)": (("model.attention.kind=mamba2", "model.position.kind=none"), ("bamba",)),
     "recurrent, every fourth full (Mamba-2 3:1)": (
-        ("model.layers=4", "model.pattern=[mamba2,mamba2,mamba2,own]", "model.hidden_size=64", UNBIASED),
+        ("model.layers=4", "model.pattern=[mamba2,mamba2,mamba2,own]", *BAMBA),
         ("bamba",),
     ),
     "recurrent by channel (KDA)": (
