@@ -78,8 +78,8 @@ def test_transformers_loads_the_bits_and_computes_with_the_rounded_weights(
     from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
     config, meant = exported(name, quantization, tokenizers, tmp_path)
-    # transformers 5.23 cannot keep zero points packed, experts, which it joins, and NanoChat's layers, whose class reads
-    # their weight as it begins; these it has to widen at loading.
+    # transformers 5.23 cannot keep zero points packed, nor experts, which it joins, nor NanoChat's layers, whose class
+    # reads their weight as it begins; these it has to widen at loading.
     widens = name in WIDENED or not quantization.symmetric
     widened = {"quantization_config": CompressedTensorsConfig(dequantize=True)} if widens else {}
     loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True, **widened)
