@@ -116,7 +116,7 @@ def _axes(combinations: Sequence[Combination]) -> list[tuple[str, str, dict[int,
 
 
 def _changes(points: Mapping[int, tuple[Point, Point]]) -> Iterator[tuple[int, int, float, bool]]:
-    """Yield both sizes between which the order changes, where the lines meet, and whether the first costs less before."""
+    """Yield both sizes between which the order changes, where lines meet, and whether the first costs less before."""
     told = [(size, pair) for size, pair in sorted(points.items()) if pair[0].apart(pair[1])]
     for (low, (one, other)), (high, (later, other_later)) in itertools.pairwise(told):
         gaps = math.log(one.value / other.value), math.log(later.value / other_later.value)

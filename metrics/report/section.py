@@ -222,7 +222,10 @@ SECTIONS = (
     Section("failures", FAILURES, lambda report: failures_table(report.failures)),
     Section("generation", GENERATION, drawn=_generation, text=_generation_text),
     Section(
-        "bits", FEWER_BITS, drawn=lambda report: report.bits, text=lambda report: _listed_tables(FEWER_BITS, report.bits)
+        "bits",
+        FEWER_BITS,
+        drawn=lambda report: report.bits,
+        text=lambda report: _listed_tables(FEWER_BITS, report.bits),
     ),
     Section(
         "crossings",

@@ -61,7 +61,16 @@ def test_each_place_names_the_fastest_and_the_cheapest_and_what_is_level_with_it
         ("4,096", "8", "mqa_1.5B", "40.00", "gqa_1.5B int8", "60.00"),
     ]
     assert {cells[6:8] for cells in least.rows} == {("gqa_1.5B int8", "2")}
-    assert ("time of a step", "batch 8, 64 new", "context", "gqa_1.5B", "mqa_1.5B", "192", "4,096", "887") in crossed.rows
+    assert (
+        "time of a step",
+        "batch 8, 64 new",
+        "context",
+        "gqa_1.5B",
+        "mqa_1.5B",
+        "192",
+        "4,096",
+        "887",
+    ) in crossed.rows
 
 
 def test_only_what_was_measured_alike_shares_a_map(tmp_path: Path) -> None:
