@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -15,6 +16,11 @@ PLACES = {
 """File of the repository outside docs/ → its place in the site."""
 SOURCES = {place: name for name, place in PLACES.items()}
 LINK = re.compile(r"(\]\()([^)\s]+)\)")
+HAN = re.compile("[\u4e00-\u9fff]+")
+LONGEST_WORD = 4
+"""Most characters of a Chinese word that the search finds."""
+SHOWN = 200
+"""Characters of a section that the search shows."""
 
 
 def on_config(config: Any) -> Any:
@@ -37,6 +43,28 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **unused: Any) -> str:
     """Return a page with links to places in the site."""
     return moved(markdown, page.file.src_uri)
+
+
+def on_post_build(config: Any) -> None:
+    """Let the search find Chinese words, which nothing sets apart: the index gets all that may be one."""
+    path = Path(config.site_dir) / "search" / "search_index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    for section in index["docs"]:
+        words = chinese_words(f"{section['title']} {section['text']}")
+        if words:
+            section["text"] = f"{section['text'].ljust(SHOWN)} {' '.join(words)}"
+    path.write_text(json.dumps(index, ensure_ascii=False), encoding="utf-8")
+
+
+def chinese_words(text: str) -> list[str]:
+    """Return each run of 2 to LONGEST_WORD Chinese characters in a text once."""
+    found = {
+        run[begin : begin + length]: None
+        for run in HAN.findall(text)
+        for length in range(2, LONGEST_WORD + 1)
+        for begin in range(len(run) - length + 1)
+    }
+    return list(found)
 
 
 def moved(markdown: str, place: str) -> str:

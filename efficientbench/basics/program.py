@@ -16,6 +16,7 @@ from efficientbench.basics.encoding import find_other_bytes
 from efficientbench.basics.language import in_chinese, in_users_language, is_chinese
 
 _Formatter: Any = typer.Context.formatter_class
+_UsageError: Any = typer.BadParameter.__base__
 
 
 class _ChineseFormatter(_Formatter):  # type: ignore[misc, valid-type]
@@ -41,6 +42,12 @@ def _noted(text: str) -> str:
     """Return an option's help with the note at its end, like `  [default: 1; required]`, in Chinese."""
     own, bracket, note = text.rpartition("  [")
     return f"{own}{bracket}{in_chinese(note[:-1])}]" if bracket and note.endswith("]") else text
+
+
+def _show_in_chinese(mistake: Any, file: Any = None) -> None:
+    """Print the usage of the command that was typed, and what was wrong, on stderr."""
+    usage = "" if mistake.ctx is None else f"{mistake.ctx.get_usage()}\n\n"
+    print(f"{usage}{in_chinese(f'error: {mistake.format_message()}')}", file=file or sys.stderr)
 
 
 def translate_help(command: Any) -> None:
@@ -144,6 +151,8 @@ def run_program(
     add_examples(command, program, examples)
     if is_chinese():
         translate_help(command)
+        # The library catches its own mistakes and shows them: what it shows is all that can be translated.
+        _UsageError.show = _show_in_chinese
     try:
         command(read_arguments(command, sys.argv[1:], is_key))
     except ModuleNotFoundError as error:

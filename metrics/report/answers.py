@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from efficientbench.metrics.analysis.conditions import Difference
 from efficientbench.metrics.analysis.rivals import QUESTIONS, Standing, better
@@ -158,7 +158,7 @@ def _figure(suite: Suite, metric: str, place: int) -> str:
 
 def value_of(suite: Suite, metric: str, place: int) -> float:
     """Return a figure of a row that has it."""
-    own = suite.rivals.mean(metric, place) if metric in COSTS else getattr(suite.rows[place].record, metric)
+    own: Any = suite.rivals.mean(metric, place) if metric in COSTS else getattr(suite.rows[place].record, metric)
     return float(own)
 
 

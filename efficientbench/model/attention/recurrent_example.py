@@ -34,7 +34,7 @@ class Config(AttentionConfig):
 def retain(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decay: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute S tokens of the recurrence: state_t = exp(decay_t) state_{t−1} + key_t value_tᵀ, out_t = state_tᵀ query_t.
+    """Compute S tokens of state_t = exp(decay_t) state_{t−1} + key_t value_tᵀ, out_t = state_tᵀ query_t.
 
     Query, key and value [B, h, S, D]; decay [B, h, S], at most 0; state [B, h, D, D] before them, [key, value].
     Returns the outputs [B, h, S, D], and the state behind the last token.
@@ -94,7 +94,7 @@ def _module() -> type:
             packed_seq_params: None = None,
             **unused: Any,
         ) -> Any:
-            """Return the output and its bias, None. Whole sequences begin with an empty state, decoding with its own."""
+            """Return the output and its bias, None. Whole sequences begin with an empty state."""
             mixed, _ = self.linear_in(hidden_states)
             # [S, B, h · (3 D + 1)] → [B, h, S, 3 D + 1]; sums of many tokens are float32 or wider.
             by_head = mixed.reshape(*mixed.shape[:2], self.heads, -1).permute(1, 2, 0, 3)
@@ -111,15 +111,19 @@ def _module() -> type:
                 found, state = retain(*part, state)
                 out.append(found)
             if self.cache is not None:
-                self.state.sums.copy_(state)
+                self._kept().copy_(state)
             joined = torch.cat(out, dim=2).permute(2, 0, 1, 3).flatten(2)
             return self.linear_proj(joined.to(mixed.dtype))
 
         def _begin(self, wide: torch.Tensor) -> torch.Tensor:
             """Return the state before the first token, [B, h, D, D]."""
             if self.cache is not None:
-                return self.state.sums
+                return self._kept()
             return wide.new_zeros(wide.shape[0], self.heads, self.width, self.width)
+
+        def _kept(self) -> torch.Tensor:
+            assert isinstance(self.state, Recurrent)
+            return self.state.sums
 
         def new_state(self, rows: int, tokens: int) -> Recurrent:
             return Recurrent(torch.zeros(rows, self.heads, self.width, self.width, dtype=torch.float32))

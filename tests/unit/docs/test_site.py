@@ -56,7 +56,20 @@ def test_the_menu_has_the_questions_of_the_front_pages_and_pages_that_are_there(
 def test_the_sites_configuration_checks_links_and_searches_both_languages() -> None:
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert {config["validation"]["links"][what] for what in ("not_found", "anchors")} == {"warn"}
-    assert config["plugins"] == [{"search": {"lang": ["en", "zh"]}}]
+    assert config["plugins"] == [{"search": {"lang": ["en", "zh"], "min_search_length": 2}}]
+
+
+def test_the_search_gets_every_chinese_word_of_two_to_four_characters(hooks: ModuleType) -> None:
+    assert hooks.chinese_words("the 滑动窗口, 再滑动") == [
+        "滑动",
+        "动窗",
+        "窗口",
+        "滑动窗",
+        "动窗口",
+        "滑动窗口",
+        "再滑",
+        "再滑动",
+    ]
 
 
 def test_headings_have_the_anchors_of_github(hooks: ModuleType) -> None:

@@ -43,8 +43,10 @@ gloo: 02:42:ac:11:00:02, fe80::1:2; texts/my novel; HCCL 8.0.RC2 at /dev/davinci
 """
 
 
-def packed(folder: Path) -> dict[str, str]:
-    """Pack a made-up run of a user, and return the files of the archive."""
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a made-up run of a user, packed."""
+    folder = tmp_path_factory.mktemp("run")
     source = DataSource("texts/my novel", 1.0, 3, 400, "f" * 64, "e" * 64)
     write_record(
         make_record(
@@ -60,15 +62,21 @@ def packed(folder: Path) -> dict[str, str]:
     (folder / "log").mkdir()
     (folder / "log" / "rank_0.log").write_text(LOG)
     (folder / "log" / "rank_1.out").write_text("line\n" * (2 * MOST_LINES))
-    with zipfile.ZipFile(pack(folder)) as archive:
+    pack(folder)
+    return folder
+
+
+def packed(run: Path) -> dict[str, str]:
+    """Return the files of a run's archive."""
+    with zipfile.ZipFile(run / "shared.zip") as archive:
         return {name: archive.read(name).decode() for name in archive.namelist()}
 
 
-def test_a_packed_run_says_nothing_of_its_user_and_all_of_its_machine(tmp_path: Path) -> None:
-    files = packed(tmp_path)
+def test_a_packed_run_says_nothing_of_its_user_and_all_of_its_machine(run: Path) -> None:
+    files = packed(run)
     assert sorted(files) == ["doctor.txt", "log/rank_0.log", "log/rank_1.out", "record.json"]
     for name, text in files.items():
-        found = [word for word in (*PRIVATE, str(tmp_path)) if word in text]
+        found = [word for word in (*PRIVATE, str(run)) if word in text]
         assert (name, found) == (name, [])
     log = files["log/rank_0.log"]
     for kept in ("step 1/6 | loss 5.6 | 812 ms, weights of", "/torch/nn/functional.py:12", "/dev/davinci0", "8.0.RC2"):
@@ -77,10 +85,9 @@ def test_a_packed_run_says_nothing_of_its_user_and_all_of_its_machine(tmp_path: 
     assert len(files["log/rank_1.out"].splitlines()) == MOST_LINES + 1
 
 
-def test_a_packed_record_reads_as_one_with_its_figures(tmp_path: Path) -> None:
-    text = packed(tmp_path)["record.json"]
-    (tmp_path / "received.json").write_text(text)
-    before, after = read_record(tmp_path / "record.json"), read_record(tmp_path / "received.json")
+def test_a_packed_record_reads_as_one_with_its_figures(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "received.json").write_text(packed(run)["record.json"])
+    before, after = read_record(run / "record.json"), read_record(tmp_path / "received.json")
     assert (after.run, after.tokens_per_s, after.device_name) == ("gqa_0.5B", before.tokens_per_s, before.device_name)
     assert after.config["model"] == CONFIG["model"]
     assert (after.config["training"], after.config["init"]["state"]) == (CONFIG["training"], "weights")

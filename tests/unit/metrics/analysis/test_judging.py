@@ -16,8 +16,9 @@ from efficientbench.metrics.analysis.thresholds import Threshold, judge
 from efficientbench.metrics.formulas.device_use import DeviceConditions, DeviceSettings, Disturbance, RankWaits
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import Rechecks
-from efficientbench.metrics.report.answers import answers, open_questions, print_answers
+from efficientbench.metrics.report.answers import answers, open_questions
 from efficientbench.metrics.report.comparison import print_comparison
+from efficientbench.metrics.report.first_lines import print_answers
 from efficientbench.metrics.report.suites import Suite, make_rows
 
 ENERGY, SPEED, MEMORY, LOSS = range(4)

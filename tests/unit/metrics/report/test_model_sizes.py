@@ -11,8 +11,9 @@ from efficientbench.config.load import resolve
 from efficientbench.costs.model import count_parameters, flops_per_token, kv_cache_bytes_per_token
 from efficientbench.metrics.analysis.repeats import model_identity
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.answers import answers_table, print_answers
+from efficientbench.metrics.report.answers import answers_table
 from efficientbench.metrics.report.columns import runs_csv
+from efficientbench.metrics.report.first_lines import print_answers
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.model_sizes import sizes_table, unmatched
 from efficientbench.metrics.report.report import Report
