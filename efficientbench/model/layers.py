@@ -89,7 +89,7 @@ def row_parallel(config: TransformerConfig, inputs: int, outputs: int, tp_group:
 def replicated(config: TransformerConfig, inputs: int, outputs: int) -> torch.nn.Linear:
     """Return a linear layer that every tensor-parallel rank has in full."""
     linear = torch.nn.Linear(inputs, outputs, bias=False, dtype=config.params_dtype)
-    # Under sequence parallelism each rank sees its part alone; this mark lets Megatron sum the gradients over the ranks.
+    # Under sequence parallelism each rank sees its part alone; by this mark Megatron sums the gradients over the ranks.
     linear.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
     return linear
 

@@ -92,7 +92,13 @@ def products(size: int, dtype: str, place: torch.device) -> Do:
     inputs, weight = (_drawn(size, size, dtype, place) for _ in range(2))
     total = torch.zeros(size, size, device=place)
     outputs = inputs @ weight.t()
-    return lambda: (inputs @ weight.t(), outputs @ weight, add_product(total, outputs, inputs))
+
+    def compute() -> None:
+        for factor, other in ((inputs, weight.t()), (outputs, weight)):
+            factor @ other
+        add_product(total, outputs, inputs)
+
+    return compute
 
 
 def attention(config: RunConfig, tokens: int, tp: int, dtype: str, place: torch.device) -> Do:

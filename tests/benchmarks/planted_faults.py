@@ -325,7 +325,7 @@ FAULTS = (
     ),
     Fault(
         "KDA: the gate of Gated DeltaNet",
-        [("activation = staticmethod(torch.sigmoid)", "activation = staticmethod(torch.nn.functional.silu)")],
+        [("return gate.sigmoid()", "return gate * gate.sigmoid()")],
         "numerics/test_recurrent.py",
         "kda and float64",
     ),

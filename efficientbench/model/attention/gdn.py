@@ -6,8 +6,6 @@ Letters are those of `recurrent.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,9 +36,6 @@ class GatedDeltaNet(RecurrentLayer):
     """
 
     decays = 0.01, 16.0
-    steps: ClassVar[Callable[[torch.Tensor], torch.Tensor]] = staticmethod(torch.ones_like)
-    activation: ClassVar[Callable[[torch.Tensor], torch.Tensor]] = staticmethod(F.silu)
-    """Of the gates z."""
 
     def __init__(
         self,
@@ -55,6 +50,15 @@ class GatedDeltaNet(RecurrentLayer):
         if config.norm_weights:
             place = {"dtype": config.params_dtype, "device": torch.get_default_device()}
             self.out_norm = torch.nn.Parameter(torch.empty(widths.value_dim, **place))
+
+    @staticmethod
+    def first_bias(share: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(share)
+
+    @staticmethod
+    def activation(gate: torch.Tensor) -> torch.Tensor:
+        """Return what the gates z multiply."""
+        return F.silu(gate)
 
     def mix(
         self,

@@ -13,7 +13,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from efficientbench.architecture.recurrent import RecurrentConfig
 from efficientbench.architecture.variant import Decoder
 from efficientbench.model.attention.gdn import GatedDeltaNet
-from efficientbench.model.attention.recurrent import bias_of_step, parted
+from efficientbench.model.attention.recurrent import RecurrentLayer, parted
 from efficientbench.model.layers import column_parallel, replicated
 from efficientbench.model.position import Position
 
@@ -30,8 +30,6 @@ class KimiDeltaAttention(GatedDeltaNet):
     """
 
     decays = 1.0, 16.0
-    steps = staticmethod(bias_of_step)
-    activation = staticmethod(torch.sigmoid)
     projects_gates = False
 
     def __init__(
@@ -47,6 +45,14 @@ class KimiDeltaAttention(GatedDeltaNet):
         self.linear_low = replicated(config, config.hidden_size, 2 * rank)
         self.linear_decay = column_parallel(config, rank, widths.heads * rank, self.tp_group)
         self.linear_gate = column_parallel(config, rank, widths.outputs, self.tp_group)
+
+    @staticmethod
+    def first_bias(share: torch.Tensor) -> torch.Tensor:
+        return RecurrentLayer.first_bias(share)
+
+    @staticmethod
+    def activation(gate: torch.Tensor) -> torch.Tensor:
+        return gate.sigmoid()
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         decay, gate = self.linear_low(hidden_states).chunk(2, dim=-1)

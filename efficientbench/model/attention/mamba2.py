@@ -13,7 +13,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.architecture.recurrent import RecurrentConfig
 from efficientbench.architecture.variant import Decoder
-from efficientbench.model.attention.recurrent import RecurrentLayer, bias_of_step, parted, wide
+from efficientbench.model.attention.recurrent import RecurrentLayer, parted, wide
 from efficientbench.model.kernels.norm import rms_norm
 from efficientbench.model.layers import split_parameter
 from efficientbench.model.position import Position
@@ -30,7 +30,6 @@ class Mamba2(RecurrentLayer):
     """
 
     decays = 1.0, 16.0
-    steps = bias_of_step
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -48,8 +47,6 @@ class RecurrentLayer(Stateful, MegatronModule):
     decodes_by = STEP_NAME
     decays: ClassVar[tuple[float, float]]
     """Between them A begins, evenly distributed."""
-    steps: ClassVar[Callable[[torch.Tensor], torch.Tensor]]
-    """The initial law of dt_bias, as `layers.QUANTILES` says."""
     projects_gates: ClassVar[bool] = True
     """Whether the first projection gives gates and steps too."""
 
@@ -73,12 +70,18 @@ class RecurrentLayer(Stateful, MegatronModule):
         self.conv_bias: torch.nn.Parameter | None = None
         heads, (least, largest) = (self.groups * self.repeats,), self.decays
         self.A_log = split_parameter(config, heads, lambda share: (least + share * (largest - least)).log())
-        self.dt_bias = split_parameter(config, (heads[0] * widths.decays,), type(self).steps)
+        self.dt_bias = split_parameter(config, (heads[0] * widths.decays,), self.first_bias)
 
     def _convolution(self, *shape: int) -> torch.nn.Parameter:
         """Make a parameter of the short convolution, which begins as that of torch.nn.Conv1d."""
         bound = 1 / math.sqrt(self.widths.convolution)
         return split_parameter(self.config, shape, lambda share: (2 * share - 1) * bound)
+
+    @staticmethod
+    def first_bias(share: torch.Tensor) -> torch.Tensor:
+        """Return the initial law of dt_bias, as `layers.QUANTILES` says: the inverse of softplus at Δ."""
+        step = (math.log(LEAST_STEP) + share * math.log(LARGEST_STEP / LEAST_STEP)).exp()
+        return step + (-torch.expm1(-step)).log()
 
     def forward(
         self,
@@ -186,12 +189,6 @@ class RecurrentLayer(Stateful, MegatronModule):
         inputs = rows, widths.convolution - 1, len(self.conv_weight)
         sums = torch.zeros(rows, heads, widths.key_dim, widths.value_dim, dtype=torch.float32)
         return Recurrent(sums, torch.zeros(inputs, dtype=self.config.params_dtype))
-
-
-def bias_of_step(share: torch.Tensor) -> torch.Tensor:
-    """Return the inverse of softplus at Δ."""
-    step = (math.log(LEAST_STEP) + share * math.log(LARGEST_STEP / LEAST_STEP)).exp()
-    return step + (-torch.expm1(-step)).log()
 
 
 def _fitted(x: torch.Tensor, dimensions: int) -> torch.Tensor:

@@ -48,7 +48,8 @@ _LAYOUTS = (
         {
             **{"mqa": "MQA", "gqa": "GQA", "mla": "MLA", "nsa": "NSA"},
             **{"gated": "Gated GQA", "swa_3to1": "SWA 3:1", "swa_5to1_sinks": "SWA 5:1, sinks"},
-            **{"gdn_3to1": "GDN 3:1", "gdn": "GDN", "kda_3to1": "KDA 3:1", "mamba2_3to1": "Mamba-2 3:1", "mamba2": "Mamba-2"},
+            **{"gdn_3to1": "GDN 3:1", "gdn": "GDN", "kda_3to1": "KDA 3:1"},
+            **{"mamba2_3to1": "Mamba-2 3:1", "mamba2": "Mamba-2"},
         },
         "Micro Batch Size",
         lambda record: str(record.micro_batch_size),
