@@ -12,7 +12,7 @@ from pydantic import ConfigDict
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.studies.cautions import of_fit, of_plan
-from efficientbench.studies.effects import Fit, Prior, shifted
+from efficientbench.studies.effects import Fit, Prior, fitted_to
 from efficientbench.studies.findings import (
     CellDifference,
     Crossing,
@@ -33,7 +33,7 @@ from efficientbench.studies.suite import StudySection
 from efficientbench.studies.target_costs import costs_of
 from efficientbench.studies.verdict import Verdict, judge
 
-EDITION = 1
+EDITION = 2
 """The edition of the fit: verdicts of one edition come from the same priors and rules."""
 BUDGETS_OF_A_LOSS = 3
 """Budgets without which the loss at the target is not told; differences need LEAST_BUDGETS."""
@@ -213,7 +213,7 @@ def _judged(study: Study, whole: Ladder, placeless: dict[str, str]) -> tuple[Lad
 
 def _findings(study: Study, ladder: Ladder) -> Findings:
     target = study.target
-    prior = shifted(Prior(), ladder)
+    prior = fitted_to(Prior(), ladder)
     effects = Fit(ladder, prior).draw(ladder.losses)
     law, numbers, no_loss = PUBLISHED, None, None
     outliers: tuple[str, ...] = ()

@@ -205,8 +205,29 @@ class Fit:
             yield taken, means[taken] + normal @ self.roots[taken]
 
 
-def shifted(prior: Prior, ladder: Ladder) -> Prior:
-    """Return the prior with its noise around that found between seeds, where this lies at the end of the grid."""
+def fitted_to(prior: Prior, ladder: Ladder) -> Prior:
+    """Return the prior with its grids moved to what the ladder shows beyond their ends.
+
+    The noise then lies around that found between seeds. Variants that lie farther apart than the largest scale says get
+    larger scales: by those of the grid, the fit would take their differences for noise.
+    """
+    return _farther(_noisier(prior, ladder), ladder)
+
+
+def _farther(prior: Prior, ladder: Ladder) -> Prior:
+    rows = contrasts(len(ladder.variants))
+    cells = [ladder.losses[:, cell, seeds] for cell, seeds in enumerate(ladder.present) if seeds.any()]
+    means = [rows @ each.mean(axis=1) for each in cells]
+    found = float(np.sqrt(np.mean(np.square(means)))) / float(np.linalg.norm(prior.effects))
+    scales = list(prior.scales)
+    if found > scales[-1]:
+        # Effects that cancel in the ladder's middle are larger than what is seen there.
+        while scales[-1] < 10 * found:
+            scales.append(scales[-1] * 10 / 3)
+    return replace(prior, scales=tuple(scales))
+
+
+def _noisier(prior: Prior, ladder: Ladder) -> Prior:
     found = seed_noise(ladder)
     if found is None or prior.noise[1] <= found <= prior.noise[-2]:
         return prior

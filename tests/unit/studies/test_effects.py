@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.simulated_studies import LAWS, TARGET, plan, simulate
 
-from efficientbench.studies.effects import Fit, Prior, contrasts, seed_noise, shifted
+from efficientbench.studies.effects import Fit, Prior, contrasts, fitted_to, seed_noise
 from efficientbench.studies.ladder import Cell, Ladder, Result
 
 
@@ -67,7 +67,7 @@ def test_what_all_variants_share_changes_no_difference() -> None:
     losses = simulate(LAWS, 1).losses[0]
     ladder = replace(plan(3), losses=losses)
     shared = replace(ladder, losses=losses + np.random.default_rng(1).normal(0, 1, losses.shape[1:]))
-    one, other = (Fit(each, shifted(Prior(), each)).draw(each.losses).at(*TARGET) for each in (ladder, shared))
+    one, other = (Fit(each, fitted_to(Prior(), each)).draw(each.losses).at(*TARGET) for each in (ladder, shared))
     assert one == pytest.approx(other, abs=1e-9)
     assert one.sum(axis=1) == pytest.approx(0, abs=1e-9)
 
@@ -84,15 +84,34 @@ def test_noise_beyond_the_priors_grid_moves_the_grid() -> None:
     noisy = replace(plan(2), losses=losses)
     found = seed_noise(noisy)
     assert found == pytest.approx(0.05, rel=0.3)
-    noise = shifted(Prior(), noisy).noise
+    noise = fitted_to(Prior(), noisy).noise
     assert noise[0] < found < noise[-1]
     quiet = replace(plan(2), losses=simulate(replace(LAWS, variants=2), 1).losses[0])
-    assert shifted(Prior(), quiet) == Prior()
+    assert fitted_to(Prior(), quiet) == Prior()
+
+
+def test_variants_that_lie_far_apart_do_so_at_the_target() -> None:
+    """As models without positions, or that see one token, beside others: within the usual scales this was noise."""
+    ladder = plan(3)
+
+    def behind(parameters: np.ndarray | float, tokens: np.ndarray | float) -> np.ndarray | float:
+        return 0.9 - 0.2 * (parameters / 1e8) ** -0.34 - 0.25 * (tokens / 2e9) ** -0.36
+
+    losses = simulate(LAWS, 1).losses[0]
+    losses[2] += np.asarray(behind(ladder.parameters, ladder.tokens))[:, None]
+    ladder = replace(ladder, losses=losses)
+    prior = fitted_to(Prior(), ladder)
+    assert prior.scales[:3] == Prior().scales
+    drawn = Fit(ladder, prior).draw(losses).at(*TARGET)
+    apart = drawn[:, 2] - drawn[:, :2].mean(axis=1)
+    assert apart.mean() == pytest.approx(float(behind(*TARGET)), abs=0.05)
+    assert apart.std() < 0.05
+    assert (drawn.argmax(axis=1) == 2).all()
 
 
 def test_one_seed_shows_no_noise() -> None:
     assert seed_noise(plan(2, seeds=1)) is None
-    assert shifted(Prior(), plan(2, seeds=1)) == Prior()
+    assert fitted_to(Prior(), plan(2, seeds=1)) == Prior()
 
 
 def _results(variant: str, missing: str = "") -> list[Result]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from efficientbench.metrics.formulas.ratio import Side, make_ratio
-from efficientbench.studies.effects import Fit, Prior, shifted
+from efficientbench.studies.effects import Fit, Prior, fitted_to
 from efficientbench.studies.ladder import Cell, Ladder, Result
 from efficientbench.studies.law import Runs, fit_law, outliers
 from efficientbench.studies.simulate import NAMED, shares_best
@@ -69,7 +69,7 @@ def test_three_training_sets_get_no_wrong_name_on_five_texts_at_two_targets(publ
     named, wrong = 0, []
     for (text, size), measured in truth.items():
         ladder = Ladder.of(losses[text], names)
-        effects = Fit(ladder, shifted(OTHER_TEXT, ladder)).draw(ladder.losses)
+        effects = Fit(ladder, fitted_to(OTHER_TEXT, ladder)).draw(ladder.losses)
         best = shares_best(effects.at(size, 20 * size))
         first = names[int(best.argmax())]
         assert measured[first] == min(measured.values()), "the right one is first, named or not"
