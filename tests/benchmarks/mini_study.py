@@ -183,7 +183,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     return [
         {
             "variant": row["variant"],
-            "by size": ", ".join(f"{each:+.3f}" for each in row["by_size"]),
+            "by size": ", ".join(f"{each:+.3f}" for each in row["by_size"].values()),
             "at the target, by the ladder": f"{row['predicted']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})",
             "trained there": f"{row['judged']:+.3f}",
             "inside": "yes" if row["inside"] else "no",
