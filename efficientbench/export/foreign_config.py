@@ -23,10 +23,10 @@ from efficientbench.export.architectures import transformers_config
 from efficientbench.export.families import (
     CENTRED,
     CLASSES,
+    DELTA,
     FAMILIES,
     FULL,
     NO_WINDOW,
-    DELTA,
     Architecture,
     expert_keys,
     layer_keys,
