@@ -129,7 +129,7 @@ CASES = {
     "GDN, two values for a key, two tables, bias": (
         "mqa_0.5B",
         [
-            *(*GATED, UNTIED, TIED, SCALED, "model.pattern=[wide,own]"),
+            *(*GATED, UNTIED, SCALED, "model.pattern=[wide,own]"),
             "model.kinds={wide: {attention: {kind: gdn, value_heads: 4, value_dim: 12, convolution: 3}, "
             "position: {kind: none}, qk_norm: false}}",
         ],
