@@ -107,8 +107,8 @@ def _module() -> type:
                 key, decay = key * real[:, None, :, None], decay * real[:, None]
             out, state = [], self._begin(wide)
             parts = (each.split(CHUNK, dim=2) for each in (query * self.width**-0.5, key, value, decay))
-            for q, k, v, g in zip(*parts, strict=True):
-                found, state = retain(q, k, v, g, state)
+            for queries, keys, values, decays in zip(*parts, strict=True):
+                found, state = retain(queries, keys, values, decays, state)
                 out.append(found)
             if self.cache is not None:
                 self._kept().copy_(state)
