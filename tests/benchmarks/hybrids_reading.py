@@ -82,7 +82,7 @@ def counted(name: str) -> Bytes:
 
     [model] = build_stages(resolve(f"{name}_{SIZE}", overrides=PATTERN), torch.device("cpu"))
     model.eval()
-    return functools.cache(lambda length: read_by_a_step(model, 1, length, LENGTHS[-1])[1])
+    return functools.cache(lambda length: read_by_a_step(model, 1, length, length)[1])
 
 
 def first_below(read: Bytes, of_baseline: Bytes) -> int:
