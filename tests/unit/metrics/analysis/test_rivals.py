@@ -15,7 +15,7 @@ from support.synthetic_runs import gpu_run
 from efficientbench.metrics.analysis.conditions import differences
 from efficientbench.metrics.analysis.noise import IdenticalRuns, identical_runs
 from efficientbench.metrics.analysis.repeats import group_repeats
-from efficientbench.metrics.analysis.rivals import QUESTIONS, Rivals, mean_of
+from efficientbench.metrics.analysis.rivals import QUESTIONS, Rivals
 from efficientbench.metrics.formulas.ratio import FIRST_SHARE, MIN_REPEATS, SIGNIFICANCE, Ratio
 from efficientbench.metrics.records.record import RunRecord
 
@@ -125,8 +125,9 @@ def test_rows_under_different_conditions_are_not_compared() -> None:
 def test_a_loss_after_too_few_tokens_has_no_rank() -> None:
     few = {"tokens_per_parameter": 0.1}
     groups = group_repeats(rival_runs("validation_loss", {"gqa": [3.0]}, **few))
-    assert mean_of(groups[0], "validation_loss") is None
-    why = Rivals(groups, IdenticalRuns(groups)).standing("validation_loss").unavailable[0]
+    rivals = Rivals(groups, IdenticalRuns(groups))
+    assert rivals.mean("validation_loss", 0) is None
+    why = rivals.standing("validation_loss").unavailable[0]
     assert "0.1 tokens per parameter" in why
 
 
