@@ -24,9 +24,9 @@ OTHERS: Mapping[str, tuple[str, str | None, str]] = {
     "qwen3_next": ("qwen3_next", "transformers", "Qwen3-Next"),
     "deepseek_v2": ("mla", "transformers", "DeepSeek-V2"),
     "nsa": ("nsa", None, "the equations, dense"),
-    "qwen3_5": ("gdn", "transformers", "Qwen3.5, its rule in float64"),
+    "qwen3_5": ("gdn", "transformers", "Qwen3.5 in float64"),
     "bamba": ("mamba2", "transformers", "Bamba in float64"),
-    "kimi_linear": ("kda", "transformers", "Kimi Linear, its rule in float64"),
+    "kimi_linear": ("kda", "transformers", "Kimi Linear in float64"),
 }
 """Other code: its module of oracles, the package that it comes from, and its name."""
 
@@ -71,11 +71,11 @@ PAIRS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("model.layers=4", "model.pattern=[mamba2,mamba2,mamba2,own]", *BAMBA),
         ("bamba",),
     ),
-    "recurrent by channel (KDA)": (
+    "recurrent (KDA)": (
         ("model.attention.kind=kda", "model.position.kind=none", *CONDITIONED["kda"]),
         ("kimi_linear",),
     ),
-    "recurrent by channel, every fourth latents (KDA 3:1)": (
+    "recurrent, MLA (KDA 3:1)": (
         (
             *("model.layers=4", "model.pattern=[kda,kda,kda,own]", "model.attention.kind=mla"),
             *("model.position.kind=none", *CONDITIONED["kda"]),
