@@ -63,7 +63,7 @@ FAULTS = (
         [
             ("return copy_to_tensor_model_parallel_region(shared_key, group=self.tp_group)", "return shared_key"),
             (
-                "linear.weight.sequence_parallel = self.config.sequence_parallel",
+                "linear.weight.sequence_parallel = config.sequence_parallel",
                 "linear.weight.sequence_parallel = False",
             ),
         ],

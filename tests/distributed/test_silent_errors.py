@@ -191,12 +191,12 @@ def train_without_summing_the_shared_key(config: RunConfig, prefix: Path) -> Out
 
 def train_without_marking_replicated_weights(config: RunConfig, prefix: Path) -> Outcome:
     """One step in which MLA's down-projection is not marked as seeing only this rank's part of the sequence."""
-    from efficientbench.model.attention.mla import MultiLatentAttention
+    from megatron.core.transformer import TransformerConfig
 
-    def replicated(self: MultiLatentAttention, inputs: int, outputs: int) -> torch.nn.Linear:
-        return torch.nn.Linear(inputs, outputs, bias=False, dtype=self.config.params_dtype)
+    def replicated(config: TransformerConfig, inputs: int, outputs: int) -> torch.nn.Linear:
+        return torch.nn.Linear(inputs, outputs, bias=False, dtype=config.params_dtype)
 
-    with mock.patch.object(MultiLatentAttention, "_replicated", replicated):
+    with mock.patch("efficientbench.model.attention.mla.replicated", replicated):
         return train(config, prefix, steps=1)
 
 

@@ -113,7 +113,7 @@ def test_arguments_from_a_gbk_terminal_are_read_or_refused(tmp_path: Path, mode:
     for letters in (GBK, "你好"):
         done = call([*DATA_TOOLS, "verify", letters], tmp_path, **locale)
         assert (done.returncode, "not UTF-8" in done.stderr) == (2, False), done.stderr
-        assert done.stderr.startswith("error: 你好"), done.stderr
+        assert done.stderr.startswith("错误：你好"), done.stderr
     # What lies there keeps its bytes.
     (tmp_path / GBK).mkdir()
     refused(call([*DATA_TOOLS, "verify", GBK], tmp_path, **locale), "argument 2")

@@ -128,7 +128,7 @@ def with_weights(config: RunConfig, weights: dict[str, torch.Tensor]) -> GPT:
 
 def read(folder: Path) -> tuple[RunConfig, dict[str, torch.Tensor]]:
     tensors = Tensors(folder)
-    config, architecture = read_config(folder, "folder")
+    config, architecture, _ = read_config(folder, "folder")
     config = with_dtype(config, tensors.dtype)
     return config, dict(imported(tensors, config.model, architecture))
 
@@ -215,7 +215,7 @@ def test_keys_of_published_folders_are_accepted(tmp_path: Path) -> None:
         **{"tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.40.1"},
     }
     (tmp_path / "config.json").write_text(json.dumps(TINY | older | {"use_cache": True, "rope_scaling": None}))
-    config, architecture = read_config(tmp_path, "Qwen2.5-0.5B")
+    config, architecture, _ = read_config(tmp_path, "Qwen2.5-0.5B")
     assert (config.name, architecture) == ("qwen2_Qwen2.5-0.5B", "qwen2")
     model = config.model
     assert (model.position.rope_base, model.head_dim, model.tied, model.norm_epsilon) == (1e6, 12, True, 1e-6)
@@ -225,6 +225,6 @@ def test_keys_of_published_folders_are_accepted(tmp_path: Path) -> None:
 def test_a_key_may_have_its_older_name(tmp_path: Path) -> None:
     experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True}
     (tmp_path / "config.json").write_text(json.dumps(TINY | experts | {"model_type": "qwen3_moe", "head_dim": 16}))
-    config, _ = read_config(tmp_path, "folder")
+    config, *_ = read_config(tmp_path, "folder")
     assert config.model.moe is not None
     assert (config.model.moe.experts, config.model.moe.top_k, config.model.ffn_hidden_size) == (6, 3, 40)

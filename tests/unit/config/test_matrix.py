@@ -33,7 +33,8 @@ def test_every_published_run_is_in_its_suite() -> None:
 def test_every_attention_variant_has_runs_in_every_size() -> None:
     found: dict[str, set[str]] = {}
     for run in load_matrix().all_runs:
-        found.setdefault(resolve(run.name).model.attention.kind, set()).add(run.size)
+        for view in resolve(run.name).model.views.values():
+            found.setdefault(view.attention.kind, set()).add(run.size)
     assert {kind: set(SIZES) <= sizes for kind, sizes in found.items()} == dict.fromkeys(ATTENTION, True)
 
 
