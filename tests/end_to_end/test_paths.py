@@ -26,10 +26,15 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 DATA_TOOLS = [sys.executable, "-m", "efficientbench.data_tools"]
 
 
-def refused(done: subprocess.CompletedProcess[str], what: str, remedy: str = "rename the file or folder") -> None:
+def refused(
+    done: subprocess.CompletedProcess[str],
+    what: str,
+    remedy: str = "rename the file or folder",
+    mark: str = "error: ",
+) -> None:
     """The command ended at once with one line, which names `what` and its bytes."""
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert done.stderr.startswith(f"error: {what} is not UTF-8: "), done.stderr
+    assert done.stderr.startswith(f"{mark}{what} is not UTF-8: "), done.stderr
     assert (done.stderr.count("\n"), SHOWN in done.stderr, "你好" in done.stderr) == (1, True, True)
     assert remedy in done.stderr
 
@@ -116,8 +121,9 @@ def test_arguments_from_a_gbk_terminal_are_read_or_refused(tmp_path: Path, mode:
         assert done.stderr.startswith("错误：你好"), done.stderr
     # What lies there keeps its bytes.
     (tmp_path / GBK).mkdir()
-    refused(call([*DATA_TOOLS, "verify", GBK], tmp_path, **locale), "argument 2")
-    refused(call(command("run", "gqa_0.5B", "--smoke", f"output={GBK}"), tmp_path, **locale), "argument 4")
+    refused(call([*DATA_TOOLS, "verify", GBK], tmp_path, **locale), "argument 2", mark="错误：")
+    done = call(command("run", "gqa_0.5B", "--smoke", f"output={GBK}"), tmp_path, **locale)
+    refused(done, "argument 4", mark="错误：")
     assert not (tmp_path / "你好").exists()
 
 
