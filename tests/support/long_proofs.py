@@ -15,7 +15,7 @@ LONG = {
     "distributed/test_layouts.py": rf"\[({SHAPES})-(.* x |.*recomputation)"
     r"|\[(nsa|gdn|kda|mamba2|moe)-.* x |\[(mla|moe)-fused"
     r"|\[moe over .*micro-batches of 1|\[(absolute|alibi|none|relative|learnable_absolute)-(data|context|interleaved)"
-    r"|\[[^g].*-selective recomputation",
+    r"|\[[^g].*-selective recomputation|\[(gdn|kda|mamba2)-(data|interleaved)",
     "distributed/test_branches.py": r"\[(PP 2, Muon|DP 2, bf16, plain)",
     "distributed/test_expert_bias.py": r"follows_its_formula_for_long",
     "distributed/test_initialisation.py": r"\[(nsa|learnable|gqa_1.5B to TP 2)",
@@ -34,7 +34,7 @@ LONG = {
     "end_to_end/test_data_tools_prepare.py": r"killed_at_ten_random_moments",
     "end_to_end/test_evaluation.py": r"test_core_is_scored_while|test_a_killed_evaluation",
     "end_to_end/test_evaluation_ranks.py": r"test_expert_parallel_ranks|test_several_ranks_write",
-    "end_to_end/test_export.py": r"recorded_loss\[(gqa|Qwen|moe|sinks)|fine_tuned\[(gqa|windows)",
+    "end_to_end/test_export.py": r"recorded_loss\[(gqa|Qwen|moe|sinks)|fine_tuned\[",
     "end_to_end/test_faults.py": r"test_a_hung_rank_on_another_node|all_and_is_named\[evaluate",
     "end_to_end/test_finetuning.py": r"test_two_nodes|test_a_sweep_trains|test_a_tiny_qwen",
     "end_to_end/test_finetuning_damage.py": r"test_a_hostile_file.*\[run[12]|flipped_optimizer_bits",
@@ -47,7 +47,7 @@ LONG = {
     "end_to_end/test_memory_estimate.py": r"billion.*\[bf16|smoke_runs.*\[gqa_[01]",
     "end_to_end/test_outside_plugins.py": r"test_a_fine_tuning_of_two_ranks|test_an_adapter_of",
     "end_to_end/test_outside_variants.py": r"passes_the_check|variant_is_checked\[delta",
-    "end_to_end/test_parent.py": r"(killed_attempts|complete_repeat|disk_that_fills).*\[fine-tuning",
+    "end_to_end/test_parent.py": r"(hung_rank|killed_attempts|complete_repeat|disk_that_fills).*\[fine-tuning",
     "end_to_end/test_paths.py": r"chinese_paths.*\[GBK",
     "end_to_end/test_profile.py": r"\[layout1",
     "end_to_end/test_reinforcement.py": r"test_a_sweep_over_optimizers|test_slow_rewards|joules.*\[rollouts|sample\[2"
@@ -59,13 +59,13 @@ LONG = {
     "end_to_end/test_speedrun_kills.py": r"test_a_kill_in_any_stage",
     "end_to_end/test_speedrun_smoke.py": r"test_a_smoke_speedrun",
     "end_to_end/test_stopping.py": r"test_a_stopped_run_is_set_aside",
-    "end_to_end/test_study.py": r"test_a_killed_study",
+    "end_to_end/test_study.py": r"test_a_killed_study|test_two_calls",
     "end_to_end/test_survival.py": r"killed_ten_times",
     "end_to_end/test_sweep.py": r"test_two_sweeps|test_an_automatic_micro_batch|test_a_time_limit",
     "end_to_end/test_sweep_generation.py": r"without_retraining",
-    "unit/model/test_gpu_kernels.py": r"\[(10|9-64)",
-    "unit/training/test_gpu_step.py": r"few_kernels\[(relative|nsa|mla_1.5B parallel|gqa_1.5B parallel.[cdp]p)"
-    r"|few_kernels\[moe_0.5Bx8 parallel|\[32768\]",
+    "unit/model/test_gpu_kernels.py": r"test_kernels_fit\[9|\[(10|9-64)",
+    "unit/training/test_gpu_step.py": r"few_kernels\[(relative|nsa|mla_1.5B|gqa_1.5B parallel.[cdp]p)"
+    r"|few_kernels\[moe_0.5Bx8|\[32768\]",
 }
 """File below tests/ → which of its tests, by name and case."""
 
