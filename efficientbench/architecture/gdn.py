@@ -14,6 +14,7 @@ from efficientbench.architecture.recurrent import (
     CHUNK,
     RecurrentConfig,
     between,
+    head_norm,
     recurrent,
     recurrent_costs,
     recurrent_variant,
@@ -61,11 +62,6 @@ class GDNConfig(RecurrentConfig):
         return self
 
 
-def _shared(model: Decoder) -> int:
-    """Count the weights of the norm that all heads share."""
-    return recurrent(model).value_dim if model.norm_weights else 0
-
-
 def _computed(model: Decoder, seq_len: int) -> tuple[int, int]:
     """Count forward FLOPs per token as computed in chunks, the last one filled.
 
@@ -100,10 +96,10 @@ VARIANT = dataclasses.replace(
             # What a key recalls and what a query recalls, and what is learned.
             recurrence=(4, 2),
             # A_log, dt_bias and the norm.
-            vectors=lambda model: 2 * recurrent(model).heads + _shared(model),
+            vectors=lambda model: 2 * recurrent(model).heads + head_norm(model),
             computed=_computed,
             saved=_saved,
-            shared=_shared,
+            shared=head_norm,
         ),
         further={"two values for a key": ("model.attention.value_heads=4", "model.attention.value_dim=12")},
     ),

@@ -10,6 +10,7 @@ from pydantic import Field
 from efficientbench.architecture.recurrent import (
     CHUNK,
     RecurrentConfig,
+    head_norm,
     recurrent,
     recurrent_costs,
     recurrent_variant,
@@ -70,18 +71,13 @@ def _projections(model: Decoder) -> int:
     return model.hidden_size * (kda.convolved + kda.heads + kda.outputs) + _low(model) + of_low
 
 
-def _norm(model: Decoder) -> int:
-    """Count the weights of the norm that all heads share."""
-    return recurrent(model).value_dim if model.norm_weights else 0
-
-
 def _convolution(model: Decoder) -> int:
     return recurrent(model).convolved * recurrent(model).convolution
 
 
 def _vectors(model: Decoder) -> int:
     """Count A_log, dt_bias and the norm."""
-    return recurrent(model).heads * (1 + recurrent(model).decays) + _norm(model)
+    return recurrent(model).heads * (1 + recurrent(model).decays) + head_norm(model)
 
 
 def _computed(model: Decoder, seq_len: int) -> tuple[int, int]:
@@ -139,13 +135,13 @@ VARIANT = dataclasses.replace(
                 vectors=_vectors,
                 computed=_computed,
                 saved=_saved,
-                shared=_norm,
+                shared=head_norm,
             ),
             parameters=lambda model: _projections(model) + _vectors(model) + _convolution(model),
             projection_flops=lambda model: 2 * _projections(model),
             recomputed=lambda model, tp: _saved(model, tp) - 2 * recurrent(model).key_dim - _between(model) // tp,
             column_inputs=lambda model: (model.hidden_size, recurrent(model).key_dim, recurrent(model).key_dim),
-            replicated_parameters=lambda model: _low(model) + _norm(model),
+            replicated_parameters=lambda model: _low(model) + head_norm(model),
         ),
     ),
     matrices=_matrices,

@@ -63,6 +63,11 @@ def recurrent(model: Decoder) -> RecurrentConfig:
     return model.attention
 
 
+def head_norm(model: Decoder) -> int:
+    """Count the weights of a norm over one head's values that all heads share."""
+    return recurrent(model).value_dim if model.norm_weights else 0
+
+
 def between(model: Decoder) -> int:
     """Count the elements per token of the first projection's output, and of what enters the last one."""
     keys = recurrent(model)

@@ -196,7 +196,7 @@ class AttentionCosts:
     replicated_parameters: Callable[[Decoder], int] = _undeclared("attention", "the parameters that ranks share")
     """Parameters that every tensor-parallel rank holds in full."""
     summed_by_micro_batch: Callable[[Decoder], int] = lambda model: 0
-    """Those of `replicated_parameters` whose gradients tensor-parallel ranks sum in every micro-batch; the gradients of
+    """Parameters among `replicated_parameters` whose gradients tensor-parallel ranks sum in every micro-batch; those of
     the others they sum once in a step, and only with sequence parallelism."""
     read_by_all_heads: Callable[[Decoder], int] = lambda model: 0
     """Width of the input that all heads read: tensor-parallel ranks gather its parts of the sequence, and sum its

@@ -45,7 +45,7 @@ LATENT = {
     "linear_kv_up_proj.weight": "kv_b_proj.weight",
     "linear_proj.weight": "o_proj.weight",
 }
-"""Those of MLA, of whose rows none is rotated."""
+"""Tensors of MLA, ours → theirs; without positions no row is rotated."""
 
 
 def kimi_linear_config(model: ModelConfig) -> KimiLinearConfig:
