@@ -61,6 +61,9 @@ LAYOUTS = [
     (1, ()),
     (8, TP_SP),
     (8, ("parallel.pp=2",)),
+    # Stages that are alike where every fourth of 28 or 36 layers is of another kind.
+    (56, ("parallel.pp=7",)),
+    (24, ("parallel.pp=3",)),
     (64, ("parallel.tp=4", "parallel.sp=true", "parallel.pp=4")),
     (32, ("parallel.pp=2", "parallel.vpp=2", "parallel.cp=2")),
     (64, (*TP_SP, "parallel.pp=2", "parallel.ep=4")),

@@ -59,7 +59,7 @@ from functools import partial
 from efficientbench.generation.rank import write_patiently
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.running.rank_process import Rank
-reader = subprocess.Popen(["sh", "-c", "sleep 3; wc -c"], stdin=subprocess.PIPE)
+reader = subprocess.Popen(["sh", "-c", "sleep 7; wc -c"], stdin=subprocess.PIPE)
 os.dup2(reader.stdin.fileno(), 1)
 reader.stdin.close()
 rank = Rank(0, 0, HeartbeatWriter(), lambda: False)
@@ -78,6 +78,6 @@ def test_a_rank_whose_reader_waits_does_not_hang(
     write: str, code: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = [sys.executable, "-c", WRITES.format(write=write)]
-    assert launch(command, 1, None, tmp_path, FaultsConfig(hang_limit_s=1.5)) == code
+    assert launch(command, 1, None, tmp_path, FaultsConfig(hang_limit_s=4)) == code
     out, errors = capfd.readouterr()
     assert (out, errors) == ("1000000\n", "") if code == 0 else "hung: made no progress" in errors
