@@ -15,8 +15,9 @@ from efficientbench.metrics.analysis.generation import Combination, combination_
 from efficientbench.metrics.records.figure import average
 from efficientbench.metrics.records.generation.generation import GenerationRecord, GenerationRow
 
-FIGURES = ("decode_time_s", "decode_energy_j_per_token")
+TIME, ENERGY = FIGURES = ("decode_time_s", "decode_energy_j_per_token")
 """The figures whose lines may cross; less of each is better. Energy has no interval."""
+_ENDS = ("low", "high")
 
 
 @dataclass(frozen=True)
@@ -38,24 +39,12 @@ class Line:
 
     model: str
     width: str
-    rows: Mapping[Combination, Sequence[GenerationRow]]
-    """The rows of all its repeats at each combination."""
+    points: Mapping[str, Mapping[Combination, Point]]
+    """Each of FIGURES where it was measured, its mean over the repeats."""
 
     @property
     def name(self) -> str:
         return self.model if self.width == "none" else f"{self.model} {self.width}"
-
-    def point(self, figure: str, combination: Combination) -> Point | None:
-        """Return a figure's mean over the repeats; None where it was not measured."""
-        rows = self.rows.get(combination, ())
-        values = [row.value(figure) for row in rows]
-        if not values or None in values:
-            return None
-        mean = average(values)
-        if figure != FIGURES[0]:
-            return Point(mean, mean, mean)
-        ends = ([row.value(f"{figure}_ci_{end}") for row in rows] for end in ("low", "high"))
-        return Point(mean, *(mean if None in each else average(each) for each in ends))
 
 
 @dataclass(frozen=True)
@@ -76,17 +65,28 @@ class Crossing:
     """Where the lines meet, by straight lines between both places in logarithms."""
 
 
-def lines_of(records: Sequence[GenerationRecord]) -> list[list[Line]]:
-    """Return the lines that were measured alike: on one device, in one dtype, by steps of one kind."""
-    alike: dict[tuple[str, ...], dict[tuple[str, str], dict[Combination, list[GenerationRow]]]] = {}
+def lines_of(records: Sequence[GenerationRecord]) -> dict[str, list[Line]]:
+    """Return the lines that were measured alike, by device, dtype and kind of steps."""
+    alike: dict[str, dict[tuple[str, str], dict[Combination, list[GenerationRow]]]] = {}
     for record in records:
-        lines = alike.setdefault((record.device_name, record.dtype, record.steps), {})
-        name = f"{record.run}{' (smoke)' if record.smoke else ''}"
-        rows = lines.setdefault((name, record.quantization), {})
+        lines = alike.setdefault(f"{record.device_name}, {record.dtype}, {record.steps} steps", {})
+        rows = lines.setdefault((f"{record.run}{' (smoke)' if record.smoke else ''}", record.quantization), {})
         for row in record.rows:
             if row.failure is None:
                 rows.setdefault(combination_of(row), []).append(row)
-    return [[Line(*names, rows) for names, rows in lines.items()] for lines in alike.values() if len(lines) > 1]
+    return {where: [Line(*names, _points(rows)) for names, rows in lines.items()] for where, lines in alike.items()}
+
+
+def _points(rows: Mapping[Combination, Sequence[GenerationRow]]) -> dict[str, dict[Combination, Point]]:
+    found: dict[str, dict[Combination, Point]] = {figure: {} for figure in FIGURES}
+    for figure, (combination, repeats) in itertools.product(FIGURES, rows.items()):
+        values = [row.value(figure) for row in repeats]
+        if None in values:
+            continue
+        mean = average(values)
+        ends = ([row.value(f"{figure}_ci_{end}") if figure == TIME else None for row in repeats] for end in _ENDS)
+        found[figure][combination] = Point(mean, *(mean if None in each else average(each) for each in ends))
+    return found
 
 
 def crossings(lines: Sequence[Line]) -> list[Crossing]:
@@ -95,16 +95,13 @@ def crossings(lines: Sequence[Line]) -> list[Crossing]:
     for first, second in itertools.combinations(lines, 2):
         if first.model != second.model and first.width != second.width:
             continue
-        common = sorted(first.rows.keys() & second.rows.keys())
-        for figure, (axis, fixed, of_axis) in itertools.product(FIGURES, _axes(common)):
-            points = {
-                size: (one, other)
-                for size, combination in of_axis.items()
-                if (one := first.point(figure, combination)) and (other := second.point(figure, combination))
-            }
-            for low, high, meeting, first_before in _changes(points):
-                names = (first.name, second.name) if first_before else (second.name, first.name)
-                found.append(Crossing(figure, *names, axis, fixed, low, high, meeting))
+        for figure in FIGURES:
+            one, other = first.points[figure], second.points[figure]
+            for axis, fixed, of_axis in _axes(sorted(one.keys() & other.keys())):
+                pairs = {size: (one[place], other[place]) for size, place in of_axis.items()}
+                for low, high, meeting, first_before in _changes(pairs):
+                    names = (first.name, second.name) if first_before else (second.name, first.name)
+                    found.append(Crossing(figure, *names, axis, fixed, low, high, meeting))
     return found
 
 
@@ -119,7 +116,7 @@ def _axes(combinations: Sequence[Combination]) -> list[tuple[str, str, dict[int,
 
 
 def _changes(points: Mapping[int, tuple[Point, Point]]) -> Iterator[tuple[int, int, float, bool]]:
-    """Yield both sizes between which the order changes, where the lines meet, and whether the first costs less before."""
+    """Yield both sizes between which the order changes, where lines meet, and whether the first costs less before."""
     told = [(size, pair) for size, pair in sorted(points.items()) if pair[0].apart(pair[1])]
     for (low, (one, other)), (high, (later, other_later)) in itertools.pairwise(told):
         gaps = math.log(one.value / other.value), math.log(later.value / other_later.value)

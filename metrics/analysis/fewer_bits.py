@@ -7,7 +7,7 @@ models has.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from efficientbench.basics.errors import MetricsError, nearest
@@ -107,7 +107,7 @@ class Widths:
 
     qualities: Sequence[Quality] = ()
     costs: Sequence[Cost] = ()
-    unread: Sequence[str] = ()
+    unread: list[str] = field(default_factory=list)
     """A message for each run whose evaluations cannot be read."""
 
 
@@ -160,8 +160,8 @@ def _cost(name: str, repeats: Sequence[Path], runs: dict[Path, list[Path]]) -> C
     """Return the costs of a run's widths, each over the run's repeats."""
     folders: dict[str, list[Path]] = {FULL: list(repeats)}
     for run in repeats:
-        for width in runs[run]:
-            folders.setdefault(width.name, []).append(width)
+        for path in runs[run]:
+            folders.setdefault(path.name, []).append(path)
     made = {width: [each for each in map(generation_of, paths) if each] for width, paths in folders.items()}
     made = {width: records for width, records in made.items() if records}
     compared, missing = {}, {}

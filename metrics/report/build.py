@@ -82,13 +82,14 @@ def _read(folder: Path, price_per_hour: float | None) -> tuple[Report, list[RunR
     profiled, unread_shares = load_step_shares(folder)
     rows = make_rows(records)
     study = study_of(folder)
-    damaged += unread_failures + unread_evaluations + unread_contexts + unread_shares + rows.left_out
+    widths = load_widths(folder)
+    damaged += unread_failures + unread_evaluations + unread_contexts + unread_shares + rows.left_out + widths.unread
     report = Report(
         rows=rows,
         # One file may be read for two parts of the report.
         damaged=list(dict.fromkeys(damaged)),
         generations=generations,
-        widths=load_widths(folder),
+        widths=widths,
         failures=failures,
         evaluated=evaluated,
         contexts=contexts,

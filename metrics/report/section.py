@@ -27,12 +27,10 @@ from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.sections.card import STAGE_CHANGES
 from efficientbench.metrics.report.sections.cautions import cautions
 from efficientbench.metrics.report.sections.crossings import TITLE as CROSSINGS
-from efficientbench.metrics.report.sections.crossings import crossing_tables
 from efficientbench.metrics.report.sections.environments import environments, listed_environments, settings_table
 from efficientbench.metrics.report.sections.failures import TITLE as FAILURES
 from efficientbench.metrics.report.sections.failures import failures_table
 from efficientbench.metrics.report.sections.fewer_bits import TITLE as FEWER_BITS
-from efficientbench.metrics.report.sections.fewer_bits import bits_tables
 from efficientbench.metrics.report.sections.generation import COLUMNS as GENERATION_COLUMNS
 from efficientbench.metrics.report.sections.generation import CSV_NAME, generation_table
 from efficientbench.metrics.report.sections.generation import TITLE as GENERATION
@@ -132,7 +130,7 @@ def _generation_text(report: Report) -> list[str]:
     return [f"## {GENERATION}", markdown_table(table), bullets(table.notes)] if table else []
 
 
-def _tables_text(title: str, tables: Sequence[Table]) -> list[str]:
+def _listed_tables(title: str, tables: Sequence[Table]) -> list[str]:
     parts = [
         part
         for table in tables
@@ -216,14 +214,14 @@ SECTIONS = (
     Section(
         "bits",
         FEWER_BITS,
-        drawn=lambda report: bits_tables(report.widths),
-        text=lambda report: _tables_text(FEWER_BITS, bits_tables(report.widths)),
+        drawn=lambda report: report.bits,
+        text=lambda report: _listed_tables(FEWER_BITS, report.bits),
     ),
     Section(
         "crossings",
         CROSSINGS,
-        drawn=lambda report: crossing_tables(report.generations),
-        text=lambda report: _tables_text(CROSSINGS, crossing_tables(report.generations)),
+        drawn=lambda report: report.crossings,
+        text=lambda report: _listed_tables(CROSSINGS, report.crossings),
     ),
     Section("cost", "What a loss costs", drawn=_cost),
     Section("scaling", "Scaling", drawn=lambda report: scaling_figures(report.runs)),

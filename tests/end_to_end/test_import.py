@@ -38,13 +38,24 @@ def base(train: Callable[..., Finished]) -> Path:
     return finished.folder
 
 
-def evaluated(run: Path, tmp_path: Path) -> dict[str, float]:
+def evaluated(run: Path, tmp_path: Path, *further: str) -> dict[str, float]:
     """The figures of the task `loss` on a text."""
     text = tmp_path / "text.jsonl"
     text.write_text("".join(json.dumps({"text": f"import os {number} " * number}) + "\n" for number in range(1, 9)))
-    efficientbench("evaluate", str(run), "--text", str(text), expect=0)
-    figures: dict[str, float] = json.loads((run / "evaluation" / "loss.json").read_text())["figures"]
+    efficientbench("evaluate", str(run), "--text", str(text), *further, expect=0)
+    [path] = run.glob("quantized/*/evaluation/loss.json" if further else "evaluation/loss.json")
+    figures: dict[str, float] = json.loads(path.read_text())["figures"]
     return figures
+
+
+def test_an_export_in_fewer_bits_comes_back_with_the_loss_of_its_weights(base: Path, tmp_path: Path) -> None:
+    packed, again, copy = tmp_path / "packed", tmp_path / "again", shutil.copytree(base, tmp_path / "base")
+    efficientbench("export", str(copy), str(packed), "--weights", "int8", expect=0)
+    done = efficientbench("import", str(packed), "--output", str(again), expect=0, stderr="")
+    assert "its weights were int8: the run has their values in fp32" in done.stdout
+    rounded = evaluated(copy, tmp_path, "--weights", "int8")
+    assert evaluated(again, tmp_path) == pytest.approx(rounded, rel=1e-5)
+    assert evaluated(copy, tmp_path)["loss"] != pytest.approx(rounded["loss"], rel=1e-5)
 
 
 def test_nanochats_own_files_are_exported_with_the_same_logits_and_ids(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ LONG = {
     "end_to_end/test_finetuning_layouts.py": r"",
     "end_to_end/test_generation.py": r"test_several_names|test_ctrl_c_prints_the_text_so_far\[2",
     "end_to_end/test_gpu_speed.py": r"test_a_rehearsal_measures",
-    "end_to_end/test_import.py": r"is_fine_tuned\[|learns_conversations\[granite|equal_bit_for_bit",
+    "end_to_end/test_import.py": r"is_fine_tuned\[|learns_conversations\[granite|equal_bit_for_bit|in_fewer_bits",
     "end_to_end/test_initialisation.py": r"from_a_moved_folder",
     "end_to_end/test_memory_estimate.py": r"billion.*\[bf16|smoke_runs.*\[gqa_[01]",
     "end_to_end/test_outside_plugins.py": r"test_a_fine_tuning_of_two_ranks|test_an_adapter_of",

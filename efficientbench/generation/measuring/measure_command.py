@@ -282,6 +282,7 @@ class _Book:
         from efficientbench.model.quantize import held_bytes, left_out
 
         config, setting = self.found.config, self.setting
+        quantization = None if setting.form is None else setting.form.quantization
         layers = [layer for layer in self.found.model.modules() if isinstance(layer, Stateful)]
         launched = COMPILED if setting.compiled else EAGER
         return GenerationRecord(
@@ -290,9 +291,9 @@ class _Book:
             device_name=setting.device.names()[0],
             dtype=config.training.dtype,
             weights=self.found.weights,
-            quantization=FULL if setting.form is None else setting.form.quantization.name,
+            quantization=FULL if quantization is None else quantization.name,
             weight_bytes=held_bytes(setting.model),
-            disk_bytes=disk_bytes(config.model, config.training.dtype, setting.form and setting.form.quantization),
+            disk_bytes=disk_bytes(config.model, config.training.dtype, quantization),
             decode_path=f"{launched}; attention: {layers[0].decodes_by}",
             steps="compiled" if setting.compiled else "eager",
             status=status,

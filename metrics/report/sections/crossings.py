@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from efficientbench.metrics.analysis.crossings import FIGURES, Crossing, Line, crossings, lines_of
+from efficientbench.metrics.analysis.crossings import ENERGY, FIGURES, TIME, Crossing, Line, crossings, lines_of
 from efficientbench.metrics.analysis.generation import Combination
 from efficientbench.metrics.records.generation.generation import GenerationRecord
 from efficientbench.metrics.report.table import ABSENT, Table, number
 
 TITLE = "Where lines cross"
 LEAST = "Which costs least"
-TIME, ENERGY = FIGURES
 TITLES = {TIME: "time of a step", ENERGY: "J of a token"}
 COLUMNS = {
     TIME: ("fastest", "ms a step", "next fastest", "its ms", 1e-3, ",.2f"),
@@ -35,18 +34,12 @@ def crossing_tables(records: Sequence[GenerationRecord]) -> list[Table]:
     """Return both tables of each set of lines that were measured alike; none without two lines and two places."""
     tables: list[Table] = []
     alike = lines_of(records)
-    for lines in alike:
-        combinations = sorted({combination for line in lines for combination in line.rows})
-        if len(combinations) > 1:
-            where = f": {_where(records, lines)}" if len(alike) > 1 else ""
-            tables += [_least(lines, combinations, where), _crossed(crossings(lines), where)]
+    for where, lines in alike.items():
+        combinations = sorted({combination for line in lines for combination in line.points[TIME]})
+        if min(len(lines), len(combinations)) > 1:
+            named = f": {where}" if len(alike) > 1 else ""
+            tables += [_least(lines, combinations, named), _crossed(crossings(lines), named)]
     return tables
-
-
-def _where(records: Sequence[GenerationRecord], lines: Sequence[Line]) -> str:
-    row = next(rows[0] for rows in lines[0].rows.values())
-    record = next(record for record in records if any(each is row for each in record.rows))
-    return f"{record.device_name}, {record.dtype}, {record.steps} steps"
 
 
 def _least(lines: Sequence[Line], combinations: Sequence[Combination], where: str) -> Table:
@@ -63,7 +56,7 @@ def _least(lines: Sequence[Line], combinations: Sequence[Combination], where: st
 
 def _two_least(lines: Sequence[Line], combination: Combination, figure: str) -> list[str]:
     *_, unit, form = COLUMNS[figure]
-    points = [(line.name, point) for line in lines if (point := line.point(figure, combination))]
+    points = [(line.name, point) for line in lines if (point := line.points[figure].get(combination))]
     least = sorted(points, key=lambda each: each[1].value)[:2]
     cells: list[str] = []
     for place, (name, point) in enumerate(least):

@@ -33,7 +33,7 @@ MCR_NOTE = (
 
 def bits_tables(widths: Widths) -> list[Table]:
     """Return the table of costs, and that of qualities; those without rows are left out."""
-    return [table for table in (_costs(widths.costs), _qualities(widths.qualities, widths.unread)) if table]
+    return [table for table in (_costs(widths.costs), _qualities(widths.qualities)) if table]
 
 
 _FIGURES = {
@@ -105,9 +105,9 @@ def told(ratio: Ratio, less: str) -> str:
     return f"{less if ratio.measurable and ratio.ratio < 1 else f'not {less} here'}: {ratio.verdict}"
 
 
-def _qualities(qualities: Sequence[Quality], unread: Sequence[str]) -> Table:
+def _qualities(qualities: Sequence[Quality]) -> Table:
     rows: list[tuple[str, ...]] = []
-    notes = list(unread)
+    notes: list[str] = []
     for quality in qualities:
         for paired in quality.evaluations.paired:
             compression = number(quality.compression(paired), ".3f")

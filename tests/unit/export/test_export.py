@@ -16,6 +16,7 @@ from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.config.budget import plan_budget
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
+from efficientbench.config.quantization import Quantization
 from efficientbench.data_tools.tokenizing.corpus import prepare_corpus
 from efficientbench.export.card import model_card
 from efficientbench.export.hugging_face import export
@@ -165,6 +166,8 @@ def test_the_card_tells_what_is_recorded() -> None:
     } <= set(model_card(config, "qwen2", 10, 20, record).splitlines())
     assert "n/a: the run validated after steps 10, 20, not after step 15" in model_card(config, "qwen2", 15, 20, record)
     assert "| record | n/a: the run has no record.json" in model_card(config, "qwen2", 10, 20, None)
+    packed = model_card(config, "qwen2", 10, 20, record, quantization=Quantization(weights="int4", group=64))
+    assert "| linear layers | int4\\_g64, packed; the figures below are of the full width |" in packed
 
 
 def test_the_card_says_where_the_weights_came_from() -> None:

@@ -33,7 +33,7 @@ RECORDS = [
 
 
 def test_lines_cross_where_their_order_changes_beyond_the_intervals() -> None:
-    [lines] = lines_of(RECORDS)
+    [lines] = lines_of(RECORDS).values()
     found = {(each.before, each.after): each for each in crossings(lines)}
     assert set(found) == {("gqa_1.5B", "mqa_1.5B"), ("gqa_1.5B", "gqa_1.5B int8")}
     architectures = found["gqa_1.5B", "mqa_1.5B"]
@@ -44,9 +44,10 @@ def test_lines_cross_where_their_order_changes_beyond_the_intervals() -> None:
 
 
 def test_lines_that_differ_in_model_and_width_are_not_compared() -> None:
-    [lines] = lines_of([RECORDS[1], line("gqa", (0.010, 0.030, 0.080), "int8")])
+    records = [RECORDS[1], line("gqa", (0.010, 0.030, 0.080), "int8")]
+    [lines] = lines_of(records).values()
     assert crossings(lines) == []
-    _, crossed = crossing_tables([RECORDS[1], line("gqa", (0.010, 0.030, 0.080), "int8")])
+    _, crossed = crossing_tables(records)
     assert not crossed
     assert NO_CROSSING in crossed.notes
 
@@ -60,7 +61,16 @@ def test_each_place_names_the_fastest_and_the_cheapest_and_what_is_level_with_it
         ("4,096", "8", "mqa_1.5B", "40.00", "gqa_1.5B int8", "60.00"),
     ]
     assert {cells[6:8] for cells in least.rows} == {("gqa_1.5B int8", "2")}
-    assert ("time of a step", "batch 8, 64 new", "context", "gqa_1.5B", "mqa_1.5B", "192", "4,096", "887") in crossed.rows
+    assert (
+        "time of a step",
+        "batch 8, 64 new",
+        "context",
+        "gqa_1.5B",
+        "mqa_1.5B",
+        "192",
+        "4,096",
+        "887",
+    ) in crossed.rows
 
 
 def test_only_what_was_measured_alike_shares_a_map(tmp_path: Path) -> None:

@@ -117,12 +117,17 @@ def test_qualities_are_paired_by_item_with_the_share_kept_and_the_compression_ra
 def test_a_report_has_the_section_and_no_rate_without_sizes(tmp_path: Path) -> None:
     with_widths(tmp_path / "gqa_1.5B", 1)
     (tmp_path / "gqa_1.5B" / "seed_0" / "generation.json").unlink()
+    (tmp_path / "gqa_1.5B" / "seed_0" / "quantized" / "int4_g128" / "evaluation").mkdir()
     build_report(tmp_path)
     markdown, page = ((tmp_path / f"report.{kind}").read_text() for kind in ("md", "html"))
     assert "## Fewer bits" in markdown
     assert "int8: generate --measure counts the bytes of both widths" in markdown
     assert 'id="bits"' in page
     assert "What quality they keep" in page
+    (tmp_path / "gqa_1.5B" / "seed_0" / "evaluation" / "mmlu.jsonl").write_text("{}\nno JSON\n")
+    report = build_report(tmp_path)
+    assert any("mmlu.jsonl, line 2" in message for message in report.damaged)
+    assert [table.title for table in report.bits] == ["What they cost here"]
 
 
 def test_lives_are_compared_in_the_widths_that_are_asked_for(tmp_path: Path) -> None:
