@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,17 @@ def quantize(model: GPT, config: ModelConfig, form: Form) -> None:
                     f"--weights: {name} of model.attention.kind={views[kind].attention.kind} belongs to a "
                     f"{type(linear).__name__}, which has no product to replace: name it in AttentionVariant.read_whole"
                 )
+    _give_back()
+
+
+def _give_back() -> None:
+    """Return freed memory of this process to the system, where its C library can.
+
+    glibc keeps for itself what the weights took in full width, and what their rounding took.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def held_bytes(model: torch.nn.Module) -> int:
