@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -23,6 +24,10 @@ from support.measured import Figure, options, report, seconds
 from support.single_rank import world_of_one_rank
 
 from efficientbench.config.load import resolve
+from efficientbench.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    import torch
 
 SEQUENCES = (2048, 4096, 8192, 16384)
 VARIANTS = ("nsa", "gqa")
@@ -77,14 +82,9 @@ def measure(
     import torch
 
     torch.set_num_threads(threads)
-    config = resolve(name, overrides=["model.layers=1", "model.vocab_size=64", "training.dtype=fp32", *overrides])
+    config = configured(name, overrides)
     with world_of_one_rank() as device:
-        from efficientbench.model.gpt import build_stages
-
-        attention = build_stages(config, device)[0].decoder.layers[0].self_attention
-        for module in (attention.linear_qkv, attention.linear_proj, getattr(attention, "linear_gate", None)):
-            if module is not None:
-                module.gradient_accumulation_fusion = False  # there is no buffer of gradients here
+        attention = layer(config, device)
         torch.manual_seed(0)
 
         def run(hidden: torch.Tensor) -> None:
@@ -102,6 +102,21 @@ def measure(
         while sum(times) < LEAST_TIME_S or len(times) < LEAST_PASSES:
             times.append(time_of(lambda: run(hidden)))
     return {"time": min(times), "memory": (peak - base) / 1e6}
+
+
+def configured(name: str, overrides: Sequence[str]) -> RunConfig:
+    """Return a run of one layer, in float32."""
+    return resolve(name, overrides=["model.layers=1", "model.vocab_size=64", "training.dtype=fp32", *overrides])
+
+
+def layer(config: RunConfig, device: torch.device) -> torch.nn.Module:
+    """Build the attention of such a run, which keeps its gradients as any module of torch."""
+    from efficientbench.model.gpt import build_stages
+
+    attention: torch.nn.Module = build_stages(config, device)[0].decoder.layers[0].self_attention
+    for module in attention.modules():
+        module.gradient_accumulation_fusion = False  # there is no buffer of gradients here
+    return attention
 
 
 def status_bytes(key: str) -> int:

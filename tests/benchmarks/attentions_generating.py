@@ -1,10 +1,14 @@
-r"""The table of four attentions that generate, from records that were measured before.
+r"""A table of models that generate, from records that were measured before: of attentions, or of hybrids.
 
 Measure first, then call:
 
     efficientbench generate mqa_0.5B,gqa_0.5B,mla_0.5B,nsa_0.5B --measure --prompt-tokens 128,1024 --batch 1 \
         --max-new-tokens 32 --repeats 3 training.dtype=fp32 output=output/attentions
     python tests/benchmarks/attentions_generating.py output/attentions [--write]
+
+    efficientbench generate gqa_50M,swa_3to1_50M,gdn_3to1_50M,gdn_50M --measure --prompt-tokens 512,2048,8192,16384 \
+        --batch 1 --max-new-tokens 32 --repeats 3 training.dtype=fp32 output=output/hybrids
+    python tests/benchmarks/attentions_generating.py output/hybrids --name hybrids_generating [--write]
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ def main() -> None:
     """Print a row for each combination; with `--write`, write them for the docs."""
     parser = options(__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--name", help="the file's name in docs/measured, unless it is the script's")
     parser.add_argument("--device", default="cpu", help="the type of device that was measured")
     arguments = parser.parse_args()
     records = load_generations(arguments.folder)[0]
@@ -38,7 +43,7 @@ def main() -> None:
     if arguments.write:
         conditions = f"models one after another, at least {min(repeats)} requests of each row after one of warm-up"
         content = {"conditions": conditions, "note": " ".join(notes), "rows": rows}
-        write_content(__file__, find_device(arguments.device), content)
+        write_content(__file__, find_device(arguments.device), content, arguments.name)
 
 
 if __name__ == "__main__":

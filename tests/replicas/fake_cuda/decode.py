@@ -63,6 +63,7 @@ def main() -> None:
                         "to_device": launches.to_device,
                         "waits": list(names.WAITS),
                         "kept_bytes": launches.live_bytes - before,
+                        "moved_bytes": launches.moved_bytes,
                     }
                 )
     print(json.dumps({"steps": seen}))
