@@ -6,8 +6,8 @@ One layer of the 50M with its projections, forward and backward, float32, one th
 of the same weights in turn with ours. Times are those of the processor, which other processes do not lengthen much. It
 takes about ten minutes.
 Exit code 1: time grows faster than S^1.1; at 2,048 tokens ours takes more than 1.1 times transformers' time; more
-operations follow one another than a sixteenth of the tokens; or the rule as a loop over tokens, in place of ours, has no
-more, or takes at most 1.1 times the faster one's time.
+operations follow one another than a sixteenth of the tokens; or the rule as a loop over tokens, in place of ours, has
+as few, or takes at most 1.1 times the faster one's time.
 """
 
 from __future__ import annotations
