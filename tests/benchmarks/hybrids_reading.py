@@ -30,7 +30,8 @@ from efficientbench.config.load import resolve
 from efficientbench.costs.generation import cache_bytes_read
 from efficientbench.devices.cpu import CPU
 
-BASELINE, OTHERS, SIZE = "gqa", ("swa_3to1", "gdn_3to1", "gdn"), "1.5B"
+BASELINE, SIZE = "gqa", "1.5B"
+OTHERS = ("swa_3to1", "gdn_3to1", "kda_3to1", "mamba2_3to1", "gdn", "mamba2")
 LENGTHS = (512, 2048, 8192, 16_384)
 PATTERN = ("model.layers=4", "model.vocab_size=64", "model.ffn_hidden_size=64", "training.dtype=bf16")
 """Overrides for one pattern of layers, whose cache alone is counted."""
