@@ -133,8 +133,14 @@ def test_a_mistake_is_told_in_chinese_line_by_line_and_part_by_part(
 @pytest.mark.parametrize(
     ("english", "chinese"),
     [
-        ("'H100 SXN' is not in rows.yaml; did you mean 'H100 SXM'?", "'H100 SXN' 不在 rows.yaml 之中；您是否想写 'H100 SXM'？"),
-        ("'csv' is no sink (did you mean wandb?): they are wandb:TARGET", "'csv' 不是输出目标 （您是否想写 wandb？）：可用的有 wandb:TARGET"),
+        (
+            "'H100 SXN' is not in rows.yaml; did you mean 'H100 SXM'?",
+            "'H100 SXN' 不在 rows.yaml 之中；您是否想写 'H100 SXM'？",
+        ),
+        (
+            "'csv' is no sink (did you mean wandb?): they are wandb:TARGET",
+            "'csv' 不是输出目标 （您是否想写 wandb？）：可用的有 wandb:TARGET",
+        ),
         (
             "c.json is damaged: its key 'files' has no checksums; prepare the corpus again",
             "c.json 已损坏：其键 'files' 没有校验和；请重新准备语料",
