@@ -148,7 +148,8 @@ def test_a_mistake_is_told_in_chinese_line_by_line_and_part_by_part(
         (
             "3 of 40 documents are not usable, and at most 1.00% may be (the first: no text); "
             "c.rejects.jsonl lists them: mend them, or allow more",
-            "40 个文档中有 3 个不可用，最多允许 1.00%（第一个：no text）；c.rejects.jsonl 列出了它们：请修复，或允许更多",
+            "40 个文档中有 3 个不可用，最多允许 1.00%（第一个：no text）；"
+            "c.rejects.jsonl 列出了它们：请修复，或允许更多",
         ),
         (
             "gqa and mla differ in more than the model; dtype: bf16 against fp32. "
@@ -214,7 +215,8 @@ def test_the_locale_of_messages_decides_the_language(variables: dict[str, str], 
 def test_the_table_of_translations_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [table.read_text(encoding="utf-8") for table in TABLES]
     keys = [key for text in texts for key in re.findall(r'^  ("(?:[^"\\]|\\.)*"): ', text, re.MULTILINE)]
-    content = {key: chinese for text in texts for part in yaml.safe_load(text).values() for key, chinese in part.items()}
+    parts = [part for text in texts for part in yaml.safe_load(text).values()]
+    content = {english: chinese for part in parts for english, chinese in part.items()}
     # No key twice, of which a reader would see the last alone.
     assert len(keys) == len(content)
     for english, chinese in content.items():
