@@ -1,6 +1,6 @@
 """The language of help pages, checks, mistakes and what commands say: Chinese in a Chinese locale.
 
-The code has the English texts, and chinese.yaml their translations. A text without a translation stays English.
+The code has the English texts, and chinese*.yaml their translations. A text without a translation stays English.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ import os
 import re
 from collections.abc import Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from efficientbench.basics.foreign import parse_own_yaml
 
 TABLE = Path(__file__).with_name("chinese.yaml")
+TABLES = (TABLE, *sorted(TABLE.parent.glob("chinese_*.yaml")))
+"""Help and what commands say, and then the mistakes of other rooms."""
 
 
 def is_chinese(environ: Mapping[str, str] = os.environ) -> bool:
@@ -49,8 +52,8 @@ def in_chinese(text: str) -> str:
 @cache
 def _table() -> tuple[dict[str, str], list[tuple[re.Pattern[str], str]]]:
     """Return the translations of texts without placeholders, and of patterns for texts with placeholders."""
-    content = parse_own_yaml(TABLE.read_text(encoding="utf-8"))
-    texts = {**content["help"], **content["messages"]}
+    parts = (parse_own_yaml(table.read_text(encoding="utf-8")).values() for table in TABLES)
+    texts = {english: chinese for part in chain.from_iterable(parts) for english, chinese in part.items()}
     exact = {english: chinese for english, chinese in texts.items() if "{}" not in english}
     # The longest first: of two patterns that match, it is the more specific.
     keys = sorted(texts.keys() - exact.keys(), key=len, reverse=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from efficientbench.metrics.analysis.fewer_bits import Widths
 from efficientbench.metrics.records.generation.generation import GenerationRecord
@@ -53,6 +54,8 @@ class Report:
     warnings: Sequence[str] = ()
     """The messages of `damaged`, and one for each part that the report lacks."""
     written: Sequence[Path] = ()
+    contents: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
+    """Anchor of a section → what it shows, made once for the page and report.md."""
 
     @property
     def records(self) -> list[RunRecord]:

@@ -25,6 +25,7 @@ from efficientbench.metrics.report.plots.run_plots import expert_figures, over_t
 from efficientbench.metrics.report.plots.scaling_plots import scaling_figures
 from efficientbench.metrics.report.plots.share_plots import share_figures
 from efficientbench.metrics.report.plots.svg import MOST_RUNS, Figure, Run
+from efficientbench.metrics.report.plots.told import TITLE, told_tables
 from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.sections.card import STAGE_CHANGES
 from efficientbench.metrics.report.sections.cautions import cautions
@@ -58,17 +59,22 @@ class Section:
     drawn: Callable[[Report], Any] | None = None
     """Returns what the macro of this anchor in sections.html draws; None: it draws the table."""
     text: Callable[[Report], list[str]] | None = None
-    """Returns its paragraphs in report.md; None: these are the table and its notes."""
+    """Returns its paragraphs in report.md before its plots' figures; None: these are the table and its notes."""
 
     def content(self, report: Report) -> Any:
         """Return what the page shows; empty where the section does not apply."""
-        show = self.drawn or self.table
-        return show(report) if show else None
+        if self.anchor not in report.contents:
+            show = self.drawn or self.table
+            report.contents[self.anchor] = show(report) if show else None
+        return report.contents[self.anchor]
 
     def markdown(self, report: Report) -> list[str]:
-        """Return the section's paragraphs in report.md, heading first; empty where the page alone has it."""
-        if self.text is not None:
-            return self.text(report)
+        """Return the section's paragraphs in report.md, heading first, and its plots' figures; empty without any."""
+        parts = self.text(report) if self.text else self._tabled(report)
+        plotted = [f"### {TITLE}\n\n{markdown_table(table)}" for table in told_tables(self.content(report))]
+        return [*(parts or [f"## {self.title}"]), *plotted] if plotted else parts
+
+    def _tabled(self, report: Report) -> list[str]:
         table = self.table(report) if self.table else None
         return [f"## {self.title}", markdown_table(table), *map(escape, table.notes)] if table else []
 

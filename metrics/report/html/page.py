@@ -13,6 +13,7 @@ from efficientbench.metrics.records.figures import Subject
 from efficientbench.metrics.records.generation.generation import GenerationRecord
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.plots.svg import MOST_RUNS, key
+from efficientbench.metrics.report.plots.told import told_tables
 from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.section import SECTIONS
 from efficientbench.metrics.report.table import shortened
@@ -69,6 +70,7 @@ def rendered(
         keep_trailing_newline=True,
     )
     environment.globals |= {"key": key, "most_runs": MOST_RUNS, "most_named": MOST_NAMED, "most_lines": MOST_LINES}
+    environment.globals["told_tables"] = told_tables
     return environment.get_template("page.html").render(
         title=title, heading=heading or title, lead=lead, sections=sections, footer=footer, filtered=filtered
     )

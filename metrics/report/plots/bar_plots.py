@@ -131,8 +131,8 @@ def _spreads(title: str, runs: Sequence[Run], relative: bool) -> Markup:
             content.append(mark(scale(points[100]), y, Look(run.look.colour, 0), "point off", 2.2))
         least, low, middle, high, last, most = (_percentiles(run, False)[at] for at in (0, 25, 50, 75, 99, 100))
         tooltip = (
-            f"{run.name}: min {least:,.1f}, quartiles {low:,.1f} {middle:,.1f} {high:,.1f}, p99 {last:,.1f}, "
-            f"max {most:,.1f} ms"
+            f"{run.name}\nstep time, ms: min {least:,.1f}, quartiles {low:,.1f} {middle:,.1f} {high:,.1f}, "
+            f"p99 {last:,.1f}, max {most:,.1f}"
         )
         parts.append(marks_of(run, tooltip, *content))
     return svg(WIDTH, bottom + 36, f"{title}, one row a run", parts)

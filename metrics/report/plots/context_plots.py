@@ -59,7 +59,8 @@ def _grid(context: Context) -> Markup:
     for cell in context.grid:
         x, y = LEFT + width * lengths.index(cell.length), TOP + height * depths.index(cell.depth)
         share = cell.right / cell.items
-        tooltip = f"{cell.right} of {cell.items} right at {cell.length:,} tokens, depth {cell.depth:.0%}"
+        name = f"{context.task} of {context.run}, depth {cell.depth:.0%}"
+        tooltip = f"{name}\n{cell.length:,} tokens: {cell.right} of {cell.items} right"
         drawn = rect(x, y, width, height, "heat c0", fill_opacity=f"{0.75 * share:.3f}")
         value = text(x + width / 2, y + height / 2 + 4, f"{share:.0%}", "value", "middle")
         parts.append(told(tooltip, drawn, value))

@@ -44,7 +44,7 @@ def _plot(profiled: Sequence[Profiled]) -> Markup:
         for kind, seconds in each.shares.seconds.items():
             width = seconds / whole * (WIDTH - left - 6)
             share = seconds / each.shares.step_time_s
-            tooltip = f"{each.run}: {kind} {share:.1%} of a step of {each.shares.step_time_s * 1e3:,.1f} ms"
+            tooltip = f"{each.run}\n{kind}: {share:.1%} of a step of {each.shares.step_time_s * 1e3:,.1f} ms"
             drawn = [element("title", tooltip), rect(x, y + 2, max(width - 1, 0), ROW - 5, _look(kinds, kind))]
             if width >= _FITS:
                 drawn.append(text(x + width / 2, y + 15, f"{share:.0%}", "value", "middle"))

@@ -203,7 +203,10 @@ def marked(run_number: int, tooltip: str, *content: str) -> Markup:
 
 
 def told(tooltip: str, *content: str, **attributes: str | float) -> Markup:
-    """Return marks with a tooltip, which screen readers read and the page lists below the plot."""
+    """Return marks with a tooltip, which screen readers read, and which the section's table has (`told.py`).
+
+    tooltip: "NAME: WORDS", or for several figures a line of the name and a line "FIGURE: WORDS" for each.
+    """
     return element("g", element("title", tooltip), *content, role="img", **attributes)
 
 

@@ -150,7 +150,7 @@ def test_the_chart_has_intervals_and_reports_no_difference_within_noise() -> Non
     assert figure.plot.count(">no difference</text>") == 1
     assert figure.plot.count('class="verdict better"') == 1
     assert "mqa, the baseline" not in figure.plot
-    assert "gqa, the baseline: J/token n/a; tokens/s 100" in figure.plot
+    assert "gqa, the baseline\nJ/token: n/a\ntokens/s: 100" in figure.plot
 
 
 def test_html_and_markdown_reports_begin_with_the_answers(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def write(folder: Path, task: str, **parts: Any) -> None:
 
 
 def titles(page: str) -> list[str]:
-    return [unescape(title) for title in re.findall(r"<title>(.*?)</title>", page)]
+    return [unescape(title) for title in re.findall(r"<title>(.*?)</title>", page, re.DOTALL)]
 
 
 def test_the_report_shows_every_cell_and_loss_of_the_evaluation(tmp_path: Path) -> None:
@@ -45,10 +45,10 @@ def test_the_report_shows_every_cell_and_loss_of_the_evaluation(tmp_path: Path) 
     assert "needle: gqa &lt;b&gt;" in page
     shown = titles(page)
     assert {
-        "4 of 4 right at 128 tokens, depth 0%",
-        "3 of 4 right at 128 tokens, depth 50%",
-        "1 of 4 right at 256 tokens, depth 0%",
-        "0 of 4 right at 256 tokens, depth 50%",
+        "needle of gqa <b>, depth 0%\n128 tokens: 4 of 4 right",
+        "needle of gqa <b>, depth 50%\n128 tokens: 3 of 4 right",
+        "needle of gqa <b>, depth 0%\n256 tokens: 1 of 4 right",
+        "needle of gqa <b>, depth 50%\n256 tokens: 0 of 4 right",
         "gqa <b>: loss 4.500 at 127 tokens",
     } <= set(shown)
     assert [cell for cell in ("100%", "75%", "25%", "0%") if f'text-anchor="middle">{cell}</text>' not in page] == []

@@ -30,7 +30,7 @@ def test_the_report_shows_the_shares_of_a_profile(tmp_path: Path) -> None:
     assert (found, damaged) == ([Profiled("gqa_1.5B", SHARES)], [])
     build_report(tmp_path)
     page = (tmp_path / "report.html").read_text()
-    assert "gqa_1.5B: matmuls 60.0% of a step of 100.0 ms" in page
+    assert "gqa_1.5B\nmatmuls: 60.0% of a step of 100.0 ms" in page
     (tmp_path / "gqa_1.5B" / "profile" / NAME).write_text("{}")
     [warning] = build_report(tmp_path).warnings[:1]
     assert "step_shares.json: cannot be read" in warning
@@ -48,4 +48,4 @@ def test_device_time_and_thread_time_are_separate() -> None:
     host = SHARES.model_copy(update={"on_device": False})
     figures = share_figures([Profiled("a", SHARES), Profiled("b", host)])
     assert ["device" in figure.note for figure in figures] == [True, False]
-    assert ["b: matmuls" in figure.plot for figure in figures] == [False, True]
+    assert ["b\nmatmuls" in figure.plot for figure in figures] == [False, True]
