@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from efficientbench.basics.checksum import with_checksum
-from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError, os_errors_as
 from efficientbench.basics.foreign import read_whole
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.registry import all_devices
@@ -80,10 +80,8 @@ def _doctor() -> str:
 
 
 def _log(path: Path) -> str:
-    try:
+    with os_errors_as(MetricsError, f"{path}: cannot be read"):
         lines = read_whole(path).decode(errors="replace").splitlines(keepends=True)
-    except OSError as error:
-        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
     if len(lines) > MOST_LINES:
         half = MOST_LINES // 2
         lines = [*lines[:half], f"{REMOVED} {len(lines) - MOST_LINES:,} lines\n", *lines[-half:]]
