@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError, os_errors_as
 from efficientbench.basics.files import complete_file
 
 
@@ -24,12 +24,10 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """
     # The temporary name must not contain path's: TensorBoard reads every file that has "tfevents" in its name.
     partial = path.with_name(f".partial-{os.getpid()}-{threading.get_ident()}")
-    try:
+    with os_errors_as(MetricsError, f"{path}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with complete_file(path, partial) as file:
             yield file
-    except OSError as error:
-        raise MetricsError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class DataError(ValueError):
@@ -13,6 +14,15 @@ class DataError(ValueError):
 def first_line(error: BaseException) -> str:
     """Return the first line of a foreign error's message."""
     return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+@contextmanager
+def os_errors_as(kind: type[Exception], what: str) -> Iterator[None]:
+    """Raise an error of a kind for an OSError of the body: `what` went wrong, and the system's reason in brackets."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what} ({error.strerror})") from None
 
 
 class MetricsError(ValueError):

@@ -71,7 +71,7 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
                 problems.append(f"{key}: {_shown(text)} is not a list or a mapping as YAML writes them")
     layer: Overlay = {}
     for key, value in values.items():
-        layer = merged(layer, _nested(key, value))
+        layer = merged(layer, nested(key, value))
     tree = _laid_over(tree, layer)
     if _of_training(tree, "optimizer") == "muon":
         # Muon updates complete matrices, which the distributed optimizer would split among ranks.
@@ -93,18 +93,18 @@ def _with_kinds(tree: Overlay, overrides: Sequence[str]) -> Overlay:
     matches = filter(None, map(_KIND.fullmatch, overrides))
     for key, kind in {found[1]: found[2] for found in matches}.items():
         if _at(tree, key) not in (None, kind):
-            tree = merged(tree, _nested(key.removesuffix(".kind"), None))
-        tree = merged(tree, _nested(key, kind))
+            tree = merged(tree, nested(key.removesuffix(".kind"), None))
+        tree = merged(tree, nested(key, kind))
     load_named(tree)
     for override in overrides:
         key, _, text = override.partition("=")
         if key in ("model.first", "model.pattern", "model.kinds") and text[:1] in ("[", "{"):
             with contextlib.suppress(yaml.YAMLError, RecursionError):
-                load_named(_nested(key, yaml.load(text, yaml.BaseLoader)))
+                load_named(nested(key, yaml.load(text, yaml.BaseLoader)))
     return tree
 
 
-def _nested(key: str, value: object) -> Overlay:
+def nested(key: str, value: object) -> Overlay:
     """Return the tree in which a dotted key has a value."""
     for part in reversed(key.split(".")):
         value = {part: value}
@@ -129,17 +129,18 @@ def _field(key: str, keys: Mapping[str, FieldInfo]) -> FieldInfo | None:
 
 def settable_keys() -> dict[str, FieldInfo]:
     """Return every dotted key that an override may set, with its field; loaded variants' keys are included."""
-    return {key: field for key, field in _leaves(RunConfig, "") if key not in _DECIDED}
+    return {key: field for key, field in leaves(RunConfig, "") if key not in _DECIDED}
 
 
-def _leaves(part: type[Part], prefix: str) -> Iterable[tuple[str, FieldInfo]]:
+def leaves(part: type[Part], prefix: str) -> Iterable[tuple[str, FieldInfo]]:
+    """Yield the field of each dotted key of a part; of a choice of parts, those of every one."""
     for name, field in part.model_fields.items():
         inner = [kind for kind in _alternatives(field) if isinstance(kind, type) and issubclass(kind, Part)]
         for base in (AttentionConfig, PositionConfig):
             inner = _subclasses(base) if inner and issubclass(inner[0], base) else inner
         if inner:
             for kind in inner:
-                yield from _leaves(kind, f"{prefix}{name}.")
+                yield from leaves(kind, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
 

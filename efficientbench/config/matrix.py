@@ -126,9 +126,7 @@ class Matrix(Part):
         if name not in runs:
             name = self._in_our_case(name)
         variant, _, size = name.rpartition("_")
-        if self._with_depth(variant, size) is not None:
-            return RunName(variant, size, OTHER)
-        if self.in_no_suite(name):
+        if self._with_depth(variant, size) is not None or self.in_no_suite(name):
             return RunName(variant, size, OTHER)
         if name not in runs:
             part = [run.name for run in runs.values() if name.lower() in (run.variant.lower(), run.size.lower())]

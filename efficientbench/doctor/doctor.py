@@ -31,6 +31,7 @@ from efficientbench.metrics import AllocatorSensor
 from efficientbench.metrics.monitoring.measurement import SensorState
 from efficientbench.metrics.monitoring.meters import ENTRY_POINTS as METERS
 from efficientbench.metrics.monitoring.sensor_registry import device_sensors, examine
+from efficientbench.metrics.records.environment import version_of
 from efficientbench.metrics.sensors.base import Sensor
 from efficientbench.metrics.sensors.hardware import peak_flops
 
@@ -118,12 +119,8 @@ def _packages() -> list[Check]:
 
 def _optional(name: str) -> Check:
     """Return what a package would be used for that nothing needs, and whether it is here."""
-    use = OPTIONAL[name]
-    try:
-        found = f"{metadata.version(name)}; no run of this project had it; {use}"
-    except metadata.PackageNotFoundError:
-        found = f"not installed, and nothing needs it; no run of this project had it; {use}"
-    return Check(name, True, found)
+    version = version_of(name) or "not installed, and nothing needs it"
+    return Check(name, True, f"{version}; no run of this project had it; {OPTIONAL[name]}")
 
 
 def _requirements() -> dict[str, Requirement]:
@@ -139,9 +136,8 @@ def _requirements() -> dict[str, Requirement]:
 
 def _package(name: str, wanted: Requirement | None) -> Check:
     install = f"pip install -c constraints.txt '{wanted or name}'" if FROM_CLONE else INSTALL
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
+    version = version_of(name)
+    if version is None:
         return Check(name, False, "not installed", install)
     if wanted is not None and not wanted.specifier.contains(version, prereleases=True):
         return Check(name, False, version, install)

@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 
 from efficientbench.doctor.check import Check
 from efficientbench.launchers.files import FROM_CLONE
+from efficientbench.metrics.records.environment import version_of
 
 EXTRA = "finetune"
 INSTALL = f"bash launchers/bootstrap.sh {EXTRA}" if FROM_CLONE else f"pip install 'efficientbench[train,{EXTRA}]'"
@@ -24,7 +25,7 @@ def finetuning_check(python: tuple[int, ...] = tuple(sys.version_info[:3])) -> C
     wanted = _of_extra(f"{python[0]}.{python[1]}")
     if not wanted:
         return Check(EXTRA, True, "the package is not installed, so what its extra needs is not known here")
-    versions = {each.name: _version(each.name) for each in wanted}
+    versions = {each.name: version_of(each.name) for each in wanted}
     missing = [name for name, version in versions.items() if version is None]
     if missing:
         return Check(EXTRA, False, f"lacks {', '.join(missing)}", INSTALL)
@@ -32,7 +33,7 @@ def finetuning_check(python: tuple[int, ...] = tuple(sys.version_info[:3])) -> C
     problems += [problem for name in versions for problem in _unserved(name)]
     if problems:
         return Check(EXTRA, False, f"needs {'; '.join(problems)}", INSTALL)
-    shown = versions | {name: _version(name) for name in ("transformers", "torch")}
+    shown = versions | {name: version_of(name) for name in ("transformers", "torch")}
     return Check(EXTRA, True, ", ".join(f"{name} {version}" for name, version in shown.items()))
 
 
@@ -55,18 +56,11 @@ def _unserved(name: str) -> Iterator[str]:
     for each in map(Requirement, metadata.requires(name) or []):
         applies = each.marker is None or each.marker.evaluate({"extra": ""})
         if applies and each.name in SHARED and not _serves(each):
-            here = _version(each.name)
+            here = version_of(each.name)
             ending = f"not {here}" if here else "which is not installed"
             yield f"{each.name} {each.specifier}".rstrip() + f" for {name}, {ending}"
 
 
 def _serves(wanted: Requirement) -> bool:
-    version = _version(wanted.name)
+    version = version_of(wanted.name)
     return version is not None and wanted.specifier.contains(version, prereleases=True)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

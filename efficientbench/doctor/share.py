@@ -12,12 +12,12 @@ import json
 import re
 import socket
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from efficientbench.basics.checksum import with_checksum
-from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError, os_errors_as
 from efficientbench.basics.foreign import read_whole
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.registry import all_devices
@@ -59,10 +59,11 @@ def pack(folder: Path) -> Path:
     scrub = _Scrub([*_of_this_machine(), *places, *removed, *sources])
     record |= {"config": config, "run": f"{record['variant']}_{record['size']}"}
     record["data"] = record["data"] and [{**source, "source": REMOVED} for source in record["data"]]
-    record["finetuning"] = _nothing_said(record["finetuning"])
+    record["finetuning"] = _with_texts(record["finetuning"], lambda text: REMOVED)
     target = OutputFolder(folder).shared
     with whole_file(target) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(RECORD_NAME, json.dumps(with_checksum(scrub.value(record)), indent=2, ensure_ascii=False))
+        content = with_checksum(_with_texts(record, scrub.text))
+        archive.writestr(RECORD_NAME, json.dumps(content, indent=2, ensure_ascii=False))
         archive.writestr("doctor.txt", scrub.text(_doctor()))
         for path in sorted((folder / "log").glob("rank_*")):
             archive.writestr(f"log/{path.name}", scrub.text(_log(path)))
@@ -80,10 +81,8 @@ def _doctor() -> str:
 
 
 def _log(path: Path) -> str:
-    try:
+    with os_errors_as(MetricsError, f"{path}: cannot be read"):
         lines = read_whole(path).decode(errors="replace").splitlines(keepends=True)
-    except OSError as error:
-        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
     if len(lines) > MOST_LINES:
         half = MOST_LINES // 2
         lines = [*lines[:half], f"{REMOVED} {len(lines) - MOST_LINES:,} lines\n", *lines[-half:]]
@@ -103,19 +102,15 @@ def _without_texts(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     declared = _declared_words(RunConfig.model_json_schema())
     removed: list[str] = []
 
-    def kept(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: kept(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [kept(each) for each in value]
-        if not isinstance(value, str) or value in declared:
-            return value
-        removed.append(value)
+    def kept(text: str) -> str:
+        if text in declared:
+            return text
+        removed.append(text)
         return REMOVED
 
     def of_key(key: str, value: Any) -> Any:
         stays = key in _NAMES if isinstance(value, str) else key in _SECTIONS
-        return value if stays else kept(value)
+        return value if stays else _with_texts(value, kept)
 
     return {key: of_key(key, value) for key, value in config.items()}, removed
 
@@ -131,13 +126,13 @@ def _declared_words(schema: Any) -> set[str]:
     return own.union(*map(_declared_words, schema.values()))
 
 
-def _nothing_said(value: Any) -> Any:
-    """Return a JSON value without its texts."""
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with `change` applied to each text in it, but for keys."""
     if isinstance(value, dict):
-        return {key: _nothing_said(each) for key, each in value.items()}
+        return {key: _with_texts(each, change) for key, each in value.items()}
     if isinstance(value, list):
-        return [_nothing_said(each) for each in value]
-    return REMOVED if isinstance(value, str) else value
+        return [_with_texts(each, change) for each in value]
+    return change(value) if isinstance(value, str) else value
 
 
 class _Scrub:
@@ -153,14 +148,6 @@ class _Scrub:
         # A path with a space in it is known whole among the private texts, and not by its pattern.
         without = _PATH.sub(_public_part, self._private.sub(REMOVED, text))
         return _MANY.sub(REMOVED, _ADDRESS.sub(REMOVED, without))
-
-    def value(self, value: Any) -> Any:
-        """Return a JSON value with `text` applied to each text in it, but for keys."""
-        if isinstance(value, dict):
-            return {key: self.value(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [self.value(each) for each in value]
-        return self.text(value) if isinstance(value, str) else value
 
 
 def _public_part(path: re.Match[str]) -> str:

@@ -13,13 +13,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
-from efficientbench.basics.errors import ConfigError, MetricsError
+from efficientbench.basics.errors import ConfigError, MetricsError, os_errors_as
 from efficientbench.basics.files import no_link
 from efficientbench.basics.foreign import parse_json
 from efficientbench.evaluation.task import ItemResult, Summary, Task
@@ -61,11 +60,9 @@ class ResultFile:
         """The header of the results that were discarded; None if none were."""
 
     def __enter__(self) -> ResultFile:
-        try:
+        with os_errors_as(MetricsError, f"{self.path}: cannot be written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, "a+b", opener=no_link)
-        except OSError as error:
-            raise MetricsError(f"{self.path}: cannot be written ({error.strerror})") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -77,9 +74,7 @@ class ResultFile:
             self._write([self.header])
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def append(self, results: Sequence[ItemResult]) -> None:
@@ -88,12 +83,10 @@ class ResultFile:
         self.results.update((result.item, result) for result in results)
 
     def _write(self, values: Sequence[Mapping[str, Any]]) -> None:
-        try:
+        with os_errors_as(MetricsError, f"{self.path}: cannot be written"):
             self._file.write("".join(json.dumps(value, allow_nan=False) + "\n" for value in values).encode())
             self._file.flush()
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise MetricsError(f"{self.path}: cannot be written ({error.strerror})") from None
 
     def _read(self) -> int:
         """Read the results of the same evaluation; return how many bytes of the file to keep."""

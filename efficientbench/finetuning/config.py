@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from efficientbench.basics.errors import ConfigError
 from efficientbench.basics.part import (
     Fraction,
     Label,
@@ -221,27 +222,27 @@ class FinetuneConfig(Part):
         """Return each rank's micro-batches per step with `world` ranks.
 
         Raises:
-            ValueError: `world` × micro-batch does not divide the global batch, or hpZ does not divide `world`; the
+            ConfigError: `world` × micro-batch does not divide the global batch, or hpZ does not divide `world`; the
                 message names the nearest valid value.
         """
         hpz = self.zero.hpz
         if hpz > world == 1:
-            raise ValueError("zero.hpz: a single rank has nobody to share a second copy with: remove the key")
+            raise ConfigError("zero.hpz: a single rank has nobody to share a second copy with: remove the key")
         if hpz < world and world % hpz:
             near = min((each for each in range(1, world + 1) if world % each == 0), key=lambda each: abs(each - hpz))
-            raise ValueError(f"zero.hpz: groups of {hpz} do not divide {world} ranks; the nearest that do: {near}")
+            raise ConfigError(f"zero.hpz: groups of {hpz} do not divide {world} ranks; the nearest that do: {near}")
         at_once, batch = self.training.micro_batch_size * world, self.training.global_batch_size
         if batch % at_once:
             near = max(1, round(batch / at_once)) * at_once
-            raise ValueError(
+            raise ConfigError(
                 f"training.global_batch_size: {batch} is no multiple of micro-batch {self.training.micro_batch_size} × "
                 f"{world} ranks; the nearest that is: {near}"
             )
         return batch // at_once
 
     def warmup(self, steps: int) -> int:
-        """Return the warm-up steps of the learning rate. Raises ValueError: the run has no further steps."""
+        """Return the warm-up steps of the learning rate. Raises ConfigError: the run has no further steps."""
         asked = self.training.warmup_steps
         if asked is not None and asked >= steps:
-            raise ValueError(f"training.warmup_steps: {asked} is not below the {steps} steps of the run")
+            raise ConfigError(f"training.warmup_steps: {asked} is not below the {steps} steps of the run")
         return min(100, steps // 10) if asked is None else asked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.part import Name, Part
-from efficientbench.config.load import merged, parse, unknown_key
+from efficientbench.config.load import leaves, merged, nested, parse, unknown_key
 from efficientbench.config.matrix import EXPERIMENTS, Overlay, load_matrix, load_yaml
 from efficientbench.config.scripts import script
 from efficientbench.config.spellings import TUNING, keys_of, spelled
@@ -99,16 +99,14 @@ def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()
             problems.append(f"{key[:80]}: unknown key; did you mean {meant}?" if meant else unknown_key(key, keys))
         else:
             try:
-                value: Any = _value(key, text, keys[key])
+                value = _value(key, text, keys[key])
             except (yaml.YAMLError, RecursionError):
                 problems.append(f"{key}: {text[:80]!r} is not a list or a mapping as YAML writes them")
                 continue
             if key == "training.epochs":
                 # Both keys set the length of a run; the command line wins.
                 tree.get("training", {}).pop("steps", None)
-            for part in reversed(key.split(".")):
-                value = {part: value}
-            tree = merged(tree, value)
+            tree = merged(tree, nested(key, value))
     try:
         config = FinetuneConfig.model_validate(tree)
     except ValidationError as error:
@@ -124,16 +122,7 @@ def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()
 
 def settable_keys() -> dict[str, FieldInfo]:
     """Return the field of every dotted key that an override may set."""
-    return {key: field for key, field in _leaves(FinetuneConfig, "") if key not in _DECIDED}
-
-
-def _leaves(part: type[Part], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in part.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Part):
-            yield from _leaves(kind, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", field
+    return {key: field for key, field in leaves(FinetuneConfig, "") if key not in _DECIDED}
 
 
 def _value(key: str, text: str, field: FieldInfo) -> object:

@@ -75,10 +75,7 @@ def prepare(config: FinetuneConfig, model: str) -> Prepared:
     rows, held_rows = [rows[number] for number in kept], [held_rows[number] for number in held_kept]
     batch = config.training.global_batch_size
     steps = config.training.steps or run_steps(len(train), config.training.epochs, batch)
-    try:
-        warmup = config.warmup(steps)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    warmup = config.warmup(steps)
     samples = [Sample(row.difficulty, row.place) for row in rows]
     numbers = _numbers(config, train, rows)
     order = choose_order(config.curriculum, samples, steps, batch, numbers)

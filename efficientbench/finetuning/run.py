@@ -64,10 +64,7 @@ class FineTuning(Kind[FinetuneConfig, PlannedTuning, PreparedTuning, TuningJob])
                 "training.dtype: transformers refuses bf16 with DeepSpeed on CPUs: take fp32, or zero.stage=0"
             )
         world = nodes * (config.cpu_ranks if device.memory_capacity_bytes() is None else device.count())
-        try:
-            config.accumulation(world)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        config.accumulation(world)
         return PlannedTuning(config, asked.site, find_model(config.model, Path(config.cache)), world)
 
     def prepare(self, planned: PlannedTuning) -> PreparedTuning:

@@ -17,7 +17,8 @@ from efficientbench.studies.search import Searched, keep_slope, search
 from efficientbench.studies.target_costs import costs_at_target
 from efficientbench.studies.tasks import OTHER, Planned, StudyTask, record_of, remove_marked, without_gone
 from efficientbench.sweep.queue import Queue
-from efficientbench.sweep.sweep import Manner, run_tasks, tell_ends
+from efficientbench.sweep.scheduler import Manner
+from efficientbench.sweep.sweep import run_tasks, tell_ends
 from efficientbench.sweep.task import Task, take_turns
 
 

@@ -25,8 +25,9 @@ from efficientbench.studies.run import train as train_runs
 from efficientbench.studies.runs import Study
 from efficientbench.studies.suite import parsed_target, section_of, written
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs
+from efficientbench.sweep.scheduler import Manner
 from efficientbench.sweep.selection import Request
-from efficientbench.sweep.sweep import Manner, device_of
+from efficientbench.sweep.sweep import device_of
 
 ANYWHERE = Machine("cpu", "", ("0",), None, 0, None)
 """Where no run starts: records may be of any device."""

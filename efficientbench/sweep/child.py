@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -12,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from efficientbench.basics.files import no_link
-from efficientbench.launchers.processes.worker_process import PR_SET_PDEATHSIG, module_command
-
-_libc = ctypes.CDLL(None, use_errno=True)
+from efficientbench.launchers.processes.worker_process import end_with_parent, module_command
 
 KILL_WAIT_S = 10.0
 """Seconds to wait for a killed process to end; a process that the kernel holds longer is abandoned."""
@@ -78,4 +75,4 @@ class Child:
 
 def stop_with_parent() -> None:
     """Ask the kernel to send SIGTERM when the sweep's process ends: the run saves and frees its claim."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)

@@ -47,40 +47,47 @@ class _Attempt:
         return self.task.stop_grace_s + ENDING_S
 
 
+@dataclass(frozen=True)
+class Manner:
+    """How the runs of a sweep are done."""
+
+    machine: Machine
+    jobs: int | None = None
+    """Number of runs at once; None: as many as the devices allow."""
+    time_limit_s: float | None = None
+    """Time limit of one run in seconds, set-up included; None: no limit."""
+    retry_failed: bool = False
+    """Whether runs that failed in an earlier call are retried."""
+    retry_smaller: bool = False
+    """Whether a run that is out of memory is retried with a smaller micro-batch."""
+
+    def is_trained(self, task: Task) -> bool:
+        """Return whether the task's folder has the complete record of its configuration on this machine."""
+        return task.is_trained(self.machine.name, self.retry_smaller)
+
+    def is_complete(self, task: Task) -> bool:
+        """Return whether it has that record, and the generation that the task asks for."""
+        return self.is_trained(task) and (not task.generates or has_generated(task.folder, task.widths))
+
+
 class Scheduler:
     """Starts and watches the runs of a queue that fit on this machine."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        tasks: Sequence[Task],
-        machine: Machine,
-        host: str,
-        display: Display,
-        jobs: int | None = None,
-        time_limit_s: float | None = None,
-        retry_smaller: bool = False,
-    ) -> None:
+    def __init__(self, queue: Queue, tasks: Sequence[Task], manner: Manner, host: str, display: Display) -> None:
         """Take the slots of the machine.
 
         Args:
             queue: the suite's queue.
             tasks: the tasks to do, here or by another sweep.
-            machine: the machine that runs them.
+            manner: the machine that runs them, and how.
             host: the machine's name.
             display: the display that prints the runs' events.
-            jobs: number of runs at once; None: as many as the devices allow.
-            time_limit_s: time limit of one run in seconds, set-up included; None: no limit.
-            retry_smaller: whether a run that is out of memory is retried with a smaller micro-batch.
         """
         self._queue = queue
-        self._machine = machine
-        self._jobs = jobs
-        self._time_limit_s = time_limit_s
-        self._retry_smaller = retry_smaller
+        self._manner = manner
         self._host = host
         self._display = display
-        self._places = slots(machine, jobs)
+        self._places = slots(manner.machine, manner.jobs)
         self._open = list(tasks)
         self._running: list[_Attempt] = []
 
@@ -164,9 +171,9 @@ class Scheduler:
         return None
 
     def _start(self, task: Task, state: State, claims: tuple[Claim, Claim]) -> None:
-        generating = task.generates and task.is_trained(self._machine.name, self._retry_smaller)
+        generating = task.generates and self._manner.is_trained(task)
         arguments, ranks = (task.generation_arguments, 1) if generating else (task.arguments, task.ranks)
-        environment = slot_environment(self._machine, claims[1].places, self._jobs, ranks, os.environ)
+        environment = slot_environment(self._manner.machine, claims[1].places, self._manner.jobs, ranks, os.environ)
         planned = task.planned()
         kept_open = [descriptor for claim in claims for descriptor in claim.descriptors]
         try:
@@ -192,7 +199,7 @@ class Scheduler:
 
     def _watch(self) -> None:
         for attempt in list(self._running):
-            child, limit_s = attempt.child, self._time_limit_s
+            child, limit_s = attempt.child, self._manner.time_limit_s
             exit_code = child.exit_code()
             if exit_code is not None:
                 self._running.remove(attempt)
@@ -229,7 +236,7 @@ class Scheduler:
     def _end(self, attempt: _Attempt, exit_code: int) -> None:
         """Write how a run ended; or start its next attempt: generation, or training with a smaller micro-batch."""
         goes_on = exit_code == 0 and not attempt.generating and attempt.kill_at_s is None
-        if goes_on and attempt.task.generates and attempt.task.is_trained(self._machine.name, self._retry_smaller):
+        if goes_on and attempt.task.generates and self._manner.is_trained(attempt.task):
             self._display.print(f"{attempt.task.id}: trained; generation is measured")
             self._start(attempt.task, attempt.state, attempt.claims)
             return
@@ -238,8 +245,8 @@ class Scheduler:
         if failure is not None and not stopped:
             write_failure(attempt.task.folder, failure)
         out_of_memory = failure is not None and failure.kind == "out_of_memory"
-        retried = self._retry_smaller and out_of_memory and not attempt.generating
-        again = attempt.task.smaller(self._machine) if retried else None
+        retried = self._manner.retry_smaller and out_of_memory and not attempt.generating
+        again = attempt.task.smaller(self._manner.machine) if retried else None
         if again is not None:
             self._display.print(f"{again.id}: out of memory; again with {' '.join(again.arguments[-2:-1])}")
             self._start(again, attempt.state, attempt.claims)
@@ -260,7 +267,7 @@ class Scheduler:
     def _failure(self, attempt: _Attempt, exit_code: int) -> Failure | None:
         """Return why the run is not done; None if it is done."""
         task, child = attempt.task, attempt.child
-        if exit_code == 0 and is_complete(task, self._machine, self._retry_smaller):
+        if exit_code == 0 and self._manner.is_complete(task):
             return None
         if attempt.kill_at_s is not None and not attempt.timed_out:
             return STOPPED
@@ -268,20 +275,13 @@ class Scheduler:
         if attempt.timed_out:
             after = f" after step {reached.step}" if reached else ", before the first step"
             after = " while generation was measured" if attempt.generating else after
-            reason = f"the time limit of {self._time_limit_s:g} s was reached{after}"
+            reason = f"the time limit of {self._manner.time_limit_s:g} s was reached{after}"
             return Failure("time_limit", reason, step=reached.step if reached else None)
         return failure_of(task.folder, exit_code, self._queue.log(task.id), child.begin_time_s)
 
     def _row(self, attempt: _Attempt) -> Running:
         reached = progress_of(attempt.task.folder, attempt.child.begin_time_s)
         return Running(attempt.task.id, attempt.child.elapsed_s(), reached, attempt.task.steps)
-
-
-def is_complete(task: Task, machine: Machine, smaller_too: bool) -> bool:
-    """Return whether the task's folder has its configuration's complete record, and the generation that it asks for."""
-    return task.is_trained(machine.name, smaller_too) and (
-        not task.generates or has_generated(task.folder, task.widths)
-    )
 
 
 def has_generated(folder: OutputFolder, widths: Sequence[str] = ()) -> bool:

@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +24,7 @@ from efficientbench.sweep.dry_run import print_dry_run
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs, slots
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
-from efficientbench.sweep.scheduler import Scheduler, is_complete
+from efficientbench.sweep.scheduler import Manner, Scheduler
 from efficientbench.sweep.selection import Request, names_tunings
 from efficientbench.sweep.task import Task, take_turns
 from efficientbench.sweep.tasks import build_tasks
@@ -38,21 +37,6 @@ NEXT_CALL = {
     "queued": "starts them",
 }
 """State of runs after a sweep → what the same command does with them."""
-
-
-@dataclass(frozen=True)
-class Manner:
-    """How the runs of a sweep are done."""
-
-    machine: Machine
-    jobs: int | None = None
-    """Number of runs at once; None: as many as the devices allow."""
-    time_limit_s: float | None = None
-    """Time limit of one run in seconds; None: no limit."""
-    retry_failed: bool = False
-    """Whether runs that failed in an earlier call are retried."""
-    retry_smaller: bool = False
-    """Whether a run that is out of memory is retried with a smaller micro-batch."""
 
 
 def sweep(
@@ -115,16 +99,16 @@ def run_tasks(tasks: Sequence[Task], suite: Path, manner: Manner) -> int:
     Raises:
         ConfigError: the suite's folder cannot be written, or another sweep runs one in another configuration.
     """
-    queue, machine = Queue(suite), manner.machine
+    queue = Queue(suite)
     queue.make()
     display = Display(Console(highlight=False), len(tasks))
-    display.print(f"{number_of(len(tasks), 'run')} in {suite} on {machine.name}; the queue: {queue.folder / 'queue'}")
+    where = f"{suite} on {manner.machine.name}"
+    display.print(f"{number_of(len(tasks), 'run')} in {where}; the queue: {queue.folder / 'queue'}")
     with received_signals() as signals:
         try:
             left = _enter(tasks, queue, manner, display)
             host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())
-            options = manner.jobs, manner.time_limit_s, manner.retry_smaller
-            Scheduler(queue, left, machine, host, display, *options).run(signals)
+            Scheduler(queue, left, manner, host, display).run(signals)
         finally:
             display.close()
     return STOP_EXIT_CODES[signal.Signals(signals[0])] if signals else 0
@@ -195,12 +179,12 @@ def _suite(tasks: Sequence[Task]) -> Path:
 def planned_state(task: Task, queue: Queue, manner: Manner) -> str:
     """Return the run's state as the sweep would begin; `trained` where only its generation is left to do."""
     state = _next_state(task, queue.read(task.id), manner)
-    return "trained" if state == "queued" and task.is_trained(manner.machine.name, manner.retry_smaller) else state
+    return "trained" if state == "queued" and manner.is_trained(task) else state
 
 
 def _next_state(task: Task, state: State | None, manner: Manner) -> str:
     """Return the run's state as the sweep begins: done, failed, refused or queued."""
-    if is_complete(task, manner.machine, manner.retry_smaller):
+    if manner.is_complete(task):
         return "done"
     if task.refused is not None:
         return "refused"

@@ -75,7 +75,7 @@ class WorkerProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT if output is not None else None,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
 
     def exit_code(self) -> int | None:
@@ -189,6 +189,6 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _end_with_parent() -> None:
-    """Ask the kernel to kill this process when the launcher is gone, so that no rank outlives it unseen."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send this process a signal when its parent is gone, so that it does not outlive it unseen."""
+    _libc.prctl(PR_SET_PDEATHSIG, number)

@@ -31,10 +31,6 @@ _CHOSEN_BY = {"attention": ("model.attention.", "model.position.", "model.patter
 _CHOOSING = tuple(prefix for prefixes in _CHOSEN_BY.values() for prefix in prefixes)
 
 
-def _device(record: RunRecord) -> str:
-    return f"{record.devices} × {record.device_name}"
-
-
 def _tokens(record: RunRecord) -> str:
     if record.finetuning:
         # Examples are counted, since the seed's order of examples decides how many tokens the same steps have.
@@ -87,7 +83,8 @@ def _overlaps(record: RunRecord) -> bool:
     return record.cp * record.dp > 1 and record.section("parallel").get("overlap") is True
 
 
-def _optimizer(record: RunRecord) -> str:
+def optimizer_of(record: RunRecord) -> str:
+    """Return the name of the optimizer of a run."""
     # Records from before there was a choice do not name the optimizer.
     return str(record.section("training").get("optimizer", "adamw"))
 
@@ -152,14 +149,14 @@ NOT_RECORDED = "not recorded"
 
 
 CONDITIONS: dict[str, Callable[[RunRecord], str]] = {
-    "device": _device,
+    "device": lambda record: f"{record.devices} × {record.device_name}",
     "dtype": lambda record: record.dtype or NOT_RECORDED,
     "tokens": _tokens,
     "sequence": lambda record: str(record.seq_len),
     "data": _data,
     "init": _init,
     "global_batch": lambda record: str(record.global_batch_size),
-    "optimizer": _optimizer,
+    "optimizer": optimizer_of,
     "layout": _layout,
     "limits": _limits,
     "software": _software,

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any
 
 from efficientbench.metrics.analysis.cautions import KINDS
-from efficientbench.metrics.analysis.conditions import KERNELS, differences
+from efficientbench.metrics.analysis.conditions import KERNELS, differences, optimizer_of
 from efficientbench.metrics.analysis.noise import aa_floor, pooled_spread, text_noise
 from efficientbench.metrics.analysis.repeats import Group, dotted, model_identity
 from efficientbench.metrics.formulas.ratio import Objection, Ratio, Side, make_ratio
@@ -170,7 +170,7 @@ class Judge:
     @property
     def _may_train_otherwise(self) -> bool:
         """Whether that is allowed; an optimizer that may differ brings its own rates."""
-        brings = "optimizer" in self.despite and len({_optimizer(row.first) for row in (self.first, self.second)}) > 1
+        brings = "optimizer" in self.despite and len({optimizer_of(row.first) for row in (self.first, self.second)}) > 1
         return brings or TRAINING in self.despite
 
     @property
@@ -218,10 +218,6 @@ def _held(record: RunRecord) -> dict[str, Any]:
 
 def _told(changed: dict[str, tuple[Any, Any]]) -> str:
     return ", ".join(f"{key} {one} against {other}" for key, (one, other) in changed.items())
-
-
-def _optimizer(record: RunRecord) -> object:
-    return record.section("training").get("optimizer", "adamw")
 
 
 def _span_s(record: RunRecord) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError, os_errors_as
 from efficientbench.basics.foreign import parse_json, plain_texts, read_whole
 from efficientbench.metrics.formulas.ratio import SIGNIFICANCE, holm
 from efficientbench.metrics.formulas.student import Z_95, t_p_value, t_quantile_95
@@ -154,10 +154,8 @@ def read_items(path: Path) -> tuple[Mapping[str, Any], dict[str, Item]]:
 
     Raises MetricsError if the file cannot be read, or if another line is damaged.
     """
-    try:
+    with os_errors_as(MetricsError, f"{path}: cannot be read"):
         lines = read_whole(path, MOST_BYTES).split(b"\n")[:-1]
-    except OSError as error:
-        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
     header: Mapping[str, Any] = {"settings": {}}
     items = {}
     for number, line in enumerate(lines, start=1):

@@ -36,7 +36,7 @@ def collect_environment(packages: Sequence[str], repository: Path) -> dict[str, 
         "processor": processor_name(),
         "cores": usable_cores(),
         "memory_limit_bytes": memory_limit_bytes(),
-        "packages": {name: _version(name) for name in packages},
+        "packages": {name: version_of(name) for name in packages},
         "commit": commit,
         "uncommitted_changes": None if commit is None or changes is None else bool(changes),
         "nvidia_driver": _nvidia_driver(),
@@ -62,7 +62,8 @@ def sensor_states(states: Iterable[SensorState]) -> list[dict[str, Any]]:
     return list(entries.values())
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from efficientbench.basics.counted import number_of
-from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError, os_errors_as
 from efficientbench.metrics.formulas.definitions import FORMULAS
 from efficientbench.metrics.monitoring.aggregate import merge
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement
@@ -189,38 +189,57 @@ def write_own_record(
     Raises MetricsError: the folder or the record cannot be written, or a value is none that a record can hold.
     """
     path = folder / RECORD_NAME
-    try:
+    with os_errors_as(MetricsError, f"{folder}: cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise MetricsError(f"{folder}: cannot be made ({error.strerror})") from None
+    environment = collect_environment(PACKAGES, Path.cwd())
     try:
-        record = _record(folder, loop, run, ranks, started_at, duration_s, validations, config or {})
+        place, facts = _facts(folder, loop, run, ranks, environment)
+        summary = summarize(run, facts, _quality(run, validations))
+        absent = {name: NOT_COUNTED for name in OF_FORMULAS if getattr(facts, name) is None}
+        if loop.dtype_unknown:
+            absent["dtype"] = loop.dtype_unknown
+        record = RunRecord(
+            run=loop.run,
+            variant=loop.variant or loop.run,
+            size=loop.size or "own",
+            seed=loop.seed,
+            parameters=loop.parameters,
+            parameters_active=loop.parameters,
+            flops_per_token=loop.flops_per_token,
+            seq_len=loop.seq_len,
+            micro_batch_size=loop.micro_batch_size,
+            global_batch_size=loop.global_batch_size,
+            **place,
+            **summary.values,
+            **measured_parts(run, summary.outliers),
+            status="completed",
+            started_at=started_at.isoformat(timespec="milliseconds"),
+            duration_s=duration_s,
+            formula_id=FORMULAS,
+            quality_curve=quality_curve(run, [each for each in validations if each.tokens]),
+            unavailable=summary.unavailable | absent,
+            config={**(config or {}), "own_loop": asdict(loop)},
+            environment=environment | {"sensors": sensor_states(run.sensors)},
+        )
     except ValidationError as error:
         raise MetricsError(f"{path}: {RunRecord.readable(error)}") from None
     write_record(record, path)
     return path
 
 
-def _record(
-    folder: Path,
-    loop: OwnLoop,
-    run: RunMeasurement,
-    ranks: int,
-    started_at: datetime,
-    duration_s: float,
-    validations: Sequence[Validation],
-    config: Mapping[str, Any],
-) -> RunRecord:
+def _facts(
+    folder: Path, loop: OwnLoop, run: RunMeasurement, ranks: int, environment: dict[str, Any]
+) -> tuple[dict[str, Any], RunFacts]:
+    """Return the devices and the dtype, by the record's field names, and what figures are computed from."""
     # A host is one device, however many ranks compute on it. If a sensor found no device, assume one for each rank.
     least = 1 if run.device_scope == "host" or "memory_kind" not in run.unavailable else ranks
     devices, name = max(least, len(run.device_names)), run.device_names[0] if run.device_names else "unknown"
     peak, source = loop.peak_flops, "peak_flops of the loop"
     if not peak:
         peak, source = peak_flops(name, loop.dtype) if loop.dtype else (None, loop.dtype_unknown or "")
-    environment = collect_environment(PACKAGES, Path.cwd())
     reached = None if peak else loop.measured_peak_flops
     place: dict[str, Any] = {"device_name": name, "devices": devices, "dtype": loop.dtype, "dp": ranks}
-    facts = RunFacts(
+    return place, RunFacts(
         parameters=loop.parameters,
         parameters_active=loop.parameters,
         devices=devices,
@@ -232,33 +251,6 @@ def _record(
         not_counted=NOT_COUNTED,
         measured_peak_flops=reached,
         measured_peak_doubt=why_too_low(reached, folder, place, environment),
-    )
-    summary = summarize(run, facts, _quality(run, validations))
-    absent = {name: NOT_COUNTED for name in OF_FORMULAS if getattr(facts, name) is None}
-    if loop.dtype_unknown:
-        absent["dtype"] = loop.dtype_unknown
-    return RunRecord(
-        run=loop.run,
-        variant=loop.variant or loop.run,
-        size=loop.size or "own",
-        seed=loop.seed,
-        parameters=loop.parameters,
-        parameters_active=loop.parameters,
-        flops_per_token=loop.flops_per_token,
-        seq_len=loop.seq_len,
-        micro_batch_size=loop.micro_batch_size,
-        global_batch_size=loop.global_batch_size,
-        **place,
-        **summary.values,
-        **measured_parts(run, summary.outliers),
-        status="completed",
-        started_at=started_at.isoformat(timespec="milliseconds"),
-        duration_s=duration_s,
-        formula_id=FORMULAS,
-        quality_curve=quality_curve(run, [each for each in validations if each.tokens]),
-        unavailable=summary.unavailable | absent,
-        config={**config, "own_loop": asdict(loop)},
-        environment=environment | {"sensors": sensor_states(run.sensors)},
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError, os_errors_as
 from efficientbench.basics.files import sha256
 from efficientbench.basics.foreign import MOST_BYTES
 from efficientbench.metrics.formulas.definitions import FORMULAS
@@ -49,13 +49,11 @@ def load_placed(folder: Path) -> tuple[list[tuple[RunRecord, Path]], list[str]]:
     Raises:
         MetricsError: there is no such folder, or it cannot be read.
     """
-    try:
+    with os_errors_as(MetricsError, f"{folder}: cannot be read"):
         if folder.is_file():
             raise MetricsError(f"{folder}: is a file; give the folder that runs were written to")
         if not folder.is_dir():
             raise MetricsError(f"{folder}: there is no such folder to report on")
-    except OSError as error:
-        raise MetricsError(f"{folder}: cannot be read ({error.strerror})") from None
     placed, left_out = read_each(current_files(folder, RECORD_NAME), lambda path: (read_plausible(path), path.parent))
     return sorted(placed, key=lambda each: (each[0].run, each[0].started_at)), left_out
 

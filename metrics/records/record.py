@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, model_validator
 
-from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError, os_errors_as
 from efficientbench.basics.files import sha256
 from efficientbench.metrics.formulas.definitions import speed_only_reason
 from efficientbench.metrics.formulas.device_use import (
@@ -166,10 +166,8 @@ class RunRecord(Metrics, Identity):
     def write(self, path: Path) -> None:
         """Write the record as `Stored.write` does, with the checksum of its steps' file where that lies beside it."""
         steps = self.steps_file(path)
-        try:
+        with os_errors_as(MetricsError, f"{steps}: cannot be read"):
             found = None if steps is None or self.steps_sha256 is not None else sha256(steps)
-        except OSError as error:
-            raise MetricsError(f"{steps}: cannot be read ({error.strerror})") from None
         Stored.write(self if found is None else self.model_copy(update={"steps_sha256": found}), path)
 
     def steps_file(self, path: Path) -> Path | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from replicas.places import job_environment
+from support import outside
 from support.command_line import ROOT, TIME_LIMIT_S, TINY, Finished, efficientbench
 from support.conversation_pairs import VOCABULARY, write_conversations
 
@@ -38,6 +39,15 @@ def tiny(tmp_path: Path, cache: str) -> tuple[str, ...]:
 def folder(tmp_path: Path) -> Path:
     """The folder that the run of `tiny` writes to."""
     return tmp_path / "gqa_1.5B_smoke"
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The import path of the commands: this checkout, and the code from outside beside it."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    outside.lay_out(folder, monkeypatch)
+    return f"{ROOT}:{folder}"
 
 
 @pytest.fixture(scope="session")

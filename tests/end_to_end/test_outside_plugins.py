@@ -7,20 +7,11 @@ from pathlib import Path
 
 import pytest
 from support import outside
-from support.command_line import ROOT, TINY, efficientbench, record
+from support.command_line import TINY, efficientbench, record
 
 METER = "measurement.meters=my_meter:Outlet"
 
 pytestmark = pytest.mark.proof
-
-
-@pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The import path of the commands: this checkout, and the meter beside it."""
-    folder = tmp_path / "outside"
-    folder.mkdir()
-    outside.lay_out(folder, monkeypatch)
-    return f"{ROOT}:{folder}"
 
 
 def shows_it(folder: Path, report: Path) -> None:

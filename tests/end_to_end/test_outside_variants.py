@@ -23,15 +23,6 @@ from efficientbench.planning.plan import hidden
 KIND = f"model.attention.kind={outside.PACKAGE}.window:VARIANT"
 
 
-@pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The import path of the commands: this checkout, and the package beside it."""
-    folder = tmp_path / "outside"
-    folder.mkdir()
-    outside.lay_out(folder, monkeypatch)
-    return f"{ROOT}:{folder}"
-
-
 @pytest.mark.proof
 def test_a_sweep_trains_and_reports_an_external_variant_and_export_refuses_it(
     path: str, tmp_path: Path, cache: str

@@ -7,22 +7,13 @@ from pathlib import Path
 
 import pytest
 from support import outside
-from support.command_line import ROOT, TINY, efficientbench, failure, record, steps
+from support.command_line import TINY, efficientbench, failure, record, steps
 
 KIND = (f"model.attention.kind={outside.PACKAGE}.flipping:VARIANT", "model.attention.window=8")
 DETERMINISTIC = "training.deterministic=true"
 # Of the second layer's attention, when the micro-batch after the second step is computed again: 2 layers in each of
 # 2 micro-batches of 2 steps, and in the first computation.
 AGAIN = 2 * 2 * 2 + 2 + 2
-
-
-@pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The import path of the commands: this checkout, and the package with the faulty attention beside it."""
-    folder = tmp_path / "outside"
-    folder.mkdir()
-    outside.lay_out(folder, monkeypatch)
-    return f"{ROOT}:{folder}"
 
 
 @pytest.mark.proof

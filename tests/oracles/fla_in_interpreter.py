@@ -37,7 +37,7 @@ def main() -> None:
         blocks = sorted({0, own, max(own - 1, 0), own // 2})
         chosen[:, position, : len(blocks)] = torch.tensor(blocks)
     grad = torch.randn_like(query)
-    out = nsa_fla.selected_attention(query, key, value, chosen, block_size, dim**-0.5)
+    out = nsa_fla.SelectedAttention.apply(query, key, value, chosen, block_size, dim**-0.5)
     expected = naive_nsa_selection(query, key[:, :, None], value[:, :, None], chosen[:, :, None], block_size)
     inputs = (query, key, value)
     actual_all = (out, *torch.autograd.grad(out, inputs, grad))

@@ -6,19 +6,15 @@ gradients of A_log are then 2e-4 off, where ours are within 2e-5.
 
 from __future__ import annotations
 
-import contextlib
-import math
+import functools
 import sys
-from collections.abc import Iterator
-from typing import Any
-from unittest import mock
 
 import pytest
 import torch
+from oracles import recurrent
 from oracles.qwen2 import multiply_embedding
 from oracles.qwen3_next import renamed as renamed_attention
-from oracles.recurrent import EAGER, recurrence
-from oracles.recurrent import throughout_in_float64 as in_float64
+from oracles.recurrent import EAGER, by_token, within
 
 from efficientbench.architecture.gdn import GDNConfig
 from efficientbench.architecture.model import ModelConfig
@@ -31,6 +27,8 @@ with pytest.MonkeyPatch.context() as _patch:
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
     from transformers.models.qwen3_5 import modeling_qwen3_5
 
+written_rule = functools.partial(by_token, modeling_qwen3_5, "torch_chunk_gated_delta_rule")
+throughout_in_float64 = functools.partial(recurrent.throughout_in_float64, written_rule)
 ZERO_CENTRED = ("layernorm.weight", "_norm.weight", "model.norm.weight")
 """Ends of the names of the norms that multiply by 1 + w; the gated one is `linear_attn.norm`."""
 RECURRENT = {"A_log": "A_log", "dt_bias": "dt_bias", "out_norm": "norm.weight", "linear_proj.weight": "out_proj.weight"}
@@ -76,14 +74,7 @@ def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Qwen3_
     missing, unexpected = oracle.load_state_dict(weights, strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])
     multiply_embedding(oracle, model)
-    forward = oracle.forward
-
-    def with_rule(*arguments: Any, **keys: Any) -> Any:
-        with _by_token():
-            return forward(*arguments, **keys)
-
-    oracle.forward = with_rule
-    return oracle
+    return within(oracle, written_rule)
 
 
 def as_ours(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -93,27 +84,6 @@ def as_ours(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _is_zero_centred(name: str) -> bool:
     return name.endswith(ZERO_CENTRED) and "linear_attn" not in name
-
-
-@contextlib.contextmanager
-def throughout_in_float64() -> Iterator[None]:
-    """Let the layers of a float64 Qwen3.5 compute in float64 what they compute in float32 whatever they are in."""
-    with _by_token(), in_float64():
-        yield
-
-
-def _by_token() -> contextlib.AbstractContextManager[object]:
-    return mock.patch.object(modeling_qwen3_5, "torch_chunk_gated_delta_rule", _rule)
-
-
-def _rule(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, **unused: object
-) -> tuple[torch.Tensor, None]:
-    """Compute transformers' function, whose rows come first, by `recurrence` in float64."""
-    query, key = (modeling_qwen3_5.l2norm(each.double()) for each in (query, key))
-    query = query / math.sqrt(query.shape[-1])
-    out, _ = recurrence(*(each.double().transpose(0, 1) for each in (query, key, value, g, beta)))
-    return out.transpose(0, 1).to(value.dtype), None
 
 
 def renamed(tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[str, torch.Tensor]:

@@ -5,18 +5,15 @@ Its other layers are MLA without positions, and its feed-forward layers dense.
 
 from __future__ import annotations
 
-import contextlib
-import math
+import functools
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
-from unittest import mock
+from collections.abc import Mapping
 
 import pytest
 import torch
+from oracles import recurrent
 from oracles.qwen2 import multiply_embedding, to_qwen2
-from oracles.recurrent import EAGER, recurrence
-from oracles.recurrent import throughout_in_float64 as in_float64
+from oracles.recurrent import EAGER, by_token, within
 
 from efficientbench.architecture.kda import KDAConfig
 from efficientbench.architecture.mla import MLAConfig
@@ -30,6 +27,8 @@ with pytest.MonkeyPatch.context() as _patch:
     from transformers import KimiLinearConfig, KimiLinearForCausalLM
     from transformers.models.kimi_linear import modeling_kimi_linear
 
+written_rule = functools.partial(by_token, modeling_kimi_linear, "chunk_kimi_delta_attention")
+throughout_in_float64 = functools.partial(recurrent.throughout_in_float64, written_rule)
 RENAMED = {
     "dt_bias": "forget_gate.dt_bias",
     "linear_decay.weight": "forget_gate.f_b_proj.weight",
@@ -83,35 +82,7 @@ def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> KimiLi
     missing, unexpected = oracle.load_state_dict(renamed(tensors, model), strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])
     multiply_embedding(oracle, model)
-    forward = oracle.forward
-
-    def with_rule(*arguments: Any, **keys: Any) -> Any:
-        with _by_token():
-            return forward(*arguments, **keys)
-
-    oracle.forward = with_rule
-    return oracle
-
-
-@contextlib.contextmanager
-def throughout_in_float64() -> Iterator[None]:
-    """Let the layers of a float64 Kimi Linear compute in float64 what they compute in float32 whatever they are in."""
-    with _by_token(), in_float64():
-        yield
-
-
-def _by_token() -> contextlib.AbstractContextManager[object]:
-    return mock.patch.object(modeling_kimi_linear, "chunk_kimi_delta_attention", _rule)
-
-
-def _rule(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, **unused: object
-) -> tuple[torch.Tensor, None]:
-    """Compute transformers' function, whose rows come first, by `recurrence` in float64."""
-    query, key = (modeling_kimi_linear.l2norm(each.double()) for each in (query, key))
-    query = query / math.sqrt(query.shape[-1])
-    out, _ = recurrence(*(each.double().transpose(0, 1) for each in (query, key, value, g, beta)))
-    return out.transpose(0, 1).to(value.dtype), None
+    return within(oracle, written_rule)
 
 
 def renamed(tensors: Mapping[str, torch.Tensor], model: ModelConfig) -> dict[str, torch.Tensor]:

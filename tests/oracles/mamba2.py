@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from oracles.qwen2 import multiply_embedding, to_qwen2
-from oracles.recurrent import EAGER, throughout_in_float64
+from oracles.recurrent import EAGER, throughout_in_float64, within
 from transformers import BambaConfig, BambaForCausalLM
 
 from efficientbench.architecture.mamba2 import Mamba2Config
@@ -69,14 +67,7 @@ def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> BambaF
     missing, unexpected = oracle.load_state_dict(renamed(tensors, model), strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])
     multiply_embedding(oracle, model)
-    forward = oracle.forward
-
-    def in_float64(*arguments: Any, **keys: Any) -> Any:
-        with throughout_in_float64():
-            return forward(*arguments, **keys)
-
-    oracle.forward = in_float64
-    return oracle
+    return within(oracle, throughout_in_float64)
 
 
 def renamed(tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[str, torch.Tensor]:

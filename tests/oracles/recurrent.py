@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 from unittest import mock
 
 import torch
@@ -36,10 +39,38 @@ def recurrence(
 EAGER = {"efficientbench.model.attention.recurrent.recurrence": recurrence}
 
 
+def by_token(module: Any, function: str) -> AbstractContextManager[object]:
+    """Let a module of transformers, whose rows come first, compute its rule by `recurrence` in float64."""
+
+    def rule(query: Any, key: Any, value: Any, g: Any, beta: Any, **unused: object) -> tuple[torch.Tensor, None]:
+        query, key = (module.l2norm(each.double()) for each in (query, key))
+        query = query / math.sqrt(query.shape[-1])
+        out, _ = recurrence(*(each.double().transpose(0, 1) for each in (query, key, value, g, beta)))
+        return out.transpose(0, 1).to(value.dtype), None
+
+    return mock.patch.object(module, function, rule)
+
+
+def within(model: Any, context: Callable[[], Any]) -> Any:
+    """Return the model, which computes in a context from now on."""
+    forward = model.forward
+
+    def inside(*arguments: Any, **keys: Any) -> Any:
+        with context():
+            return forward(*arguments, **keys)
+
+    model.forward = inside
+    return model
+
+
 @contextlib.contextmanager
-def throughout_in_float64() -> Iterator[None]:
-    """Let the layers of a float64 model compute in float64 what they compute in float32 whatever they are in."""
+def throughout_in_float64(rule: Callable[[], Any] = contextlib.nullcontext) -> Iterator[None]:
+    """Let the layers of a float64 model compute in float64 what they compute in float32 whatever they are in.
+
+    `rule`: what else holds meanwhile, like `by_token`.
+    """
     with (
+        rule(),
         mock.patch.object(torch, "float32", torch.float64),
         mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
     ):

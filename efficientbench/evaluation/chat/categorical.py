@@ -5,6 +5,7 @@ B = questions, V = vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,7 @@ class Categorical:
     def _result(self, question: Question, losses: torch.Tensor) -> ItemResult:
         example = question.example
         of_choices = losses[[self.letters[letter] for letter in example.choices]].tolist()
-        if not all(map(_is_finite, of_choices)):
+        if not all(map(math.isfinite, of_choices)):
             raise GenerationError(f"{self.name}, {question.name}: the losses are {of_choices}: the weights are broken")
         answer = example.choices[of_choices.index(min(of_choices))]
         right = answer == example.reference
@@ -91,7 +92,3 @@ class Categorical:
         chance = sum(1 / each for each in choices) / len(choices)
         parts = {"standard_error": standard_error(right), "chance": chance, "too_long": too_long}
         return Summary({"accuracy": fmean(right)}, parts=parts)
-
-
-def _is_finite(value: float) -> bool:
-    return abs(value) < float("inf")

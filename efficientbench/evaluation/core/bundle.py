@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from efficientbench.basics.errors import ConfigError, DataError
+from efficientbench.basics.errors import ConfigError, DataError, os_errors_as
 from efficientbench.basics.files import sha256
 from efficientbench.basics.foreign import parse_yaml, read_text, read_whole
 from efficientbench.config.schema import EvaluationConfig
@@ -156,10 +156,8 @@ def _task(name: str, listed: Mapping[str, Any], baseline: float, path: Path, lim
         raise DataError(f"core.yaml, {name}: {type(error).__name__}: {error}") from None
     if kind not in KEYS:
         raise DataError(f"core.yaml, {name}: icl_task_type {kind!r} is unknown; known: {', '.join(KEYS)}")
-    try:
+    with os_errors_as(DataError, f"{path}: cannot be read"):
         content = read_whole(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     rows = [_row(line, kind, f"{path}:{number}") for number, line in enumerate(content.splitlines(), start=1)]
     random.Random(ORDER_SEED).shuffle(rows)
     rows = rows[:limit]

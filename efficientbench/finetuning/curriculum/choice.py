@@ -123,7 +123,8 @@ def choose_order(
         if config.use == "required":
             raise ConfigError(f"curriculum.use=required: {reason}")
         return _random(config, len(samples), rated, steps, batch, str(reason))
-    if config.use == "required" and (empty := _empty(config, rated)):
+    empty = [name for level, name in enumerate(config.levels) if level not in rated.levels]
+    if config.use == "required" and empty:
         raise ConfigError(f"curriculum.use=required: no sample has the level {', '.join(empty)}")
     return _paced(config, rated, steps, batch)
 
@@ -205,10 +206,6 @@ def _stages_with_samples(config: CurriculumConfig, rated: Difficulties) -> tuple
         mixture = stage.mixture if full else tuple(share / sum(shares) for share in shares)
         stages.append(Stage(end=stage.end, mixture=mixture))
     return tuple(stages)
-
-
-def _empty(config: CurriculumConfig, rated: Difficulties) -> list[str]:
-    return [name for level, name in enumerate(config.levels) if level not in rated.levels]
 
 
 def _warnings(record: CurriculumRecord) -> list[str]:

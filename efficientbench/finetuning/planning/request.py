@@ -40,10 +40,7 @@ def plan_request(
             method trains, or the ranks do not fill whole nodes.
         MetricsError: there is no such device.
     """
-    try:
-        accumulation = config.accumulation(world)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    accumulation = config.accumulation(world)
     found = device_rates(device, config.training.dtype, config.measurement.peak_flops) if device else None
     capacity = memory_gb * 1e9 if memory_gb is not None else (found.memory_bytes if found else None)
     shape = shape_of_base(config.model)

@@ -9,12 +9,9 @@ import math
 
 import torch
 import torch.nn.functional as F
-from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region
-from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.architecture.recurrent import RecurrentConfig
 from efficientbench.architecture.variant import Decoder
 from efficientbench.model.attention.recurrent import RecurrentLayer, wide
 from efficientbench.model.kernels.norm import rms_norm
@@ -37,19 +34,11 @@ class GatedDeltaNet(RecurrentLayer):
 
     decays = 0.01, 16.0
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        layer_number: int,
-        pg_collection: ProcessGroupCollection,
-        *,
-        widths: RecurrentConfig,
-    ) -> None:
-        super().__init__(config, layer_number, pg_collection, widths=widths)
+    def add_parameters(self) -> None:
         self.out_norm: torch.nn.Parameter | None = None
-        if config.norm_weights:
-            place = {"dtype": config.params_dtype, "device": torch.get_default_device()}
-            self.out_norm = torch.nn.Parameter(torch.empty(widths.value_dim, **place))
+        if self.config.norm_weights:
+            place = {"dtype": self.config.params_dtype, "device": torch.get_default_device()}
+            self.out_norm = torch.nn.Parameter(torch.empty(self.widths.value_dim, **place))
 
     @staticmethod
     def first_bias(share: torch.Tensor) -> torch.Tensor:

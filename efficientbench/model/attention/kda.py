@@ -6,11 +6,8 @@ Letters are those of `recurrent.py`; each head has one key and one value.
 from __future__ import annotations
 
 import torch
-from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.architecture.recurrent import RecurrentConfig
 from efficientbench.architecture.variant import Decoder
 from efficientbench.model.attention.gdn import GatedDeltaNet
 from efficientbench.model.attention.recurrent import RecurrentLayer, parted
@@ -32,16 +29,9 @@ class KimiDeltaAttention(GatedDeltaNet):
     decays = 1.0, 16.0
     projects_gates = False
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        layer_number: int,
-        pg_collection: ProcessGroupCollection,
-        *,
-        widths: RecurrentConfig,
-    ) -> None:
-        super().__init__(config, layer_number, pg_collection, widths=widths)
-        rank = widths.key_dim
+    def add_parameters(self) -> None:
+        super().add_parameters()
+        config, widths, rank = self.config, self.widths, self.widths.key_dim
         self.linear_low = replicated(config, config.hidden_size, 2 * rank)
         self.linear_decay = column_parallel(config, rank, widths.heads * rank, self.tp_group)
         self.linear_gate = column_parallel(config, rank, widths.outputs, self.tp_group)

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.architecture.recurrent import RecurrentConfig
 from efficientbench.architecture.variant import Decoder
 from efficientbench.model.attention.recurrent import RecurrentLayer, parted, wide
 from efficientbench.model.kernels.norm import rms_norm
@@ -31,19 +28,11 @@ class Mamba2(RecurrentLayer):
 
     decays = 1.0, 16.0
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        layer_number: int,
-        pg_collection: ProcessGroupCollection,
-        *,
-        widths: RecurrentConfig,
-    ) -> None:
-        super().__init__(config, layer_number, pg_collection, widths=widths)
+    def add_parameters(self) -> None:
         self.conv_bias = self._convolution(len(self.conv_weight))
-        self.D = split_parameter(config, (self.groups * self.repeats,))
-        width = self.groups * self.repeats * widths.value_dim
-        self.out_norm = split_parameter(config, (width,)) if config.norm_weights else None
+        self.D = split_parameter(self.config, (self.groups * self.repeats,))
+        width = self.groups * self.repeats * self.widths.value_dim
+        self.out_norm = split_parameter(self.config, (width,)) if self.config.norm_weights else None
 
     def mix(
         self,

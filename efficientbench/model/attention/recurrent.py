@@ -71,6 +71,10 @@ class RecurrentLayer(Stateful, MegatronModule):
         heads, (least, largest) = (self.groups * self.repeats,), self.decays
         self.A_log = split_parameter(config, heads, lambda share: (least + share * (largest - least)).log())
         self.dt_bias = split_parameter(config, (heads[0] * widths.decays,), self.first_bias)
+        self.add_parameters()
+
+    def add_parameters(self) -> None:
+        """Add the weights that this kind of layer has beside those of all."""
 
     def _convolution(self, *shape: int) -> torch.nn.Parameter:
         """Make a parameter of the short convolution, which begins as that of torch.nn.Conv1d."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import logging
 import math
@@ -17,6 +16,7 @@ from efficientbench.basics.errors import MetricsError
 from efficientbench.basics.foreign import read_whole
 from efficientbench.devices.registry import device_called
 from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.environment import version_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def place(folder: Path, names: list[str], shape: str, device_type: str) -> tuple
         "shape": shape,
         "device": device.names()[0],
         "torch": torch.__version__,
-        "transformer-engine": _version("transformer-engine"),
+        "transformer-engine": version_of("transformer-engine") or "none",
         **device.versions(),
     }
     digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()
@@ -78,10 +78,3 @@ def write(path: Path, timings: Timings) -> None:
         write_whole(path, _TIMINGS.dump_json(timings, indent=2).decode() + "\n")
     except MetricsError as error:
         logger.warning("kernels' times are not kept: %s", error)
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"

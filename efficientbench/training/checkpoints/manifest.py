@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from efficientbench.basics.errors import CheckpointError
+from efficientbench.basics.errors import CheckpointError, os_errors_as
 from efficientbench.basics.foreign import parse_json, read_whole
 from efficientbench.config.init import InitConfig
 from efficientbench.training.checkpoints.hashing import File, Report, fingerprint, flush, hashing_threads, written
@@ -161,10 +161,8 @@ def check_sizes(folder: Path, more_files: bool = False) -> Manifest:
     for name in sorted(listed - found if more_files else listed ^ found):
         raise CheckpointError(f"{folder / name}: {'not in the manifest' if name in found else 'missing'}")
     for name, wanted in sorted(manifest.files.items()):
-        try:
+        with os_errors_as(CheckpointError, f"{folder / name}: cannot be read"):
             found_there = (folder / name).stat()
-        except OSError as error:
-            raise CheckpointError(f"{folder / name}: cannot be read ({error.strerror})") from None
         if not stat.S_ISREG(found_there.st_mode):
             raise CheckpointError(f"{folder / name}: is no regular file")
         size_bytes = found_there.st_size
@@ -231,10 +229,8 @@ def _is_foreign(path: Path) -> bool:
 
 
 def _seen(path: Path, report: Report | None = None) -> File:
-    try:
+    with os_errors_as(CheckpointError, f"{path}: cannot be read"):
         return fingerprint(path, report)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def checkpoint_folder(run_folder: Path, step: int) -> Path:

@@ -7,7 +7,6 @@ arguments, replace both.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import queue
@@ -24,12 +23,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from efficientbench.basics.errors import CheckpointError
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
+from efficientbench.launchers.processes.worker_process import end_with_parent
 from efficientbench.training.checkpoints import megatron_internals
 from efficientbench.training.checkpoints.hashing import File, fingerprint
 from efficientbench.training.checkpoints.read import MetadataReader
-
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SaveStrategy(megatron_internals.TorchDistSaveShardedStrategy):
@@ -113,7 +110,7 @@ def _write(parent: int, transforms: list[Any], results: Any, rank: int, buckets:
     """
     if os.getpid() != parent:
         # Forked: this process must not outlive its rank, and ignores the signals that are sent to the rank.
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         if os.getppid() != parent:
             os._exit(1)  # the rank ended before it could be watched
         for number in STOP_EXIT_CODES:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError, os_errors_as
 from efficientbench.basics.files import no_link
 from efficientbench.basics.foreign import parse_json, read_whole
 
@@ -29,12 +29,10 @@ class StepLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
+        with os_errors_as(MetricsError, f"{path}: cannot be opened"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "ab", 0, opener=no_link)  # noqa: SIM115, held until `close`
             _cut_torn_line(path)
-        except OSError as error:
-            raise MetricsError(f"{path}: cannot be opened ({error.strerror})") from None
 
     def write(self, kind: str, values: Mapping[str, Any]) -> None:
         """Append one line.
@@ -50,11 +48,9 @@ class StepLog:
         if not_finite:
             line["not_finite"] = not_finite
         content = json.dumps(line, allow_nan=False).encode() + b"\n"
-        try:
+        with os_errors_as(MetricsError, f"{self._path}: cannot be written"):
             if self._file.write(content) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            raise MetricsError(f"{self._path}: cannot be written ({error.strerror})") from None
 
     def close(self) -> None:
         self._file.close()
@@ -91,10 +87,8 @@ def cut_steps(path: Path, step: int) -> str | None:
             break
         kept_bytes += len(line) + 1
         last_step = values.get("step", last_step)
-    try:
+    with os_errors_as(MetricsError, f"{path}: cannot be written"):
         os.truncate(path, kept_bytes)
-    except OSError as error:
-        raise MetricsError(f"{path}: cannot be written ({error.strerror})") from None
     return None if damage is None else f"{path.name}, {damage}: its lines after step {last_step:,} are lost"
 
 
@@ -122,10 +116,8 @@ def keep_lost(log: StepLog, step: int, lost_s: float, elapsed_s: float) -> None:
 
 def _whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], str | None]:
     """Return each intact line with its values, up to the first damaged one, and its damage; None without damage."""
-    try:
+    with os_errors_as(MetricsError, f"{path}: cannot be read"):
         lines = read_whole(path, MOST_BYTES).split(b"\n")
-    except OSError as error:
-        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
     whole: list[tuple[bytes, dict[str, Any]]] = []
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or torn
         try:

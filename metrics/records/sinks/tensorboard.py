@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.errors import MetricsError, os_errors_as
 from efficientbench.metrics.files import whole_file
 from efficientbench.metrics.records.sinks.steplog import cut_steps
 
@@ -98,10 +98,8 @@ class TensorBoardLog:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
             raise MetricsError("TensorBoard is not installed: pip install 'efficientbench[metrics]'") from None
-        try:
+        with os_errors_as(MetricsError, f"{folder}: cannot be written"):
             self._writer = EventFileWriter(str(folder), flush_secs=10)
-        except OSError as error:
-            raise MetricsError(f"{folder}: cannot be written ({error.strerror})") from None
 
     def scalars(self, axis: str, place: int, values: Mapping[str, float | None]) -> None:
         """Write values by name at a place on the axis `step` or `tokens`; skip a value of None."""

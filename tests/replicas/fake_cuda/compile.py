@@ -242,7 +242,7 @@ def selected(heads: Heads) -> None:
     query = tensor(BATCH * heads.groups, SEQUENCE, heads.count // heads.groups, heads.dim, trained=True)
     key, value = (tensor(BATCH * heads.groups, SEQUENCE, heads.dim, trained=True) for _ in range(2))
     chosen = tensor(BATCH * heads.groups, SEQUENCE, 16, dtype=torch.int64)
-    selected_attention_fla.selected_attention(query, key, value, chosen, 64, 0.1).sum().backward()
+    selected_attention_fla.SelectedAttention.apply(query, key, value, chosen, 64, 0.1).sum().backward()
 
 
 def biased(heads: Heads) -> None:

@@ -22,7 +22,7 @@ from efficientbench.studies.search import keep_slope, search
 from efficientbench.studies.study import Question, planned
 from efficientbench.studies.tasks import without_gone
 from efficientbench.sweep.machine import Machine
-from efficientbench.sweep.sweep import Manner
+from efficientbench.sweep.scheduler import Manner
 from efficientbench.training.checkpoints.manifest import checkpoint_folder
 from efficientbench.training.update.schedule import learning_rate
 

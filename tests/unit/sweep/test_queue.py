@@ -24,7 +24,7 @@ from efficientbench.sweep.child import Child
 from efficientbench.sweep.machine import Machine, parallel_runs, slot_environment, slots, slots_needed
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State, failure_of
-from efficientbench.sweep.scheduler import Scheduler
+from efficientbench.sweep.scheduler import Manner, Scheduler
 from efficientbench.sweep.tasks import TrainingTask
 
 GPUS = Machine("gpu", "a GPU", ("2", "3", "GPU-5"), 80 * 10**9, 0, "VISIBLE")
@@ -164,7 +164,7 @@ def test_a_run_queued_in_another_configuration_is_not_claimed(queue: Queue) -> N
     theirs = State(task.id, "queued", "another configuration", [], "folder")
     queue.write(theirs)
     out = io.StringIO()
-    Scheduler(queue, [task], CPU, "host", Display(Console(file=out, width=200), 1)).run([])
+    Scheduler(queue, [task], Manner(CPU), "host", Display(Console(file=out, width=200), 1)).run([])
     assert queue.read(task.id) == theirs
     assert "run: skipped: another sweep queued it with another configuration" in out.getvalue()
 
@@ -191,7 +191,7 @@ def test_runs_can_save_after_their_terminal_is_closed_twice(queue: Queue, monkey
     out = io.StringIO()
     with ThreadPoolExecutor(1) as thread:
         closed = thread.submit(hang_up)
-        Scheduler(queue, [task], CPU, "host", Display(Console(file=out, width=200), 1)).run(signals)
+        Scheduler(queue, [task], Manner(CPU), "host", Display(Console(file=out, width=200), 1)).run(signals)
         closed.result()
     assert (folder / "saved").exists()
     assert "SIGHUP: no further run starts" in out.getvalue()
@@ -222,7 +222,7 @@ def test_runs_can_save_after_an_error_in_the_sweep(queue: Queue, monkeypatch: py
         queue.write(State(task.id, "queued", task.configuration, [], "folder"))
     display = Display(Console(file=io.StringIO()), 2)
     with pytest.raises(ConfigError, match="queue"):
-        Scheduler(queue, tasks, CPU, "host", display, 2).run([])
+        Scheduler(queue, tasks, Manner(CPU, 2), "host", display).run([])
     assert (folder / "saved").exists()
 
 
@@ -248,7 +248,7 @@ def test_a_run_waits_for_those_before_it_and_does_not_start_once_one_was_killed(
         queue.write(State(each.id, "queued", each.configuration, [], "folder"))
     queue.write(State("done", "done", "its configuration", [], "folder"))
     out = io.StringIO()
-    Scheduler(queue, tasks, CPU, "host", Display(Console(file=out, width=300), 3), 2).run([])
+    Scheduler(queue, tasks, Manner(CPU, 2), "host", Display(Console(file=out, width=300), 3)).run([])
     states = {name: queue.read(name) for name in ("trunk", "branch", "other")}
     found = {name: (state.state, state.reason or "") for name, state in states.items() if state is not None}
     assert found["trunk"][0] == found["other"][0] == "failed"  # these programs leave no record

@@ -91,16 +91,3 @@ def _fill(x: torch.Tensor) -> torch.Tensor:
     group = x.shape[2]
     width = max(1 << (group - 1).bit_length(), LEAST_GROUP)
     return F.pad(x, (0, 0, 0, width - group)).contiguous()
-
-
-def selected_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    chosen: torch.Tensor,
-    block_size: int,
-    scale: float,
-) -> torch.Tensor:
-    """Compute selected_attention.selected_attention."""
-    out: torch.Tensor = SelectedAttention.apply(query, key, value, chosen, block_size, scale)
-    return out

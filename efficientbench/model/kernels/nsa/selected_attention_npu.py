@@ -53,7 +53,7 @@ def serves(device_type: str, shape: SelectionShape) -> bool:
 
 
 class SelectedAttention(torch.autograd.Function):
-    """Softmax attention over the chosen blocks; see `selected_attention`."""
+    """Softmax attention over the chosen blocks, for shapes that `serves` accepts; see `selected_attention`."""
 
     @staticmethod
     def forward(
@@ -188,11 +188,3 @@ def _own_scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.T
     scores = (_by_block(query * scale) @ _in_blocks(key).transpose(-1, -2)).float()
     later = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=query.device).triu(1)
     return scores.masked_fill_(later.repeat_interleave(query.shape[2], dim=0), float("-inf"))
-
-
-def selected_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, chosen: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """Compute selected_attention.selected_attention, for shapes that `serves` accepts."""
-    out: torch.Tensor = SelectedAttention.apply(query, key, value, chosen, scale)
-    return out
