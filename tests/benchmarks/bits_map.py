@@ -5,9 +5,10 @@ Measure first, then call; smoke-sized and 0.5B shapes with random weights, and a
     efficientbench generate gqa_0.5B,mla_0.5B --measure --weights none,int8,int4 --prompt-tokens 64,256 \
         --batch 1 --max-new-tokens 16 --repeats 3 training.dtype=bf16 output=output/bits_map
     efficientbench generate gqa_0.5B,mqa_0.5B,mla_0.5B --smoke --measure --weights none,int8,int4 \
-        --prompt-tokens 128,512,2048 --batch 1,4 --max-new-tokens 16 --repeats 3 training.dtype=bf16 output=output/bits_map
-    efficientbench generate RUN --measure --weights none,int8,int4 --prompt-tokens 16,64 --batch 1,4 \
-        --max-new-tokens 16 --repeats 3 output=output/bits_map
+        --prompt-tokens 128,512,2048 --batch 1,4 --max-new-tokens 16 --repeats 3 training.dtype=bf16 \
+        output=output/bits_map
+    efficientbench generate output/bits_map/RUN --measure --weights none,int8,int4 --prompt-tokens 16,64 \
+        --batch 1,4 --max-new-tokens 16 --repeats 3
     python tests/benchmarks/bits_map.py output/bits_map [--write]
 
 With `--write` it writes docs/measured/bits_map.json: a row of each context and batch, and the crossings. Bytes that
