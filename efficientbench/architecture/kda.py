@@ -145,4 +145,6 @@ VARIANT = dataclasses.replace(
         ),
     ),
     matrices=_matrices,
+    exporter="efficientbench.export.kda:EXPORTER",
+    exportable="Kimi Delta Attention beside MLA without positions, without experts, or with experts scored by sigmoids",
 )

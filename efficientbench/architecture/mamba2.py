@@ -5,6 +5,7 @@ G = key heads, N = value heads, K and V = widths of a key and a value.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -92,9 +93,13 @@ def _saved(model: Decoder, tp: int) -> int:
     return (narrow + 2 * (wide + 2 * mamba.state // CHUNK)) // tp
 
 
-VARIANT = recurrent_variant(
-    Mamba2Config,
-    # What a query recalls, and what is learned. As in Gated DeltaNet, that a state fades is not counted.
-    recurrent_costs(recurrence=(2, 2), vectors=_vectors, computed=_computed, saved=_saved),
-    tiny=("model.attention.key_heads=2", "model.attention.key_dim=16", "model.attention.value_dim=12"),
+VARIANT = dataclasses.replace(
+    recurrent_variant(
+        Mamba2Config,
+        # What a query recalls, and what is learned. As in Gated DeltaNet, that a state fades is not counted.
+        recurrent_costs(recurrence=(2, 2), vectors=_vectors, computed=_computed, saved=_saved),
+        tiny=("model.attention.key_heads=2", "model.attention.key_dim=16", "model.attention.value_dim=12"),
+    ),
+    exporter="efficientbench.export.mamba2:EXPORTER",
+    exportable="Mamba-2 beside GQA without qk_norm and gates",
 )

@@ -30,8 +30,9 @@ from efficientbench.export.families import (
     Architecture,
     attends,
     expert_settings,
-    has_products,
+    is_untied,
     layer_settings,
+    rope_share,
     rotation,
     window_of,
 )
@@ -48,7 +49,7 @@ class Exporter:
     parts: Callable[[ModelConfig], dict[str, str]]
     """The parts that not every class has (export/families.py), each with our key, as `attention.window=9`."""
     norms: Callable[[ModelConfig], dict[str, int]]
-    """The width of each norm within the attention, by our name in a layer."""
+    """The width of each norm's weight within the attention, by our name in a layer."""
     weights: Callable[[ModelConfig], dict[str, tuple[int, ...]]]
     """The shape of each other weight of the attention, by our name in a layer."""
     converted: Callable[[str, torch.Tensor, ModelConfig, Architecture], dict[str, torch.Tensor]]
@@ -89,7 +90,9 @@ def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -
     # Also those that have all of it, and more.
     nearest = [each for each in families.values() if len(each.lacking(parts)) == fewest or parts.keys() <= each.takes]
     lacking = {part for family in nearest for part in family.lacking(parts)}
-    keys = ", ".join(f"model.{key}" for part, key in parts.items() if part in lacking)
+    # Where all that is missing is missing in the model, its parts are why these classes are the nearest.
+    named = [key for part, key in parts.items() if part in lacking] or parts.values()
+    keys = ", ".join(f"model.{key}" for key in named)
     raise refusal(keys, "; ".join(family.reason(parts) for family in nearest))
 
 
@@ -115,6 +118,9 @@ def _parts(model: ModelConfig) -> dict[str, str]:
         if view.qk_norm:
             found[QK_NORM] = "qk_norm=true"
         parts = {part: f"{inside}{key}" for part, key in found.items()} | parts
+    if not any(map(attends, model.views.values())):
+        # transformers' cache takes no model without keys.
+        parts["recurrent layers alone"] = f"attention.kind={view.attention.kind}"
     if model.norm_weights == "zero_centred":
         parts[CENTRED] = "norm_weights=zero_centred"
     return parts | _of_experts(model) | _of_nanochat(model) | _differing(list(model.views.values()))
@@ -217,11 +223,12 @@ def transformers_config(config: RunConfig, architecture: Architecture, eos_token
 def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) -> dict[str, Any]:
     model = config.model
     # All layers are alike in what the class has once, and those without experts in the width of a dense layer.
-    layer = min(model.views.values(), key=lambda view: (not attends(view), view.moe is not None))
+    layer = min(model.views.values(), key=lambda view: not attends(view))
+    dense = min(model.views.values(), key=lambda view: view.moe is not None)
     settings: dict[str, Any] = {
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
-        "intermediate_size": layer.ffn_hidden_size,
+        "intermediate_size": dense.ffn_hidden_size,
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
         "num_key_value_heads": layer.key_value_heads,
@@ -230,7 +237,7 @@ def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) 
         "initializer_range": model.init_std,
         "rms_norm_eps": model.norm_epsilon,
         # If training tied the tables, the input's may be a multiple of the output's: see `tensors`.
-        "tie_word_embeddings": model.tied and not has_products(model, architecture),
+        "tie_word_embeddings": model.tied and not is_untied(model, architecture),
         "attention_dropout": 0.0,
         "dtype": {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.training.dtype],
         "bos_token_id": None,
@@ -239,5 +246,5 @@ def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) 
     }
     rope_parameters = rotation(model)
     if rope_parameters is not None:
-        settings["rope_parameters"] = rope_parameters
+        settings["rope_parameters"] = rope_parameters | rope_share(layer, architecture)
     return settings | layer_settings(model, architecture) | expert_settings(model, architecture)

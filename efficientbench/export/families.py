@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from efficientbench.architecture.gdn import GDNConfig
 from efficientbench.architecture.gqa import GQAConfig
 from efficientbench.architecture.mla import MLAConfig
-from efficientbench.architecture.model import OWN_LAYER, ModelConfig
+from efficientbench.architecture.model import ModelConfig
 from efficientbench.architecture.positions import RopeConfig
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from efficientbench.export.recurrent import FULL, recurrent_settings
 
 Architecture = Literal[
     "qwen2",
@@ -30,12 +26,15 @@ Architecture = Literal[
     "deepseek_v3",
     "granite_swa",
     "qwen3_5_text",
+    "bamba",
+    "kimi_linear",
 ]
 
 # The parts that some classes have and others lack, as messages name them.
 BIAS = "a bias on Q, K and V"
 UNBIASED = "Q, K and V without a bias"
 LATENT = "latent attention"
+LATENT_ROPE = "latent attention with RoPE"
 QK_NORM = "norms on queries and keys"
 EXPERTS = "experts"
 SIGMOIDS = "experts scored by sigmoids"
@@ -53,11 +52,16 @@ SINKS = "sinks"
 GATES = "output gates"
 ROPE_SHARE = "RoPE's share"
 DELTA = "Gated DeltaNet"
+MAMBA = "Mamba-2"
+KDA = "Kimi Delta Attention"
 CENTRED = "zero-centred norms"
 NANOCHAT = "parts of nanochat"
+LATENT_EPSILON = 1e-6
+"""What the norms of latents have in every class, whatever the other norms have."""
 
 EITHER = frozenset({BIAS, UNBIASED})
 LISTED = frozenset({WINDOW, NO_WINDOW})
+SCORED = frozenset({EXPERTS, SIGMOIDS, EXPERTS_BIAS, EXPERTS_FACTOR, SHARED, FIRST_DENSE})
 QWEN_EXPERTS = frozenset({EXPERTS, UNNORMALIZED, FIRST_DENSE, SOME_DENSE})
 
 
@@ -70,14 +74,21 @@ class Family:
     """The parts that its layers can have."""
     needs: frozenset[str] = frozenset()
     """The parts, among `takes`, that none of its models is without."""
+    of_experts: frozenset[str] = frozenset()
+    """The parts, among `takes`, that none of its models with experts is without."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Keys of its configuration that our models need to be so."""
     but: Mapping[str, str] = field(default_factory=dict)
     """Why a part that the class has is not ours."""
+    recurrent: str | None = None
+    """The kind of attention of its recurrent layers, if it has some."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Parts of its tensors' names, by what most classes have there."""
 
     def lacking(self, parts: Mapping[str, str]) -> set[str]:
         """Return the parts of a model that the class lacks, and those that only the class has."""
-        return (parts.keys() - self.takes) | (self.needs - parts.keys())
+        needs = self.needs | self.of_experts if EXPERTS in parts else self.needs
+        return (parts.keys() - self.takes) | (needs - parts.keys())
 
     def reason(self, parts: Mapping[str, str]) -> str:
         """Return why the class does not hold a model of these parts."""
@@ -85,6 +96,12 @@ class Family:
         foreign = [self.but.get(part, f"has no {part}") for part in lacking if part in parts]
         needed = [f"always has {part}" for part in lacking if part not in parts]
         return f"{self.class_name} {' and '.join([*foreign, *needed])}"
+
+    def renamed(self, name: str) -> str:
+        """Return the class's name of a tensor that most classes call `name`."""
+        for usual, own in self.names.items():
+            name = name.replace(usual, own)
+        return name
 
 
 FAMILIES: dict[Architecture, Family] = {
@@ -107,13 +124,13 @@ FAMILIES: dict[Architecture, Family] = {
     "qwen3_moe": Family("Qwen3MoeForCausalLM", EITHER | {QK_NORM} | QWEN_EXPERTS, frozenset({QK_NORM, EXPERTS})),
     "deepseek_v2": Family(
         "DeepseekV2ForCausalLM",
-        frozenset({LATENT}),
+        frozenset({LATENT, LATENT_ROPE}),
         frozenset({LATENT}),
         but={EXPERTS: "does not scale the weights of a token's experts to a sum of 1"},
     ),
     "deepseek_v3": Family(
         "DeepseekV3ForCausalLM",
-        frozenset({LATENT, EXPERTS, SIGMOIDS, EXPERTS_BIAS, EXPERTS_FACTOR, SHARED, FIRST_DENSE}),
+        SCORED | {LATENT, LATENT_ROPE},
         frozenset({LATENT, EXPERTS, SIGMOIDS}),
         # One group of experts; and no modules that predict further tokens.
         settings={"n_group": 1, "topk_group": 1, "num_mtp_layers": 0},
@@ -128,6 +145,27 @@ FAMILIES: dict[Architecture, Family] = {
         "Qwen3_5ForCausalLM",
         EITHER | {QK_NORM, GATES, ROPE_SHARE, DELTA, CENTRED},
         frozenset({QK_NORM, GATES, CENTRED}),
+        recurrent="gdn",
+    ),
+    "bamba": Family(
+        "BambaForCausalLM",
+        EITHER | {ROPE_SHARE, MAMBA},
+        frozenset({MAMBA}),
+        recurrent="mamba2",
+        names={
+            "model.norm.": "model.final_layernorm.",
+            ".post_attention_layernorm.": ".pre_ff_layernorm.",
+            ".mlp.": ".feed_forward.",
+        },
+    ),
+    "kimi_linear": Family(
+        "KimiLinearForCausalLM",
+        SCORED | {LATENT, NOPE, KDA, SOME_DENSE},
+        frozenset({LATENT, KDA}),
+        of_experts=frozenset({SIGMOIDS}),
+        recurrent="kda",
+        # As transformers writes them, dense layers too.
+        names={".mlp.": ".block_sparse_moe."},
     ),
 }
 """The families by model type, in the order in which they are chosen."""
@@ -136,16 +174,14 @@ CLASSES: dict[Architecture, str] = {name: family.class_name for name, family in 
 
 MULTIPLIES = ("granite_swa",)
 """Model types with `model.embedding_multiplier` as a key; elsewhere the input's table holds the products."""
-SLIDING, LINEAR, FULL = "sliding_attention", "linear_attention", "full_attention"
-"""transformers' names of a layer with a window, of a recurrent one, and of one that sees all tokens."""
-LINEAR_KEYS = {
-    "key_heads": "linear_num_key_heads",
-    "value_heads": "linear_num_value_heads",
-    "key_dim": "linear_key_head_dim",
-    "value_dim": "linear_value_head_dim",
-    "convolution": "linear_conv_kernel_dim",
-}
-"""transformers' names of the keys of Gated DeltaNet, by ours."""
+UNTIED = ("kimi_linear",)
+"""Model types whose output never has the input's table, whatever the configuration says."""
+SLIDING, SPARSE = "sliding_attention", "sparse"
+"""transformers' names of a layer with a window, and of one with experts."""
+EXPERTS_KEYS: Mapping[str, str] = {"deepseek_v3": "n_routed_experts", "kimi_linear": "num_local_experts"}
+"""The key of the number of experts, by model type, where sigmoids score them."""
+SHARE_KEY = "partial_rotary_factor"
+"""transformers' name of the share of a head's dimensions that RoPE rotates."""
 SCALING = {
     **{name: name for name in ("factor", "low_freq_factor", "high_freq_factor")},
     "original_seq_len": "original_max_position_embeddings",
@@ -156,6 +192,11 @@ SCALING = {
 def has_products(model: ModelConfig, architecture: Architecture) -> bool:
     """Return whether the table of the embedding holds products with `model.embedding_multiplier`."""
     return model.embedding_multiplier != 1 and architecture not in MULTIPLIES
+
+
+def is_untied(model: ModelConfig, architecture: Architecture) -> bool:
+    """Return whether the class gets two tables also where training tied them."""
+    return architecture in UNTIED or has_products(model, architecture)
 
 
 def layer_views(model: ModelConfig) -> list[ModelConfig]:
@@ -183,15 +224,19 @@ def rotation(model: ModelConfig) -> dict[str, Any] | None:
 def layer_settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     """Return the keys of transformers' configuration that say what the layers are."""
     family, views = FAMILIES[architecture], layer_views(model)
-    settings, full = dict(family.settings), next(filter(attends, views))
-    if not isinstance(full.attention, GQAConfig):
-        dense = model.layers - len(model.expert_layers)
-        return settings | full.attention.model_dump(exclude={"kind"}) | {"first_k_dense_replace": dense}
+    settings = dict(family.settings)
+    if family.recurrent is not None:
+        settings |= recurrent_settings(views, family.recurrent)
+    attention = next((view.attention for view in views if attends(view)), None)
+    if isinstance(attention, MLAConfig):
+        routed = model.expert_layers
+        dense: dict[str, Any] = {"first_k_dense_replace": model.layers - len(routed)}
+        if SOME_DENSE in family.takes:
+            dense = {"mlp_layer_types": [SPARSE if number in routed else "dense" for number in range(model.layers)]}
+        return settings | attention.model_dump(exclude={"kind"}) | dense
     settings["head_dim"] = model.head_dim
-    if family.takes >= EITHER:
-        settings["attention_bias"] = full.attention.qkv_bias
-    if DELTA in family.takes:
-        settings |= _recurrent_settings(views) | {"partial_rotary_factor": _share(full)}
+    if isinstance(attention, GQAConfig) and family.takes >= EITHER:
+        settings["attention_bias"] = attention.qkv_bias
     if architecture in ("mistral", "mixtral"):
         settings["sliding_window"] = None
     if SINKS in family.takes:
@@ -212,19 +257,12 @@ def layer_settings(model: ModelConfig, architecture: Architecture) -> dict[str, 
     return settings
 
 
-def _recurrent_settings(views: Sequence[ModelConfig]) -> dict[str, Any]:
-    """Return the keys that say which layers are recurrent, and what these are."""
-    settings: dict[str, Any] = {"layer_types": [FULL if attends(view) else LINEAR for view in views]}
-    for view in views:
-        if isinstance(view.attention, GDNConfig):
-            keys = view.attention.model_dump() | {"value_heads": view.attention.heads}
-            settings |= {name: keys[key] for key, name in LINEAR_KEYS.items()}
-    return settings
-
-
-def _share(view: ModelConfig) -> float:
-    """Return the share of a head's dimensions that RoPE rotates."""
-    return view.position.share or 1.0 if isinstance(view.position, RopeConfig) else 1.0
+def rope_share(view: ModelConfig, architecture: Architecture) -> dict[str, float]:
+    """Return the share of a head's dimensions that RoPE rotates, for a class whose default is another than all."""
+    if ROPE_SHARE not in FAMILIES[architecture].takes:
+        return {}
+    share = view.position.share if isinstance(view.position, RopeConfig) else None
+    return {SHARE_KEY: share or 1.0}
 
 
 def expert_settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
@@ -236,10 +274,10 @@ def expert_settings(model: ModelConfig, architecture: Architecture) -> dict[str,
     if architecture == "mixtral":
         return settings | {"num_local_experts": moe.experts}
     settings["moe_intermediate_size"] = layer_views(model)[routed[0]].ffn_hidden_size
-    if architecture == "deepseek_v3":
+    if architecture in EXPERTS_KEYS:
         return {
             **{key: value for key, value in settings.items() if key != "router_aux_loss_coef"},
-            **{"n_routed_experts": moe.experts, "n_shared_experts": moe.shared_experts or 0},
+            **{EXPERTS_KEYS[architecture]: moe.experts, "n_shared_experts": moe.shared_experts or 0},
             # The weight of a single expert is its score.
             **{"routed_scaling_factor": moe.scale, "norm_topk_prob": moe.top_k > 1},
         }
@@ -247,102 +285,6 @@ def expert_settings(model: ModelConfig, architecture: Architecture) -> dict[str,
     return settings | {"num_experts": moe.experts, "norm_topk_prob": moe.normalized, "mlp_only_layers": dense}
 
 
-def expert_keys(found: PretrainedConfig, architecture: Architecture) -> dict[str, Any] | None:
-    """Return the section `model.moe` from transformers' configuration; None for a class without experts."""
-    if architecture == "deepseek_v3":
-        return {
-            **{"experts": found.n_routed_experts, "top_k": found.num_experts_per_tok, "auxiliary_loss": 0.0},
-            **{"scores": "sigmoid", "scale": found.routed_scaling_factor},
-            # Training may go on with another rate.
-            **{"bias_rate": 0.0, "shared_experts": found.n_shared_experts or None},
-        }
-    if EXPERTS not in FAMILIES[architecture].takes:
-        return None
-    return {
-        **{"experts": found.num_experts, "top_k": found.num_experts_per_tok},
-        **{"auxiliary_loss": found.router_aux_loss_coef, "normalized": getattr(found, "norm_topk_prob", True)},
-    }
-
-
 def window_of(view: ModelConfig) -> int | None:
     """Return the width of a layer's window; None for full attention."""
     return view.attention.window if isinstance(view.attention, GQAConfig) else None
-
-
-def layer_keys(found: PretrainedConfig, architecture: Architecture) -> dict[str, Any]:
-    """Return the keys of our `model` that say what the layers are, from transformers' configuration."""
-    family, rope = FAMILIES[architecture], _rope(found.rope_parameters)
-    if LATENT in family.takes:
-        attention = {"kind": "mla", **{key: getattr(found, key) for key in MLAConfig.model_fields if key != "kind"}}
-        # Our head_dim is the default of qk_nope_head_dim.
-        own = {"attention": attention, "position": rope, "head_dim": found.qk_nope_head_dim}
-        # A model of this class without experts is refused when keys are compared.
-        return own | _pattern(found, family)[1]
-    bias = found.attention_bias if family.takes >= EITHER else BIAS in family.takes
-    attention = {"kind": "gqa", "query_groups": found.num_key_value_heads, "qkv_bias": bias}
-    if GATES in family.takes:
-        attention["gate"] = True
-    if ROPE_SHARE in family.takes:
-        rope["share"] = found.rope_parameters.get("partial_rotary_factor")
-    if SINKS in family.takes:
-        attention["sinks"] = True
-        rope["base"] = next((base for base in found.layer_rope_theta if base), rope["base"])
-    own = {"attention": attention, "position": rope, "head_dim": found.head_dim}
-    alike, differing = _pattern(found, family)
-    own |= {"attention": attention | alike.get("attention", {}), "position": alike.get("position", rope)}
-    return own | differing
-
-
-def _pattern(found: PretrainedConfig, family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keys of layers that are alike, or `first`, `pattern` and `kinds` of our model."""
-    layers = [_layer(found, family, number) for number in range(found.num_hidden_layers)]
-    kinds = dict(layers)
-    if len(kinds) < 2:
-        [alike] = kinds.values() or [{}]
-        return alike, {}
-    names = [name for name, _ in layers]
-    # The shortest way to write it: so many first layers, and a period after them.
-    lengths = [(first, period) for first in range(len(names)) for period in range(1, len(names) - first + 1)]
-    first, period = next(
-        (first, period)
-        for first, period in sorted(lengths, key=sum)
-        if [*islice(cycle(names[first : first + period]), len(names) - first)] == names[first:]
-    )
-    leading = {"first": names[:first]} if first else {}
-    listed = {name: kind for name, kind in kinds.items() if name != OWN_LAYER}
-    return {}, leading | {"pattern": names[first : first + period], "kinds": listed}
-
-
-def _layer(found: PretrainedConfig, family: Family, number: int) -> tuple[str, dict[str, Any]]:
-    """Return the name of a layer's kind and its keys, where they differ from a layer with RoPE and no window."""
-    kind: dict[str, dict[str, Any]] = {}
-    dense: Sequence[int] = getattr(found, "mlp_only_layers", ())
-    if SIGMOIDS in family.takes:
-        dense = range(found.first_k_dense_replace or 0)
-    if FIRST_DENSE in family.takes and number in dense:
-        kind["dense"] = {"moe": False, "ffn_hidden_size": found.intermediate_size}
-    if DELTA in family.takes and found.layer_types[number] == LINEAR:
-        attention = {"kind": "gdn", **{key: getattr(found, name) for key, name in LINEAR_KEYS.items()}}
-        kind["gdn"] = {"attention": attention, "position": {"kind": "none"}, "qk_norm": False}
-    # Mistral's windows are in every layer.
-    slides = NO_WINDOW not in family.takes or found.layer_types[number] == SLIDING
-    if WINDOW in family.takes and slides and found.sliding_window:
-        kind["window"] = {"attention": {"window": found.sliding_window}}
-    # Lists that are too short are refused when they are compared.
-    if SINKS in family.takes:
-        bases = [base for base in dict.fromkeys(found.layer_rope_theta) if base]
-        base = next(iter(found.layer_rope_theta[number:]), None)
-        if base == 0:
-            kind["nope"] = {"position": {"kind": "none"}}
-        elif base in bases[1:]:
-            kind[f"rope{bases.index(base) + 1}"] = {"position": {"base": base}}
-    elif NOPE in family.takes and found.no_rope_layers[number : number + 1] == [0]:
-        kind["nope"] = {"position": {"kind": "none"}}
-    return "_".join(kind) or OWN_LAYER, {section: keys for each in kind.values() for section, keys in each.items()}
-
-
-def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of our RoPE from transformers' `rope_parameters`; a scaling of another type has none."""
-    scaled = parameters.get("rope_type") == "llama3"
-    scaling = {key: parameters.get(name) for key, name in SCALING.items()} if scaled else None
-    return {"kind": "rope", "base": parameters.get("rope_theta"), "scaling": scaling}

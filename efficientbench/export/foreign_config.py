@@ -23,16 +23,19 @@ from efficientbench.export.architectures import transformers_config
 from efficientbench.export.families import (
     CENTRED,
     CLASSES,
-    DELTA,
     FAMILIES,
-    FULL,
+    GATES,
+    KDA,
+    LATENT,
+    LATENT_EPSILON,
+    MAMBA,
     NO_WINDOW,
     Architecture,
-    expert_keys,
-    layer_keys,
     rotation,
     window_of,
 )
+from efficientbench.export.foreign_layers import expert_keys, layer_keys
+from efficientbench.export.recurrent import FULL, LINEAR
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -42,7 +45,10 @@ CODE_OR_CONVERSION = {
     "per_layer_config": "its layers differ in shapes, and here they differ in windows and RoPE alone",
 }
 """Keys for which a folder is refused if they are set → the reason."""
-OUTSIDE_THE_CLASS = ("head_dim", "rope_theta", "rope_scaling", "partial_rotary_factor", "full_attention_interval")
+OUTSIDE_THE_CLASS = (
+    *("head_dim", "rope_theta", "rope_scaling", "partial_rotary_factor", "full_attention_interval"),
+    *("linear_attn_config", "first_k_dense_replace"),
+)
 """Keys that transformers reads from any configuration, besides the keys of its class."""
 WITHOUT_EFFECT = {
     *("_name_or_path", "architectures", "dtype", "model_type", "problem_type", "transformers_version"),
@@ -50,7 +56,7 @@ WITHOUT_EFFECT = {
     *("output_attentions", "output_hidden_states", "output_router_logits", "pretraining_tp"),
     # Keys of training, and of text.
     *("attention_dropout", "initializer_range", "router_aux_loss_coef", "router_jitter_noise"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "model_max_length"),
     # layer_types holds what these keys decide.
     *("max_window_layers", "no_rope_layer_interval"),
 }
@@ -73,14 +79,19 @@ FOREIGN_NAMES = {
     "window": "sliding_window",
 }
 """transformers' names of our keys, for messages."""
+OF_EXPERTS = {
+    *("moe_intermediate_size", "n_group", "n_routed_experts", "n_shared_experts", "norm_topk_prob"),
+    *("num_experts_per_tok", "routed_scaling_factor", "topk_group", "topk_method"),
+    # Kimi Linear's names of some.
+    *("moe_renormalize", "num_expert_group", "num_experts", "num_experts_per_token", "num_shared_experts"),
+}
+"""Keys that change no logits of a model that is dense in every layer."""
 UNUSED: dict[str, set[str]] = {
-    # Keys of experts, in a model that is dense in every layer.
-    "deepseek_v2": {
-        *("moe_intermediate_size", "n_group", "n_routed_experts", "n_shared_experts", "norm_topk_prob"),
-        *("num_experts_per_tok", "routed_scaling_factor", "topk_group", "topk_method"),
-    },
     # The number of modules that predict further tokens, whose weights are refused by name.
     "deepseek_v3": {"num_mtp_layers", "num_nextn_predict_layers"},
+    # A width that nothing has; tokens computed together, a part of the loss, and the logits that generation keeps.
+    "kimi_linear": {"head_dim"},
+    "bamba": {"mamba_chunk_size", "z_loss_coefficient", "num_logits_to_keep"},
 }
 """Keys that change no logits of a model that is not refused for another key, by model type."""
 
@@ -111,8 +122,7 @@ def config_of(path: Path, content: dict[str, Any], size: str) -> tuple[RunConfig
     """
     architecture = _architecture(path, content)
     found = _parsed(path, architecture, content)
-    if DELTA in FAMILIES[architecture].takes and FULL not in found.layer_types:
-        raise ConfigError(f"{path}: layer_types has no {FULL}: models here of this class have one such layer at least")
+    _check_layers(path, found, architecture)
     try:
         config = RunConfig.model_validate(
             {
@@ -190,7 +200,7 @@ def _parsed(path: Path, architecture: Architecture, content: dict[str, Any]) -> 
         kind = transformers.CONFIG_MAPPING[architecture]
         # A key may have another name in folders of earlier releases.
         known = {*kind().to_dict(), *kind.attribute_map, *OUTSIDE_THE_CLASS} - {"transformers_version", "dtype"}
-        found: PretrainedConfig = kind.from_dict({key: value for key, value in content.items() if key in known})
+        found: PretrainedConfig = kind.from_dict({key: _unbounded(content[key]) for key in content if key in known})
         if "head_dim" not in content or content["head_dim"] is None:
             # Some classes fill in head_dim, others do not.
             found.head_dim = getattr(found, "head_dim", None) or found.hidden_size // found.num_attention_heads
@@ -198,6 +208,28 @@ def _parsed(path: Path, architecture: Architecture, content: dict[str, Any]) -> 
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
         raise ConfigError(f"{path}: transformers {transformers.__version__} refuses it: {reason}") from None
     return found
+
+
+def _unbounded(value: object) -> object:
+    """Return a value with infinity in place of transformers' form of it, for which JSON has no number."""
+    if not isinstance(value, list):
+        return value
+    return [math.inf if each == {"__float__": "Infinity"} else each for each in value]
+
+
+def _check_layers(path: Path, found: PretrainedConfig, architecture: Architecture) -> None:
+    """Refuse a configuration without a layer of a type that all our models of its class have, or with other norms."""
+    family = FAMILIES[architecture]
+    if LATENT in family.takes and found.rms_norm_eps != LATENT_EPSILON:
+        raise ConfigError(
+            f"{path}: rms_norm_eps is {found.rms_norm_eps}, {LATENT_EPSILON} would be right: the class's norms of "
+            "latents have that, and models here have one for all norms"
+        )
+    for needed, types in ((GATES, FULL), (MAMBA, FULL), (KDA, FULL), (MAMBA, LINEAR), (KDA, LINEAR)):
+        if needed in family.needs and types not in found.layer_types:
+            raise ConfigError(
+                f"{path}: layer_types has no {types}: models here of this class have one such layer at least"
+            )
 
 
 def _same(given: object, expected: object) -> bool:
@@ -215,6 +247,7 @@ def _unused(model: ModelConfig, architecture: Architecture) -> set[str]:
     windows = {"sliding_window", "use_sliding_window"} if full else set()
     routed = architecture != "mixtral" and len(model.expert_layers) == model.layers
     widths = {"intermediate_size"} if routed else set()
+    widths |= OF_EXPERTS if model.moe is None else set()
     return windows | widths | ({"rope_parameters"} if rotation(model) is None else set())
 
 

@@ -27,14 +27,13 @@ def _gdn(view: ModelConfig) -> GDNConfig:
 def _weights(view: ModelConfig) -> dict[str, tuple[int, ...]]:
     gdn = _gdn(view)
     values = gdn.heads * gdn.value_dim
-    shapes: dict[str, tuple[int, ...]] = {
+    return {
         OUR_INPUT: (gdn.convolved + values + 2 * gdn.heads, view.hidden_size),
         OUR_CONVOLUTION: (gdn.convolved, gdn.convolution),
         "self_attention.A_log": (gdn.heads,),
         "self_attention.dt_bias": (gdn.heads,),
         "self_attention.linear_proj.weight": (view.hidden_size, values),
     }
-    return shapes | ({"self_attention.out_norm": (gdn.value_dim,)} if view.norm_weights else {})
 
 
 def _converted(
@@ -50,20 +49,20 @@ def _converted(
     mixed = [gdn.key_dim, gdn.key_dim, repeats * gdn.value_dim]
     by_head = weight.unflatten(0, (gdn.key_heads, -1))
     if part == OUR_CONVOLUTION:
-        return {"linear_attn.conv1d.weight": _joined(by_head.split(mixed, dim=1))[:, None]}
+        return {"linear_attn.conv1d.weight": joined(by_head.split(mixed, dim=1))[:, None]}
     query, key, value, gate, beta, decay = by_head.split([*mixed, repeats * gdn.value_dim, repeats, repeats], dim=1)
     collected = {"qkv": (query, key, value), "z": (gate,), "b": (beta,), "a": (decay,)}
-    return {f"linear_attn.in_proj_{name}.weight": _joined(parts) for name, parts in collected.items()}
+    return {f"linear_attn.in_proj_{name}.weight": joined(parts) for name, parts in collected.items()}
 
 
-def _joined(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def joined(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Join parts [heads, rows, …] of all heads: the rows of the first, then those of the second, and so on."""
     return torch.cat([each.flatten(0, 1) for each in parts])
 
 
 EXPORTER = Exporter(
     parts=lambda view: {DELTA: "attention.kind=gdn"},
-    norms=lambda view: {},
+    norms=lambda view: {"self_attention.out_norm": _gdn(view).value_dim},
     weights=_weights,
     converted=_converted,
 )

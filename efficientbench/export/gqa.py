@@ -1,4 +1,4 @@
-"""GQA and MQA in transformers: Qwen2, Qwen3, Qwen3.5, Llama, SmolLM3, NanoChat, Mistral, Mixtral and GraniteSWA."""
+"""GQA and MQA in transformers: Qwen2, Qwen3, Qwen3.5, Llama, SmolLM3, NanoChat, Mistral, Mixtral, GraniteSWA, Bamba."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ def _weights(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _norms(model: ModelConfig) -> dict[str, int]:
-    names = [name.removesuffix(".weight") for name in HEAD_NORMS] if model.qk_norm else []
-    return dict.fromkeys(names, model.head_dim)
+    return dict.fromkeys(HEAD_NORMS if model.qk_norm else (), model.head_dim)
 
 
 def _converted(

@@ -17,7 +17,7 @@ from efficientbench.costs.model import count_parameters
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.export.architectures import architecture_of, transformers_config
 from efficientbench.export.card import model_card
-from efficientbench.export.families import CLASSES, Architecture, has_products, rotation
+from efficientbench.export.families import CLASSES, SHARE_KEY, Architecture, is_untied, rotation
 from efficientbench.export.target_folder import claimed, refuse_taken
 from efficientbench.metrics.records.record import read_record
 from efficientbench.running.output_folder import OutputFolder
@@ -145,7 +145,7 @@ def export(run: Path, folder: Path, step: int | None = None, quantization: Quant
         model = Model(trained_config(weights.manifest.config), weights, tokenizer, quantization)
         counted = count_parameters(model.config.model)
         shapes = model.config.model
-        untied = counted.embedding if shapes.tied and has_products(shapes, model.architecture) else 0
+        untied = counted.embedding if shapes.tied and is_untied(shapes, model.architecture) else 0
         needed_bytes = BYTES_PER_WEIGHT[model.config.training.dtype] * (counted.total + untied)
         with claimed(target, needed_bytes) as partial:
             warnings += write_model(model, partial)
@@ -202,7 +202,8 @@ def _write_configuration(model: Model, folder: Path) -> None:
         saved = dict(json.loads((folder / "config.json").read_bytes())["rope_parameters"])
         base = saved.pop("rope_theta")
         scaling = {} if rope_parameters["rope_type"] == "default" else {"rope_scaling": saved}
-        _add_keys(folder, {"rope_theta": base, **scaling})
+        share = {SHARE_KEY: saved[SHARE_KEY]} if SHARE_KEY in saved else {}
+        _add_keys(folder, {"rope_theta": base, **share, **scaling})
     GenerationConfig(eos_token_id=eos_token_id, pad_token_id=eos_token_id).save_pretrained(folder)
 
 

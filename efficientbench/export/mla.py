@@ -1,4 +1,4 @@
-"""MLA in transformers: DeepSeek-V2."""
+"""MLA in transformers: DeepSeek-V2 and V3, and Kimi Linear."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import torch
 from efficientbench.architecture.mla import MLAConfig
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.export.architectures import Exporter
-from efficientbench.export.families import LATENT, Architecture
+from efficientbench.export.families import LATENT, LATENT_EPSILON, LATENT_ROPE, Architecture
 
-LATENT_EPSILON = 1e-6
 RENAMED = {
     "self_attention.q_layernorm.weight": "self_attn.q_a_layernorm.weight",
     "self_attention.linear_q_down_proj.weight": "self_attn.q_a_proj.weight",
@@ -48,8 +47,8 @@ def _weights(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _norms(model: ModelConfig) -> dict[str, int]:
     mla = _mla(model)
-    widths = {"self_attention.kv_layernorm": mla.kv_lora_rank}
-    return widths | ({"self_attention.q_layernorm": mla.q_lora_rank} if mla.q_lora_rank else {})
+    widths = {"self_attention.kv_layernorm.weight": mla.kv_lora_rank}
+    return widths | ({"self_attention.q_layernorm.weight": mla.q_lora_rank} if mla.q_lora_rank else {})
 
 
 def _converted(
@@ -67,6 +66,8 @@ def _converted(
 
 def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor:
     """Reorder the last rows of [heads, rows, …], which RoPE rotates: pairs half a block apart become adjacent."""
+    if model.position.rope_base is None:
+        return heads
     rotated = _mla(model).qk_rope_head_dim
     halves = heads[:, -rotated:].unflatten(1, (2, rotated // 2))
     return torch.cat([heads[:, :-rotated], halves.transpose(1, 2).flatten(1, 2)], dim=1)
@@ -74,6 +75,8 @@ def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor
 
 def _parts(view: ModelConfig) -> dict[str, str]:
     parts = {LATENT: "attention.kind=mla"}
+    if view.position.rope_base is not None:
+        parts[LATENT_ROPE] = f"position.kind={view.position.kind}"
     # transformers' norms of latents have this epsilon, whatever the other norms have.
     if view.norm_epsilon != LATENT_EPSILON:
         parts[f"norms of latents with an epsilon other than {LATENT_EPSILON:g}"] = f"norm_epsilon={view.norm_epsilon:g}"

@@ -16,7 +16,15 @@ from efficientbench.architecture.model import ModelConfig
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.quantization import Quantization
 from efficientbench.export.architectures import exporter_of
-from efficientbench.export.families import CLASSES, Architecture, has_products, layer_views
+from efficientbench.export.families import (
+    CLASSES,
+    FAMILIES,
+    SIGMOIDS,
+    Architecture,
+    has_products,
+    is_untied,
+    layer_views,
+)
 from efficientbench.export.packed import is_quantized, packed_weight
 
 EMBEDDING = "embedding.word_embeddings.weight"
@@ -36,18 +44,18 @@ def weight_shapes(model: ModelConfig) -> Shapes:
         layer = exporter_of(view).weights(view) | _feed_forward(view)
         shapes |= {f"decoder.layers.{number}.{part}": shape for part, shape in layer.items()}
     if model.norm_weights:
-        shapes |= {f"{name}.weight": (width,) for name, width in norm_widths(model).items()}
+        shapes |= {name: (width,) for name, width in norm_widths(model).items()}
     return shapes
 
 
 def norm_widths(model: ModelConfig) -> dict[str, int]:
-    """Return the width of every norm that may have weights, by our names without `.weight`."""
-    around = {"input_layernorm": model.hidden_size, "pre_mlp_layernorm": model.hidden_size}
+    """Return the width of every norm that may have a weight, by our names of the weights."""
+    around = dict.fromkeys(("input_layernorm.weight", "pre_mlp_layernorm.weight"), model.hidden_size)
     found: dict[str, int] = {}
     for number, view in enumerate(layer_views(model)):
         widths = around | exporter_of(view).norms(view)
         found |= {f"decoder.layers.{number}.{norm}": width for norm, width in widths.items()}
-    return found | {FINAL_NORM.removesuffix(".weight"): model.hidden_size}
+    return found | {FINAL_NORM: model.hidden_size}
 
 
 def _feed_forward(model: ModelConfig) -> Shapes:
@@ -112,7 +120,7 @@ def imported(
             if not rows.any():
                 _refuse_values(foreign, tensor)
                 continue
-            # A convolution of transformers has a dimension of 1 behind the first.
+            # A convolution of transformers has a dimension of 1 behind the first; Kimi Linear's A_log has some.
             expected = (len(rows), *rows.shape[1 : 1 + rows.dim() - len(shape)], *shape[1:])
             if tuple(tensor.shape) != expected:
                 raise ConfigError(
@@ -122,7 +130,7 @@ def imported(
                 # Only the name changes: the file's tensor is used as it is.
                 weight = tensor
             else:
-                weight[rows.flatten() - 1] = tensor.reshape(len(rows), *shape[1:])
+                weight[rows.flatten() - 1] = tensor.reshape(rows.numel(), *shape[1:])
         yield name, weight
     _refuse_surplus(tensors, used, model, architecture)
 
@@ -162,8 +170,11 @@ EXPERT_NAMES = {
     "qwen2_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
     "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
     "deepseek_v3": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    "kimi_linear": ("block_sparse_moe", ("w1", "w3", "w2")),
 }
 """The experts' module, and the names of its gate, up and down projections, by model type."""
+WITH_SHARED = ("qwen2_moe", "deepseek_v3", "kimi_linear")
+"""Model types that always have a shared expert."""
 
 
 def exported(
@@ -203,7 +214,7 @@ def exported(
     if not model.norm_weights and architecture != "nanochat":
         # The class multiplies each norm by a weight vector: by ones, which change nothing.
         for name, width in norm_widths(model).items():
-            yield from converted(f"{name}.weight", weight.new_ones(width), model, architecture).items()
+            yield from converted(name, weight.new_ones(width), model, architecture).items()
 
 
 def whole_linears(model: ModelConfig, architecture: Architecture) -> list[str]:
@@ -230,12 +241,22 @@ def converted(
     Raises:
         ConfigError: the model has no such weight.
     """
+    tensors = _converted(name, weight, model, architecture)
+    return {FAMILIES[architecture].renamed(key): tensor for key, tensor in tensors.items()}
+
+
+def _converted(
+    name: str, weight: torch.Tensor, model: ModelConfig, architecture: Architecture
+) -> dict[str, torch.Tensor]:
+    """Return the tensors that one weight becomes, by the names that most classes have; see `converted`."""
     if name == EMBEDDING:
-        if not has_products(model, architecture):
-            return {"model.embed_tokens.weight": weight}
-        # The class does not multiply embeddings: the input's table holds the products, as rounded in training.
-        tables = {"model.embed_tokens.weight": weight * model.embedding_multiplier}
-        return {**tables, "lm_head.weight": weight} if model.tied else tables
+        # Where the class does not multiply embeddings, the input's table holds the products, as rounded in training.
+        products = has_products(model, architecture)
+        tables = {"model.embed_tokens.weight": weight * model.embedding_multiplier if products else weight}
+        if model.tied and is_untied(model, architecture):
+            # No two tensors of a file share their memory.
+            tables["lm_head.weight"] = weight if products else weight.clone()
+        return tables
     if name == OUTPUT:
         return {"lm_head.weight": weight}
     if name == FINAL_NORM:
@@ -273,23 +294,23 @@ def _view(model: ModelConfig, layer: str) -> ModelConfig:
 def _router(weight: torch.Tensor, view: ModelConfig, architecture: Architecture) -> dict[str, torch.Tensor]:
     """Return the router [experts, H], and what the class always has beside it and this model does not.
 
-    That is a shared expert, here of width 0, and DeepSeek-V3's bias, here of zeros.
+    That is a shared expert, here of width 0, and the bias of DeepSeek-V3 and Kimi Linear, here of zeros.
     """
-    folder, (gate, up, down) = EXPERT_NAMES[architecture]
+    folder, _ = EXPERT_NAMES[architecture]
     tensors, hidden = {f"{folder}.gate.weight": weight}, weight.shape[1]
-    shared = {"qwen2_moe": "shared_expert", "deepseek_v3": "shared_experts"}.get(architecture)
-    if shared and view.moe is not None and not view.moe.shared_experts:
-        for name, shape in ((gate, (0, hidden)), (up, (0, hidden)), (down, (hidden, 0))):
-            tensors[f"{folder}.{shared}.{name}.weight"] = weight.new_zeros(shape)
+    shared = "shared_expert" if architecture == "qwen2_moe" else "shared_experts"
+    if architecture in WITH_SHARED and view.moe is not None and not view.moe.shared_experts:
+        for name, shape in (("gate", (0, hidden)), ("up", (0, hidden)), ("down", (hidden, 0))):
+            tensors[f"{folder}.{shared}.{name}_proj.weight"] = weight.new_zeros(shape)
     if architecture == "qwen2_moe":
         tensors[f"{folder}.shared_expert_gate.weight"] = weight.new_zeros(1, hidden)
-    if architecture == "deepseek_v3" and EXPERTS_BIAS not in _feed_forward(view):
+    if SIGMOIDS in FAMILIES[architecture].takes and EXPERTS_BIAS not in _feed_forward(view):
         tensors[f"{folder}.gate.e_score_correction_bias"] = weight.new_zeros(len(weight), dtype=torch.float32)
     return tensors
 
 
 def _beside_experts(part: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return DeepSeek-V3's tensors of the router's bias, or of a weight of the shared experts."""
+    """Return the tensors of the router's bias, or of a weight of the shared experts, by DeepSeek-V3's names."""
     if part == EXPERTS_BIAS:
         return {"mlp.gate.e_score_correction_bias": weight}
     if part.endswith("fc2.weight"):

@@ -22,6 +22,11 @@ from efficientbench.export.hugging_face import Model, write_model
 from efficientbench.export.safetensors_folder import write_shards
 from efficientbench.export.tensors import exported
 
+MAMBA = [
+    "model.pattern=[mamba2,own]",
+    "model.kinds={mamba2: {attention: {kind: mamba2, value_dim: 12}, position: {kind: none}, qk_norm: false}}",
+]
+FREE = "model.kinds={free: {position: {kind: none}}}"
 HARD = (
     "e\u0301 n\u0303 \u212b",
     "In 1999, 1234567 + 8 = 1234575.",
@@ -45,7 +50,7 @@ def test_transformers_computes_the_same_logits(
     assert type(loaded).__name__ == expected
     assert not any(report.values()), report
     multiplied = config.model.embedding_multiplier != 1 and expected != "GraniteSWAForCausalLM"
-    shared = config.model.tied and not multiplied
+    shared = config.model.tied and not multiplied and expected != "KimiLinearForCausalLM"
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == shared
     assert loaded.config.vocab_size == len(loaded.lm_head.weight) == 301
     tokens = text(config, config.training.seq_len)
@@ -53,6 +58,8 @@ def test_transformers_computes_the_same_logits(
     # What releases before 5 read.
     content = json.loads((tmp_path / "config.json").read_text())
     assert content.get("rope_theta") == getattr(config.model.position, "base", None)
+    share = "partial_rotary_factor"
+    assert content.get(share) == (content.get("rope_parameters") or {}).get(share)
 
 
 @pytest.mark.parametrize(("name", "tokenizer"), [("gqa_1.5B", "own"), ("gqa_1.5B", "qwen2"), ("mla_1.5B", "own")])
@@ -172,6 +179,44 @@ def test_weights_of_another_model_are_refused(change: str, tmp_path: Path) -> No
             ["model.pattern=[gdn,own]"],
             "model.kinds.gdn.attention.kind=gdn: .*; Qwen3_5ForCausalLM always has norms on queries and keys and "
             "always has output gates and always has zero-centred norms",
+        ),
+        (
+            "gqa_1.5B",
+            [*MAMBA, "model.qk_norm=true"],
+            "qk_norm=true, .*; BambaForCausalLM has no norms on queries and keys",
+        ),
+        (
+            "gqa_1.5B",
+            [*MAMBA, "model.norm_weights=zero_centred"],
+            "norm_weights=zero_centred: .*BambaForCausalLM has no zero-centred norms",
+        ),
+        (
+            "gqa_1.5B",
+            [
+                "model.pattern=[slim,own]",
+                "model.kinds={slim: {attention: {kind: mamba2, inner_size: 64}, position: {kind: none}}}",
+            ],
+            "model.kinds.slim.attention.inner_size=64: .*no class of transformers has Mamba-2 with values as wide",
+        ),
+        (
+            "gqa_1.5B",
+            ["model.pattern=[kda,own]", "model.attention.kind=mla"],
+            "KimiLinearForCausalLM has no latent attention with RoPE",
+        ),
+        (
+            "gqa_1.5B",
+            ["model.layers=3", "model.pattern=[kda,free,own]", "model.attention.kind=mla", FREE],
+            "model.position.kind=rope: .*KimiLinearForCausalLM has no latent attention with RoPE",
+        ),
+        (
+            "moe_1.5Bx8",
+            ["model.pattern=[kda,own]", "model.attention.kind=mla", "model.position.kind=none"],
+            "KimiLinearForCausalLM always has experts scored by sigmoids",
+        ),
+        (
+            "kda_3to1_1.5B",
+            ["model.layers=4", "model.kinds={kda: {attention: {kind: kda, value_dim: 24}, position: {kind: none}}}"],
+            "model.kinds.kda.attention.value_dim=24: .*no class .* has Kimi Delta Attention with values not as wide",
         ),
         ("gqa_1.5B", ["model.norm_weights=zero_centred"], "norm_weights=zero_centred: .*LlamaForCausalLM has no zero"),
         ("gqa_1.5B", [*WINDOWS, "model.attention.window=7"], "differ in attention.window"),

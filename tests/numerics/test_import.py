@@ -103,6 +103,29 @@ FOREIGN: dict[str, dict[str, Any]] = {
             **{"mrope_section": [1, 1, 0], "mrope_interleaved": True},
         },
     },
+    # As a published one: half of RoPE; its chunks are not ours.
+    "bamba": {
+        **{"num_hidden_layers": 4, "attn_layer_indices": [1, 3], "head_dim": 16, "mamba_n_heads": 8},
+        **{"mamba_d_head": "auto", "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_conv": 3},
+        **{"mamba_chunk_size": 10, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, **UNPADDED},
+    },
+    "kimi_linear": {
+        **{"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+        **{"linear_num_heads": 3, "linear_head_dim": 8, "num_key_value_heads": 4, "kv_lora_rank": 16},
+        **{"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "mlp_layer_types": ["dense"] * 3},
+        **{"rms_norm_eps": 1e-6, **UNPADDED},
+    },
+    # As a published one: the keys of its recurrent layers in a part of their own, the first layer dense.
+    "kimi_linear, experts": {
+        **{"num_hidden_layers": 4, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 12},
+        **{"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "first_k_dense_replace": 1},
+        **{"num_experts": 6, "num_experts_per_token": 3, "moe_intermediate_size": 24, "rms_norm_eps": 1e-6},
+        "linear_attn_config": {
+            **{"full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 8, "num_heads": 4},
+            "short_conv_kernel_size": 3,
+        },
+        **UNPADDED,
+    },
     "smollm3, lists": {
         **{"num_hidden_layers": 4, "sliding_window": 5, "use_sliding_window": True, "no_rope_layers": [1, 0, 0, 1]},
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],

@@ -136,6 +136,45 @@ CASES = {
         "own",
         "Qwen3_5ForCausalLM",
     ),
+    "KDA, every fourth latent": (
+        "mla_1.5B",
+        ["model.layers=4", "model.pattern=[kda,kda,kda,own]", "model.position.kind=none", "training.seq_len=72"],
+        "own",
+        "KimiLinearForCausalLM",
+    ),
+    "KDA with experts, a first layer and a later one dense, tied, norms without weights": (
+        "moe_fine_shared_1.5Bx8",
+        [
+            *("training.seq_len=72", "model.layers=4", "model.first=[dense]", "model.pattern=[kda,plain,own]"),
+            *("model.attention.kind=mla", "model.position.kind=none", TIED, UNWEIGHTED),
+            *("model.moe.experts=6", "model.moe.top_k=3", "model.moe.scale=1.5", "model.ffn_hidden_size=24"),
+            "model.kinds={dense: {attention: {kind: kda, key_heads: 3, convolution: 3}, moe: false, "
+            "ffn_hidden_size: 56}, kda: {attention: {kind: kda, key_heads: 3, convolution: 3}}, "
+            "plain: {moe: false, ffn_hidden_size: 56}}",
+        ],
+        "own",
+        "KimiLinearForCausalLM",
+    ),
+    "Mamba-2, every fourth full": (
+        "gqa_1.5B",
+        [
+            *("model.layers=4", "model.pattern=[mamba2,mamba2,mamba2,own]", "training.seq_len=72"),
+            "model.kinds={mamba2: {attention: {kind: mamba2, key_dim: 16, value_dim: 8}, position: {kind: none}}}",
+        ],
+        "own",
+        "BambaForCausalLM",
+    ),
+    "Mamba-2 in two groups, two tables, norms without weights, half of scaled RoPE": (
+        "mqa_0.5B",
+        [
+            *("training.seq_len=72", UNBIASED, UNTIED, UNWEIGHTED, SCALED, "model.position.share=0.5"),
+            *("model.head_dim=16", "model.layers=3", "model.pattern=[own,wide]"),
+            "model.kinds={wide: {attention: {kind: mamba2, key_heads: 2, key_dim: 12, value_dim: 8, convolution: 3, "
+            "inner_size: 144}, position: {kind: none}}}",
+        ],
+        "own",
+        "BambaForCausalLM",
+    ),
     "mla, norms without weights": (
         "mla_1.5B",
         [UNWEIGHTED, UNTIED, "model.attention.q_lora_rank=20"],

@@ -34,7 +34,7 @@ LONG = {
     "end_to_end/test_data_tools_prepare.py": r"killed_at_ten_random_moments",
     "end_to_end/test_evaluation.py": r"test_core_is_scored_while|test_a_killed_evaluation",
     "end_to_end/test_evaluation_ranks.py": r"test_expert_parallel_ranks|test_several_ranks_write",
-    "end_to_end/test_export.py": r"recorded_loss\[(gqa|Qwen|moe|sinks|GDN)|fine_tuned\[",
+    "end_to_end/test_export.py": r"recorded_loss\[(gqa|Qwen|moe|sinks|GDN|KDA|Mamba)|fine_tuned\[",
     "end_to_end/test_faults.py": r"test_a_hung_rank_on_another_node|all_and_is_named\[evaluate",
     "end_to_end/test_finetuning.py": r"test_two_nodes|test_a_sweep_trains|test_a_tiny_qwen",
     "end_to_end/test_finetuning_damage.py": r"test_a_hostile_file.*\[run[12]|flipped_optimizer_bits",

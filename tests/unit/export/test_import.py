@@ -95,6 +95,19 @@ def test_releases_of_transformers_that_keep_the_rotation_elsewhere(
         ),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_parameters is {"),
         ({"model_type": "qwen3_5_text", "layer_types": ["linear_attention"] * 2}, "layer_types has no full_attention"),
+        (
+            {"model_type": "bamba", "attn_layer_indices": [0, 1], "mamba_n_heads": 8},
+            "layer_types has no linear_attention",
+        ),
+        (
+            {"model_type": "bamba", "attn_layer_indices": [1], "mamba_n_heads": 8, "time_step_limit": [0.0, 0.1]},
+            "time_step_limit is [0.0, 0.1], [0.0, Infinity] would be right",
+        ),
+        (
+            {"model_type": "kimi_linear", "layer_types": ["linear_attention"] * 2, "rms_norm_eps": 1e-6},
+            "layer_types has no full_attention",
+        ),
+        ({"model_type": "deepseek_v2", "rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, 1e-06 would be right"),
         ({"num_key_value_heads": 3}, "cannot be shared evenly by 3 query groups: num_key_value_heads must divide"),
         ({"num_hidden_layers": "two"}, "transformers 5"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: Input should be greater than or equal to 1"),
