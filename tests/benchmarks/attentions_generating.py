@@ -6,9 +6,11 @@ Measure first, then call:
         --max-new-tokens 32 --repeats 3 training.dtype=fp32 output=output/attentions
     python tests/benchmarks/attentions_generating.py output/attentions [--write]
 
-    efficientbench generate gqa_50M,swa_3to1_50M,gdn_3to1_50M,gdn_50M --measure --prompt-tokens 512,2048,8192,16384 \
-        --batch 1 --max-new-tokens 32 --repeats 3 training.dtype=fp32 output=output/hybrids
-    python tests/benchmarks/attentions_generating.py output/hybrids --name hybrids_generating [--write]
+    efficientbench generate gqa_50M,swa_3to1_50M,gdn_3to1_50M,kda_3to1_50M,mamba2_3to1_50M,gdn_50M,mamba2_50M \
+        --measure --prompt-tokens 512,2048,8192,16384 --batch 1 --max-new-tokens 16 --repeats 3 \
+        training.dtype=fp32 output=output/hybrids
+    python tests/benchmarks/attentions_generating.py output/hybrids --name hybrids_generating [--write] \
+        --columns run prompt "prefill tokens/s" "a token, ms" "±95%" "cache, MB"
 """
 
 from __future__ import annotations
@@ -30,11 +32,19 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--name", help="the file's name in docs/measured, unless it is the script's")
+    parser.add_argument("--columns", nargs="+", help="the columns of the docs' table; unset, all")
     parser.add_argument("--device", default="cpu", help="the type of device that was measured")
     arguments = parser.parse_args()
     records = load_generations(arguments.folder)[0]
     table = generation_table(beside(records, []), [])
-    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    rows = [
+        {
+            name: cell
+            for name, cell in zip(table.header, row, strict=True)
+            if name in (arguments.columns or table.header)
+        }
+        for row in table.rows
+    ]
     notes = [note for note in table.notes if not note.endswith(NO_TRAINING)]
     print(*rows, *notes, sep="\n")
     repeats = {row.decode.repeats for record in records for row in record.rows if row.decode is not None}
