@@ -10,7 +10,7 @@ Measure first, then call:
         --measure --prompt-tokens 512,2048,8192,16384 --batch 1 --max-new-tokens 16 --repeats 3 \
         training.dtype=fp32 output=output/hybrids
     python tests/benchmarks/attentions_generating.py output/hybrids --name hybrids_generating [--write] \
-        --columns run prompt "prefill tokens/s" "a token, ms" "±95%" "cache, MB"
+        --columns run prompt "prefill tokens/s" "decode tokens/s" "±95%" "cache, MB"
 """
 
 from __future__ import annotations
