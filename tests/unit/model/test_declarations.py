@@ -15,7 +15,7 @@ OWN_FILES = re.compile(
     rf"efficientbench/(model/(attention/|position\.py|kernels/({KINDS})(/|\.py)|kernels/window_attention\.py)|"
     rf"export/({KINDS})\.py)|"
     # The tables of variants, of transformers' classes and their keys, and of runs.
-    r"efficientbench/(architecture/|export/(architectures|families)\.py|planning/foreign/)|metrics/report/paper/paper\.py"
+    r"efficientbench/(architecture/|export/(architectures|families|foreign_layers|recurrent)\.py|planning/foreign/)|metrics/report/paper/paper\.py"
 )
 
 
