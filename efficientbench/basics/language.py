@@ -55,7 +55,9 @@ def _table() -> tuple[dict[str, str], list[tuple[re.Pattern[str], str]]]:
     parts = (parse_own_yaml(table.read_text(encoding="utf-8")).values() for table in TABLES)
     texts = {english: chinese for part in chain.from_iterable(parts) for english, chinese in part.items()}
     exact = {english: chinese for english, chinese in texts.items() if "{}" not in english}
-    # The longest first: of two patterns that match, it is the more specific.
-    keys = sorted(texts.keys() - exact.keys(), key=len, reverse=True)
+    # `error: {}` first, else a pattern that begins with a placeholder would take the word into it; then the longest: of
+    # two patterns that match, it is the more specific.
+    starts = re.compile(r"[a-z]+: {}")
+    keys = sorted(texts.keys() - exact.keys(), key=lambda key: (bool(starts.fullmatch(key)), len(key)), reverse=True)
     patterns = [("(.*?)".join(map(re.escape, key.split("{}"))), texts[key]) for key in keys]
     return exact, [(re.compile(pattern, re.DOTALL), chinese) for pattern, chinese in patterns]

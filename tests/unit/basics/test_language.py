@@ -248,3 +248,7 @@ def test_a_chinese_user_gets_chinese_help() -> None:
         assert words in asked.stdout
     assert not re.search("Usage|Options|Arguments|default|Show this", asked.stdout)
     assert not HAN.search(efficientbench("launch", "--help", LC_ALL="C.UTF-8").stdout)
+
+
+def test_a_mistake_that_begins_with_a_name_is_told_after_the_word_error() -> None:
+    assert in_chinese("error: a.idx is missing, which b lists: c").startswith("错误：缺少 a.idx")
