@@ -40,7 +40,7 @@ def test_past_and_own_block_together_are_the_selected_branch(
     key, value = (torch.randn(batch, SEQUENCE, dim, requires_grad=True) for _ in range(2))
     chosen = choice(batch)
     expected = nsa_selection.selected_attention(query, key, value, chosen, 64, dim**-0.5)
-    out = nsa_npu.selected_attention(query, key, value, chosen, dim**-0.5)
+    out = nsa_npu.SelectedAttention.apply(query, key, value, chosen, dim**-0.5)
     assert (out - expected).abs().max() < 1e-5 * expected.abs().max()
     grad = torch.randn_like(out)
     for found, wanted in zip(
@@ -57,7 +57,7 @@ def test_the_kernel_gets_half_precision(monkeypatch: pytest.MonkeyPatch) -> None
     chosen = choice(1)
     expected = nsa_selection.selected_attention(query, key, value, chosen, 64, 0.125)
     halves = [each.bfloat16().requires_grad_() for each in (query, key, value)]
-    out = nsa_npu.selected_attention(*halves, chosen, 0.125)
+    out = nsa_npu.SelectedAttention.apply(*halves, chosen, 0.125)
     assert out.dtype == torch.bfloat16
     assert (out.float() - expected).abs().max() < 0.02 * expected.abs().max()
     assert all(each.dtype == torch.bfloat16 for each in torch.autograd.grad(out.sum(), halves))

@@ -53,7 +53,7 @@ def serves(device_type: str, shape: SelectionShape) -> bool:
 
 
 class SelectedAttention(torch.autograd.Function):
-    """Softmax attention over the chosen blocks, for shapes that `serves` accepts; see `selected_attention`."""
+    """Softmax attention over the chosen blocks, for shapes that `serves` accepts."""
 
     @staticmethod
     def forward(
