@@ -1,7 +1,7 @@
 """Run as a script: the largest errors of fla-core's kernels, in Triton's interpreter.
 
-python fla_in_interpreter.py nsa            # of the selected branch, against fla-core's naive one
-python fla_in_interpreter.py recurrences    # each with its name, against the recurrence in float64
+With `nsa`, those of NSA's selected branch, a line each, against fla-core's naive one. With a rule and gates, as of
+`oracles.recurrent.inputs`, those of a recurrence by name, as JSON, against it as it is written, in float64.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-import triton.language as tl
 from fla.ops.nsa.naive import naive_nsa_selection
 from fla.ops.nsa.parallel import parallel_nsa  # noqa: F401 (loads the kernels)
 from oracles.recurrent import inputs, recurrence, results
@@ -42,7 +42,7 @@ LENGTH = CHUNK + 2
 class Number(int):
     """The number of a loop, of which the interpreter makes no tensor, as the compiler does."""
 
-    def to(self, dtype: tl.dtype) -> tl.tensor:
+    def to(self, dtype: Any) -> Any:
         return interpreter_semantic.to_tensor(int(self)).to(dtype)
 
 
@@ -51,7 +51,7 @@ def numbers(*bounds: int) -> Iterator[Number]:
 
 
 def prepare() -> None:
-    """Leave each kernel its first configuration, whose choice needs a GPU to time it on, and mend loops."""
+    """Leave each kernel its last configuration, the choice of which needs a GPU to time it on, and mend loops."""
     for name, module in list(sys.modules.items()):
         if not name.startswith("fla."):
             continue
@@ -60,7 +60,8 @@ def prepare() -> None:
                 if isinstance(kernel, Autotuner):
                     kernel.configs = kernel.configs[-1:]
                 kernel = kernel.fn
-        vars(module)["range"] = numbers
+        if name.startswith("fla.ops.common."):
+            vars(module)["range"] = numbers
 
 
 def nsa() -> None:
@@ -84,15 +85,18 @@ def nsa() -> None:
 
 
 def recurrent(name: str, gates: str) -> None:
-    given, errors = inputs(name, LENGTH, gates), {}
+    given = inputs(name, LENGTH, gates)
     wanted = results(recurrence, given, torch.float64)
     found = results(functools.partial(recurrence_fla.recurrence, RULES[name]), given, torch.float32)
-    for part, expected in wanted.items():
-        # The gradient of a gate may be 0.
-        errors[part] = ((found[part] - expected).abs().max() / expected.abs().max().clamp(min=1e-2)).item()
+    # The gradient of a gate may be 0.
+    scales = {part: expected.abs().max().clamp(min=1e-2) for part, expected in wanted.items()}
+    errors = {part: ((found[part] - expected).abs().max() / scales[part]).item() for part, expected in wanted.items()}
     print(json.dumps(errors))
 
 
 if __name__ == "__main__":
     prepare()
-    nsa() if sys.argv[1] == "nsa" else recurrent(*sys.argv[1:])
+    if sys.argv[1:] == ["nsa"]:
+        nsa()
+    else:
+        recurrent(*sys.argv[1:])
