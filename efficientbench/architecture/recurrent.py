@@ -14,7 +14,7 @@ from efficientbench.architecture.variant import AttentionConfig, AttentionCosts,
 from efficientbench.basics.part import PositiveInt
 
 CHUNK = 64
-"""Tokens that the kernel computes together (model/kernels/recurrence.py)."""
+"""Tokens that the kernels compute together (model/kernels/recurrence.py, and fla-core's)."""
 FLOAT32_BYTES = 4
 
 
@@ -173,6 +173,7 @@ def recurrent_variant(
         other_positions=f"position.kind: {title} has no positions but the order of its recurrence, not {{position!r}}: "
         "set model.position.kind to {taken}, or in a pattern model.kinds.NAME.position.kind",
         kernels=f"efficientbench.model.kernels.recurrent:{kind.upper()}",
+        may_differ=("recurrence", "fla-core times its kernels' tiles, whose size decides in which order they add"),
         matrices=_matrices,
         tensor_parallel=_uneven,
         within_documents=(),

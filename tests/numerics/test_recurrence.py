@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from oracles.oracle import relative_error
+from oracles.recurrent import inputs, results
 from oracles.recurrent import recurrence as as_written
+from support.releases import FLA_ON_CPU
+from support.repository import ROOT
 
 from efficientbench.architecture.recurrent import CHUNK
 
 FORWARD, BACKWARD = 1e-5, 3e-5
+ROUNDED = 3e-2
+"""By bf16, a few times."""
+OF_DIFFERENCES = 3e-4
+"""Between sums of decays, which fla-core takes, large ones among them."""
 LENGTHS = (1, 2, 7, 63, 64, 65, 128, 200, 301)
 RULES = ("delta rule", "by channel", "values")
 """What tokens learn: by the gated delta rule, with a decay for each head or for each channel of its key, or their
@@ -24,42 +33,6 @@ QUICK = {
     *(("delta rule", *case) for case in ((1, "usual"), (65, "usual"), (65, "extreme"), (200, "fast"))),
     *((rule, *case) for rule in RULES[1:] for case in ((1, "usual"), (65, "extreme"), (200, "fast"))),
 }
-
-
-def inputs(rule: str, length: int, gates: str) -> list[torch.Tensor | None]:
-    """Query, key, value, decay, beta and a state in float64: two rows, two key heads with two value heads each."""
-    generator = torch.Generator().manual_seed(length)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    query, key = (F.normalize(normal(length, 2, 2, 16), dim=-1) for _ in range(2))
-    channels = (16,) if rule == "by channel" else ()
-    decay = -F.softplus(normal(length, 2, 4, *channels)) * (20 if gates == "fast" else 0.3)
-    beta = normal(length, 2, 4).sigmoid()
-    if gates == "extreme":
-        # Of ten tokens, two forget all, one almost all, two nothing; and three learn all, three nothing.
-        share = torch.rand(decay.shape, generator=generator)
-        for below, value in ((0.5, 0.0), (0.3, -900.0), (0.2, -math.inf)):
-            decay = decay.masked_fill(share < below, value)
-        share = torch.rand(beta.shape, generator=generator)
-        beta = beta.masked_fill(share < 0.6, 0.0).masked_fill(share < 0.3, 1.0)
-    learns = None if rule == "values" else beta
-    return [query, key, normal(length, 2, 4, 8), decay, learns, normal(2, 4, 16, 8)]
-
-
-def results(rule: object, given: list[torch.Tensor | None], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The rule's output, state and gradients, in float64."""
-    assert callable(rule)
-    own = [None if each is None else each.clone().to(dtype).requires_grad_() for each in given]
-    out, state = rule(*own)
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(each.shape, generator=generator, dtype=torch.float64).to(dtype) for each in (out, state)]
-    ((out * weights[0]).sum() + (state * weights[1]).sum()).backward()
-    names = ("query", "key", "value", "decay", "beta", "state before")
-    found = {"out": out, "state": state}
-    found |= {name: each.grad for name, each in zip(names, own, strict=True) if each is not None}
-    return {name: each.detach().double() for name, each in found.items()}
 
 
 def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], forward: float, back: float) -> None:
@@ -135,3 +108,38 @@ def test_flash_linear_attentions_reference_computes_the_same(rule: str, name: st
     out, carried = recurrence(query / math.sqrt(16), key, value, decay, beta, state)
     assert relative_error(out, wanted.transpose(0, 1)) < FORWARD
     assert relative_error(carried, last) < FORWARD
+
+
+@FLA_ON_CPU
+@pytest.mark.proof
+@pytest.mark.parametrize("gates", ["extreme", "usual"])
+@pytest.mark.parametrize("rule", RULES)
+def test_flas_kernel_computes_the_same_in_tritons_interpreter(rule: str, gates: str) -> None:
+    pytest.importorskip("fla.ops.kda", reason="fla-core is not installed")
+    script = ROOT / "tests" / "oracles" / "fla_in_interpreter.py"
+    command = [sys.executable, script, rule, gates]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    # Output, state, and the gradients of all arguments.
+    assert len(found) == (7 if rule == "values" else 8)
+    for name, error in found.items():
+        usual = FORWARD if name in ("out", "state") else BACKWARD
+        assert error < (usual if gates == "usual" else OF_DIFFERENCES), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gates", ["usual", "extreme"])
+@pytest.mark.parametrize("rule", RULES)
+def test_flas_kernel_on_a_gpu_rounds_a_few_times(rule: str, gates: str) -> None:
+    from efficientbench.model.kernels import recurrence_fla
+    from efficientbench.model.kernels.recurrence import recurrence
+
+    given = [None if each is None else each.bfloat16() for each in inputs(rule, CHUNK + 9, gates)]
+    on_gpu = [None if each is None else each.cuda() for each in given]
+    query, _, value, decay, beta, _ = on_gpu
+    assert query is not None
+    assert value is not None
+    assert decay is not None
+    if recurrence_fla.rule_for(query, value, decay, beta) is None:
+        pytest.skip("fla-core does not serve this GPU")
+    found = results(recurrence, on_gpu, torch.bfloat16)
+    assert_close(found, results(as_written, given, torch.float64), ROUNDED, ROUNDED)

@@ -20,6 +20,8 @@ from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.generation import cache_bytes_read
 from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token, keys_read_per_query
+from efficientbench.model.kernels import recurrence_fla
+from efficientbench.model.kernels.names import kernel_names
 
 LAYERS = {"gdn": "linear_attn", "kda": "self_attn", "mamba2": "mamba"}
 """Kind → the name of its layer in transformers' class."""
@@ -64,6 +66,26 @@ def test_in_float64_a_layer_has_the_gradients_of_transformers_class(name: str) -
     found = oracle.renamed({place + key: each.grad for key, each in ours.named_parameters()}, config.model)
     for key, parameter in theirs.named_parameters():
         assert relative_error(found[f"model.layers.0.{LAYERS[kind]}.{key}"], parameter.grad) < 1e-9, key
+
+
+@pytest.mark.usefixtures("single_rank")
+@pytest.mark.parametrize("kind", LAYERS)
+def test_flas_kernel_that_the_record_asks_for_is_the_one_that_the_layer_asks_for(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def refusal(rule: object, device_type: str, *shape: object) -> str:
+        asked.append((rule, *shape))
+        return "there is no GPU"
+
+    monkeypatch.setattr(recurrence_fla, "refusal", refusal)
+    config = tiny_model(kind, "training.dtype=bf16")
+    kernel_names(config, "cuda")
+    [of_record] = set(asked)
+    asked.clear()
+    build(config)(text(config, 9))
+    assert set(asked) == {of_record}
 
 
 def assert_same_quantiles(mine: torch.Tensor, other: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 
 
 def recurrence(
@@ -34,6 +35,42 @@ def recurrence(
         state = state + k[..., :, None] @ learned
         outputs.append((q[..., None, :] @ state)[..., 0, :])
     return torch.stack(outputs), state
+
+
+def inputs(rule: str, length: int, gates: str) -> list[torch.Tensor | None]:
+    """Query, key, value, decay, beta and a state in float64: two rows, two key heads with two value heads each."""
+    generator = torch.Generator().manual_seed(length)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    query, key = (F.normalize(normal(length, 2, 2, 16), dim=-1) for _ in range(2))
+    channels = (16,) if rule == "by channel" else ()
+    decay = -F.softplus(normal(length, 2, 4, *channels)) * (20 if gates == "fast" else 0.3)
+    beta = normal(length, 2, 4).sigmoid()
+    if gates == "extreme":
+        # Of ten tokens, two forget all, one almost all, two nothing; and three learn all, three nothing.
+        share = torch.rand(decay.shape, generator=generator)
+        for below, value in ((0.5, 0.0), (0.3, -900.0), (0.2, -math.inf)):
+            decay = decay.masked_fill(share < below, value)
+        share = torch.rand(beta.shape, generator=generator)
+        beta = beta.masked_fill(share < 0.6, 0.0).masked_fill(share < 0.3, 1.0)
+    learns = None if rule == "values" else beta
+    return [query, key, normal(length, 2, 4, 8), decay, learns, normal(2, 4, 16, 8)]
+
+
+def results(rule: object, given: list[torch.Tensor | None], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The rule's output, state and gradients, in float64."""
+    assert callable(rule)
+    own = [None if each is None else each.clone().to(dtype).requires_grad_() for each in given]
+    out, state = rule(*own)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(each.shape, generator=generator, dtype=torch.float64).to(each) for each in (out, state)]
+    ((out * weights[0]).sum() + (state * weights[1]).sum()).backward()
+    names = ("query", "key", "value", "decay", "beta", "state before")
+    found = {"out": out, "state": state}
+    found |= {name: each.grad for name, each in zip(names, own, strict=True) if each is not None}
+    return {name: each.detach().double().cpu() for name, each in found.items()}
 
 
 EAGER = {"efficientbench.model.attention.recurrent.recurrence": recurrence}

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from efficientbench.architecture.kda import BLOCK
 from efficientbench.architecture.recurrent import CHUNK
+from efficientbench.model.kernels import recurrence_fla
 
 NAME = f"torch matmuls over chunks of {CHUNK} tokens, float32"
 DELTA_NAME = f"torch matmuls over chunks of {CHUNK} tokens, a triangular solve in each, float32"
@@ -37,7 +38,7 @@ def recurrence(
     beta: torch.Tensor | None,
     state: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute a sequence chunk by chunk, in float32 or wider.
+    """Compute a sequence chunk by chunk: by fla-core's kernel where it serves, or in float32 or wider.
 
     Args:
         query: [S, B, G, K]
@@ -52,6 +53,21 @@ def recurrence(
     Returns:
         The outputs [S, B, G · R, V] in the value's dtype, and the state after the last token.
     """
+    rule = recurrence_fla.rule_for(query, value, decay, beta)
+    if rule is None:
+        return _in_float32(query, key, value, decay, beta, state)
+    return recurrence_fla.recurrence(rule, query, key, value, decay, beta, state)
+
+
+def _in_float32(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor | None,
+    state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute a sequence by operators of torch; arguments and results as of `recurrence`."""
     length, rows, groups, width = query.shape
     heads, size = value.shape[2], min(CHUNK, length)
     narrow, wide = value.dtype, torch.promote_types(value.dtype, torch.float32)

@@ -54,6 +54,7 @@ from efficientbench.model.kernels import (
     cross_entropy,
     flex,
     norm,
+    recurrence_fla,
     relu2,
     rope,
 )
@@ -245,6 +246,17 @@ def selected(heads: Heads) -> None:
     selected_attention_fla.SelectedAttention.apply(query, key, value, chosen, 64, 0.1).sum().backward()
 
 
+def recurrent(rule: recurrence_fla.Rule, groups: int, repeats: int, key_dim: int, value_dim: int) -> None:
+    """A recurrence by fla-core, forward and backward."""
+    heads, wide = groups * repeats, torch.float32
+    query, key = (tensor(SEQUENCE, BATCH, groups, key_dim, trained=True) for _ in range(2))
+    value = tensor(SEQUENCE, BATCH, heads, value_dim, trained=True)
+    channels = (key_dim,) if rule is recurrence_fla.BY_CHANNEL else ()
+    decay = tensor(SEQUENCE, BATCH, heads, *channels, dtype=wide, trained=True)
+    beta = None if rule is recurrence_fla.VALUES else tensor(SEQUENCE, BATCH, heads, dtype=wide, trained=True)
+    recurrence_fla.recurrence(rule, query, key, value, decay, beta, None)[0].sum().backward()
+
+
 def biased(heads: Heads) -> None:
     """Attention with a trained bias: FlexAttention forward and backward, and the bias's gradient by our kernel."""
     query, *keys = (
@@ -275,6 +287,9 @@ BY_HEADS: dict[str, Callable[[Heads], None]] = {
 PARTS: dict[str, Callable[[], None]] = {
     "small": small,
     "mla": lambda: causal(Heads(12, 12, 128), 192),
+    "gdn": lambda: recurrent(recurrence_fla.DELTA, 6, 1, 128, 256),
+    "kda": lambda: recurrent(recurrence_fla.BY_CHANNEL, 12, 1, 128, 128),
+    "mamba2": lambda: recurrent(recurrence_fla.VALUES, 1, 48, 128, 64),
     **{part: partial(compile_part, LARGE) for part, compile_part in BY_HEADS.items()},
     **{f"{part}_64": partial(compile_part, SMALL) for part, compile_part in BY_HEADS.items()},
 }

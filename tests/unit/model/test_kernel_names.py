@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from efficientbench.config.load import resolve
-from efficientbench.model.kernels import flex, grouped_mm
+from efficientbench.model.kernels import flex, grouped_mm, recurrence_fla
 from efficientbench.model.kernels.choose_attention import AttentionShape, fastest
 from efficientbench.model.kernels.names import attention_work, fallback_kernels, kernel_names, kernel_reasons
 from efficientbench.model.kernels.nsa import selected_attention_fla as nsa_fla
@@ -66,6 +66,34 @@ def test_a_missing_kernel_is_a_fallback_where_it_would_serve(monkeypatch: pytest
     assert list(fallback_kernels(nsa, "cuda")) == ["nsa_selection"]
     monkeypatch.setattr(grouped_mm, "has_grouped_mm", lambda device_type: False)
     assert list(fallback_kernels(moe, "cpu")) == ["grouped_mm"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "function"),
+    [
+        ("gdn", "gated_delta_rule", "chunk_gated_delta_rule"),
+        ("kda", "gated_delta_rule", "chunk_kda"),
+        ("mamba2", "state_space", "chunk_simple_gla"),
+    ],
+)
+def test_a_recurrent_layer_names_flas_kernel_or_why_it_does_not_serve(
+    kind: str, part: str, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(device_type: str, *overrides: str) -> tuple[bool, str | None]:
+        config = resolve("gdn_1.5B", overrides=[f"model.attention.kind={kind}", *overrides])
+        return function in kernel_names(config, device_type)[part], fallback_kernels(config, device_type).get(part)
+
+    monkeypatch.setattr(recurrence_fla, "_lacking", lambda rule: None)
+    assert found("cuda") == (True, None)
+    assert found("cpu") == found("npu") == (False, None)
+    named, why = found("cuda", "training.dtype=fp32")
+    assert not named
+    assert "they serve bf16" in str(why)
+    named, why = found("cuda", "model.attention.key_dim=512")
+    assert not named
+    assert "keys of 16 to 256" in str(why)
+    monkeypatch.setattr(recurrence_fla, "_lacking", lambda rule: "fla-core is not installed")
+    assert found("cuda") == (False, "fla-core is not installed")
 
 
 def test_ranks_that_share_a_sequence_choose_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

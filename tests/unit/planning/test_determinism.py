@@ -35,9 +35,10 @@ def test_a_run_names_the_parts_that_may_differ(device: Device, environment: dict
     assert not_promised(resolve("gqa_1.5B"), device, environment) == {}
 
 
-def test_a_nondeterministic_attention_kernel_is_named() -> None:
-    config = resolve("nsa_1.5B", overrides=[ASKED])
-    assert not_promised(config, CUDA(), {}).keys() == {"nsa_selection"}
+@pytest.mark.parametrize(("name", "part"), [("nsa_1.5B", "nsa_selection"), ("kda_3to1_1.5B", "recurrence")])
+def test_a_nondeterministic_attention_kernel_is_named(name: str, part: str) -> None:
+    config = resolve(name, overrides=[ASKED])
+    assert not_promised(config, CUDA(), {}).keys() == {part}
     assert not_promised(config, CPU(), {}) == {}
 
 
