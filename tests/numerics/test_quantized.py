@@ -14,6 +14,7 @@ from support.reads import Reads
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.config.quantization import Quantization
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.generation import weight_bytes_read
@@ -96,7 +97,7 @@ def test_shards_of_a_weight_multiply_as_their_own_rounding_says(quantization: Qu
 def quantize(config: RunConfig, quantization: Quantization) -> tuple[GPT, Form]:
     from efficientbench.model.quantize import quantize as quantize_model
 
-    form, model = form_of(quantization, "cpu", "fp32"), build(config).eval()
+    form, model = form_of(quantization, "cpu", config.training.dtype), build(config).eval()
     quantize_model(model, config.model, form)
     return model, form
 
@@ -206,30 +207,47 @@ class WidenedAtLoad(Int8):
 
 SLIM = ("model.vocab_size=64", "model.hidden_size=64", "model.ffn_hidden_size=192", "model.position.kind=none")
 """A model whose weights are all larger than what a step of one row computes."""
+SLIM_MODELS = {
+    "fp32": ("gqa_1.5B",),
+    "bf16": ("gqa_1.5B", "training.dtype=bf16"),
+    "experts": ("moe_1.5Bx8",),
+    "latents": ("mla_1.5B", "model.attention.kv_lora_rank=64"),
+}
 
 
-def widest(quantization: Quantization) -> tuple[int, int]:
-    """The most elements that a step allocates at once, and those of the smallest quantized weight."""
-    config = tiny("gqa_1.5B", *SLIM)
-    model, _ = quantize(config, quantization)
-    step = Widened()
+def widest(quantization: Quantization, run: str, *words: str) -> tuple[int, int, int]:
+    """The largest tensor that a step makes, its largest allocation, and the smallest quantized weight, in elements.
+
+    The second is by torch's allocator, which also sees what an operation takes and gives back within itself.
+    """
+    config = tiny(run, *SLIM, *words)
+    model, form = quantize(config, quantization)
+    step, memory = Widened(), torch.autograd.profiler.profile(profile_memory=True)
     a_step(model, step)
+    a_step(model, memory)
+    events: Any = memory.kineto_results
+    allocated = max(event.nbytes() for event in events.events() if event.name() == "[memory]")
     [view] = config.model.views.values()
-    return step.most, min(stack.parameters for stack in quantized_matrices(view).values())
+    smallest = min(stack.parameters // stack.copies for stack in quantized_matrices(view).values())
+    return step.most, allocated // DTYPE_BYTES[form.dtype], smallest
 
 
+@pytest.mark.parametrize("words", SLIM_MODELS.values(), ids=SLIM_MODELS)
 @pytest.mark.parametrize("quantization", [INT8, INT4[1]], ids=lambda each: each.name)
-def test_no_step_widens_a_weight(quantization: Quantization, single_rank: None) -> None:
-    most, smallest = widest(quantization)
-    assert most < smallest
+def test_no_step_widens_a_weight(quantization: Quantization, words: tuple[str, ...], single_rank: None) -> None:
+    made, allocated, smallest = widest(quantization, *words)
+    assert 0 < made < smallest
+    assert 0 < allocated < smallest
 
 
 def test_weights_that_are_widened_are_found(monkeypatch: pytest.MonkeyPatch, single_rank: None) -> None:
     from efficientbench.model.quantize import held_bytes
 
     monkeypatch.setitem(kernels.CLASSES, quantized.INT8, WidensEachStep)
-    most, smallest = widest(INT8)
-    assert most >= smallest
+    for words in SLIM_MODELS.values():
+        made, allocated, smallest = widest(INT8, *words)
+        assert made >= smallest
+        assert allocated >= smallest
     monkeypatch.setitem(kernels.CLASSES, quantized.INT8, WidenedAtLoad)
     config = tiny("gqa_1.5B", *SLIM)
     model, form = quantize(config, INT8)
