@@ -35,6 +35,12 @@ class Quantization(Part):
         return 128 if self.group is None and self.weights == "int4" else self.group
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """Return the words of a command line, beside `--weights`, that set what is no default."""
+        given = self.model_dump(exclude={"weights"}, exclude_defaults=True)
+        return tuple(f"{PREFIX}{key}={value}" for key, value in given.items())
+
+    @property
     def name(self) -> str:
         """Return the name of the folder of its results, and of it in tables: int4_g128."""
         group = [] if self.row_group is None else [f"g{self.row_group}"]
