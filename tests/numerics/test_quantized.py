@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.quantization import Quantization
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.generation import weight_bytes_read
@@ -23,7 +25,14 @@ from efficientbench.devices import quantized
 from efficientbench.devices.quantized import Form, form_of
 from efficientbench.model.cache import Cache
 from efficientbench.model.kernels import quantized as kernels
-from efficientbench.model.kernels.quantized import Float8, Int8, QuantizedWeight, quantized_weight
+from efficientbench.model.kernels.quantized import (
+    Float8,
+    Float8OnCuda,
+    Int8,
+    QuantizedWeight,
+    check_here,
+    quantized_weight,
+)
 
 if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
@@ -62,21 +71,57 @@ def meant(stored: QuantizedWeight, weight: torch.Tensor) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("quantization", [INT8, *INT4, FP8], ids=lambda each: each.name)
+def as_multiplied(x: torch.Tensor, stored: QuantizedWeight) -> torch.Tensor:
+    """An input [..., I] in float64 as the product reads it: in fp8 a GPU rounds each row to e4m3."""
+    if not isinstance(stored, Float8OnCuda):
+        return x.double()
+    scales = x.float().abs().amax(-1, keepdim=True) / 448
+    return (x.float() / scales).to(torch.float8_e4m3fn).double() * scales.double()
+
+
+ON_CPU = [("cpu", each, dtype) for each in (INT8, *INT4, FP8) for dtype in DTYPES]
+ON_CUDA = [*(("cuda", INT8, dtype) for dtype in DTYPES), *(("cuda", each, "bf16") for each in (*INT4, FP8))]
+
+
+@pytest.mark.parametrize(
+    ("device", "quantization", "dtype"),
+    [*ON_CPU, *(pytest.param(*each, marks=pytest.mark.gpu) for each in ON_CUDA)],
+    ids=lambda each: each if isinstance(each, str) else each.name,
+)
 def test_a_product_is_that_with_the_rounded_weight_and_takes_the_bytes_of_the_formula(
-    quantization: Quantization, dtype: str
+    device: str, quantization: Quantization, dtype: str
 ) -> None:
-    form = form_of(quantization, "cpu", dtype)
+    form = form_of(quantization, device, dtype)
+    try:
+        check_here(form, device)
+    except ConfigError as error:
+        pytest.skip(str(error))
     for outputs, inputs in SHAPES:
         weight = weight_of(outputs, inputs, DTYPES[dtype])
-        stored = quantized_weight(weight, form)
+        stored = quantized_weight(weight.to(device), form)
         x = torch.randn(3, 2, inputs, generator=torch.Generator().manual_seed(1)).to(DTYPES[dtype])
-        expected = x.double() @ meant(stored, weight).t()
+        expected = as_multiplied(x, stored) @ meant(copy.deepcopy(stored).cpu(), weight).t()
         # Not a contiguous input: a part of a wider projection is none.
-        for given in (x, torch.cat([x, x], dim=-1)[..., :inputs]):
-            assert relative_error(stored(given).double(), expected) < TOLERANCE[dtype]
+        for given in (x.to(device), torch.cat([x, x], dim=-1).to(device)[..., :inputs]):
+            assert relative_error(stored(given).cpu().double(), expected) < TOLERANCE[dtype]
         assert sum(each.nbytes for each in stored.buffers()) == form.bytes(outputs, inputs)
+
+
+def test_a_device_that_lacks_a_kernel_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No torch_npu is here, as on a chip that is not known.
+    with pytest.raises(ConfigError, match="--weights int8: .* are documented for Ascend A2 and A3"):
+        check_here(form_of(INT8, "npu", "bf16"), "npu")
+    int8, fp8 = (form_of(each, "cuda", "bf16") for each in (INT8, FP8))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 0))
+    check_here(int8, "cuda")
+    with pytest.raises(ConfigError, match=r"--weights fp8: .* need compute capability 8\.9, and this GPU has 8\.0"):
+        check_here(fp8, "cuda")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 9))
+    check_here(fp8, "cuda")
+    monkeypatch.setattr("torch.version.hip", "6.4")
+    for form in (int8, fp8):
+        with pytest.raises(ConfigError, match="is proposed for NVIDIA's GPUs, and this one is AMD's"):
+            check_here(form, "cuda")
 
 
 @pytest.mark.parametrize("quantization", [INT8, INT4[0], INT4[1], FP8], ids=lambda each: each.name)
