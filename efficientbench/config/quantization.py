@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.part import Part, PositiveInt
 
-WIDTHS = {"int8": 8, "int4": 4, "fp8": 8}
+WIDTHS = {"int8": 8, "int4": 4, "fp8": 8, "bf16": 16, "fp16": 16}
 """Name of a width → bits of a weight."""
 FULL = "none"
 """The word of `--weights` for weights in the model's own dtype."""
@@ -20,7 +20,7 @@ PREFIX = "quantization."
 class Quantization(Part):
     """Rounding of the linear layers' weights to the nearest of few values, after loading."""
 
-    weights: Literal["int8", "int4", "fp8"] = Field(description="width of a weight")
+    weights: Literal["int8", "int4", "fp8", "bf16", "fp16"] = Field(description="width of a weight")
     group: PositiveInt | None = Field(
         default=None, description="weights of a row that share a scale; unset: 128 with int4, else the whole row"
     )

@@ -20,12 +20,13 @@ from efficientbench.basics.errors import ConfigError
 from efficientbench.config.quantization import Quantization
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.generation import weight_bytes_read
-from efficientbench.costs.quantization import quantized_matrices, weight_bytes
+from efficientbench.costs.quantization import disk_bytes, quantized_matrices, weight_bytes
 from efficientbench.devices import quantized
 from efficientbench.devices.quantized import Form, form_of
 from efficientbench.model.cache import Cache
 from efficientbench.model.kernels import quantized as kernels
 from efficientbench.model.kernels.quantized import (
+    Cast,
     Float8,
     Float8OnCuda,
     Int8,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOLERANCE = {"fp32": 2e-6, "bf16": 1e-2, "fp16": 1e-3}
 INT8, FP8 = Quantization(weights="int8"), Quantization(weights="fp8")
+CASTS = [Quantization(weights="bf16"), Quantization(weights="fp16")]
 INT4 = [
     Quantization(weights="int4", group=group, symmetric=even) for group in (32, 64, 128, 256) for even in (True, False)
 ]
@@ -60,7 +62,11 @@ def weight_of(outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
 def meant(stored: QuantizedWeight, weight: torch.Tensor) -> torch.Tensor:
     """The weight [O, I] in float64 that a quantized one stands for; check the rounding."""
     form = stored.form
-    if isinstance(stored, Float8):
+    if isinstance(stored, Cast):
+        found = stored.codes.double()
+        # Half a step, and of fp16 one near zero.
+        most = weight.double().abs() * torch.finfo(stored.codes.dtype).eps / 2 + 2**-25
+    elif isinstance(stored, Float8):
         found, scales = stored.codes.double() * stored.scales.double()[:, None], stored.scales.double()[:, None]
         # Three bits behind the first one, or steps of 2^-9 near zero; the scale's own rounding moves the largest value.
         most = weight.double().abs() * (2**-4 + torch.finfo(weight.dtype).eps) + scales * 2**-10
@@ -72,15 +78,20 @@ def meant(stored: QuantizedWeight, weight: torch.Tensor) -> torch.Tensor:
 
 
 def as_multiplied(x: torch.Tensor, stored: QuantizedWeight) -> torch.Tensor:
-    """An input [..., I] in float64 as the product reads it: in fp8 a GPU rounds each row to e4m3."""
+    """An input [..., I] in float64 as the product reads it: rounded to 16 bits, or in fp8 on a GPU row by row."""
+    if isinstance(stored, Cast):
+        return x.to(stored.codes.dtype).double()
     if not isinstance(stored, Float8OnCuda):
         return x.double()
     scales = x.float().abs().amax(-1, keepdim=True) / 448
     return (x.float() / scales).to(torch.float8_e4m3fn).double() * scales.double()
 
 
-ON_CPU = [("cpu", each, dtype) for each in (INT8, *INT4, FP8) for dtype in DTYPES]
-ON_CUDA = [*(("cuda", INT8, dtype) for dtype in DTYPES), *(("cuda", each, "bf16") for each in (*INT4, FP8))]
+ON_CPU = [("cpu", each, dtype) for each in (INT8, *INT4, FP8, *CASTS) for dtype in DTYPES]
+ON_CUDA = [
+    *(("cuda", each, dtype) for each in (INT8, *CASTS) for dtype in DTYPES),
+    *(("cuda", each, "bf16") for each in (*INT4, FP8)),
+]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +107,7 @@ def test_a_product_is_that_with_the_rounded_weight_and_takes_the_bytes_of_the_fo
         check_here(form, device)
     except ConfigError as error:
         pytest.skip(str(error))
+    most = max(TOLERANCE[dtype], TOLERANCE.get(quantization.weights, 0))
     for outputs, inputs in SHAPES:
         weight = weight_of(outputs, inputs, DTYPES[dtype])
         stored = quantized_weight(weight.to(device), form)
@@ -103,7 +115,8 @@ def test_a_product_is_that_with_the_rounded_weight_and_takes_the_bytes_of_the_fo
         expected = as_multiplied(x, stored) @ meant(copy.deepcopy(stored).cpu(), weight).t()
         # Not a contiguous input: a part of a wider projection is none.
         for given in (x.to(device), torch.cat([x, x], dim=-1).to(device)[..., :inputs]):
-            assert relative_error(stored(given).cpu().double(), expected) < TOLERANCE[dtype]
+            assert stored(given).dtype == DTYPES[dtype]
+            assert relative_error(stored(given).cpu().double(), expected) < most
         assert sum(each.nbytes for each in stored.buffers()) == form.bytes(outputs, inputs)
 
 
@@ -182,6 +195,24 @@ def test_a_quantized_model_computes_with_the_rounded_weights_and_holds_their_byt
     )
     assert sum(left_out(model).values()) == sum(full.values()) - 4 * matrices
     assert "embedding.word_embeddings.weight" in left_out(model)
+
+
+@pytest.mark.parametrize("quantization", CASTS, ids=lambda each: each.name)
+@torch.no_grad()
+def test_a_model_whose_weights_are_cast_holds_their_bytes(quantization: Quantization, single_rank: None) -> None:
+    from efficientbench.model.quantize import held_bytes
+
+    config = tiny_model("gqa")
+    (model, form), whole = quantize(config, quantization), build(config).eval()
+    tokens = text(config, 16)
+    assert 0 < relative_error(model(tokens), whole(tokens)) < 5 * TOLERANCE[quantization.weights]
+    expected = weight_bytes(config.model, "fp32", form)
+    assert held_bytes(model) - expected == held_bytes(whole) - weight_bytes(config.model, "fp32", None)
+    # Nothing is padded, and nothing is beside the weights.
+    assert disk_bytes(config.model, "fp32", quantization) == expected
+    assert weight_bytes(config.model, "bf16", form_of(quantization, "cpu", "bf16")) == weight_bytes(
+        config.model, "bf16", None
+    )
 
 
 def a_step(model: GPT, mode: Any, rows: int = 1) -> None:

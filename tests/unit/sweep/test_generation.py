@@ -55,7 +55,8 @@ def test_generation_is_done_when_its_record_is_complete(tmp_path: Path) -> None:
 
 def test_generation_with_other_widths_is_done_when_each_has_its_record(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path)
-    widths = tuple(Quantization(weights=weights, group=64, symmetric=False) for weights in ("int8", "int4"))
+    given = {"group": 64, "symmetric": False}
+    widths = tuple(Quantization.model_validate({"weights": weights, **given}) for weights in ("int8", "int4"))
     task = TrainingTask("gqa", ("run",), folder, generates=True, widths=widths)
     keys = ("quantization.group=64", "quantization.symmetric=False")
     assert task.generation_arguments[-4:] == ("--weights", "none,int8,int4", *keys)
