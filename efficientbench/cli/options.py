@@ -120,7 +120,7 @@ Seed = Annotated[int, option("S", "of the tokens that are sampled", 0)]
 Weights = Annotated[
     str | None,
     option(
-        "int8|int4|fp8",
+        "int8|int4|fp8|bf16|fp16",
         "width of the linear layers' weights, with quantization.group=N and quantization.symmetric=false",
     ),
 ]

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.basics.part import Part, PositiveInt
 
-WIDTHS = {"int8": 8, "int4": 4, "fp8": 8}
+WIDTHS = {"int8": 8, "int4": 4, "fp8": 8, "bf16": 16, "fp16": 16}
 """Name of a width → bits of a weight."""
 FULL = "none"
 """The word of `--weights` for weights in the model's own dtype."""
@@ -20,7 +20,7 @@ PREFIX = "quantization."
 class Quantization(Part):
     """Rounding of the linear layers' weights to the nearest of few values, after loading."""
 
-    weights: Literal["int8", "int4", "fp8"] = Field(description="width of a weight")
+    weights: Literal["int8", "int4", "fp8", "bf16", "fp16"] = Field(description="width of a weight")
     group: PositiveInt | None = Field(
         default=None, description="weights of a row that share a scale; unset: 128 with int4, else the whole row"
     )
@@ -33,6 +33,12 @@ class Quantization(Part):
     def row_group(self) -> int | None:
         """Return how many weights of a row share a scale; None: the whole row."""
         return 128 if self.group is None and self.weights == "int4" else self.group
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return the words of a command line, beside `--weights`, that set what is no default."""
+        given = self.model_dump(exclude={"weights"}, exclude_defaults=True)
+        return tuple(f"{PREFIX}{key}={value}" for key, value in given.items())
 
     @property
     def name(self) -> str:

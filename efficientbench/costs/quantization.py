@@ -57,9 +57,12 @@ def disk_bytes(model: ModelConfig, dtype: str, quantization: Quantization | None
 def packed_bytes(outputs: int, inputs: int, dtype: str, quantization: Quantization) -> int:
     """Count the bytes of a weight [outputs, inputs] in compressed-tensors' format, without padding to a kernel's sizes.
 
-    Codes lie row by row in whole int32; each group has a scale, and with offsets a code for it, output by output.
+    Weights of 16 bits lie as they are. Of others codes lie row by row in whole int32; each group has a scale, and with
+    offsets a code for it, output by output.
     """
     bits = WIDTHS[quantization.weights]
+    if bits == 16:
+        return 2 * outputs * inputs
     groups = -(-inputs // (quantization.row_group or inputs))
     offsets = 0 if quantization.symmetric else 4 * groups * -(-outputs * bits // 32)
     return 4 * outputs * -(-inputs * bits // 32) + outputs * groups * DTYPE_BYTES[dtype] + offsets

@@ -23,6 +23,8 @@ class Kernel:
     bits: int
     groups: tuple[int, ...] = ()
     """The sizes of groups that it takes; empty: a row has one scale."""
+    scales: bool = True
+    """Whether a row or group has a scale."""
     offsets: bool = False
     """Whether a group has an offset beside its scale."""
     optional_offsets: bool = False
@@ -57,13 +59,17 @@ NPU = "torch_npu npu_weight_quant_batchmatmul"
 INT8_NPU = Kernel(NPU, 8, groups=(32, 64, 128, 256), offsets=True, optional_offsets=True, dtypes=HALVES)
 INT4_NPU = Kernel(NPU, 4, groups=(32, 64, 128, 256), offsets=True, optional_offsets=True, rows=8, dtypes=HALVES)
 
+# Float16 beside bfloat16, whichever of the two the model is in.
+CASTS = {dtype: Kernel(f"torch linear in {dtype}", 16, scales=False) for dtype in HALVES}
+
 KERNELS: Mapping[str, Mapping[str, Kernel | str]] = {
-    "cpu": {"int8": INT8, "int4": INT4_CPU, "fp8": FP8_CPU},
-    "cuda": {"int8": INT8, "int4": INT4_CUDA, "fp8": FP8_CUDA},
+    "cpu": {"int8": INT8, "int4": INT4_CPU, "fp8": FP8_CPU, **CASTS},
+    "cuda": {"int8": INT8, "int4": INT4_CUDA, "fp8": FP8_CUDA, **CASTS},
     "npu": {
         "int8": INT8_NPU,
         "int4": INT4_NPU,
         "fp8": "torch_npu documents weights of int8 and int4 for these NPUs: give int8 or int4",
+        **CASTS,
     },
 }
 """Device type → width → its kernel, or why there is none."""
@@ -98,7 +104,8 @@ class Form:
         """Count the stored bytes of a weight [outputs, inputs]: packed weights, scales and offsets."""
         rows, columns = self.padded(outputs, inputs)
         groups = 1 if self.group is None else columns // self.group
-        return rows * columns * self.kernel.bits // 8 + rows * groups * (1 + self.has_offsets) * DTYPE_BYTES[self.dtype]
+        beside = rows * groups * (self.kernel.scales + self.has_offsets) * DTYPE_BYTES[self.dtype]
+        return rows * columns * self.kernel.bits // 8 + beside
 
 
 def form_of(quantization: Quantization, device_type: str, dtype: str, measured: bool = False) -> Form:
@@ -119,7 +126,8 @@ def form_of(quantization: Quantization, device_type: str, dtype: str, measured: 
         raise ConfigError(f"{asked}: {kernel}")
     group, name = quantization.row_group, kernel.name
     if group is not None and group not in kernel.groups:
-        takes = f"groups of {', '.join(map(str, kernel.groups))}" if kernel.groups else "one scale for each row"
+        alone = "one scale for each row" if kernel.scales else "no scales"
+        takes = f"groups of {', '.join(map(str, kernel.groups))}" if kernel.groups else alone
         raise ConfigError(f"{PREFIX}group={group}: {asked} is computed by {name}, which takes {takes}")
     if not (quantization.symmetric or kernel.offsets):
         raise ConfigError(f"{PREFIX}symmetric=false: {asked} is computed by {name}, which takes no offsets")

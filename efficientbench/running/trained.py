@@ -60,6 +60,8 @@ class TrainedRun:
                     f"{folder}: its model is code from outside this project, which only a command that names it runs: "
                     f"add {' '.join(needed)}"
                 ) from None
+            if made := _made_of_tuned(folder):
+                raise ConfigError(f"{folder} is the folder of a fine-tuning; a run is made of it by {made}") from None
             raise ConfigError(f"{path}: not the configuration of a run ({_reason(error)})") from None
 
     def checkpoint(
@@ -142,6 +144,13 @@ def _not_loaded(path: Path) -> list[str]:
         return []
     config = content.get("config") if isinstance(content, dict) else None
     return not_loaded(config) if isinstance(config, dict) else []
+
+
+def _made_of_tuned(folder: Path) -> str | None:
+    """Return the commands that make a run of a fine-tuning's folder; None: it is no such folder."""
+    if (folder / "adapter").is_dir():
+        return f"efficientbench finetune merge {folder} MODEL and efficientbench import MODEL --output RUN"
+    return f"efficientbench import {folder / 'model'} --output RUN" if (folder / "model").is_dir() else None
 
 
 def _reason(error: ValidationError) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from efficientbench.basics.errors import ConfigError, MetricsError
-from efficientbench.config.quantization import split_quantization
+from efficientbench.config.quantization import Quantization
 from efficientbench.launchers.processes.failure import Failure, ends_at_once
 from efficientbench.metrics.records.generation.generation import read_generation
 from efficientbench.running.failures import write_failure
@@ -284,12 +284,12 @@ class Scheduler:
         return Running(attempt.task.id, attempt.child.elapsed_s(), reached, attempt.task.steps)
 
 
-def has_generated(folder: OutputFolder, widths: Sequence[str] = ()) -> bool:
+def has_generated(folder: OutputFolder, widths: Sequence[Quantization] = ()) -> bool:
     """Return whether a run's folder has a completed measurement of generation, in which at least one row succeeded.
 
     `widths`: of weights, of which each has one too.
     """
-    folders = [folder, *(folder.quantized(split_quantization(width, ())[0]) for width in widths)]
+    folders = [folder, *map(folder.quantized, widths)]
     try:
         made = [read_generation(each.generation) for each in folders]
     except MetricsError:

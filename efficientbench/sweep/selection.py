@@ -14,6 +14,7 @@ from efficientbench.architecture.registry import SECTIONS, load, load_named
 from efficientbench.basics.errors import ConfigError, nearest
 from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import MATRIX, Matrix, RunName, by_name, load_matrix
+from efficientbench.config.quantization import Quantization
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.spellings import ALIASES
 from efficientbench.finetuning.config import SEEDS, FinetuneConfig
@@ -40,7 +41,7 @@ class Request:
     """Whether a run that is out of memory is retried with a smaller micro-batch."""
     generate: bool = False
     """Whether generation with each trained model is measured too."""
-    widths: tuple[str, ...] = ()
+    widths: tuple[Quantization, ...] = ()
     """The widths of weights with which it is measured, beside that of the training."""
 
 

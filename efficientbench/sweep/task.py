@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.basics.foreign import parse_json, read_whole
-from efficientbench.config.quantization import FULL
+from efficientbench.config.quantization import FULL, Quantization
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import RunRecord
@@ -60,8 +60,8 @@ class Task(ABC):
     """The micro-batch that the user wrote, if a smaller one replaces it; else None."""
     generates: bool = field(default=False, kw_only=True)
     """Whether generation with the trained model is measured too."""
-    widths: tuple[str, ...] = field(default=(), kw_only=True)
-    """The widths of weights with which it is measured, beside that of the training."""
+    widths: tuple[Quantization, ...] = field(default=(), kw_only=True)
+    """The widths of weights with which it is measured, beside that of the training; all have the same keys."""
     after: tuple[str, ...] = field(default=(), kw_only=True)
     """Ids of the runs that must be done before this one starts."""
 
@@ -118,8 +118,10 @@ class Task(ABC):
     @property
     def generation_arguments(self) -> tuple[str, ...]:
         """The command line that measures generation, after `efficientbench`."""
-        widths = ("--weights", ",".join((FULL, *self.widths))) if self.widths else ()
-        return "generate", str(self.folder.path), "--measure", *widths
+        if not self.widths:
+            return "generate", str(self.folder.path), "--measure"
+        widths = ",".join((FULL, *(each.weights for each in self.widths)))
+        return "generate", str(self.folder.path), "--measure", "--weights", widths, *self.widths[0].words
 
 
 def repeats(

@@ -11,6 +11,7 @@ from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.basics.part import AUTO
 from efficientbench.config.matrix import MATRIX
 from efficientbench.config.schema import RunConfig
+from efficientbench.devices.quantized import form_of
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.planning.fitting import DoesNotFitError
@@ -202,6 +203,8 @@ def _planned(task: TrainingTask, refused: Failure | None, machine: Machine, jobs
         return replace(task, config=None, refused=refused)
     needed = slots_needed(machine, jobs, _named_ranks(task.config))
     try:
+        for width in task.widths:
+            form_of(width, machine.type, task.config.training.dtype, measured=True)
         plan = plan_on(task.config, machine.part(needed), machine.nodes)
     except DoesNotFitError as error:
         return replace(task, refused=Failure("out_of_memory", str(error)), too_large=error.plan, slots=needed)

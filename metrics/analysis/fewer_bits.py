@@ -13,8 +13,8 @@ from pathlib import Path
 from efficientbench.basics.errors import MetricsError, nearest
 from efficientbench.basics.foreign import plain_text
 from efficientbench.metrics.analysis.generation import Combination, Compared, combination_of, compare_widths
+from efficientbench.metrics.analysis.paired import CENTRED, Evaluations, Paired, pair_each
 from efficientbench.metrics.analysis.paired import FOLDER as EVALUATION
-from efficientbench.metrics.analysis.paired import Evaluations, Paired, pair_each
 from efficientbench.metrics.formulas.definitions import model_compression_rate
 from efficientbench.metrics.formulas.ratio import Ratio
 from efficientbench.metrics.records.figure import average
@@ -71,7 +71,8 @@ def kept(paired: Paired) -> float | None:
 
     Of scores it is after over before; of losses, which less is better of, before over after.
     """
-    after, before = (paired.second, paired.first) if paired.unit == "right" else (paired.first, paired.second)
+    is_score = paired.unit in ("right", CENTRED)
+    after, before = (paired.second, paired.first) if is_score else (paired.first, paired.second)
     return after / before if before > 0 else None
 
 

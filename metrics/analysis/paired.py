@@ -13,13 +13,14 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Any
 
 from efficientbench.basics.errors import MetricsError, os_errors_as
 from efficientbench.basics.foreign import parse_json, plain_texts, read_whole
 from efficientbench.metrics.formulas.ratio import SIGNIFICANCE, holm
 from efficientbench.metrics.formulas.student import Z_95, t_p_value, t_quantile_95
+from efficientbench.metrics.records.evaluation import read_evaluation
 
 FOLDER = "evaluation"
 """Folder below a run's that holds `<task>.jsonl`, whose first line is a header."""
@@ -27,6 +28,8 @@ LOSS, CORE, LM_EVAL = "loss", "core", "lm_eval_"
 """Names of tasks; LM_EVAL is the prefix of lm-eval's tasks."""
 BITS = "loss, bits per byte"
 """Name of the figure that restates a loss in another unit."""
+CENTRED = "centred"
+"""Unit of CORE: accuracy, of which chance is 0 and all right is 1."""
 FILES = "files_sha256"
 """A setting that may differ: the same questions may lie in other files, and are paired by their prompts."""
 MOST_BYTES = 1 << 32
@@ -121,8 +124,10 @@ def _pair(first: Path, second: Path, may_differ: Collection[str]) -> tuple[list[
             tokens = [int(one["tokens"]) for one, _ in pairs.values()]
             found += _means("loss, nats per token", "nats", sums, tokens, unpaired)
             found += _bits([one for one, _ in pairs.values()], sums)
-        else:
-            found += _answers(path.stem, pairs, unpaired)
+            continue
+        answers = _answers(path.stem, pairs, unpaired)
+        found += _core(first, second, answers) if path.stem == CORE else []
+        found += answers
     return found, notes
 
 
@@ -205,6 +210,49 @@ def _answers(task: str, pairs: Mapping[str, tuple[Item, Item]], unpaired: int) -
         else:
             found.append(_accuracy(part, [(one["right"], other["right"]) for one, other in of_part], count))
     return found
+
+
+def _core(first: Path, second: Path, tasks: Sequence[Paired]) -> list[Paired]:
+    """Return CORE of two runs over the paired items of its tasks; nothing where a summary has none or a task no pair.
+
+    Its tasks are no sample of tasks: the interval and the p value are over their items, by the normal distribution.
+    Raises MetricsError: a summary cannot be read.
+    """
+    paths = [folder / FOLDER / f"{CORE}.json" for folder in (first, second)]
+    if not all(path.is_file() for path in paths):
+        return []
+    paired = {each.name.removeprefix(f"{CORE}: "): each for each in tasks}
+    try:
+        ours, theirs = map(read_evaluation, paths)
+        if None in (ours["figures"][CORE], theirs["figures"][CORE]):
+            return []
+        parts = {name: part for name, part in ours["parts"].items() if isinstance(part, dict)}
+        chances = {name: float(part["baseline"]) for name, part in parts.items() if "baseline" in part}
+        if not all(0 <= chance < 1 for chance in chances.values()):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise MetricsError(f"{paths[0]}, {paths[1]}: one of them is no summary of {CORE}") from None
+    if not paired or chances.keys() != paired.keys():
+        return []
+    found = [(paired[name], chance) for name, chance in chances.items()]
+    before = fmean((each.first - chance) / (1 - chance) for each, chance in found)
+    after = fmean((each.second - chance) / (1 - chance) for each, chance in found)
+    margin = math.hypot(*((each.high - each.low) / 2 / (1 - chance) for each, chance in found)) / len(found)
+    difference = after - before
+    return [
+        Paired(
+            name=CORE,
+            unit=CENTRED,
+            items=sum(each.items for each in tasks),
+            unpaired=0,
+            first=before,
+            second=after,
+            difference=difference,
+            low=difference - margin,
+            high=difference + margin,
+            p=2 * NormalDist().cdf(-abs(difference) / margin * Z_95) if margin else float(difference == 0),
+        )
+    ]
 
 
 def _scores(item: Item) -> list[float]:

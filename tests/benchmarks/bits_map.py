@@ -12,7 +12,7 @@ Measure first, then call; smoke-sized and 0.5B shapes with random weights, and a
     python tests/benchmarks/bits_map.py output/bits_map [--write]
 
 With `--write` it writes docs/measured/bits_map.json: a row of each context and batch, and the crossings. Bytes that
-the formulas count must be within 5 % of those in memory, or it fails.
+the formulas count must be within 5 % of those in memory, and every measurement completed, or it fails.
 """
 
 from __future__ import annotations
@@ -66,13 +66,19 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu", help="the type of device that was measured")
     arguments = parser.parse_args()
-    records = load_generations(arguments.folder)[0]
+    records, unread = load_generations(arguments.folder)
+    unread += [f"{each.run} {each.quantization}: {each.status}" for each in records if each.status != "completed"]
+    if unread:
+        sys.exit("\n".join([f"{arguments.folder}: not every measurement is complete:", *unread]))
     tables = crossing_tables(records)
     if not tables:
         sys.exit(f"{arguments.folder}: no two models or widths were measured at two contexts or batches")
     off = max(formula_off(record, arguments.device) for record in records)
-    rows, crossed = cells(tables[::2]), cells(tables[1::2]) or [{"crossings": NO_CROSSING}]
-    notes = list(dict.fromkeys(note for table in tables for note in table.notes))
+    rows, crossed = cells(tables[::2]), cells(tables[1::2])
+    # A table without rows notes it, and others may have some.
+    notes = [note for note in dict.fromkeys(note for table in tables for note in table.notes) if note != NO_CROSSING]
+    notes += [] if crossed else [NO_CROSSING]
+    crossed = crossed or [{"crossings": NO_CROSSING}]
     print(*rows, *crossed, *notes, f"formula of the weights' bytes: {off:.2%} off at most", sep="\n")
     if off > TOLERANCE:
         sys.exit(f"the formula of the weights' bytes is {off:.1%} off")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from oracles.oracle import relative_error, text
 from support.configs import ATTENTIONS, ENCODINGS, PATTERN, SINKS, WINDOW, chosen, decodes, tiny_model
-from support.decoding import decode
+from support.decoding import decode, in_int8, with_rounded_parts
 from support.ranks import Ranks
 
 from efficientbench.config.combination_table import problems
@@ -55,3 +55,16 @@ def test_two_ranks_decode_the_logits_of_one(
         assert answer.cache_bytes == answer.formula_bytes
         assert answer.sampled == alone.sampled
     assert all(map(torch.equal, answers[0].parts, answers[1].parts))
+
+
+def test_two_ranks_decode_in_int8_with_the_weights_that_each_has_rounded(ranks: Callable[[int], Ranks]) -> None:
+    config = tiny_model("gqa", "model.init_std=0.2", f"training.seq_len={LENGTH}")
+    tokens = text(config, LENGTH)
+    [alone] = ranks(1).call(decode, config, tokens, FEW, with_rounded_parts)
+    shared = config.model_copy(update={"parallel": config.parallel.model_copy(update=TP)})
+    for answer in ranks(2).call(decode, shared, tokens, FEW, in_int8):
+        assert all(relative_error(logits, alone.whole) < 1e-5 for logits in answer.parts)
+        assert answer.sampled == alone.sampled
+    # What is rounded as a whole has other values.
+    [whole] = ranks(1).call(decode, config, tokens, FEW, in_int8)
+    assert relative_error(whole.whole, alone.whole) > 1e-4

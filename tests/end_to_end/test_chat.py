@@ -42,6 +42,9 @@ def test_chat_gives_one_answer_or_a_conversation(talks: Path, tmp_path: Path) ->
     words = ("chat", str(folder), "--temperature", "0", "--max-new-tokens", "12")
     alone = efficientbench(*words, "-p", "7??", expect=0, cwd=tmp_path).stdout
     assert alone.strip()
+    rounded = efficientbench(*words, "-p", "7??", "--weights", "int8", expect=0, cwd=tmp_path)
+    assert rounded.stdout.strip()
+    assert "weights: int8 by " in rounded.stderr
     typed = "7??\n8??\nclear\n\n7??\nquit\nnever read\n"
     done = subprocess.run(
         command(*words),
@@ -72,7 +75,7 @@ def test_chat_gives_one_answer_or_a_conversation(talks: Path, tmp_path: Path) ->
 def test_a_server_answers_until_it_is_stopped(talks: Path) -> None:
     refused = efficientbench("serve", str(talks), "training.steps=3", expect=2)
     assert "all else is the run's own" in refused.stderr
-    with started("serve", str(talks), "--port", "0", "--models", "2") as server:
+    with started("serve", str(talks), "--port", "0", "--models", "2", "--weights", "int8") as server:
         assert server.stdout is not None
         line = server.stdout.readline()
         found = re.fullmatch(r"([\w.]+), step 60: (http://127\.0\.0\.1:(\d+))\n", line)
@@ -93,6 +96,7 @@ def test_a_server_answers_until_it_is_stopped(talks: Path) -> None:
         server.send_signal(signal.SIGINT)
         out, error = server.communicate(timeout=TIME_LIMIT_S)
         assert (out, "Traceback" in error) == ("", False), error
+        assert "weights: int8 by " in error
         assert server.returncode == 0
 
 

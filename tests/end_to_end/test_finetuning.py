@@ -22,14 +22,17 @@ from support.command_line import (
     started,
 )
 from support.metrics_parts import make_record
+from support.releases import TRANSFORMERS_5
 
 from efficientbench.basics.cgroup import usable_cores
+from efficientbench.basics.errors import ConfigError
 from efficientbench.devices.cpu import CPU
 from efficientbench.finetuning.examples.examples import Examples, read_examples
 from efficientbench.finetuning.methods import METHODS
 from efficientbench.finetuning.saved import merge
 from efficientbench.metrics.records.record import write_record
 from efficientbench.metrics.report.sections.rank_table import PARTS
+from efficientbench.running.trained import TrainedRun
 
 pytestmark = [
     pytest.mark.proof,
@@ -174,6 +177,22 @@ def test_a_merged_model_has_the_held_out_loss_of_the_run(tuned: Path, method: st
     assert found == pytest.approx(record(folder)["finetuning"]["held_out"][-1]["loss"], rel=RELATIVE)
 
 
+@TRANSFORMERS_5
+def test_a_merged_model_is_imported_and_evaluated_in_fewer_bits(tuned: Path, tmp_path: Path) -> None:
+    run, text = tmp_path / "run", tmp_path / "text.jsonl"
+    merge(tuned / name_of("lora", 3), tmp_path / "whole")
+    efficientbench("import", str(tmp_path / "whole"), "--output", str(run), expect=0)
+    text.write_text("".join(json.dumps({"text": f"import os {number} " * number}) + "\n" for number in range(1, 9)))
+    for words in ((), ("--weights", "int8")):
+        efficientbench("evaluate", str(run), "--text", str(text), *words, expect=0)
+    whole, rounded = (
+        json.loads((place / "evaluation" / "loss.json").read_text())["figures"]["loss"]
+        for place in (run, run / "quantized" / "int8")
+    )
+    assert rounded == pytest.approx(whole, rel=0.02)
+    assert rounded != whole
+
+
 def test_pissas_bf16_adapter_has_the_loss_of_the_run_within_its_precision(tuned: Path) -> None:
     folder = tuned / name_of("pissa", 0, "training.dtype=bf16")
     before, after = saved_losses(folder, "pissa")
@@ -263,6 +282,8 @@ def test_a_tiny_qwen_made_on_the_spot_is_trained_and_reported(tmp_path: Path) ->
     assert "Parameter-efficient fine-tuning" in (tmp_path / "paper.md").read_text()
     efficientbench("finetune", "merge", str(folder), str(tmp_path / "whole"), expect=0)
     assert (tmp_path / "whole" / "model.safetensors").is_file()
+    with pytest.raises(ConfigError, match="a run is made of it by efficientbench finetune merge"):
+        TrainedRun.read(folder)
 
 
 def test_two_nodes_fine_tune_as_one_does(tmp_path: Path) -> None:

@@ -108,10 +108,12 @@ def test_a_run_is_measured(train: Callable[..., Finished], tmp_path: Path) -> No
     folder = tmp_path / "run"
     shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
     sizes = ("--measure", "--prompt-tokens", "8", "--batch", "1,2", "--max-new-tokens", "3", "--repeats", "2")
-    efficientbench("generate", str(folder), *sizes, expect=0)
-    trained = read_generation(folder / "generation.json")
-    assert (trained.status, trained.weights) == ("completed", "step 6")
-    assert [(row.prompt_tokens, row.batch, row.failure) for row in trained.rows] == [(8, 1, None), (8, 2, None)]
+    done = efficientbench("generate", str(folder), *sizes, "--weights", "none,int8", expect=0)
+    assert "weights: int8 by torch _weight_int8pack_mm; left out: " in done.stderr
+    for width, place in (("none", folder), ("int8", folder / "quantized" / "int8")):
+        trained = read_generation(place / "generation.json")
+        assert (trained.status, trained.weights, trained.quantization) == ("completed", "step 6", width)
+        assert [(row.prompt_tokens, row.batch, row.failure) for row in trained.rows] == [(8, 1, None), (8, 2, None)]
     for words, message in (
         (("--measure", "--prompt", "a"), "prompts are random tokens"),
         (("--prompt-tokens", "8"), "need --measure"),

@@ -289,7 +289,9 @@ def test_a_sweep_over_optimizers_learns_from_rewards_and_compares_them(
     assert "despite a different optimizer: adamw against muon" in compared
     assert "rollout tokens/s" in compared
     # Whoever reads a run's folder does not import what its command named.
-    efficientbench("generate", str(folders[1]), "--prompt", "1?", "--max-new-tokens", "2", expect=0)
+    asked_for = ("--prompt", "1?", "--max-new-tokens", "2", "--weights", "int8")
+    told = efficientbench("generate", str(folders[1]), *asked_for, expect=0)
+    assert "weights: int8 by " in told.stderr
     refused = efficientbench("compare", *map(str, folders), expect=2).stderr
     assert "optimizer: adamw against muon" in refused
     # How long the answers are is the runs' own.

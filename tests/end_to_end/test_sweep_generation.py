@@ -37,7 +37,12 @@ def test_generation_of_a_trained_run_is_measured_without_retraining(tmp_path: Pa
 
 def test_one_call_trains_and_generates(tmp_path: Path, cache: str) -> None:
     words = ("sweep", "--only", "gqa_1.5B", "--smoke", f"output={tmp_path}", f"data.cache={cache}", *TINY)
-    done = efficientbench(*words, "--generate")
+    done = efficientbench(*words, "--generate", "--weights", "int8")
     assert "trained; generation is measured" in done.stdout
-    compared = efficientbench("compare", *[str(tmp_path / "gqa_1.5B_smoke")] * 2, "--served-tokens", "1e9")
+    folder = tmp_path / "gqa_1.5B_smoke"
+    for width, place in (("none", folder), ("int8", folder / "quantized" / "int8")):
+        made = json.loads((place / "generation.json").read_text(encoding="utf-8"))
+        assert (made["status"], made["quantization"], made["weights"].split()[0]) == ("completed", width, "step")
+    assert "## Fewer bits" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    compared = efficientbench("compare", *[str(folder)] * 2, "--served-tokens", "1e9")
     assert "both cost the same" in compared.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,25 @@ from support.reads import Reads
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from efficientbench.architecture.backbone import DTYPE_BYTES
+from efficientbench.basics.errors import ConfigError
 from efficientbench.config.quantization import Quantization
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.generation import weight_bytes_read
-from efficientbench.costs.quantization import quantized_matrices, weight_bytes
+from efficientbench.costs.quantization import disk_bytes, quantized_matrices, weight_bytes
 from efficientbench.devices import quantized
 from efficientbench.devices.quantized import Form, form_of
 from efficientbench.model.cache import Cache
 from efficientbench.model.kernels import quantized as kernels
-from efficientbench.model.kernels.quantized import Float8, Int8, QuantizedWeight, quantized_weight
+from efficientbench.model.kernels.quantized import (
+    Cast,
+    Float8,
+    Float8OnCuda,
+    Int8,
+    QuantizedWeight,
+    check_here,
+    quantized_weight,
+)
 
 if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
@@ -30,6 +41,7 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOLERANCE = {"fp32": 2e-6, "bf16": 1e-2, "fp16": 1e-3}
 INT8, FP8 = Quantization(weights="int8"), Quantization(weights="fp8")
+CASTS = [Quantization(weights="bf16"), Quantization(weights="fp16")]
 INT4 = [
     Quantization(weights="int4", group=group, symmetric=even) for group in (32, 64, 128, 256) for even in (True, False)
 ]
@@ -50,7 +62,11 @@ def weight_of(outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
 def meant(stored: QuantizedWeight, weight: torch.Tensor) -> torch.Tensor:
     """The weight [O, I] in float64 that a quantized one stands for; check the rounding."""
     form = stored.form
-    if isinstance(stored, Float8):
+    if isinstance(stored, Cast):
+        found = stored.codes.double()
+        # Half a step, and of fp16 one near zero.
+        most = weight.double().abs() * torch.finfo(stored.codes.dtype).eps / 2 + 2**-25
+    elif isinstance(stored, Float8):
         found, scales = stored.codes.double() * stored.scales.double()[:, None], stored.scales.double()[:, None]
         # Three bits behind the first one, or steps of 2^-9 near zero; the scale's own rounding moves the largest value.
         most = weight.double().abs() * (2**-4 + torch.finfo(weight.dtype).eps) + scales * 2**-10
@@ -61,21 +77,64 @@ def meant(stored: QuantizedWeight, weight: torch.Tensor) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("quantization", [INT8, *INT4, FP8], ids=lambda each: each.name)
+def as_multiplied(x: torch.Tensor, stored: QuantizedWeight) -> torch.Tensor:
+    """An input [..., I] in float64 as the product reads it: rounded to 16 bits, or in fp8 on a GPU row by row."""
+    if isinstance(stored, Cast):
+        return x.to(stored.codes.dtype).double()
+    if not isinstance(stored, Float8OnCuda):
+        return x.double()
+    scales = x.float().abs().amax(-1, keepdim=True) / 448
+    return (x.float() / scales).to(torch.float8_e4m3fn).double() * scales.double()
+
+
+ON_CPU = [("cpu", each, dtype) for each in (INT8, *INT4, FP8, *CASTS) for dtype in DTYPES]
+ON_CUDA = [
+    *(("cuda", each, dtype) for each in (INT8, *CASTS) for dtype in DTYPES),
+    *(("cuda", each, "bf16") for each in (*INT4, FP8)),
+]
+
+
+@pytest.mark.parametrize(
+    ("device", "quantization", "dtype"),
+    [*ON_CPU, *(pytest.param(*each, marks=pytest.mark.gpu) for each in ON_CUDA)],
+    ids=lambda each: each if isinstance(each, str) else each.name,
+)
 def test_a_product_is_that_with_the_rounded_weight_and_takes_the_bytes_of_the_formula(
-    quantization: Quantization, dtype: str
+    device: str, quantization: Quantization, dtype: str
 ) -> None:
-    form = form_of(quantization, "cpu", dtype)
+    form = form_of(quantization, device, dtype)
+    try:
+        check_here(form, device)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    most = max(TOLERANCE[dtype], TOLERANCE.get(quantization.weights, 0))
     for outputs, inputs in SHAPES:
         weight = weight_of(outputs, inputs, DTYPES[dtype])
-        stored = quantized_weight(weight, form)
+        stored = quantized_weight(weight.to(device), form)
         x = torch.randn(3, 2, inputs, generator=torch.Generator().manual_seed(1)).to(DTYPES[dtype])
-        expected = x.double() @ meant(stored, weight).t()
+        expected = as_multiplied(x, stored) @ meant(copy.deepcopy(stored).cpu(), weight).t()
         # Not a contiguous input: a part of a wider projection is none.
-        for given in (x, torch.cat([x, x], dim=-1)[..., :inputs]):
-            assert relative_error(stored(given).double(), expected) < TOLERANCE[dtype]
+        for given in (x.to(device), torch.cat([x, x], dim=-1).to(device)[..., :inputs]):
+            assert stored(given).dtype == DTYPES[dtype]
+            assert relative_error(stored(given).cpu().double(), expected) < most
         assert sum(each.nbytes for each in stored.buffers()) == form.bytes(outputs, inputs)
+
+
+def test_a_device_that_lacks_a_kernel_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No torch_npu is here, as on a chip that is not known.
+    with pytest.raises(ConfigError, match="--weights int8: .* are documented for Ascend A2 and A3"):
+        check_here(form_of(INT8, "npu", "bf16"), "npu")
+    int8, fp8 = (form_of(each, "cuda", "bf16") for each in (INT8, FP8))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 0))
+    check_here(int8, "cuda")
+    with pytest.raises(ConfigError, match=r"--weights fp8: .* need compute capability 8\.9, and this GPU has 8\.0"):
+        check_here(fp8, "cuda")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 9))
+    check_here(fp8, "cuda")
+    monkeypatch.setattr("torch.version.hip", "6.4")
+    for form in (int8, fp8):
+        with pytest.raises(ConfigError, match="is proposed for NVIDIA's GPUs, and this one is AMD's"):
+            check_here(form, "cuda")
 
 
 @pytest.mark.parametrize("quantization", [INT8, INT4[0], INT4[1], FP8], ids=lambda each: each.name)
@@ -96,7 +155,7 @@ def test_shards_of_a_weight_multiply_as_their_own_rounding_says(quantization: Qu
 def quantize(config: RunConfig, quantization: Quantization) -> tuple[GPT, Form]:
     from efficientbench.model.quantize import quantize as quantize_model
 
-    form, model = form_of(quantization, "cpu", "fp32"), build(config).eval()
+    form, model = form_of(quantization, "cpu", config.training.dtype), build(config).eval()
     quantize_model(model, config.model, form)
     return model, form
 
@@ -136,6 +195,24 @@ def test_a_quantized_model_computes_with_the_rounded_weights_and_holds_their_byt
     )
     assert sum(left_out(model).values()) == sum(full.values()) - 4 * matrices
     assert "embedding.word_embeddings.weight" in left_out(model)
+
+
+@pytest.mark.parametrize("quantization", CASTS, ids=lambda each: each.name)
+@torch.no_grad()
+def test_a_model_whose_weights_are_cast_holds_their_bytes(quantization: Quantization, single_rank: None) -> None:
+    from efficientbench.model.quantize import held_bytes
+
+    config = tiny_model("gqa")
+    (model, form), whole = quantize(config, quantization), build(config).eval()
+    tokens = text(config, 16)
+    assert 0 < relative_error(model(tokens), whole(tokens)) < 5 * TOLERANCE[quantization.weights]
+    expected = weight_bytes(config.model, "fp32", form)
+    assert held_bytes(model) - expected == held_bytes(whole) - weight_bytes(config.model, "fp32", None)
+    # Nothing is padded, and nothing is beside the weights.
+    assert disk_bytes(config.model, "fp32", quantization) == expected
+    assert weight_bytes(config.model, "bf16", form_of(quantization, "cpu", "bf16")) == weight_bytes(
+        config.model, "bf16", None
+    )
 
 
 def a_step(model: GPT, mode: Any, rows: int = 1) -> None:
@@ -206,30 +283,47 @@ class WidenedAtLoad(Int8):
 
 SLIM = ("model.vocab_size=64", "model.hidden_size=64", "model.ffn_hidden_size=192", "model.position.kind=none")
 """A model whose weights are all larger than what a step of one row computes."""
+SLIM_MODELS = {
+    "fp32": ("gqa_1.5B",),
+    "bf16": ("gqa_1.5B", "training.dtype=bf16"),
+    "experts": ("moe_1.5Bx8",),
+    "latents": ("mla_1.5B", "model.attention.kv_lora_rank=64"),
+}
 
 
-def widest(quantization: Quantization) -> tuple[int, int]:
-    """The most elements that a step allocates at once, and those of the smallest quantized weight."""
-    config = tiny("gqa_1.5B", *SLIM)
-    model, _ = quantize(config, quantization)
-    step = Widened()
+def widest(quantization: Quantization, run: str, *words: str) -> tuple[int, int, int]:
+    """The largest tensor that a step makes, its largest allocation, and the smallest quantized weight, in elements.
+
+    The second is by torch's allocator, which also sees what an operation takes and gives back within itself.
+    """
+    config = tiny(run, *SLIM, *words)
+    model, form = quantize(config, quantization)
+    step, memory = Widened(), torch.autograd.profiler.profile(profile_memory=True)
     a_step(model, step)
+    a_step(model, memory)
+    events: Any = memory.kineto_results
+    allocated = max(event.nbytes() for event in events.events() if event.name() == "[memory]")
     [view] = config.model.views.values()
-    return step.most, min(stack.parameters for stack in quantized_matrices(view).values())
+    smallest = min(stack.parameters // stack.copies for stack in quantized_matrices(view).values())
+    return step.most, allocated // DTYPE_BYTES[form.dtype], smallest
 
 
+@pytest.mark.parametrize("words", SLIM_MODELS.values(), ids=SLIM_MODELS)
 @pytest.mark.parametrize("quantization", [INT8, INT4[1]], ids=lambda each: each.name)
-def test_no_step_widens_a_weight(quantization: Quantization, single_rank: None) -> None:
-    most, smallest = widest(quantization)
-    assert most < smallest
+def test_no_step_widens_a_weight(quantization: Quantization, words: tuple[str, ...], single_rank: None) -> None:
+    made, allocated, smallest = widest(quantization, *words)
+    assert 0 < made < smallest
+    assert 0 < allocated < smallest
 
 
 def test_weights_that_are_widened_are_found(monkeypatch: pytest.MonkeyPatch, single_rank: None) -> None:
     from efficientbench.model.quantize import held_bytes
 
     monkeypatch.setitem(kernels.CLASSES, quantized.INT8, WidensEachStep)
-    most, smallest = widest(INT8)
-    assert most >= smallest
+    for words in SLIM_MODELS.values():
+        made, allocated, smallest = widest(INT8, *words)
+        assert made >= smallest
+        assert allocated >= smallest
     monkeypatch.setitem(kernels.CLASSES, quantized.INT8, WidenedAtLoad)
     config = tiny("gqa_1.5B", *SLIM)
     model, form = quantize(config, INT8)

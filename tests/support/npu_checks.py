@@ -210,11 +210,12 @@ def double_becomes_float() -> torch.dtype:
 
 def quantized_errors(keys: Sequence[dict[str, Any]]) -> list[float]:
     """Return the largest relative error of the products of each quantization, in bf16; check the stored bytes."""
-    from efficientbench.model.kernels.quantized import quantized_weight
+    from efficientbench.model.kernels.quantized import check_here, quantized_weight
 
     found = []
     for each in keys:
         form = form_of(Quantization.model_validate(each), "npu", "bf16")
+        check_here(form, "npu")
         for outputs, inputs in ((8, 64), (13, 200), (40, 33)):
             torch.manual_seed(outputs)
             weight, x = torch.randn(outputs, inputs).bfloat16(), torch.randn(3, 2, inputs).bfloat16()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import subprocess
 import sys
 import time
@@ -82,8 +81,13 @@ def measure_several(
     keys = [each for each in arguments if each.startswith(PREFIX)]
     others = [each for each in arguments if each not in keys]
     each_width = {width: split_quantization(width, () if width == FULL else keys)[0] for width in widths}
-    found = list(itertools.product(runs, each_width))
-    folders = [record_folder(run, others, smoke, matrix).quantized(each_width[width]) for run, width in found]
+    found: list[tuple[str, str]] = []
+    folders: list[OutputFolder] = []
+    for run in runs:
+        folder = record_folder(run, others, smoke, matrix)
+        ordered = _in_order(list(each_width), folder)
+        found += [(run, width) for width in ordered]
+        folders += [folder.quantized(each_width[width]) for width in ordered]
     codes: list[int] = []
     for run, width in found:
         own = () if width == FULL else ("--weights", width, *keys)
@@ -92,6 +96,15 @@ def measure_several(
             break
     _print([folder for folder, code in zip(folders, codes, strict=False) if code == 0])
     return INTERRUPTED if INTERRUPTED in codes else next(filter(None, codes), 0)
+
+
+def _in_order(widths: list[str], folder: OutputFolder) -> list[str]:
+    """Return the widths in the order in which a run is measured: backwards in every second repeat.
+
+    A steady drift of the machine then slows all widths of two repeats alike.
+    """
+    _, repeat, seed = folder.path.name.partition("seed_")
+    return widths[::-1] if repeat and seed.isdecimal() and int(seed) % 2 else widths
 
 
 def _print(folders: Sequence[OutputFolder]) -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from efficientbench.basics.errors import ConfigError
 from efficientbench.devices import quantized
 from efficientbench.devices.quantized import Form, Kernel
-from efficientbench.model.kernels import npu_fused
+from efficientbench.model.kernels import TORCH_DTYPES, npu_fused
 from efficientbench.model.kernels.grouped_mm import RowGroups
 from efficientbench.model.kernels.npu_fused import torch_npu
 
@@ -158,6 +158,18 @@ def _fp8_scales(rows: torch.Tensor) -> torch.Tensor:
     return (rows.float().abs().amax(1) / LARGEST_FP8).clamp(min=torch.finfo(rows.dtype).tiny)
 
 
+class Cast(QuantizedWeight):
+    """Weights [O, I] in bf16 or fp16, to which the input is rounded too; the output has the input's dtype."""
+
+    codes: torch.Tensor
+
+    def packed(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"codes": weight.to(TORCH_DTYPES[self.form.quantization.weights])}
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        return F.linear(rows.to(self.codes.dtype), self.codes).to(rows.dtype)
+
+
 class OnNPU(QuantizedWeight):
     """Codes [I, O] int8, or [I, O / 8] int32 of eight 4-bit codes; scales and offsets [G, O]."""
 
@@ -211,6 +223,7 @@ CLASSES: dict[Kernel, type[QuantizedWeight]] = {
     quantized.FP8_CUDA: Float8OnCuda,
     quantized.INT8_NPU: OnNPU,
     quantized.INT4_NPU: OnNPU,
+    **dict.fromkeys(quantized.CASTS.values(), Cast),
 }
 
 
@@ -222,6 +235,8 @@ def quantized_weight(weight: torch.Tensor, form: Form) -> QuantizedWeight:
 def check_here(form: Form, device_type: str) -> None:
     """Raise ConfigError where this machine's device of the type lacks what the kernel needs."""
     asked = f"--weights {form.quantization.weights}"
+    if form.kernel in quantized.CASTS.values():
+        return
     if device_type == "npu" and not npu_fused.serves(device_type):
         raise ConfigError(f"{asked}: {npu_fused.UNDOCUMENTED}")
     if device_type != "cuda":

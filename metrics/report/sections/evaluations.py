@@ -176,8 +176,8 @@ def print_evaluations(found: Evaluations, console: Console) -> None:
 PAIRED = ("task", "items", "A", "B", "B − A", "95 %", "p", "verdict")
 """Titles of the cells of `paired_row`."""
 P_VALUES = (
-    "p: exact McNemar test; of losses and of several samples Student's t over the items; all together by Holm's "
-    "correction."
+    "p: exact McNemar test; of losses and of several samples Student's t over the items; of CORE, centred on chance, "
+    "the normal distribution over its tasks' items; all together by Holm's correction."
 )
 
 

@@ -20,9 +20,9 @@ def test_keys_of_quantization_are_taken_out_of_the_arguments() -> None:
 
 
 def test_a_name_tells_widths_and_groups_apart() -> None:
-    asked = (("int8", {}), ("int4", {}), ("int4", {"group": 32, "symmetric": False}), ("fp8", {}))
+    asked = (("int8", {}), ("int4", {}), ("int4", {"group": 32, "symmetric": False}), ("fp8", {}), ("fp16", {}))
     names = [Quantization.model_validate({"weights": width, **keys}).name for width, keys in asked]
-    assert names == ["int8", "int4_g128", "int4_g32_asymmetric", "fp8"]
+    assert names == ["int8", "int4_g128", "int4_g32_asymmetric", "fp8", "fp16"]
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,7 @@ def test_wrong_words_are_refused_with_what_would_be_right(weights: str | None, w
     ("keys", "device", "dtype", "message"),
     [
         ({"weights": "int8", "group": 64}, "cpu", "fp32", "_weight_int8pack_mm, which takes one scale for each row"),
+        ({"weights": "fp16", "group": 64}, "cpu", "bf16", "torch linear in fp16, which takes no scales"),
         ({"weights": "int4", "group": 48}, "cpu", "fp32", "takes groups of 32, 64, 128, 256"),
         ({"weights": "int8", "symmetric": False}, "cuda", "bf16", "which takes no offsets"),
         ({"weights": "int4"}, "cuda", "fp32", "computes in bf16, and the model is in fp32"),

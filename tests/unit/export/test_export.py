@@ -62,6 +62,11 @@ def test_what_is_no_run(tmp_path: Path) -> None:
     for damaged in ("", "[]", "{}", text[: len(text) // 2], text.replace('"layers"', '"leyers"')):
         (run / "config.json").write_text(damaged)
         assert f"{run / 'config.json'}: not the configuration of a run (" in refused(run, out)
+    (run / "model").mkdir()
+    tuned = f"{run} is the folder of a fine-tuning; a run is made of it by efficientbench "
+    assert refused(run, out) == f"{tuned}import {run / 'model'} --output RUN"
+    (run / "adapter").mkdir()
+    assert refused(run, out) == f"{tuned}finetune merge {run} MODEL and efficientbench import MODEL --output RUN"
     long = Path("x" * 300)
     assert "File name too long; nothing was exported" in refused(tmp_path / long, out)
     assert not out.exists()

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 from support import outside
 from support.generated import failed_row, generation
+from typer.testing import CliRunner
 
+from efficientbench.basics.errors import ConfigError
+from efficientbench.cli.app import app
 from efficientbench.config.load import resolve
+from efficientbench.config.quantization import Quantization, split_quantization
 from efficientbench.metrics.records.generation.generation import GENERATION_NAME, write_generation
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.machine import Machine
@@ -51,9 +55,28 @@ def test_generation_is_done_when_its_record_is_complete(tmp_path: Path) -> None:
 
 def test_generation_with_other_widths_is_done_when_each_has_its_record(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path)
-    task = TrainingTask("gqa", ("run",), folder, generates=True, widths=("int8", "int4"))
-    assert task.generation_arguments[-2:] == ("--weights", "none,int8,int4")
-    for path in (tmp_path, tmp_path / "quantized" / "int8", tmp_path / "quantized" / "int4_g128"):
+    given = {"group": 64, "symmetric": False}
+    widths = tuple(Quantization.model_validate({"weights": weights, **given}) for weights in ("int8", "int4"))
+    task = TrainingTask("gqa", ("run",), folder, generates=True, widths=widths)
+    keys = ("quantization.group=64", "quantization.symmetric=False")
+    assert task.generation_arguments[-4:] == ("--weights", "none,int8,int4", *keys)
+    assert split_quantization("int4", keys)[0] == widths[1]
+    assert replace(task, widths=(Quantization(weights="int8"),)).generation_arguments[-2:] == ("--weights", "none,int8")
+    for name in ("", "quantized/int8_g64_asymmetric", "quantized/int4_g64_asymmetric"):
         assert not has_generated(folder, task.widths)
-        write_generation(generation("gqa"), path / GENERATION_NAME)
+        write_generation(generation("gqa"), tmp_path / name / GENERATION_NAME)
     assert has_generated(folder, task.widths)
+
+
+def test_a_width_that_cannot_be_measured_is_refused_before_any_training(tmp_path: Path) -> None:
+    words = ["sweep", "--only", "gqa_0.5B", "--smoke", "device=cpu", f"output={tmp_path}", "--generate", "--weights"]
+
+    def refused(*more: str) -> str:
+        with pytest.raises(ConfigError) as error:
+            CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
+        return str(error.value)
+
+    assert "--weights fp8 with device=cpu: a CPU has no products in fp8" in refused("int8,fp8")
+    assert "quantization.group=64: --weights int8 with device=cpu" in refused("int8,int4", "quantization.group=64")
+    assert "quantization.group=64: goes with --weights" in refused("none", "quantization.group=64")
+    assert not any(tmp_path.iterdir())

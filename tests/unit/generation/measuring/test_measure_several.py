@@ -88,3 +88,21 @@ def test_each_width_of_weights_has_a_command_of_its_own(tmp_path: Path, monkeypa
     asked = [list(each[each.index("gqa_0.5B") + 1 :]) for each in commands]
     quantized = ["--weights", "int4", "quantization.group=64"]
     assert asked == [["model.layers=2", "--measure"], ["model.layers=2", *quantized, "--measure"]]
+
+
+def test_every_second_repeat_is_measured_in_the_opposite_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[Sequence[str]] = []
+
+    def note(command: Sequence[str]) -> int:
+        commands.append(command)
+        return 1
+
+    monkeypatch.setattr(several, "_exit_code", note)
+    runs = [tmp_path / f"seed_{seed}" for seed in (10, 11, 12)]
+    for run in runs:
+        run.mkdir()
+    widths = ["none", "int8", "int4"]
+    assert measure_several(list(map(str, runs)), widths, [], ["--measure"], False, MATRIX) == 1
+    asked = [each[each.index("--weights") + 1] if "--weights" in each else "none" for each in commands]
+    assert asked == [*widths, *widths[::-1], *widths]
+    assert [each[each.index("generate") + 1] for each in commands] == [str(run) for run in runs for _ in widths]

@@ -17,6 +17,7 @@ from scipy import stats
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.analysis.paired import Evaluations, Paired, mcnemar, pair_evaluations
+from efficientbench.metrics.records.evaluation import write_evaluation
 from efficientbench.metrics.report.sections.evaluations import print_evaluations
 
 
@@ -142,6 +143,32 @@ def test_tasks_of_core_are_judged_together(tmp_path: Path) -> None:
     assert any(line.split()[:6] == ["core:", "copa", "20", "100.0%", "60.0%", "-40.0%"] for line in lines), lines
     assert any("no difference shown" in line for line in lines)
     assert math.isclose(copa.difference, -0.4)
+
+
+def test_core_itself_is_the_mean_of_its_centred_tasks(tmp_path: Path) -> None:
+    rights = {"copa": ([True] * 20, [False] * 8 + [True] * 12), "piqa": ([True] * 8 + [False] * 2, [True] * 10)}
+    baselines = {"copa": 0.5, "piqa": 0.25}
+    for place, folder in enumerate("ab"):
+        write(tmp_path / folder, "core", [row for name, both in rights.items() for row in answers(both[place], name)])
+        parts = {name: {"baseline": chance} for name, chance in baselines.items()}
+        summary = {"figures": {"core": 0.5}, "parts": {**parts, "contamination": 3}}
+        write_evaluation(summary, tmp_path / folder / "evaluation" / "core.json")
+    core, copa, piqa = pair_evaluations(tmp_path / "a", tmp_path / "b").paired
+    assert (core.name, core.items, copa.name) == ("core", 30, "core: copa")
+    before, after = ((1 + 0.55 / 0.75) / 2, (0.1 / 0.5 + 1) / 2)
+    assert (core.first, core.second, core.difference) == pytest.approx((before, after, after - before))
+    halves = [(each.high - each.low) / 2 for each in (copa, piqa)]
+    margin = math.hypot(halves[0] / 0.5, halves[1] / 0.75) / 2
+    assert (core.low, core.high) == pytest.approx((core.difference - margin, core.difference + margin))
+    # The p value of three together by Holm, of which copa's is the least.
+    alone = 2 * stats.norm.sf(abs(core.difference) / (margin / 1.959964))
+    assert copa.p < core.p == pytest.approx(2 * alone)
+    path = tmp_path / "b" / "evaluation" / "core.json"
+    write_evaluation({"figures": {"core": None}, "parts": {}}, path)
+    assert len(pair_evaluations(tmp_path / "a", tmp_path / "b").paired) == 2
+    write_evaluation({"figures": {}, "parts": {}}, path)
+    with pytest.raises(MetricsError, match=r"core\.json: one of them is no summary of core"):
+        pair_evaluations(tmp_path / "a", tmp_path / "b")
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from efficientbench.basics.errors import MetricsError
 from efficientbench.cli.app import app
 from efficientbench.metrics.analysis.fewer_bits import load_widths
+from efficientbench.metrics.records.evaluation import write_evaluation
 from efficientbench.metrics.records.generation.generation import GenerationRecord, write_generation
 from efficientbench.metrics.records.record import write_record
 from efficientbench.metrics.report.build import build_report
@@ -112,6 +113,23 @@ def test_qualities_are_paired_by_item_with_the_share_kept_and_the_compression_ra
     assert mmlu[-2:] == ("75.0%", f"{1000 / 550 * 0.75:.3f}")
     assert mmlu[-3] == "checkpoints differ"
     assert quality.evaluations.paired[2].first == 0.8
+
+
+def test_core_itself_has_the_share_kept_and_the_compression_rate(tmp_path: Path) -> None:
+    with_widths(tmp_path / "gqa_1.5B", 1)
+    full = tmp_path / "gqa_1.5B" / "seed_0"
+    for folder, share in ((full, 0.75), (full / "quantized" / "int8", 0.625)):
+        rights = [n < 100 * share for n in range(100)]
+        items = [{"item": f"copa/{n}", "prompt_sha256": str(n), "right": right} for n, right in enumerate(rights)]
+        lines = "".join(json.dumps(line) + "\n" for line in ({"format": 1, "task": "core"}, *items))
+        (folder / "evaluation" / "core.jsonl").write_text(lines)
+        summary = {"figures": {"core": 2 * share - 1}, "parts": {"copa": {"baseline": 0.5}}}
+        write_evaluation(summary, folder / "evaluation" / "core.json")
+    _, table = bits_tables(load_widths(tmp_path))
+    [core] = [line for line in table.rows if line[2] == "core"]
+    # 62.5 % of 100 items are 63.
+    assert core[4:6] == ("0.5000", "0.2600")
+    assert core[-2:] == ("52.0%", f"{1000 / 550 * 0.52:.3f}")
 
 
 def test_a_report_has_the_section_and_no_rate_without_sizes(tmp_path: Path) -> None:
