@@ -154,7 +154,7 @@ def run_program(
         # The library catches its own mistakes and shows them: what it shows is all that can be translated.
         _UsageError.show = _show_in_chinese
     try:
-        command(read_arguments(command, sys.argv[1:], is_key))
+        command(read_arguments(command, sys.argv[1:], is_key), prog_name=program)
     except ModuleNotFoundError as error:
         extra = extras.get((error.name or "").partition(".")[0])
         if extra is None:
