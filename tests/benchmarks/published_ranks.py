@@ -4,7 +4,8 @@
 
 Its pages have ranks without values. Each group of rows is taken as it stands. Of every two methods, the ranks in
 latency (AL) and in throughput (TT, ST or IT, the first that has ranks apart) put the same one first, or the other one,
-or one of them none. The ranks lie in `shared/data/public_runs/efficientllm_ranks.csv`. Exit status 1: that file is not
+or one of them none. Where our own ladder (`mini_study.py`) has both methods of a pair, each of its measured repetitions
+says the same, the opposite, or neither. The ranks lie in `shared/data/public_runs/efficientllm_ranks.csv`. Exit status 1: that file is not
 there.
 """
 
@@ -12,13 +13,15 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from support.measured import options, write_content
+from support.measured import MEASURED, options, write_content
 from support.repository import ROOT
 
 from efficientbench.devices.cpu import CPU
@@ -31,6 +34,8 @@ WITHOUT_ATTENTION = "Attention-free Mechanism"
 """The group beside which our suite `attention_free` stands."""
 HERE = {"Transformer": "`gqa`", "Mamba": "`mamba2`, its successor"}
 """Its methods → our variants; Pythia and RWKV have none."""
+MECHANISMS = "Attention Mechanism"
+"""The group of which our ladder has GQA and MLA."""
 
 Group = tuple[str, str]
 """Table and group of rows."""
@@ -92,6 +97,34 @@ def beside(ranks: Ranks) -> list[dict[str, str]]:
     ]
 
 
+def beside_ladder(ranks: Ranks, repetitions: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return the order of GQA and MLA by their ranks, and by each repetition of our ladder at its target."""
+    rows = []
+    for number, told in enumerate(repetitions, start=1):
+        [of_mla] = [each for each in told["rows"] if each["variant"] == "mla"]
+        low, high = of_mla["low"], of_mla["high"]
+        hours = {each["variant"]: float(each["device-hours"]) for each in told["standings"]}
+        slower = hours["mla"] / hours["gqa"] - 1
+        ours = {
+            "Performance": (f"{of_mla['predicted']:+.3f} nats ({low:+.3f} to {high:+.3f})", (low > 0) - (high < 0)),
+            LATENCY: (f"{slower:+.0%} of time, without an interval", (slower > 0) - (slower < 0)),
+        }
+        for metric, (figure, order) in ours.items():
+            of = ranks[metric]
+            product = order * (of["MLA"] - of["GQA"])
+            rows.append(
+                {
+                    "metric": metric.rpartition(" ")[2],
+                    "rank of GQA": str(of["GQA"]),
+                    "rank of MLA": str(of["MLA"]),
+                    "repetition": str(number),
+                    "MLA against GQA there": figure,
+                    "order": "cannot be told" if not product else "the same" if product > 0 else "opposite",
+                }
+            )
+    return rows
+
+
 def sources_apart(found: Mapping[str, Mapping[Group, Ranks]]) -> tuple[int, int]:
     """Return how many ranks stand in both sources, and how many of these are not the same."""
     both = [
@@ -120,14 +153,18 @@ def main() -> None:
     found = read(RANKS)
     table = [row(group, ranks) for group, ranks in found[SITE].items()]
     [without] = [beside(ranks) for (_, group), ranks in found[SITE].items() if group == WITHOUT_ATTENTION]
+    [mechanisms] = [ranks for (_, group), ranks in found[SITE].items() if group == MECHANISMS]
+    measured = sorted(MEASURED.glob("mini_study_*.json"))
+    ladder = beside_ladder(mechanisms, [json.loads(path.read_text(encoding="utf-8")) for path in measured])
     count, apart = sources_apart(found)
     flat = "; ".join(without_order(found[SITE]))
     conditions = (
         f"{count} ranks stand in both {SITE} and {SHEET}, {apart} of them differ. One rank in every row: {flat}"
     )
-    print(*table, *without, conditions, sep="\n")
+    print(*table, *without, *ladder, conditions, sep="\n")
     if arguments.write:
-        write_content(__file__, CPU(), {"conditions": conditions, "rows": table, "without_attention": without})
+        content = {"conditions": conditions, "rows": table, "without_attention": without, "ladder": ladder}
+        write_content(__file__, CPU(), content)
 
 
 if __name__ == "__main__":

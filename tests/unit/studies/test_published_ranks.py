@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from benchmarks.published_ranks import (
+    MECHANISMS,
     SHEET,
     SITE,
     WITHOUT_ATTENTION,
     beside,
+    beside_ladder,
     pairs,
     read,
     row,
@@ -50,3 +52,19 @@ def test_our_suite_stands_beside_the_group_without_attention(ranks: Path) -> Non
     assert [[row[metric] for row in rows] for metric in ("AL", "TT")] == [["4", "1", "3", "2"], ["1", "4", "3", "2"]]
     # Each method has one rank in ST and in IT: they order nothing.
     assert not {"ST", "IT"} & rows[0].keys()
+
+
+def test_our_ladder_stands_beside_the_ranks_of_gqa_and_mla(ranks: Path) -> None:
+    of = next(of for (_, group), of in read(ranks)[SITE].items() if group == MECHANISMS)
+    standings = [{"variant": "gqa", "device-hours": "0.50"}, {"variant": "mla", "device-hours": "0.60"}]
+    sure = {"variant": "mla", "predicted": 0.2, "low": 0.1, "high": 0.3}
+    unsure = {"variant": "mla", "predicted": 0.2, "low": -0.1, "high": 0.5}
+    rows = beside_ladder(of, [{"rows": [each], "standings": standings} for each in (sure, unsure)])
+    # MLA is first there in performance and third in latency, GQA third and second.
+    assert [(row["metric"], row["order"]) for row in rows] == [
+        ("Performance", "opposite"),
+        ("AL", "the same"),
+        ("Performance", "cannot be told"),
+        ("AL", "the same"),
+    ]
+    assert rows[1]["MLA against GQA there"] == "+20% of time, without an interval"
