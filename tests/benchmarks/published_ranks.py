@@ -5,8 +5,8 @@
 Its pages have ranks without values. Each group of rows is taken as it stands. Of every two methods, the ranks in
 latency (AL) and in throughput (TT, ST or IT, the first that has ranks apart) put the same one first, or the other one,
 or one of them none. Where our own ladder (`mini_study.py`) has both methods of a pair, each of its measured repetitions
-says the same, the opposite, or neither. The ranks lie in `shared/data/public_runs/efficientllm_ranks.csv`. Exit status 1: that file is not
-there.
+says the same, the opposite, or neither. The ranks lie in `shared/data/public_runs/efficientllm_ranks.csv`. Exit status
+1: that file is not there.
 """
 
 from __future__ import annotations
