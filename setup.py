@@ -19,8 +19,8 @@ DATA = ["fsspec>=2024.2", "huggingface_hub>=0.30", "pyarrow>=17", "tiktoken>=0.9
 CHAT = ["fastapi>=0.115", "uvicorn>=0.30"]
 # The pages as a site.
 DOCS = ["mkdocs>=1.6"]
-# PDFium draws the plots' PDFs, with fonts of its own.
-PNG = ["pillow>=10", "pypdfium2>=5"]
+# Plots as PDF and PNG.
+PLOTS = ["vl-convert-python>=1.7"]
 WANDB = "wandb>=0.30"
 FINETUNE = [
     'accelerate>=1.15; python_version >= "3.11"',
@@ -84,7 +84,7 @@ setup(
         ],
         "eval": [LM_EVAL],
         "chat": CHAT,
-        "png": PNG,
+        "plots": PLOTS,
         "docs": DOCS,
         "gpu": ["fla-core>=0.3"],
         "finetune": FINETUNE,
@@ -94,7 +94,7 @@ setup(
         "dev": [
             *FINETUNE,
             *CHAT,
-            *PNG,
+            *PLOTS,
             *DOCS,
             # transformers.Trainer needs it, which one of the examples uses, also on Python 3.10.
             "accelerate>=1.1",
@@ -113,6 +113,9 @@ setup(
             "mypy>=1.13",
             # The oracle of the server of chat models.
             "openai>=2",
+            # With pypdfium2 they read the plots' files.
+            "pillow>=10",
+            "pypdfium2>=5",
             "pytest>=8.0",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",

@@ -66,7 +66,7 @@ _EXTRAS = {
     **dict.fromkeys(_TRAIN_MODULES, "train"),
     **dict.fromkeys(_FINETUNE_MODULES, "train,finetune"),
     **dict.fromkeys(("fastapi", "uvicorn"), "train,chat"),
-    **dict.fromkeys(("PIL", "pypdfium2"), "png"),
+    "vl_convert": "plots",
 }
 """The extras that bring a module."""
 

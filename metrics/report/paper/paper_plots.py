@@ -16,9 +16,7 @@ from efficientbench.metrics.records.record import RECORD_NAME
 from efficientbench.metrics.report.choice import Choice
 from efficientbench.metrics.report.headline import HEADLINE
 from efficientbench.metrics.report.paper.latex import latex_tables
-from efficientbench.metrics.report.paper.pdf import pdf_file
-from efficientbench.metrics.report.paper.png import png_file
-from efficientbench.metrics.report.paper.standalone import svg_file
+from efficientbench.metrics.report.paper.standalone import pdf_file, png_file, svg_file
 from efficientbench.metrics.report.plots.axis_plots import axis_curves
 from efficientbench.metrics.report.plots.difference_plots import difference_figures
 from efficientbench.metrics.report.plots.loss_plots import cost_figures
@@ -30,7 +28,7 @@ FOLDER = "plots"
 TABLES = "tables.tex"
 WRITERS: dict[str, Callable[[Markup], bytes]] = {
     "svg": lambda plot: svg_file(plot).encode(),
-    "pdf": lambda plot: pdf_file(plot).encode("ascii"),
+    "pdf": pdf_file,
     "png": png_file,
 }
 """File extension → what turns a plot into the file's content."""
@@ -50,7 +48,7 @@ def write_plots(folder: Path, form: str, choice: Choice) -> tuple[list[Path], li
     Raises:
         MetricsError: no record below the folder can be read, no run was completed, no run or column has such a name, or
             a file cannot be written.
-        ModuleNotFoundError: as `png_file`, before anything is written.
+        ModuleNotFoundError: as `pdf_file`, before anything is written.
     """
     records, damaged = load_records(folder)
     choice.check(records, HEADLINE)

@@ -1,6 +1,7 @@
-"""Makes a plot of the page a standalone drawing: each mark carries the colours and lines that the style sheet gave it.
+"""Makes a plot of the page a file of its own: SVG, PDF or PNG.
 
-The programs that papers are made with do not read a style sheet's variables, and some read no style sheet at all.
+Each mark carries the colours and lines that the style sheet gave it: the programs that papers are made with do not read
+a style sheet's variables, and some read no style sheet at all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from markupsafe import Markup
 
 NAMESPACE = "http://www.w3.org/2000/svg"
 FONT = "Helvetica, Arial, sans-serif"
+DOTS_PER_INCH = 288
+"""Of a PNG file."""
+_POINTS_IN_PIXEL = 0.75
+"""Points, of which an inch has 72, in a CSS pixel, the unit of a plot."""
 _PAPER = "#ffffff"
 
 _TEXTS = {"tick": ("quiet", 10.5), "axis": ("quiet", 10.5), "label": ("ink", 10.5), "value": ("ink", 10.5)}
@@ -47,6 +52,33 @@ def drawing(plot: Markup) -> Element:
 def svg_file(plot: Markup) -> str:
     """Return the text of an SVG file."""
     return ElementTree.tostring(drawing(plot), encoding="unicode") + "\n"
+
+
+def pdf_file(plot: Markup) -> bytes:
+    """Return the content of a PDF file of one page, with vector lines and text in an embedded font.
+
+    Raises ModuleNotFoundError: vl-convert is not installed (extra `plots`).
+    """
+    import vl_convert
+
+    return vl_convert.svg_to_pdf(_in_points(plot))
+
+
+def png_file(plot: Markup) -> bytes:
+    """Return the content of a PNG file of DOTS_PER_INCH, as large as the PDF's page.
+
+    Raises ModuleNotFoundError: vl-convert is not installed (extra `plots`).
+    """
+    import vl_convert
+
+    return vl_convert.svg_to_png(_in_points(plot), ppi=DOTS_PER_INCH)
+
+
+def _in_points(plot: Markup) -> str:
+    """Return the text of an SVG file whose pixels are points, as vl-convert takes them."""
+    root = drawing(plot)
+    root.attrib |= {side: f"{float(root.attrib[side]) * _POINTS_IN_PIXEL:g}" for side in ("width", "height")}
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def _colours() -> dict[str, str]:
