@@ -9,9 +9,12 @@ A block lies between `<!-- generated: NAME ARGUMENT... -->` and `<!-- end -->`. 
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core.core_schema import DataclassSchema, ModelSchema
 
 from efficientbench.basics.language import TABLE
 from efficientbench.config import combination_table
@@ -238,18 +242,40 @@ def generation_columns() -> str:
     return _table(["figure", "unit", "meaning", "better", "known elsewhere as"], rows)
 
 
-class _WithoutTitles(GenerateJsonSchema):
-    """A JSON schema without pydantic's titles, which repeat the fields' names."""
+class _OfRecords(GenerateJsonSchema):
+    """A JSON schema without pydantic's titles, which repeat the fields' names, and with the fields' docstrings.
+
+    pydantic's `use_attribute_docstrings` would read them from the source at the start of every run.
+    """
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
+
+    def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
+        return _described(super().model_schema(schema), schema["cls"])
+
+    def dataclass_schema(self, schema: DataclassSchema) -> dict[str, Any]:
+        return _described(super().dataclass_schema(schema), schema["cls"])
+
+
+def _described(schema: dict[str, Any], record: type) -> dict[str, Any]:
+    """Return the JSON schema of a class whose fields without a description have their docstrings."""
+    for base in reversed(record.__mro__):
+        if base.__module__.startswith("efficientbench."):
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            for field, below in zip(definition.body, definition.body[1:], strict=False):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        if name in schema["properties"]:
+                            schema["properties"][name].setdefault("description", inspect.cleandoc(text))
+    return schema
 
 
 def schema_of(record: type) -> str:
     """Return the JSON schema of a record, as a file's text."""
     schema = {
-        "$schema": _WithoutTitles.schema_dialect,
-        **TypeAdapter(record).json_schema(schema_generator=_WithoutTitles),
+        "$schema": _OfRecords.schema_dialect,
+        **TypeAdapter(record).json_schema(schema_generator=_OfRecords),
     }
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 

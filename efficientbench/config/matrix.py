@@ -12,7 +12,7 @@ import yaml
 from pydantic import BeforeValidator, ValidationError, model_validator
 
 from efficientbench.basics.errors import ConfigError, nearest
-from efficientbench.basics.foreign import parse_yaml, read_text
+from efficientbench.basics.foreign import parse_own_yaml, parse_yaml, read_text
 from efficientbench.basics.part import Name, Part
 from efficientbench.config.depths import depth_of, size_of_depth, smoke_size
 
@@ -259,7 +259,8 @@ def load_smoke(path: Path = EXPERIMENTS / "smoke.yaml") -> Smoke:
 def load_yaml(path: Path, form: type[Any]) -> Any:
     """Read a YAML file and validate it as `form`. Raises ConfigError: the file is missing or not valid."""
     try:
-        content = parse_yaml(read_text(path))
+        # Every command reads the shipped files.
+        content = (parse_own_yaml if path.parent == EXPERIMENTS else parse_yaml)(read_text(path))
         # An escape may name a lone surrogate, which no record can hold.
         json.dumps(content, ensure_ascii=False, skipkeys=True, default=str).encode()
     except FileNotFoundError:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
-from pydantic import ConfigDict
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.studies.cautions import of_fit, of_plan
@@ -91,8 +89,6 @@ class Findings:
 @dataclass(frozen=True)
 class Answer:
     """What a study answers."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(use_attribute_docstrings=True)
 
     edition: int
     """Edition of the fit."""

@@ -19,8 +19,7 @@ from efficientbench.metrics.files import write_whole
 
 # The parts are dataclasses that others build unchecked: without `revalidate_instances` a record could hold a NaN, which
 # its reader would refuse.
-STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, revalidate_instances="always",
-    use_attribute_docstrings=True)  # fmt: skip
+STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, revalidate_instances="always")
 SKIPPED_FOLDERS = ("previous", "profile")
 """Folders beside a run's record that readers skip: replaced attempts, and a run that tracing slowed."""
 Read = TypeVar("Read")

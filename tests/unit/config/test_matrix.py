@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from efficientbench.architecture.registry import ATTENTION
 from efficientbench.basics.errors import ConfigError
@@ -138,6 +139,14 @@ def test_an_empty_section_of_a_matrix_sets_nothing(tmp_path: Path) -> None:
         training = resolve("v_0.5B", overrides=overrides, matrix_file=file).training
         assert training == resolve("gqa_0.5B", overrides=overrides).training
         assert training.micro_batch_size == 4  # the size's
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML was built without libyaml")
+def test_the_shipped_files_are_parsed_by_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command reads them, and PyYAML's own parser takes many times as long."""
+    monkeypatch.setattr(yaml.SafeLoader, "get_single_node", None)
+    assert load_matrix().runs
+    assert load_smoke()
 
 
 ALIASES = "\n".join(f"  a{n}: &a{n} {{x: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12))
