@@ -127,10 +127,10 @@ def form_here(config: RunConfig, quantization: Quantization | None, measured: bo
     if quantization is None:
         return None
     device = find_device(config.device, trains=False)
-    why = missing(lambda: saved_bytes(config.model, form_of(quantization, device.type, config.training.dtype)))
-    if why is not None:
+    form = form_of(quantization, device.type, config.training.dtype, measured)
+    if (why := missing(lambda: saved_bytes(config.model, form.dtype, form.bytes))) is not None:
         raise ConfigError(f"--weights {quantization.weights}: {why}")
-    return form_of(quantization, device.type, config.training.dtype, measured)
+    return form
 
 
 def _quantize(model: GPT, config: RunConfig, form: Form | None) -> None:
