@@ -11,13 +11,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from efficientbench.metrics.analysis.generation import Combination, combination_of
-from efficientbench.metrics.records.figure import average
+from efficientbench.metrics.analysis.generation import Combination, by_combination, mean_of
 from efficientbench.metrics.records.generation.generation import GenerationRecord, GenerationRow
 
 TIME, ENERGY = FIGURES = ("decode_time_s", "decode_energy_j_per_token")
 """The figures whose lines may cross; less of each is better. Energy has no interval."""
-_ENDS = ("low", "high")
 
 
 @dataclass(frozen=True)
@@ -67,25 +65,22 @@ class Crossing:
 
 def lines_of(records: Sequence[GenerationRecord]) -> dict[str, list[Line]]:
     """Return the lines that were measured alike, by device, dtype and kind of steps."""
-    alike: dict[str, dict[tuple[str, str], dict[Combination, list[GenerationRow]]]] = {}
+    alike: dict[str, dict[tuple[str, str], list[GenerationRecord]]] = {}
     for record in records:
         lines = alike.setdefault(f"{record.device_name}, {record.dtype}, {record.steps} steps", {})
-        rows = lines.setdefault((f"{record.run}{' (smoke)' if record.smoke else ''}", record.quantization), {})
-        for row in record.rows:
-            if row.failure is None:
-                rows.setdefault(combination_of(row), []).append(row)
-    return {where: [Line(*names, _points(rows)) for names, rows in lines.items()] for where, lines in alike.items()}
+        lines.setdefault((f"{record.run}{' (smoke)' if record.smoke else ''}", record.quantization), []).append(record)
+    return {
+        where: [Line(*names, _points(by_combination(made))) for names, made in lines.items()]
+        for where, lines in alike.items()
+    }
 
 
 def _points(rows: Mapping[Combination, Sequence[GenerationRow]]) -> dict[str, dict[Combination, Point]]:
     found: dict[str, dict[Combination, Point]] = {figure: {} for figure in FIGURES}
     for figure, (combination, repeats) in itertools.product(FIGURES, rows.items()):
-        values = [row.value(figure) for row in repeats]
-        if None in values:
-            continue
-        mean = average(values)
-        ends = ([row.value(f"{figure}_ci_{end}") if figure == TIME else None for row in repeats] for end in _ENDS)
-        found[figure][combination] = Point(mean, *(mean if None in each else average(each) for each in ends))
+        if (mean := mean_of(repeats, figure)) is not None:
+            ends = [mean_of(repeats, f"{figure}_ci_{end}") for end in ("low", "high")] if figure == TIME else [None] * 2
+            found[figure][combination] = Point(mean, *(mean if end is None else end for end in ends))
     return found
 
 

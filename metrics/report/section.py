@@ -145,13 +145,22 @@ def _generation_text(report: Report) -> list[str]:
     return [f"## {GENERATION}", markdown_table(table), bullets(table.notes)] if table else []
 
 
-def _listed_tables(title: str, tables: Sequence[Table]) -> list[str]:
-    parts = [
-        part
-        for table in tables
-        for part in (f"### {escape(table.title)}", *([markdown_table(table)] if table else []), bullets(table.notes))
-    ]
-    return [f"## {title}", *parts] if parts else []
+def _of_tables(anchor: str, title: str, tables: Callable[[Report], Sequence[Table]]) -> Section:
+    """Return a section of several tables, each with a title of its own."""
+
+    def text(report: Report) -> list[str]:
+        parts = [
+            part
+            for table in tables(report)
+            for part in (
+                f"### {escape(table.title)}",
+                *([markdown_table(table)] if table else []),
+                bullets(table.notes),
+            )
+        ]
+        return [f"## {title}", *parts] if parts else []
+
+    return Section(anchor, title, drawn=tables, text=text)
 
 
 def _glossary(file: str, columns: Mapping[str, Column]) -> Table:
@@ -227,18 +236,8 @@ SECTIONS = (
     Section("results", "Results", lambda report: results_table(report.records, report.figures), _results),
     Section("failures", FAILURES, lambda report: failures_table(report.failures)),
     Section("generation", GENERATION, drawn=_generation, text=_generation_text),
-    Section(
-        "bits",
-        FEWER_BITS,
-        drawn=lambda report: report.bits,
-        text=lambda report: _listed_tables(FEWER_BITS, report.bits),
-    ),
-    Section(
-        "crossings",
-        CROSSINGS,
-        drawn=lambda report: report.crossings,
-        text=lambda report: _listed_tables(CROSSINGS, report.crossings),
-    ),
+    _of_tables("bits", FEWER_BITS, lambda report: report.bits),
+    _of_tables("crossings", CROSSINGS, lambda report: report.crossings),
     Section("cost", "What a loss costs", drawn=_cost),
     Section(
         "axes",
