@@ -30,10 +30,12 @@ from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.sections.card import STAGE_CHANGES
 from efficientbench.metrics.report.sections.cautions import cautions
 from efficientbench.metrics.report.sections.crossings import TITLE as CROSSINGS
+from efficientbench.metrics.report.sections.crossings import crossing_tables
 from efficientbench.metrics.report.sections.environments import environments, listed_environments, settings_table
 from efficientbench.metrics.report.sections.failures import TITLE as FAILURES
 from efficientbench.metrics.report.sections.failures import failures_table
 from efficientbench.metrics.report.sections.fewer_bits import TITLE as FEWER_BITS
+from efficientbench.metrics.report.sections.fewer_bits import bits_tables
 from efficientbench.metrics.report.sections.generation import COLUMNS as GENERATION_COLUMNS
 from efficientbench.metrics.report.sections.generation import CSV_NAME, generation_table
 from efficientbench.metrics.report.sections.generation import TITLE as GENERATION
@@ -149,18 +151,13 @@ def _of_tables(anchor: str, title: str, tables: Callable[[Report], Sequence[Tabl
     """Return a section of several tables, each with a title of its own."""
 
     def text(report: Report) -> list[str]:
-        parts = [
-            part
-            for table in tables(report)
-            for part in (
-                f"### {escape(table.title)}",
-                *([markdown_table(table)] if table else []),
-                bullets(table.notes),
-            )
-        ]
+        parts: list[str] = []
+        for table in section.content(report):
+            parts += [f"### {escape(table.title)}", *([markdown_table(table)] if table else []), bullets(table.notes)]
         return [f"## {title}", *parts] if parts else []
 
-    return Section(anchor, title, drawn=tables, text=text)
+    section = Section(anchor, title, drawn=tables, text=text)
+    return section
 
 
 def _glossary(file: str, columns: Mapping[str, Column]) -> Table:
@@ -236,8 +233,8 @@ SECTIONS = (
     Section("results", "Results", lambda report: results_table(report.records, report.figures), _results),
     Section("failures", FAILURES, lambda report: failures_table(report.failures)),
     Section("generation", GENERATION, drawn=_generation, text=_generation_text),
-    _of_tables("bits", FEWER_BITS, lambda report: report.bits),
-    _of_tables("crossings", CROSSINGS, lambda report: report.crossings),
+    _of_tables("bits", FEWER_BITS, lambda report: bits_tables(report.widths)),
+    _of_tables("crossings", CROSSINGS, lambda report: crossing_tables(report.generations)),
     Section("cost", "What a loss costs", drawn=_cost),
     Section(
         "axes",
