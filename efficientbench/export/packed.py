@@ -32,8 +32,6 @@ from efficientbench.model.kernels.quantized import rounded
 FORMAT = "pack-quantized"
 METHOD = "compressed-tensors"
 PACKED, SCALE, ZERO_POINT, SHAPE = "weight_packed", "weight_scale", "weight_zero_point", "weight_shape"
-PARTS = (PACKED, SCALE, ZERO_POINT, SHAPE)
-"""The ends of the names of a quantized weight's tensors."""
 UNREAD = (
     *("kv_cache_scheme", "sparsity_config", "transform_config", "input_activations", "output_activations"),
     *("dynamic", "actorder", "block_structure"),
@@ -145,7 +143,7 @@ class Unpacked(Mapping[str, torch.Tensor]):
         self.saved, self.quantization = saved, quantization
         stems = [name.removesuffix(PACKED) for name in saved if name.endswith(f".{PACKED}")]
         self.packed = dict.fromkeys(f"{stem}weight" for stem in stems)
-        parts = {f"{stem}{end}" for stem in stems for end in PARTS}
+        parts = {f"{stem}{end}" for stem in stems for end in (PACKED, SCALE, ZERO_POINT, SHAPE)}
         self.names = dict.fromkeys(name for name in saved if name not in parts) | self.packed
 
     def __contains__(self, name: object) -> bool:
