@@ -76,10 +76,9 @@ def _quantization(weights: str, keys: Sequence[str]) -> Quantization | None:
     try:
         return Quantization.model_validate({**given, "weights": weights})
     except ValidationError as error:
-        raise ConfigError(
-            [
-                f"{PREFIX}{'.'.join(map(str, each['loc']))}: "
-                + ("no such key; there are group, symmetric" if each["type"] == "extra_forbidden" else each["msg"])
-                for each in error.errors()
-            ]
-        ) from None
+        unknown = "no such key; there are group, symmetric"
+        found = (
+            (".".join(map(str, each["loc"])), unknown if each["type"] == "extra_forbidden" else each["msg"])
+            for each in error.errors()
+        )
+        raise ConfigError([f"{PREFIX}{key}: {why}" for key, why in found]) from None

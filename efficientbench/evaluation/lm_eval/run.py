@@ -26,11 +26,7 @@ COUNT = "sample_len"
 
 
 def evaluate_by_lm_eval(
-    names: Sequence[str],
-    options: Options,
-    step: int | None,
-    console: Console,
-    quantization: Quantization | None = None,
+    names: Sequence[str], options: Options, step: int | None, console: Console, quantization: Quantization | None = None
 ) -> None:
     """Score a run's model on tasks of lm-eval, and write `evaluation/lm_eval_<task>` for each.
 

@@ -168,12 +168,11 @@ class OnNPU(QuantizedWeight):
 
     def packed(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         codes, scales, offsets = self.rounded(weight)
-        wide = codes.t().contiguous()
-        four = self.form.kernel.bits == 4
-        stored = {"codes": torch_npu().npu_convert_weight_to_int4pack(wide) if four else wide.to(torch.int8)}
-        stored["scales"] = scales.t()
+        wide, four = codes.t().contiguous(), self.form.kernel.bits == 4
+        stored = torch_npu().npu_convert_weight_to_int4pack(wide) if four else wide.to(torch.int8)
         # The kernel adds offsets to codes.
-        return stored | ({"offsets": (-offsets).to(scales.dtype).t()} if self.form.has_offsets else {})
+        added = {"offsets": (-offsets).to(scales.dtype).t()} if self.form.has_offsets else {}
+        return {"codes": stored, "scales": scales.t(), **added}
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
         offsets = self.offsets if self.form.has_offsets else None
