@@ -120,9 +120,8 @@ def decode_bytes(
     Source: model bandwidth utilization (MBU) as Databricks defines it, "LLM Inference Performance Engineering: Best
     Practices", 2023; here with the caches of all sequences, and only the experts that get a token.
     """
-    return weight_bytes_read(model, batch, dtype, experts_touched, form) + batch * cache_bytes_read(
-        model, tokens, dtype
-    )
+    weights = weight_bytes_read(model, batch, dtype, experts_touched, form)
+    return weights + batch * cache_bytes_read(model, tokens, dtype)
 
 
 def generation_bytes(

@@ -148,12 +148,7 @@ class Target:
 
 @contextlib.contextmanager
 def target(
-    run: str,
-    arguments: Sequence[str],
-    smoke: bool,
-    step: int | None,
-    matrix: Path,
-    quantization: Quantization | None = None,
+    run: str, arguments: Sequence[str], smoke: bool, step: int | None, matrix: Path, quantization: Quantization | None
 ) -> Iterator[Target]:
     """Build the model that a command line names: a run's trained model, or one of the matrix with random weights.
 
