@@ -136,7 +136,7 @@ def _named(path: Path, folder: Path) -> str:
 
 
 def _sizes(run: Path, width: Path) -> tuple[int, int] | None:
-    before, after = (record and record.disk_bytes for record in map(generation_of, (run, width)))
+    before, after = (None if each is None else each.disk_bytes for each in map(generation_of, (run, width)))
     return None if before is None or after is None else (before, after)
 
 
