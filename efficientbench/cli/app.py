@@ -37,6 +37,7 @@ from efficientbench.cli.options import (
     option,
     repeats,
     resolve_arguments,
+    rounded,
     switch,
 )
 from efficientbench.cli.plan import plan
@@ -191,12 +192,9 @@ def export(
     weights: Weights = None,
 ) -> None:
     """Write a run's trained model as a folder that other programs load: weights, configuration, tokenizer."""
-    from efficientbench.architecture.registry import load_kinds
-    from efficientbench.config.quantization import split_quantization
     from efficientbench.export.hugging_face import export as export_run
 
-    quantization, kinds = split_quantization(weights, arguments or [])
-    load_kinds(kinds)
+    quantization, _ = rounded(weights, arguments)
     exported = export_run(run_folder, folder, step, quantization)
     for line in exported.warnings:
         print(f"warning: {line}", file=sys.stderr)

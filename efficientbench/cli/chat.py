@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import Kinds, Seed, Step, Temperature, Weights, count, option
+from efficientbench.cli.options import Kinds, Seed, Step, Temperature, Weights, count, option, rounded
 
 ChatRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="folder of a run that learned conversations, like output/mine/sft_d12")
@@ -28,14 +28,11 @@ def chat(
     weights: Weights = None,
 ) -> None:
     """Talk with a run's chat model in the terminal; calls of the calculator are shown as [6*7 = 42]."""
-    from efficientbench.architecture.registry import load_kinds
     from efficientbench.chat.answers import chat_opened
     from efficientbench.chat.terminal import chat as chat_with
-    from efficientbench.config.quantization import split_quantization
     from efficientbench.generation.sampling import Sampling
 
-    quantization, kinds = split_quantization(weights, arguments or [])
-    load_kinds(kinds)
+    quantization, _ = rounded(weights, arguments)
     sampling = Sampling(temperature, top_k, seed=seed)
     with chat_opened(run_folder, step, quantization) as run:
         code = chat_with(run, prompt, sampling, max_new_tokens)
@@ -61,10 +58,7 @@ def serve(
     weights: Weights = None,
 ) -> None:
     """Serve a run's chat model: a page for browsers, and /v1/chat/completions for OpenAI's clients."""
-    from efficientbench.architecture.registry import load_kinds
     from efficientbench.chat.serve import serve as serve_run
-    from efficientbench.config.quantization import split_quantization
 
-    quantization, kinds = split_quantization(weights, arguments or [])
-    load_kinds(kinds)
+    quantization, _ = rounded(weights, arguments)
     serve_run(run_folder, host, port, key, models, step, quantization)

@@ -94,7 +94,7 @@ def _compare_two(
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
-    from efficientbench.metrics.analysis.fewer_bits import check_width, width_folder
+    from efficientbench.metrics.analysis.fewer_bits import width_folder
     from efficientbench.metrics.analysis.generation import OF_GENERATION, load_generated
     from efficientbench.metrics.analysis.life_cost import Model, compare_lives, losses_of
     from efficientbench.metrics.analysis.paired import pair_evaluations
@@ -111,8 +111,7 @@ def _compare_two(
     allowed = asked.despite
     groups = load_group(first), load_group(second)
     widths = list(zip((first, second), asked.weights, strict=True))
-    for folder, width in widths:
-        check_width(folder, width)
+    evaluated = [width_folder(*each) for each in widths]
     made = [load_generated(folder, asked.served_tokens is not None, width) for folder, width in widths]
     sides = list(zip(groups, made, strict=True))
     of_training = [name for name in allowed if not (all(made) and name in OF_GENERATION)]
@@ -120,7 +119,7 @@ def _compare_two(
     comparison = compare_groups(*groups, of_training, asked.target_loss, neighbours, asked.best_of)
     print_comparison(comparison, Console())
     if not asked.best_of:
-        print_evaluations(pair_evaluations(*(width_folder(*each) for each in widths)), Console())
+        print_evaluations(pair_evaluations(*evaluated), Console())
     if all(made) and not asked.best_of:
         # Widths that differ were asked for.
         print_generation_ratios(sides, (*allowed, "quantization"), Console())

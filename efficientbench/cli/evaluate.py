@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from efficientbench.cli.options import AllowCode, Kinds, RunFolder, Step, Weights, count, names, option, switch
+from efficientbench.cli.options import AllowCode, Kinds, RunFolder, Step, Weights, count, names, option, rounded, switch
 from efficientbench.evaluation.task import BATCH_TOKENS, Options
 
 if TYPE_CHECKING:
@@ -58,8 +58,6 @@ def evaluate(
     weights: Weights = None,
 ) -> None:
     """Score a run's trained model by tasks, item by item; a killed evaluation resumes."""
-    from efficientbench.architecture.registry import load_kinds
-    from efficientbench.config.quantization import split_quantization
     from efficientbench.evaluation.data import find_data
     from efficientbench.evaluation.long_context.lengths import read_lengths
     from efficientbench.evaluation.rank import Evaluation
@@ -69,8 +67,7 @@ def evaluate(
         raise typer.BadParameter("--tp and --dp: lm-eval asks one process; call --lm-eval by itself")
     if contamination and lm_eval is not None:
         raise typer.BadParameter("--contamination: items of lm-eval's tasks are not searched; call --lm-eval by itself")
-    quantization, kinds = split_quantization(weights, arguments or [])
-    load_kinds(kinds)
+    quantization, kinds = rounded(weights, arguments)
     options = Options(
         folder=run_folder,
         data=find_data(data, run_folder),
@@ -84,7 +81,7 @@ def evaluate(
         contamination=contamination,
         batch_tokens=batch_tokens,
     )
-    model = SharedModel(tuple(kinds), step, tp, dp, quantization)
+    model = SharedModel(kinds, step, tp, dp, quantization)
     _score(Evaluation(model, names(tasks or "loss"), options), tasks is not None or lm_eval is None, lm_eval)
 
 

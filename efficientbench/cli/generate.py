@@ -18,6 +18,7 @@ from efficientbench.cli.options import (
     count,
     names,
     option,
+    rounded,
     switch,
 )
 
@@ -77,16 +78,13 @@ def generate(
         )
     if prompt_tokens or repeats or compiled or smoke or matrix:
         raise typer.BadParameter("--prompt-tokens, --repeats, --compile, --smoke and --matrix need --measure")
-    from efficientbench.architecture.registry import load_kinds
-    from efficientbench.config.quantization import split_quantization
     from efficientbench.generation.command import generate_text, read_prompts
     from efficientbench.generation.on_ranks import Generation, SharedModel
     from efficientbench.generation.sampling import Sampling
 
     [together] = numbers("--batch", batch or "8", most=1)
-    quantization, kinds = split_quantization(weights, arguments or [])
-    load_kinds(kinds)
-    model = SharedModel(tuple(kinds), step, tp, quantization=quantization)
+    quantization, kinds = rounded(weights, arguments)
+    model = SharedModel(kinds, step, tp, quantization=quantization)
     sampling = Sampling(temperature, top_k, top_p, seed)
     request = Generation(model, Path(run), tuple(read_prompts(prompt, file)), sampling, max_new_tokens, together)
     raise typer.Exit(request.run() if tp > 1 else generate_text(request))

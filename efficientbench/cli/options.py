@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from efficientbench.config.quantization import Quantization
     from efficientbench.config.schema import RunConfig
 
 MODES = ("dsw", "dlc")
@@ -130,6 +131,19 @@ AllowCode = Annotated[bool, switch("--allow-code", "run programs that the model 
 def names(text: str) -> tuple[str, ...]:
     """Split a list like `0.5B,1.5B`, without repetitions."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def rounded(weights: str | None, arguments: Sequence[str] | None) -> tuple[Quantization | None, tuple[str, ...]]:
+    """Return what `--weights` and its keys among the arguments ask for, and the kinds, whose code is loaded.
+
+    Raises ConfigError: a word of them is wrong.
+    """
+    from efficientbench.architecture.registry import load_kinds
+    from efficientbench.config.quantization import split_quantization
+
+    quantization, kinds = split_quantization(weights, arguments or [])
+    load_kinds(kinds)
+    return quantization, tuple(kinds)
 
 
 def of_depth(name: str, arguments: Sequence[str]) -> tuple[str, list[str]]:

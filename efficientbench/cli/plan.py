@@ -28,7 +28,6 @@ from efficientbench.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from efficientbench.config.quantization import Quantization
     from efficientbench.config.schema import RunConfig
     from efficientbench.metrics.records.record import RunRecord
     from efficientbench.planning.plan import Plan
@@ -109,7 +108,9 @@ def plan(
         raise typer.BadParameter("--search goes with NAME, --world N and --device NAME: what is searched on")
     if not every and name is None:
         raise typer.BadParameter("plan needs the name of a run, like gqa_1.5B, or --all")
-    widths, arguments = _widths(weights, arguments or [])
+    from efficientbench.config.quantization import FULL, split_widths
+
+    widths, arguments = split_widths(names(weights or FULL), arguments or [])
     overrides = overrides_of([*([name] if name else []), *arguments], data, tokenizer) if every else []
     if price_per_hour is not None and (every or generate):
         raise typer.BadParameter("--price-per-hour goes with NAME, and neither with --all nor --generate")
@@ -148,18 +149,6 @@ def plan(
 
         for line in what_repeats_tell(_records(config), repeats, 2, config.output):
             typer.echo(line)
-
-
-def _widths(weights: str | None, arguments: Sequence[str]) -> tuple[list[Quantization | None], list[str]]:
-    """Return what each width asks for with the arguments that are quantization's, and the other arguments.
-
-    None stands for the full width. Raises ConfigError: there is no such width, or a key goes with none of them.
-    """
-    from efficientbench.config.quantization import FULL, split_quantization
-
-    asked = names(weights or FULL)
-    _, others = split_quantization(next((each for each in asked if each != FULL), None), arguments)
-    return [split_quantization(each, () if each == FULL else arguments)[0] for each in asked], others
 
 
 def _is_table(words: Sequence[str]) -> bool:

@@ -101,14 +101,11 @@ def sweep(
     if device is not None and not dry_run:
         raise typer.BadParameter("--device goes with --dry-run: a sweep runs on the devices of this machine")
     from efficientbench.config.matrix import MATRIX
-    from efficientbench.config.quantization import FULL, split_quantization
+    from efficientbench.config.quantization import FULL, split_widths
     from efficientbench.sweep.selection import Request
     from efficientbench.sweep.sweep import sweep as run_sweep
 
-    # Without a width that rounds, keys of rounding are refused.
-    asked = [width for width in names(weights or "") if width != FULL] or [FULL]
-    split = [split_quantization(width, arguments or []) for width in asked]
-    given, widths = split[0][1], tuple(quantization for quantization, _ in split if quantization is not None)
+    widths, given = split_widths(names(weights or FULL), arguments or [])
     request = Request(
         matrix=_matrix(given) or MATRIX,
         only=names(only),
@@ -119,7 +116,7 @@ def sweep(
         repeat=repeat,
         retry_smaller=retry_smaller,
         generate=generate,
-        widths=widths,
+        widths=tuple(filter(None, widths)),
     )
     cluster = None
     if device is not None:

@@ -48,29 +48,37 @@ class Quantization(Part):
 
 
 def split_quantization(weights: str | None, arguments: Sequence[str]) -> tuple[Quantization | None, list[str]]:
-    """Return the quantization that `--weights` and the keys among the arguments ask for, and the other arguments.
+    """Return what one width asks for, as `split_widths`; None: the full width."""
+    [quantization], others = split_widths([weights or FULL], arguments)
+    return quantization, others
 
-    Raises ConfigError: a key or a value is wrong, or keys come without `--weights`.
+
+def split_widths(widths: Sequence[str], arguments: Sequence[str]) -> tuple[list[Quantization | None], list[str]]:
+    """Return what each width of `--weights` asks for with the keys among the arguments, and the other arguments.
+
+    None stands for the full width, which takes no keys. Raises ConfigError: a key or a value is wrong, or keys come
+    without a width that rounds.
     """
     own = [each for each in arguments if each.startswith(PREFIX)]
-    others = [each for each in arguments if not each.startswith(PREFIX)]
-    if weights in (None, FULL):
-        if own:
-            raise ConfigError(f"{own[0]}: goes with --weights {' or '.join(WIDTHS)}, which round weights")
-        return None, others
+    if own and not set(widths) - {FULL}:
+        raise ConfigError(f"{own[0]}: goes with --weights {' or '.join(WIDTHS)}, which round weights")
+    return [_quantization(each, own) for each in widths], [each for each in arguments if each not in own]
+
+
+def _quantization(weights: str, keys: Sequence[str]) -> Quantization | None:
+    if weights == FULL:
+        return None
     if weights not in WIDTHS:
-        near = nearest(str(weights), (*WIDTHS, FULL))
+        near = nearest(weights, (*WIDTHS, FULL))
         hint = f"did you mean {near}?" if near else f"give {', '.join(WIDTHS)} or {FULL}"
-        raise ConfigError(f"--weights: there is no width {str(weights)[:80]!r}: {hint}")
-    given = {key.removeprefix(PREFIX): value for key, _, value in (each.partition("=") for each in own)}
+        raise ConfigError(f"--weights: there is no width {weights[:80]!r}: {hint}")
+    given = {key.removeprefix(PREFIX): value for key, _, value in (each.partition("=") for each in keys)}
     try:
-        return Quantization.model_validate({**given, "weights": weights}), others
+        return Quantization.model_validate({**given, "weights": weights})
     except ValidationError as error:
-        keys = ("group", "symmetric")
-        raise ConfigError(
-            [
-                f"{PREFIX}{'.'.join(map(str, each['loc']))}: "
-                + (f"no such key; there are {', '.join(keys)}" if each["type"] == "extra_forbidden" else each["msg"])
-                for each in error.errors()
-            ]
-        ) from None
+        unknown = "no such key; there are group, symmetric"
+        found = (
+            (".".join(map(str, each["loc"])), unknown if each["type"] == "extra_forbidden" else each["msg"])
+            for each in error.errors()
+        )
+        raise ConfigError([f"{PREFIX}{key}: {why}" for key, why in found]) from None

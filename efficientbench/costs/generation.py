@@ -1,6 +1,7 @@
 """Formulas for the memory that generation takes, and for the bytes that a decoding step reads, without torch.
 
-A function raises UndeclaredError where a variant's declaration lacks a formula that it needs.
+A function raises UndeclaredError where a variant's declaration lacks a formula that it needs. Of every function, `form`
+is that of quantized weights; None: all are in `dtype`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.costs.compute import Work, Works
 from efficientbench.costs.model import cache_bytes, count_parameters, layer_matmul_flops
-from efficientbench.costs.quantization import saved_bytes
+from efficientbench.costs.quantization import saved_bytes, weight_bytes
 from efficientbench.devices.quantized import Form
 
 # Formulas for the work of generation on one device, without torch.
@@ -22,8 +23,6 @@ def prefill_work(
     model: ModelConfig, prompt_tokens: int, rows: int, dtype: str, form: Form | None = None
 ) -> dict[str, Works]:
     """Return the work of prefill by kind, for prompts of `prompt_tokens` tokens, of which the last gives logits.
-
-    `form`: that of quantized weights; None: all are in `dtype`.
 
     Raises UndeclaredError: the model cannot generate, or its declaration lacks a formula.
     """
@@ -41,8 +40,6 @@ def prefill_work(
 
 def decode_work(model: ModelConfig, tokens: int, rows: int, dtype: str, form: Form | None = None) -> dict[str, Works]:
     """Return the work of a decoding step by kind, where each row's next token is its `tokens`-th.
-
-    `form`: that of quantized weights; None: all are in `dtype`.
 
     Raises UndeclaredError: the model cannot generate, or its declaration lacks a formula.
     """
@@ -95,7 +92,6 @@ def weight_bytes_read(
     """Count the bytes of weights that a decoding step reads: each weight once, and of lookup tables only the rows.
 
     `experts_touched` is the number of a layer's experts that get a token; None: the model has no experts.
-    `form`: that of quantized weights; None: all are in `dtype`.
     """
     counted = count_parameters(model)
     read: float = counted.total
@@ -107,7 +103,7 @@ def weight_bytes_read(
         for view, count in model.counted_views:
             if view.moe is not None:
                 read -= count * (model.moe.experts - experts_touched) * view.feed_forward_parameters
-    saved = 0.0 if form is None else saved_bytes(model, form, experts_touched)
+    saved = 0.0 if form is None else saved_bytes(model, dtype, form.bytes, experts_touched)
     return read * DTYPE_BYTES[dtype] - saved
 
 
@@ -124,9 +120,8 @@ def decode_bytes(
     Source: model bandwidth utilization (MBU) as Databricks defines it, "LLM Inference Performance Engineering: Best
     Practices", 2023; here with the caches of all sequences, and only the experts that get a token.
     """
-    return weight_bytes_read(model, batch, dtype, experts_touched, form) + batch * cache_bytes_read(
-        model, tokens, dtype
-    )
+    weights = weight_bytes_read(model, batch, dtype, experts_touched, form)
+    return weights + batch * cache_bytes_read(model, tokens, dtype)
 
 
 def generation_bytes(
@@ -140,10 +135,9 @@ def generation_bytes(
 ) -> int:
     """Estimate the bytes of weights, of the caches of `batch` sequences, and of a layer's tensors for their prompts.
 
-    The estimate is for one of `tp` ranks that share the model. `form`: that of quantized weights; None: all are in
-    `dtype`.
+    The estimate is for one of `tp` ranks that share the model.
     """
-    return _weight_bytes(model, dtype, tp, form) + batch * _sequence_bytes(model, prompt_tokens, new_tokens, dtype, tp)
+    return weight_bytes(model, dtype, form, tp) + batch * _sequence_bytes(model, prompt_tokens, new_tokens, dtype, tp)
 
 
 def largest_batch(
@@ -155,20 +149,9 @@ def largest_batch(
     tp: int = 1,
     form: Form | None = None,
 ) -> int:
-    """Return the largest batch for which `generation_bytes` fits; 0: not even the weights and one sequence fit.
-
-    `form`: that of quantized weights; None: all are in `dtype`.
-    """
-    left = free_bytes - _weight_bytes(model, dtype, tp, form)
+    """Return the largest batch for which `generation_bytes` fits; 0: not even the weights and one sequence fit."""
+    left = free_bytes - weight_bytes(model, dtype, form, tp)
     return max(left // _sequence_bytes(model, prompt_tokens, new_tokens, dtype, tp), 0)
-
-
-def _weight_bytes(model: ModelConfig, dtype: str, tp: int, form: Form | None) -> int:
-    # Norms and routers, which every rank holds in full too, are too small to count.
-    views = model.counted_views if tp > 1 else []
-    whole = sum(count * view.attention_variant.costs.replicated_parameters(view) for view, count in views)
-    saved = 0 if form is None else round(saved_bytes(model, form) / tp)
-    return ((count_parameters(model).total - whole) // tp + whole) * DTYPE_BYTES[dtype] - saved
 
 
 def _sequence_bytes(model: ModelConfig, prompt_tokens: int, new_tokens: int, dtype: str, tp: int) -> int:

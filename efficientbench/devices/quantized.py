@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
 from efficientbench.basics.errors import ConfigError
@@ -23,12 +24,8 @@ class Kernel:
     bits: int
     groups: tuple[int, ...] = ()
     """The sizes of groups that it takes; empty: a row has one scale."""
-    scales: bool = True
-    """Whether a row or group has a scale."""
-    offsets: bool = False
-    """Whether a group has an offset beside its scale."""
-    optional_offsets: bool = False
-    """Whether it also works without offsets, which then take no memory."""
+    offsets: Literal["none", "always", "asked"] = "none"
+    """Whether a group has an offset beside its scale; asked: only of a quantization that is not symmetric."""
     rows: int = 1
     """The outputs are padded to a multiple of it."""
     inputs: int = 1
@@ -38,10 +35,10 @@ class Kernel:
     """Why its time and energy say nothing; empty: they are measured."""
 
 
-HALVES = ("bf16", "fp16")
+HALVES, GROUPS = ("bf16", "fp16"), (32, 64, 128, 256)
 # Inputs by 16: in bf16 torch 2.13's loops read beyond the end of a row that their vectors do not fill.
 INT8 = Kernel("torch _weight_int8pack_mm", 8, inputs=16)
-INT4_CPU = Kernel("torch _weight_int4pack_mm_for_cpu", 4, groups=(32, 64, 128, 256), offsets=True, rows=16)
+INT4_CPU = Kernel("torch _weight_int4pack_mm_for_cpu", 4, groups=GROUPS, offsets="always", rows=16)
 FP8_CPU = Kernel(
     "products with blocks of rows, widened one after another", 8,
     quality_only="a CPU has no products in fp8, and widens the weights for each: their quality alone can be measured "
@@ -49,18 +46,18 @@ FP8_CPU = Kernel(
 )  # fmt: skip
 # The operator and the layout of torchao 0.18's int4 weights ("tile_packed_to_4d").
 INT4_CUDA = Kernel(
-    "torch _weight_int4pack_mm", 4, groups=(32, 64, 128, 256), offsets=True, rows=8, inputs=128, dtypes=("bf16",)
+    "torch _weight_int4pack_mm", 4, groups=GROUPS, offsets="always", rows=8, inputs=128, dtypes=("bf16",)
 )
 FP8_CUDA = Kernel(
     "torch _scaled_mm, activations rounded to fp8 row by row", 8, rows=16, inputs=16, dtypes=("bf16",)
 )  # fmt: skip
 # torch_npu documents groups of 32 to I - 1 in steps of 32.
 NPU = "torch_npu npu_weight_quant_batchmatmul"
-INT8_NPU = Kernel(NPU, 8, groups=(32, 64, 128, 256), offsets=True, optional_offsets=True, dtypes=HALVES)
-INT4_NPU = Kernel(NPU, 4, groups=(32, 64, 128, 256), offsets=True, optional_offsets=True, rows=8, dtypes=HALVES)
+INT8_NPU = Kernel(NPU, 8, groups=GROUPS, offsets="asked", dtypes=HALVES)
+INT4_NPU = Kernel(NPU, 4, groups=GROUPS, offsets="asked", rows=8, dtypes=HALVES)
 
 # Float16 beside bfloat16, whichever of the two the model is in.
-CASTS = {dtype: Kernel(f"torch linear in {dtype}", 16, scales=False) for dtype in HALVES}
+CASTS = {dtype: Kernel(f"torch linear in {dtype}", 16) for dtype in HALVES}
 
 KERNELS: Mapping[str, Mapping[str, Kernel | str]] = {
     "cpu": {"int8": INT8, "int4": INT4_CPU, "fp8": FP8_CPU, **CASTS},
@@ -91,8 +88,7 @@ class Form:
     @property
     def has_offsets(self) -> bool:
         """Return whether an offset is stored beside each scale."""
-        kernel = self.kernel
-        return kernel.offsets and not (kernel.optional_offsets and self.quantization.symmetric)
+        return self.kernel.offsets == "always" or self.kernel.offsets == "asked" and not self.quantization.symmetric
 
     def padded(self, outputs: int, inputs: int) -> tuple[int, int]:
         """Return the stored outputs and inputs of a weight."""
@@ -103,9 +99,8 @@ class Form:
     def bytes(self, outputs: int, inputs: int) -> int:
         """Count the stored bytes of a weight [outputs, inputs]: packed weights, scales and offsets."""
         rows, columns = self.padded(outputs, inputs)
-        groups = 1 if self.group is None else columns // self.group
-        beside = rows * groups * (self.kernel.scales + self.has_offsets) * DTYPE_BYTES[self.dtype]
-        return rows * columns * self.kernel.bits // 8 + beside
+        bits, groups = self.kernel.bits, columns // (self.group or columns)
+        return rows * columns * bits // 8 + rows * groups * ((bits < 16) + self.has_offsets) * DTYPE_BYTES[self.dtype]
 
 
 def form_of(quantization: Quantization, device_type: str, dtype: str, measured: bool = False) -> Form:
@@ -126,10 +121,10 @@ def form_of(quantization: Quantization, device_type: str, dtype: str, measured: 
         raise ConfigError(f"{asked}: {kernel}")
     group, name = quantization.row_group, kernel.name
     if group is not None and group not in kernel.groups:
-        alone = "one scale for each row" if kernel.scales else "no scales"
+        alone = "one scale for each row" if kernel.bits < 16 else "no scales"
         takes = f"groups of {', '.join(map(str, kernel.groups))}" if kernel.groups else alone
         raise ConfigError(f"{PREFIX}group={group}: {asked} is computed by {name}, which takes {takes}")
-    if not (quantization.symmetric or kernel.offsets):
+    if kernel.offsets == "none" and not quantization.symmetric:
         raise ConfigError(f"{PREFIX}symmetric=false: {asked} is computed by {name}, which takes no offsets")
     if dtype not in kernel.dtypes:
         raise ConfigError(f"{asked}: {name} computes in {' and '.join(kernel.dtypes)}, and the model is in {dtype}")

@@ -104,11 +104,7 @@ def evaluate(
             print(f"warning: {problem}", file=sys.stderr)
         # Make all tasks before scoring the first, which may take hours.
         tasks = [make_task(name, run, options) for name in names]
-        about: dict[str, Any] = {
-            "step": run.step,
-            "checkpoint_sha256": identity(checkpoint_folder(options.folder, run.step)),
-            **({} if quantization is None else {"quantization": quantization.name}),
-        }
+        about = about_run(options.folder, run)
         for task in tasks:
             with memory_errors_explained(options.batch_tokens):
                 found = _evaluate(task, options, folder, {"task": task.name, **about}, run, console)
@@ -121,6 +117,12 @@ def evaluate(
             publish(folder, {"task": name, **about, "settings": settings}, items, summary, console)
             summaries[name] = summary
     return summaries
+
+
+def about_run(folder: Path, run: Opened) -> dict[str, Any]:
+    """Return what results say of the checkpoint in a run's folder, and of its quantization."""
+    quantized = {} if run.form is None else {"quantization": run.form.quantization.name}
+    return {"step": run.step, "checkpoint_sha256": identity(checkpoint_folder(folder, run.step)), **quantized}
 
 
 @contextlib.contextmanager

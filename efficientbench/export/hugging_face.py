@@ -178,9 +178,8 @@ def write_model(model: Model, folder: Path) -> list[str]:
     if model.quantization is not None:
         from efficientbench.export.packed import packed_settings
 
-        _add_keys(
-            folder, {"quantization_config": packed_settings(model.quantization, whole_linears(shapes, architecture))}
-        )
+        settings = packed_settings(model.quantization, whole_linears(shapes, architecture))
+        _add_keys(folder, {"quantization_config": settings})
     changed = changed_parts(model.tokenizer, folder)
     if not changed:
         return []

@@ -32,8 +32,6 @@ from efficientbench.model.kernels.quantized import rounded
 FORMAT = "pack-quantized"
 METHOD = "compressed-tensors"
 PACKED, SCALE, ZERO_POINT, SHAPE = "weight_packed", "weight_scale", "weight_zero_point", "weight_shape"
-PARTS = (PACKED, SCALE, ZERO_POINT, SHAPE)
-"""The ends of the names of a quantized weight's tensors."""
 UNREAD = (
     *("kv_cache_scheme", "sparsity_config", "transform_config", "input_activations", "output_activations"),
     *("dynamic", "actorder", "block_structure"),
@@ -100,23 +98,12 @@ def packed_weight(name: str, weight: torch.Tensor, quantization: Quantization) -
 def packed_settings(quantization: Quantization, whole: list[str]) -> dict[str, Any]:
     """Return config.json's `quantization_config`; `whole`: transformers' names of the linear layers in full width."""
     group = quantization.row_group
-    weights = {
-        "num_bits": WIDTHS[quantization.weights],
-        "type": "int",
-        "symmetric": quantization.symmetric,
-        "strategy": "channel" if group is None else "group",
-        "group_size": group,
-        "dynamic": False,
-    }
+    shape = {"strategy": "channel" if group is None else "group", "group_size": group}
+    kind = {"num_bits": WIDTHS[quantization.weights], "type": "int", "symmetric": quantization.symmetric}
+    weights = {**kind, **shape, "dynamic": False}
     layers = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
-    return {
-        "quant_method": METHOD,
-        "format": FORMAT,
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": layers},
-        "ignore": whole,
-        "kv_cache_scheme": None,
-    }
+    method = {"quant_method": METHOD, "format": FORMAT, "quantization_status": "compressed"}
+    return {**method, "config_groups": {"group_0": layers}, "ignore": whole, "kv_cache_scheme": None}
 
 
 def read_settings(path: Path, settings: Any) -> Quantization:
@@ -132,9 +119,8 @@ def read_settings(path: Path, settings: Any) -> Quantization:
             raise ValueError(f"it is {', '.join(sorted(map(str, kinds)))}")
         # "weight" and "static" say how codes were chosen; else they are in another order than the columns.
         used = {**settings, **layers, **weights, "actorder": weights.get("actorder") not in (None, "weight", "static")}
-        wrong = next((key for key in UNREAD if used.get(key)), None)
-        if wrong is not None:
-            raise ValueError(f"it has {wrong}")
+        if wrong := [key for key in UNREAD if used.get(key)]:
+            raise ValueError(f"it has {wrong[0]}")
         [width] = [each for each in PACKED_WIDTHS if WIDTHS[each] == weights["num_bits"]]
         group = {"channel": None, "group": weights.get("group_size")}[weights["strategy"]]
         found = Quantization.model_validate({"weights": width, "group": group, "symmetric": weights["symmetric"]})
@@ -156,23 +142,21 @@ class Unpacked(Mapping[str, torch.Tensor]):
         """Take the tensors of a folder, and how they are quantized."""
         self.saved, self.quantization = saved, quantization
         stems = [name.removesuffix(PACKED) for name in saved if name.endswith(f".{PACKED}")]
-        self.packed = {f"{stem}weight" for stem in stems}
-        parts = {f"{stem}{end}" for stem in stems for end in PARTS}
-        self.names = dict.fromkeys([*(name for name in saved if name not in parts), *sorted(self.packed)])
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._whole(name) if name in self.packed else self.saved[name]
+        self.packed = dict.fromkeys(f"{stem}weight" for stem in stems)
+        parts = {f"{stem}{end}" for stem in stems for end in (PACKED, SCALE, ZERO_POINT, SHAPE)}
+        self.names = dict.fromkeys(name for name in saved if name not in parts) | self.packed
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
 
-    def _whole(self, name: str) -> torch.Tensor:
-        """Return a weight in full width, (code − zero point) · scale in the scales' dtype."""
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Return a tensor, of a quantized weight (code − zero point) · scale in the scales' dtype."""
+        if name not in self.packed:
+            return self.saved[name]
         stem, bits = name.removesuffix("weight"), WIDTHS[self.quantization.weights]
         ends = (PACKED, SCALE, SHAPE, *(() if self.quantization.symmetric else (ZERO_POINT,)))
-        missing = next((f"{stem}{end}" for end in ends if f"{stem}{end}" not in self.saved), None)
-        if missing is not None:
-            raise ConfigError(f"{missing} is missing: {stem}{PACKED} needs it")
+        if missing := [end for end in ends if f"{stem}{end}" not in self.saved]:
+            raise ConfigError(f"{stem}{missing[0]} is missing: {stem}{PACKED} needs it")
         words, scales, shape, *zeros = (self.saved[f"{stem}{end}"] for end in ends)
         try:
             outputs, inputs = shape.tolist()

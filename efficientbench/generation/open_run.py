@@ -127,10 +127,10 @@ def form_here(config: RunConfig, quantization: Quantization | None, measured: bo
     if quantization is None:
         return None
     device = find_device(config.device, trains=False)
-    why = missing(lambda: saved_bytes(config.model, form_of(quantization, device.type, config.training.dtype)))
-    if why is not None:
+    form = form_of(quantization, device.type, config.training.dtype, measured)
+    if (why := missing(lambda: saved_bytes(config.model, form.dtype, form.bytes))) is not None:
         raise ConfigError(f"--weights {quantization.weights}: {why}")
-    return form_of(quantization, device.type, config.training.dtype, measured)
+    return form
 
 
 def _quantize(model: GPT, config: RunConfig, form: Form | None) -> None:
@@ -141,12 +141,11 @@ def _quantize(model: GPT, config: RunConfig, form: Form | None) -> None:
     from efficientbench.model.quantize import left_out, quantize
 
     quantize(model, config.model, form)
-    if torch.distributed.get_rank() > 0:
-        return
-    names = ", ".join(f"{name} ({size / 1e6:,.1f} MB)" for name, size in left_out(model).items())
-    print(f"weights: {form.quantization.name} by {form.kernel.name}; left out: {names}", file=sys.stderr)
-    if form.kernel.quality_only:
-        print(f"warning: {form.kernel.quality_only}", file=sys.stderr)
+    if torch.distributed.get_rank() == 0:
+        names = ", ".join(f"{name} ({size / 1e6:,.1f} MB)" for name, size in left_out(model).items())
+        print(f"weights: {form.quantization.name} by {form.kernel.name}; left out: {names}", file=sys.stderr)
+        if form.kernel.quality_only:
+            print(f"warning: {form.kernel.quality_only}", file=sys.stderr)
 
 
 @contextlib.contextmanager

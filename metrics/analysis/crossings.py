@@ -11,13 +11,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from efficientbench.metrics.analysis.generation import Combination, combination_of
-from efficientbench.metrics.records.figure import average
+from efficientbench.metrics.analysis.generation import Combination, by_combination, mean_of
 from efficientbench.metrics.records.generation.generation import GenerationRecord, GenerationRow
 
 TIME, ENERGY = FIGURES = ("decode_time_s", "decode_energy_j_per_token")
 """The figures whose lines may cross; less of each is better. Energy has no interval."""
-_ENDS = ("low", "high")
 
 
 @dataclass(frozen=True)
@@ -67,42 +65,43 @@ class Crossing:
 
 def lines_of(records: Sequence[GenerationRecord]) -> dict[str, list[Line]]:
     """Return the lines that were measured alike, by device, dtype and kind of steps."""
-    alike: dict[str, dict[tuple[str, str], dict[Combination, list[GenerationRow]]]] = {}
+    alike: dict[str, dict[tuple[str, str], list[GenerationRecord]]] = {}
     for record in records:
         lines = alike.setdefault(f"{record.device_name}, {record.dtype}, {record.steps} steps", {})
-        rows = lines.setdefault((f"{record.run}{' (smoke)' if record.smoke else ''}", record.quantization), {})
-        for row in record.rows:
-            if row.failure is None:
-                rows.setdefault(combination_of(row), []).append(row)
-    return {where: [Line(*names, _points(rows)) for names, rows in lines.items()] for where, lines in alike.items()}
+        lines.setdefault((f"{record.run}{' (smoke)' if record.smoke else ''}", record.quantization), []).append(record)
+    return {
+        where: [Line(*names, _points(by_combination(made))) for names, made in lines.items()]
+        for where, lines in alike.items()
+    }
 
 
 def _points(rows: Mapping[Combination, Sequence[GenerationRow]]) -> dict[str, dict[Combination, Point]]:
     found: dict[str, dict[Combination, Point]] = {figure: {} for figure in FIGURES}
     for figure, (combination, repeats) in itertools.product(FIGURES, rows.items()):
-        values = [row.value(figure) for row in repeats]
-        if None in values:
-            continue
-        mean = average(values)
-        ends = ([row.value(f"{figure}_ci_{end}") if figure == TIME else None for row in repeats] for end in _ENDS)
-        found[figure][combination] = Point(mean, *(mean if None in each else average(each) for each in ends))
+        if (mean := mean_of(repeats, figure)) is not None:
+            ends = [mean_of(repeats, f"{figure}_ci_{end}") for end in ("low", "high")] if figure == TIME else [None] * 2
+            found[figure][combination] = Point(mean, *(mean if end is None else end for end in ends))
     return found
 
 
 def crossings(lines: Sequence[Line]) -> list[Crossing]:
     """Return the crossings of all lines that differ in the model alone or in the width alone."""
-    found: list[Crossing] = []
-    for first, second in itertools.combinations(lines, 2):
-        if first.model != second.model and first.width != second.width:
-            continue
-        for figure in FIGURES:
-            one, other = first.points[figure], second.points[figure]
-            for axis, fixed, of_axis in _axes(sorted(one.keys() & other.keys())):
-                pairs = {size: (one[place], other[place]) for size, place in of_axis.items()}
-                for low, high, meeting, first_before in _changes(pairs):
-                    names = (first.name, second.name) if first_before else (second.name, first.name)
-                    found.append(Crossing(figure, *names, axis, fixed, low, high, meeting))
-    return found
+    pairs = itertools.combinations(lines, 2)
+    alike = [(one, other) for one, other in pairs if one.model == other.model or one.width == other.width]
+    return [each for pair, figure in itertools.product(alike, FIGURES) for each in _of_two(*pair, figure)]
+
+
+def _of_two(first: Line, second: Line, figure: str) -> Iterator[Crossing]:
+    """Yield where the order of two lines changes, of those sizes at which they are apart."""
+    one, other = first.points[figure], second.points[figure]
+    for axis, fixed, of_axis in _axes(sorted(one.keys() & other.keys())):
+        told = [(size, one[at], other[at]) for size, at in sorted(of_axis.items()) if one[at].apart(other[at])]
+        for (low, *before), (high, *after) in itertools.pairwise(told):
+            gaps = [math.log(ours.value / theirs.value) for ours, theirs in (before, after)]
+            if gaps[0] * gaps[1] < 0:
+                meeting = low * (high / low) ** (gaps[0] / (gaps[0] - gaps[1]))
+                names = (first.name, second.name) if gaps[0] < 0 else (second.name, first.name)
+                yield Crossing(figure, *names, axis, fixed, low, high, meeting)
 
 
 def _axes(combinations: Sequence[Combination]) -> list[tuple[str, str, dict[int, Combination]]]:
@@ -113,13 +112,3 @@ def _axes(combinations: Sequence[Combination]) -> list[tuple[str, str, dict[int,
         axes.setdefault(("context", f"batch {batch:,}, {new:,} new"), {})[prompt + new] = at
         axes.setdefault(("batch", f"prompt {prompt:,}, {new:,} new"), {})[batch] = at
     return [(axis, fixed, of_axis) for (axis, fixed), of_axis in axes.items() if len(of_axis) > 1]
-
-
-def _changes(points: Mapping[int, tuple[Point, Point]]) -> Iterator[tuple[int, int, float, bool]]:
-    """Yield both sizes between which the order changes, where lines meet, and whether the first costs less before."""
-    told = [(size, pair) for size, pair in sorted(points.items()) if pair[0].apart(pair[1])]
-    for (low, (one, other)), (high, (later, other_later)) in itertools.pairwise(told):
-        gaps = math.log(one.value / other.value), math.log(later.value / other_later.value)
-        if gaps[0] * gaps[1] < 0:
-            share = gaps[0] / (gaps[0] - gaps[1])
-            yield low, high, low * (high / low) ** share, gaps[0] < 0

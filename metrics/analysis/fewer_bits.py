@@ -6,24 +6,18 @@ models has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from efficientbench.basics.errors import MetricsError, nearest
 from efficientbench.basics.foreign import plain_text
-from efficientbench.metrics.analysis.generation import Combination, Compared, combination_of, compare_widths
+from efficientbench.metrics.analysis.generation import Combination, Compared, compare_widths
 from efficientbench.metrics.analysis.paired import CENTRED, Evaluations, Paired, pair_each
 from efficientbench.metrics.analysis.paired import FOLDER as EVALUATION
 from efficientbench.metrics.formulas.definitions import model_compression_rate
 from efficientbench.metrics.formulas.ratio import Ratio
-from efficientbench.metrics.records.figure import average
-from efficientbench.metrics.records.generation.generation import (
-    GENERATION_NAME,
-    GenerationRecord,
-    GenerationRow,
-    generation_of,
-)
+from efficientbench.metrics.records.generation.generation import GENERATION_NAME, GenerationRecord, generation_of
 from efficientbench.metrics.records.stored import SKIPPED_FOLDERS
 
 FOLDER = "quantized"
@@ -33,19 +27,18 @@ FULL = "none"
 
 
 def width_folder(run: Path, name: str) -> Path:
-    """Return the folder of what was evaluated of a run, or of one repeat, with weights of a width."""
-    return run if name == FULL else run / FOLDER / name
+    """Return the folder of what was evaluated of a run, or of one repeat, with weights of a width.
 
-
-def check_width(run: Path, name: str) -> None:
-    """Raise MetricsError where neither a run nor its repeats have a folder of a width; the message has the nearest."""
+    Raises MetricsError: neither the run nor its repeats have one; the message has the nearest.
+    """
     if name == FULL:
-        return
+        return run
     there = [FULL, *dict.fromkeys(path.name for path in _width_folders(run))]
     if name not in there:
         near = nearest(name, there)
         hint = f"did you mean {near}?" if near else f"there are {', '.join(there)}"
         raise MetricsError(f"--weights: nothing of {run} was measured or evaluated with {name[:80]!r}: {hint}")
+    return run / FOLDER / name
 
 
 @dataclass(frozen=True)
@@ -78,27 +71,20 @@ def kept(paired: Paired) -> float | None:
 
 @dataclass(frozen=True)
 class Cost:
-    """What generation takes with one model's weights in several widths, over its repeats."""
+    """What generation takes with one model's weights in one width, over its repeats."""
 
     run: str
     """The folder of the run, or of all its repeats, relative to the reported one."""
-    made: dict[str, list[GenerationRecord]]
-    """Width → its records; the full width is the first, where it was measured."""
-    compared: dict[str, dict[Combination, Compared]]
-    """Width → its ratios over the full width, at each combination that was measured of both."""
-    missing: dict[str, str]
-    """Width → why it is not compared."""
+    width: str
+    made: Sequence[GenerationRecord]
+    compared: dict[Combination, Compared]
+    """Its ratios over the full width, at each combination that was measured of both; none of the full width itself."""
+    missing: str = ""
+    """Why it is not compared."""
 
-    def rows(self, width: str) -> dict[Combination, list[GenerationRow]]:
-        """Return the rows of a width's records by their combination, without failed ones."""
-        found: dict[Combination, list[GenerationRow]] = {}
-        for row in (row for record in self.made[width] for row in record.rows if row.failure is None):
-            found.setdefault(combination_of(row), []).append(row)
-        return found
-
-    def ratio(self, width: str, combination: Combination, metric: str) -> Ratio | None:
+    def ratio(self, combination: Combination, metric: str) -> Ratio | None:
         """Return a figure's ratio over the full width; None where there is none."""
-        compared = self.compared.get(width, {}).get(combination)
+        compared = self.compared.get(combination)
         return next((each for each in compared.ratios if each.metric == metric), None) if compared else None
 
 
@@ -119,7 +105,9 @@ def load_widths(folder: Path) -> Widths:
         runs.setdefault(path.parent.parent, []).append(path)
     qualities: list[Quality] = []
     unread: list[str] = []
+    bases: dict[Path, list[Path]] = {}
     for run, widths in runs.items():
+        bases.setdefault(run.parent if run.name.startswith("seed_") else run, []).extend([run, *widths])
         try:
             pairs = pair_each((run, width) for width in widths)
         except MetricsError as error:
@@ -128,11 +116,8 @@ def load_widths(folder: Path) -> Widths:
         for width, found in zip(widths, pairs, strict=True):
             if found.paired or found.notes:
                 qualities.append(Quality(_named(run, folder), width.name, found, _sizes(run, width)))
-    bases: dict[Path, list[Path]] = {}
-    for run in runs:
-        bases.setdefault(run.parent if run.name.startswith("seed_") else run, []).append(run)
-    costs = [_cost(_named(base, folder), repeats, runs) for base, repeats in bases.items()]
-    return Widths(qualities, [cost for cost in costs if set(cost.made) - {FULL}], unread)
+    costs = [cost for base, places in bases.items() for cost in _costs(_named(base, folder), places, runs)]
+    return Widths(qualities, costs, unread)
 
 
 def _width_folders(folder: Path) -> list[Path]:
@@ -151,33 +136,21 @@ def _named(path: Path, folder: Path) -> str:
 
 
 def _sizes(run: Path, width: Path) -> tuple[int, int] | None:
-    before, after = generation_of(run), generation_of(width)
-    if before is None or after is None or before.disk_bytes is None or after.disk_bytes is None:
-        return None
-    return before.disk_bytes, after.disk_bytes
+    before, after = (None if each is None else each.disk_bytes for each in map(generation_of, (run, width)))
+    return None if before is None or after is None else (before, after)
 
 
-def _cost(name: str, repeats: Sequence[Path], runs: dict[Path, list[Path]]) -> Cost:
-    """Return the costs of a run's widths, each over the run's repeats."""
-    folders: dict[str, list[Path]] = {FULL: list(repeats)}
-    for run in repeats:
-        for path in runs[run]:
-            folders.setdefault(path.name, []).append(path)
-    made = {width: [each for each in map(generation_of, paths) if each] for width, paths in folders.items()}
-    made = {width: records for width, records in made.items() if records}
-    compared, missing = {}, {}
+def _costs(name: str, places: Sequence[Path], runs: Collection[Path]) -> list[Cost]:
+    """Return the cost of each width over the repeats, of which `places` has the folders of all widths."""
+    made: dict[str, list[GenerationRecord]] = {FULL: []}
+    for path in places:
+        if (record := generation_of(path)) is not None:
+            made.setdefault(FULL if path in runs else path.name, []).append(record)
+    costs = [Cost(name, FULL, made.pop(FULL), {})]
     for width, records in made.items():
-        if width == FULL:
-            continue
         try:
-            found = compare_widths(made.get(FULL, []), records)
-            compared[width] = {each.combination: each for each in found}
+            compared = {each.combination: each for each in compare_widths(costs[0].made, records)}
+            costs.append(Cost(name, width, records, compared))
         except MetricsError as error:
-            missing[width] = str(error)
-    return Cost(name, made, compared, missing)
-
-
-def mean_of(rows: Sequence[GenerationRow], name: str) -> float | None:
-    """Return a figure's mean over the repeats' rows; None where one of them lacks it."""
-    values = [row.value(name) for row in rows]
-    return None if None in values else average(values)
+            costs.append(Cost(name, width, records, {}, str(error)))
+    return [cost for cost in costs if cost.made] if made else []

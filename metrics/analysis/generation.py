@@ -14,6 +14,7 @@ from pathlib import Path
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.formulas.ratio import Ratio, Side, holm, make_ratio
+from efficientbench.metrics.records.figure import average
 from efficientbench.metrics.records.generation.generation import (
     GENERATION_NAME,
     GenerationRecord,
@@ -92,7 +93,7 @@ def _check_conditions(generations: Sequence[Sequence[GenerationRecord]], despite
 
 def _common(generations: Sequence[Sequence[GenerationRecord]]) -> list[Combination]:
     """Return the combinations that were measured for both models. Raises MetricsError: there are none."""
-    measured = [{combination_of(row) for row in measured_rows(made)} for made in generations]
+    measured = [by_combination(made).keys() for made in generations]
     common = sorted(measured[0] & measured[1])
     if not common:
         listed = " against ".join(", ".join(map(text_of, sorted(each))) or "none" for each in measured)
@@ -103,6 +104,20 @@ def _common(generations: Sequence[Sequence[GenerationRecord]]) -> list[Combinati
 def measured_rows(made: Sequence[GenerationRecord]) -> list[GenerationRow]:
     """Return the rows of all records, without failed ones."""
     return [row for record in made for row in record.rows if row.failure is None]
+
+
+def by_combination(made: Sequence[GenerationRecord]) -> dict[Combination, list[GenerationRow]]:
+    """Return the rows of all records by their combination, without failed ones."""
+    found: dict[Combination, list[GenerationRow]] = {}
+    for row in measured_rows(made):
+        found.setdefault(combination_of(row), []).append(row)
+    return found
+
+
+def mean_of(rows: Sequence[GenerationRow], name: str) -> float | None:
+    """Return a figure's mean over the repeats' rows; None where one of them lacks it."""
+    values = [row.value(name) for row in rows]
+    return None if None in values else average(values)
 
 
 def combination_of(row: GenerationRow) -> Combination:
@@ -170,7 +185,7 @@ def _judged(generations: Sequence[Sequence[GenerationRecord]], combinations: Seq
 
 
 def _compared(generations: Sequence[Sequence[GenerationRecord]], combination: Combination) -> Compared:
-    first, second = ([row for row in measured_rows(made) if combination_of(row) == combination] for made in generations)
+    first, second = (by_combination(made)[combination] for made in generations)
     ratios: list[Ratio] = []
     missing: dict[str, str] = {}
     for name in COMPARED:

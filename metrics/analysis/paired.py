@@ -221,38 +221,26 @@ def _core(first: Path, second: Path, tasks: Sequence[Paired]) -> list[Paired]:
     paths = [folder / FOLDER / f"{CORE}.json" for folder in (first, second)]
     if not all(path.is_file() for path in paths):
         return []
-    paired = {each.name.removeprefix(f"{CORE}: "): each for each in tasks}
     try:
         ours, theirs = map(read_evaluation, paths)
         if None in (ours["figures"][CORE], theirs["figures"][CORE]):
             return []
-        parts = {name: part for name, part in ours["parts"].items() if isinstance(part, dict)}
+        parts = {f"{CORE}: {name}": part for name, part in ours["parts"].items() if isinstance(part, dict)}
         chances = {name: float(part["baseline"]) for name, part in parts.items() if "baseline" in part}
         if not all(0 <= chance < 1 for chance in chances.values()):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError):
         raise MetricsError(f"{paths[0]}, {paths[1]}: one of them is no summary of {CORE}") from None
-    if not paired or chances.keys() != paired.keys():
+    if not tasks or chances.keys() != {each.name for each in tasks}:
         return []
-    found = [(paired[name], chance) for name, chance in chances.items()]
-    before = fmean((each.first - chance) / (1 - chance) for each, chance in found)
-    after = fmean((each.second - chance) / (1 - chance) for each, chance in found)
-    margin = math.hypot(*((each.high - each.low) / 2 / (1 - chance) for each, chance in found)) / len(found)
-    difference = after - before
-    return [
-        Paired(
-            name=CORE,
-            unit=CENTRED,
-            items=sum(each.items for each in tasks),
-            unpaired=0,
-            first=before,
-            second=after,
-            difference=difference,
-            low=difference - margin,
-            high=difference + margin,
-            p=2 * NormalDist().cdf(-abs(difference) / margin * Z_95) if margin else float(difference == 0),
-        )
-    ]
+    found = [(each, chances[each.name], 1 - chances[each.name]) for each in tasks]
+    before = fmean((each.first - chance) / span for each, chance, span in found)
+    after = fmean((each.second - chance) / span for each, chance, span in found)
+    margin = math.hypot(*((each.high - each.low) / 2 / span for each, _, span in found)) / len(found)
+    difference, items = after - before, sum(each.items for each in tasks)
+    low, high = difference - margin, difference + margin
+    p = 2 * NormalDist().cdf(-abs(difference) / margin * Z_95) if margin else float(difference == 0)
+    return [Paired(CORE, CENTRED, items, 0, before, after, difference, low, high, p)]
 
 
 def _scores(item: Item) -> list[float]:

@@ -6,7 +6,6 @@ import os
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
@@ -118,7 +117,7 @@ def _read(folder: Path, price_per_hour: float | None, choice: Choice, matters: f
         widths=replace(
             widths,
             qualities=[each for each in widths.qualities if shown(each.run)],
-            costs=[each for each in widths.costs if any(map(choice.holds, chain(*each.made.values())))],
+            costs=[each for each in widths.costs if any(map(choice.holds, each.made))],
         ),
         failures=[each for each in failures if shown(each.folder)],
         evaluated=[each for each in evaluated if shown(each.run)],

@@ -15,10 +15,8 @@ from efficientbench.metrics.report.headline import HEADLINE, Absence, absences
 from efficientbench.metrics.report.plots.svg import Run, numbered
 from efficientbench.metrics.report.sections.card import Pipeline, card_table
 from efficientbench.metrics.report.sections.contexts import Context
-from efficientbench.metrics.report.sections.crossings import crossing_tables
 from efficientbench.metrics.report.sections.evaluations import Evaluated, evaluations_table
 from efficientbench.metrics.report.sections.failures import FailedRun
-from efficientbench.metrics.report.sections.fewer_bits import bits_tables
 from efficientbench.metrics.report.sections.generation import Generated, beside
 from efficientbench.metrics.report.sections.rank_table import Profiled
 from efficientbench.metrics.report.sections.stage_changes import stage_changes
@@ -71,16 +69,6 @@ class Report:
     def generated(self) -> list[Generated]:
         """Return each record of generation beside the training of the same run."""
         return beside(self.generations, self.records)
-
-    @cached_property
-    def bits(self) -> list[Table]:
-        """Return the tables of weights of fewer bits; none without such weights."""
-        return bits_tables(self.widths)
-
-    @cached_property
-    def crossings(self) -> list[Table]:
-        """Return the tables of what generates at least cost where; none without two lines."""
-        return crossing_tables(self.generations)
 
     @cached_property
     def absences(self) -> list[Absence]:

@@ -30,10 +30,12 @@ from efficientbench.metrics.report.report import Report
 from efficientbench.metrics.report.sections.card import STAGE_CHANGES
 from efficientbench.metrics.report.sections.cautions import cautions
 from efficientbench.metrics.report.sections.crossings import TITLE as CROSSINGS
+from efficientbench.metrics.report.sections.crossings import crossing_tables
 from efficientbench.metrics.report.sections.environments import environments, listed_environments, settings_table
 from efficientbench.metrics.report.sections.failures import TITLE as FAILURES
 from efficientbench.metrics.report.sections.failures import failures_table
 from efficientbench.metrics.report.sections.fewer_bits import TITLE as FEWER_BITS
+from efficientbench.metrics.report.sections.fewer_bits import bits_tables
 from efficientbench.metrics.report.sections.generation import COLUMNS as GENERATION_COLUMNS
 from efficientbench.metrics.report.sections.generation import CSV_NAME, generation_table
 from efficientbench.metrics.report.sections.generation import TITLE as GENERATION
@@ -145,13 +147,17 @@ def _generation_text(report: Report) -> list[str]:
     return [f"## {GENERATION}", markdown_table(table), bullets(table.notes)] if table else []
 
 
-def _listed_tables(title: str, tables: Sequence[Table]) -> list[str]:
-    parts = [
-        part
-        for table in tables
-        for part in (f"### {escape(table.title)}", *([markdown_table(table)] if table else []), bullets(table.notes))
-    ]
-    return [f"## {title}", *parts] if parts else []
+def _of_tables(anchor: str, title: str, tables: Callable[[Report], Sequence[Table]]) -> Section:
+    """Return a section of several tables, each with a title of its own."""
+
+    def text(report: Report) -> list[str]:
+        parts: list[str] = []
+        for table in section.content(report):
+            parts += [f"### {escape(table.title)}", *([markdown_table(table)] if table else []), bullets(table.notes)]
+        return [f"## {title}", *parts] if parts else []
+
+    section = Section(anchor, title, drawn=tables, text=text)
+    return section
 
 
 def _glossary(file: str, columns: Mapping[str, Column]) -> Table:
@@ -227,18 +233,8 @@ SECTIONS = (
     Section("results", "Results", lambda report: results_table(report.records, report.figures), _results),
     Section("failures", FAILURES, lambda report: failures_table(report.failures)),
     Section("generation", GENERATION, drawn=_generation, text=_generation_text),
-    Section(
-        "bits",
-        FEWER_BITS,
-        drawn=lambda report: report.bits,
-        text=lambda report: _listed_tables(FEWER_BITS, report.bits),
-    ),
-    Section(
-        "crossings",
-        CROSSINGS,
-        drawn=lambda report: report.crossings,
-        text=lambda report: _listed_tables(CROSSINGS, report.crossings),
-    ),
+    _of_tables("bits", FEWER_BITS, lambda report: bits_tables(report.widths)),
+    _of_tables("crossings", CROSSINGS, lambda report: crossing_tables(report.generations)),
     Section("cost", "What a loss costs", drawn=_cost),
     Section(
         "axes",

@@ -20,9 +20,9 @@ def spoken(line: str) -> Text:
     return Text(in_users_language(line))
 
 
-def number(value: float | None, form: str) -> str:
-    """Return a number in a Python format, or 'n/a' for None."""
-    return ABSENT if value is None else format(value, form)
+def number(value: float | None, form: str, unit: float = 1) -> str:
+    """Return a number over its unit in a Python format, or 'n/a' for None."""
+    return ABSENT if value is None else format(value / unit, form)
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,10 @@ def formula_off(record: GenerationRecord, device_type: str) -> float:
 
 
 def cells(tables: Sequence[Table]) -> list[dict[str, str]]:
-    """Return the tables' rows by their titles; of several tables with the table's own."""
+    """Return the tables' rows by their titles; of several tables with what each was measured on."""
     several = len(tables) > 1
     return [
-        {**({"measured": table.title} if several else {}), **dict(zip(table.header, row, strict=True))}
+        {**({"on": table.title.partition(": ")[2]} if several else {}), **dict(zip(table.header, row, strict=True))}
         for table in tables
         for row in table.rows
     ]

@@ -13,12 +13,11 @@ from rich.console import Console
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.quantization import Quantization
-from efficientbench.evaluation.evaluate import memory_errors_explained
+from efficientbench.evaluation.evaluate import about_run, memory_errors_explained
 from efficientbench.evaluation.results import FOLDER, ResultFile, publish
 from efficientbench.evaluation.task import ItemResult, Options, Summary, prompt_hash
 from efficientbench.generation.open_run import opened
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
 
 CORRECT = ("acc", "exact_match")
 """lm-eval's metrics of one sample that say right (1) or wrong (0)."""
@@ -27,11 +26,7 @@ COUNT = "sample_len"
 
 
 def evaluate_by_lm_eval(
-    names: Sequence[str],
-    options: Options,
-    step: int | None,
-    console: Console,
-    quantization: Quantization | None = None,
+    names: Sequence[str], options: Options, step: int | None, console: Console, quantization: Quantization | None = None
 ) -> None:
     """Score a run's model on tasks of lm-eval, and write `evaluation/lm_eval_<task>` for each.
 
@@ -62,19 +57,17 @@ def evaluate_by_lm_eval(
     with opened(options.folder, step, quantization=quantization) as run:
         from efficientbench.evaluation.lm_eval.adapter import Adapter
 
-        checksum = identity(checkpoint_folder(options.folder, run.step))
+        about = about_run(options.folder, run)
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         with memory_errors_explained(options.batch_tokens):
             found = lm_eval.simple_evaluate(
                 Adapter(run, options.batch_tokens, console),
                 tasks=list(names),
                 limit=options.limit,
-                use_cache=str(folder / FOLDER / f"lm_eval_{checksum[:12]}"),
+                use_cache=str(folder / FOLDER / f"lm_eval_{about['checkpoint_sha256'][:12]}"),
                 task_manager=manager,
                 bootstrap_iters=0,
             )
-        about: dict[str, Any] = {"step": run.step, "checkpoint_sha256": checksum}
-        about |= {} if quantization is None else {"quantization": quantization.name}
     for name, results in found["results"].items():
         settings = {
             "limit": options.limit,

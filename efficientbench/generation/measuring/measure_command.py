@@ -17,7 +17,7 @@ from rich.console import Console
 from efficientbench.architecture.registry import load_kinds
 from efficientbench.basics.errors import ConfigError, GenerationError, MetricsError
 from efficientbench.config.matrix import MATRIX
-from efficientbench.config.quantization import FULL, PREFIX, Quantization, split_quantization
+from efficientbench.config.quantization import FULL, Quantization, split_widths
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.quantization import disk_bytes
 from efficientbench.devices.base import Device
@@ -77,28 +77,22 @@ def measure_several(
     Raises:
         ConfigError: a name or an override is wrong; nothing has been measured.
     """
-    # One width may stand beside others that take no keys.
-    keys = [each for each in arguments if each.startswith(PREFIX)]
-    others = [each for each in arguments if each not in keys]
-    each_width = {width: split_quantization(width, () if width == FULL else keys)[0] for width in widths}
-    found: list[tuple[str, str]] = []
-    folders: list[OutputFolder] = []
+    quantizations, others = split_widths(widths, arguments)
+    found: list[tuple[str, Quantization | None, OutputFolder]] = []
     for run in runs:
         folder = record_folder(run, others, smoke, matrix)
-        ordered = _in_order(list(each_width), folder)
-        found += [(run, width) for width in ordered]
-        folders += [folder.quantized(each_width[width]) for width in ordered]
+        found += [(run, each, folder.quantized(each)) for each in _in_order(quantizations, folder)]
     codes: list[int] = []
-    for run, width in found:
-        own = () if width == FULL else ("--weights", width, *keys)
+    for run, quantization, _ in found:
+        own = () if quantization is None else ("--weights", quantization.weights, *quantization.words)
         codes.append(_exit_code(module_command("efficientbench.cli", "generate", run, *others, *own, *options)))
         if codes[-1] == INTERRUPTED:
             break
-    _print([folder for folder, code in zip(folders, codes, strict=False) if code == 0])
+    _print([folder for (*_, folder), code in zip(found, codes, strict=False) if code == 0])
     return INTERRUPTED if INTERRUPTED in codes else next(filter(None, codes), 0)
 
 
-def _in_order(widths: list[str], folder: OutputFolder) -> list[str]:
+def _in_order(widths: list[Quantization | None], folder: OutputFolder) -> list[Quantization | None]:
     """Return the widths in the order in which a run is measured: backwards in every second repeat.
 
     A steady drift of the machine then slows all widths of two repeats alike.
@@ -154,12 +148,7 @@ class Target:
 
 @contextlib.contextmanager
 def target(
-    run: str,
-    arguments: Sequence[str],
-    smoke: bool,
-    step: int | None,
-    matrix: Path,
-    quantization: Quantization | None = None,
+    run: str, arguments: Sequence[str], smoke: bool, step: int | None, matrix: Path, quantization: Quantization | None
 ) -> Iterator[Target]:
     """Build the model that a command line names: a run's trained model, or one of the matrix with random weights.
 

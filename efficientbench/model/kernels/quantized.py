@@ -51,12 +51,16 @@ def rounded(
 class QuantizedWeight(torch.nn.Module):
     """A quantized weight [O, I] as its kernel stores it, which multiplies its input as `F.linear` does."""
 
+    codes: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor
+
     def __init__(self, weight: torch.Tensor, form: Form) -> None:
         """Quantize `weight` [O, I]."""
         super().__init__()
         self.form, (self.outputs, self.inputs) = form, weight.shape
         rows, columns = form.padded(self.outputs, self.inputs)
-        self.missing = columns - self.inputs
+        self.missing, self.group = columns - self.inputs, form.group or columns
         weight = F.pad(weight.detach(), (0, self.missing, 0, rows - self.outputs))
         for name, tensor in self.packed(weight).items():
             self.register_buffer(name, tensor.contiguous(), persistent=False)
@@ -83,9 +87,6 @@ class QuantizedWeight(torch.nn.Module):
 class Int8(QuantizedWeight):
     """Codes [O, I] int8 and a scale of each row, [O]."""
 
-    codes: torch.Tensor
-    scales: torch.Tensor
-
     def packed(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         codes, scales, _ = self.rounded(weight)
         return {"codes": codes.to(torch.int8), "scales": scales[:, 0]}
@@ -98,7 +99,6 @@ class Int8(QuantizedWeight):
 class Int4(QuantizedWeight):
     """Two codes in a byte, in torch's own order, and [G, O, 2]: weight = (code + 8 − 8) · scale + shift."""
 
-    codes: torch.Tensor
     scales_and_shifts: torch.Tensor
 
     def packed(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -112,8 +112,7 @@ class Int4(QuantizedWeight):
         return torch._convert_weight_to_int4pack_for_cpu(codes, 1)
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
-        assert self.form.group is not None
-        return torch._weight_int4pack_mm_for_cpu(rows, self.codes, self.form.group, self.scales_and_shifts)
+        return torch._weight_int4pack_mm_for_cpu(rows, self.codes, self.group, self.scales_and_shifts)
 
 
 class Int4OnCuda(Int4):
@@ -124,15 +123,11 @@ class Int4OnCuda(Int4):
         return torch._convert_weight_to_int4pack(pairs, 8)
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
-        assert self.form.group is not None
-        return torch._weight_int4pack_mm(rows, self.codes, self.form.group, self.scales_and_shifts)
+        return torch._weight_int4pack_mm(rows, self.codes, self.group, self.scales_and_shifts)
 
 
 class Float8(QuantizedWeight):
     """Weights [O, I] in float8_e4m3fn and a scale of each row, [O]; a CPU widens a few rows at a time."""
-
-    codes: torch.Tensor
-    scales: torch.Tensor
 
     def packed(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         scales = _fp8_scales(weight).to(weight.dtype)
@@ -161,8 +156,6 @@ def _fp8_scales(rows: torch.Tensor) -> torch.Tensor:
 class Cast(QuantizedWeight):
     """Weights [O, I] in bf16 or fp16, to which the input is rounded too; the output has the input's dtype."""
 
-    codes: torch.Tensor
-
     def packed(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"codes": weight.to(TORCH_DTYPES[self.form.quantization.weights])}
 
@@ -173,28 +166,19 @@ class Cast(QuantizedWeight):
 class OnNPU(QuantizedWeight):
     """Codes [I, O] int8, or [I, O / 8] int32 of eight 4-bit codes; scales and offsets [G, O]."""
 
-    codes: torch.Tensor
-    scales: torch.Tensor
-    offsets: torch.Tensor
-
     def packed(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         codes, scales, offsets = self.rounded(weight)
-        wide = codes.t().contiguous()
-        four = self.form.kernel.bits == 4
-        stored = {"codes": torch_npu().npu_convert_weight_to_int4pack(wide) if four else wide.to(torch.int8)}
-        stored["scales"] = scales.t()
+        wide, four = codes.t().contiguous(), self.form.kernel.bits == 4
+        stored = torch_npu().npu_convert_weight_to_int4pack(wide) if four else wide.to(torch.int8)
         # The kernel adds offsets to codes.
-        return stored | ({"offsets": (-offsets).to(scales.dtype).t()} if self.form.has_offsets else {})
+        added = {"offsets": (-offsets).to(scales.dtype).t()} if self.form.has_offsets else {}
+        return {"codes": stored, "scales": scales.t(), **added}
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
-        grouped = len(self.scales) > 1
         offsets = self.offsets if self.form.has_offsets else None
+        group = self.group if len(self.scales) > 1 else 0
         product: torch.Tensor = torch_npu().npu_weight_quant_batchmatmul(
-            rows,
-            self.codes,
-            self.scales,
-            antiquant_offset=offsets,
-            antiquant_group_size=self.form.group if grouped else 0,
+            rows, self.codes, self.scales, antiquant_offset=offsets, antiquant_group_size=group
         )
         return product
 
@@ -234,18 +218,17 @@ def quantized_weight(weight: torch.Tensor, form: Form) -> QuantizedWeight:
 
 def check_here(form: Form, device_type: str) -> None:
     """Raise ConfigError where this machine's device of the type lacks what the kernel needs."""
-    asked = f"--weights {form.quantization.weights}"
+    why = ""
     if form.kernel in quantized.CASTS.values():
         return
     if device_type == "npu" and not npu_fused.serves(device_type):
-        raise ConfigError(f"{asked}: {npu_fused.UNDOCUMENTED}")
-    if device_type != "cuda":
-        return
-    if torch.version.hip is not None:
-        raise ConfigError(f"{asked}: {form.kernel.name} is proposed for NVIDIA's GPUs, and this one is AMD's")
-    if form.kernel is quantized.FP8_CUDA and torch.cuda.get_device_capability() < FP8_FROM:
-        have = ".".join(map(str, torch.cuda.get_device_capability()))
-        raise ConfigError(f"{asked}: products in fp8 need compute capability 8.9, and this GPU has {have}")
+        why = npu_fused.UNDOCUMENTED
+    elif device_type == "cuda" and torch.version.hip is not None:
+        why = f"{form.kernel.name} is proposed for NVIDIA's GPUs, and this one is AMD's"
+    elif form.kernel is quantized.FP8_CUDA and (have := torch.cuda.get_device_capability()) < FP8_FROM:
+        why = f"products in fp8 need compute capability 8.9, and this GPU has {'.'.join(map(str, have))}"
+    if why:
+        raise ConfigError(f"--weights {form.quantization.weights}: {why}")
 
 
 def replace_module(module: torch.nn.Module, place: str, new: torch.nn.Module) -> None:

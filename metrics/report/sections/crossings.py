@@ -43,13 +43,10 @@ def crossing_tables(records: Sequence[GenerationRecord]) -> list[Table]:
 
 
 def _least(lines: Sequence[Line], combinations: Sequence[Combination], where: str) -> Table:
-    rows = []
-    for combination in combinations:
-        prompt, batch, new = combination
-        cells = [f"{prompt + new:,}", f"{batch:,}"]
-        for figure in FIGURES:
-            cells += _two_least(lines, combination, figure)
-        rows.append(tuple(cells))
+    rows = [
+        (f"{at[0] + at[2]:,}", f"{at[1]:,}", *(cell for figure in FIGURES for cell in _two_least(lines, at, figure)))
+        for at in combinations
+    ]
     header = ("context", "batch", *(title for figure in FIGURES for title in COLUMNS[figure][:4]))
     return Table(header, rows, (2, 4, 6, 8), f"{LEAST}{where}", (LEAST_NOTE,))
 
@@ -61,7 +58,7 @@ def _two_least(lines: Sequence[Line], combination: Combination, figure: str) -> 
     cells: list[str] = []
     for place, (name, point) in enumerate(least):
         level = place == 1 and figure == TIME and not point.apart(least[0][1])
-        cells += [f"{'= ' if level else ''}{name}", number(point.value / unit, form)]
+        cells += [f"{'= ' if level else ''}{name}", number(point.value, form, unit)]
     return [*cells, *[ABSENT] * (4 - len(cells))]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from efficientbench.basics.foreign import plain_text
-from efficientbench.metrics.analysis.fewer_bits import FULL, Cost, Quality, Widths, kept, mean_of
-from efficientbench.metrics.analysis.generation import Combination
+from efficientbench.metrics.analysis.fewer_bits import FULL, Cost, Quality, Widths, kept
+from efficientbench.metrics.analysis.generation import Combination, by_combination, mean_of
 from efficientbench.metrics.formulas.ratio import MIN_REPEATS, Ratio
 from efficientbench.metrics.records.generation.generation import GenerationRow
 from efficientbench.metrics.report.sections.evaluations import P_VALUES, PAIRED, paired_row
@@ -25,6 +25,7 @@ COST_NOTE = (
     "Read: by a decoding step, over its batch. Fewer bits are not faster by themselves; where it says so, they are "
     "not here."
 )
+NO_VERDICT = f"No verdict without the noise between measurements: {MIN_REPEATS} repeats of each width show it."
 MCR_NOTE = (
     "A: full width, B: this one. MCR, EfficientLLM's model compression rate: bytes on disk before over after, times "
     "the quality kept, which of a loss is before over after."
@@ -47,28 +48,25 @@ _FIGURES = {
 
 def _costs(costs: Sequence[Cost]) -> Table:
     rows: list[tuple[str, ...]] = []
-    notes: list[str] = []
     absent: list[tuple[str, str]] = []
     for cost in costs:
-        for width, records in cost.made.items():
-            size = records[0].disk_bytes
-            disk = number(None if size is None else size / 1e6, ",.1f")
-            absent += [(DISK, NOT_COUNTED)] if size is None else []
-            for combination, measured in sorted(cost.rows(width).items()):
-                sizes = (f"{each:,}" for each in combination)
-                verdicts = (_verdict(cost, width, combination, metric) for metric in VERDICTS)
-                rows.append((cost.run, width, *sizes, disk, *_figures(measured), *verdicts))
-                absent += _absent(measured)
-        absent += [(f"verdict of {cost.run} {width}", why) for width, why in cost.missing.items()]
-        for width, compared in cost.compared.items():
-            missing = {name: why for each in compared.values() for name, why in each.missing.items()}
-            titles = {name: title for name, (title, _) in VERDICTS.items() if name in missing}
-            absent += [(f"{title} of {cost.run} {width}", missing[name]) for name, title in titles.items()]
-    if any("no verdict" in cell for row in rows for cell in row[-len(VERDICTS) :]):
-        notes.append(f"No verdict without the noise between measurements: {MIN_REPEATS} repeats of each width show it.")
+        size = cost.made[0].disk_bytes
+        absent += [(DISK, NOT_COUNTED)] if size is None else []
+        absent += [(f"verdict of {cost.run} {cost.width}", cost.missing)] if cost.missing else []
+        for combination, measured in sorted(by_combination(cost.made).items()):
+            sizes = (f"{each:,}" for each in combination)
+            verdicts = (_verdict(cost, combination, metric) for metric in VERDICTS)
+            disk = number(size, ",.1f", 1e6)
+            rows.append((cost.run, cost.width, *sizes, disk, *_figures(measured), *verdicts))
+            absent += _absent(measured)
+        missing = {name: why for each in cost.compared.values() for name, why in each.missing.items()}
+        judged = ((name, title) for name, (title, _) in VERDICTS.items() if name in missing)
+        absent += [(f"{title} of {cost.run} {cost.width}", missing[name]) for name, title in judged]
+    unknown = any("no verdict" in cell for row in rows for cell in row[-len(VERDICTS) :])
+    notes = [NO_VERDICT] if unknown else []
     figures = (titled(name)[0] for name in _FIGURES)
-    judged = (title for title, _ in VERDICTS.values())
-    header = ("run", "weights", "prompt", "batch", "new", DISK, READ, *figures, *judged)
+    titles = (title for title, _ in VERDICTS.values())
+    header = ("run", "weights", "prompt", "batch", "new", DISK, READ, *figures, *titles)
     text_columns = (0, 1, len(header) - 2, len(header) - 1)
     return Table(header, rows, text_columns, COST_TITLE, (COST_NOTE, *notes, *each_reason(absent)))
 
@@ -82,19 +80,15 @@ def _absent(rows: Sequence[GenerationRow]) -> list[tuple[str, str]]:
 
 def _figures(rows: Sequence[GenerationRow]) -> list[str]:
     """Return the cells of one combination: MB that a decoding step reads for each token, and _FIGURES."""
-    read = mean_of(rows, "bytes_read")
-    cells = [number(None if read is None else read / rows[0].batch / 1e6, ",.1f")]
-    for name, form in _FIGURES.items():
-        value, (_, unit) = mean_of(rows, name), titled(name)
-        cells.append(number(None if value is None else value / unit, form))
-    return cells
+    read = number(mean_of(rows, "bytes_read"), ",.1f", rows[0].batch * 1e6)
+    return [read, *(number(mean_of(rows, name), form, titled(name)[1]) for name, form in _FIGURES.items())]
 
 
-def _verdict(cost: Cost, width: str, combination: Combination, metric: str) -> str:
+def _verdict(cost: Cost, combination: Combination, metric: str) -> str:
     """Return whether a width takes less of a figure than the full one does."""
-    if width == FULL:
+    if cost.width == FULL:
         return ""
-    ratio = cost.ratio(width, combination, metric)
+    ratio = cost.ratio(combination, metric)
     return ABSENT if ratio is None else told(ratio, VERDICTS[metric][1])
 
 

@@ -161,7 +161,7 @@ def shown_cell(name: str, row: GenerationRow) -> str:
     if name == "decode_time_s_ci_high":
         noise = relative_interval(row)
         return ABSENT if noise is None else f"±{percent(noise)}"
-    return number(None if value is None else value / unit, form)
+    return number(value, form, unit)
 
 
 def titled(name: str) -> tuple[str, float]:

@@ -201,7 +201,7 @@ def test_names_and_folders_are_distinguished(tmp_path: Path) -> None:
         ("gqa_0.5B", ["parallel.dp=8"], False, None, "set parallel.dp=1"),
     ]
     for run, arguments, smoke, step, message in cases:
-        with pytest.raises(ConfigError, match=message), target(run, arguments, smoke, step, MATRIX):
+        with pytest.raises(ConfigError, match=message), target(run, arguments, smoke, step, MATRIX, None):
             pass
 
 
@@ -221,5 +221,8 @@ def test_options_without_an_effect_are_refused(words: list[str], message: str) -
 
 def test_a_matrix_option_is_refused_for_a_folder(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
-    with pytest.raises(ConfigError, match="--matrix: .* is a folder"), target(str(tmp_path), [], False, None, mine):
+    with (
+        pytest.raises(ConfigError, match="--matrix: .* is a folder"),
+        target(str(tmp_path), [], False, None, mine, None),
+    ):
         pass

@@ -145,7 +145,7 @@ def test_a_report_has_the_section_and_no_rate_without_sizes(tmp_path: Path) -> N
     (tmp_path / "gqa_1.5B" / "seed_0" / "evaluation" / "mmlu.jsonl").write_text("{}\nno JSON\n")
     report = build_report(tmp_path)
     assert any("mmlu.jsonl, line 2" in message for message in report.damaged)
-    assert [table.title for table in report.bits] == ["What they cost here"]
+    assert [table.title for table in bits_tables(report.widths)] == ["What they cost here"]
 
 
 def test_lives_are_compared_in_the_widths_that_are_asked_for(tmp_path: Path) -> None:
