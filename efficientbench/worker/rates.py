@@ -89,7 +89,7 @@ def _seconds(task: Task, device: Device, count: int) -> float | None:
 
 def products(size: int, dtype: str, place: torch.device) -> Do:
     """Return a linear layer of `size` inputs, outputs and rows: forward, and the gradients of inputs and weight."""
-    inputs, weight = (torch.randn(size, size, device=place, dtype=TORCH_DTYPES[dtype]) for _ in range(2))
+    inputs, weight = (_drawn(size, size, dtype, place) for _ in range(2))
     total = torch.zeros(size, size, device=place)
     outputs = inputs @ weight.t()
 
@@ -103,21 +103,27 @@ def products(size: int, dtype: str, place: torch.device) -> Do:
 
 def attention(config: RunConfig, tokens: int, tp: int, dtype: str, place: torch.device) -> Do:
     """Return causal attention of one sequence with a rank's share of the run's heads, forward and backward."""
-    model, of = config.model, TORCH_DTYPES[dtype]
+    model = config.model
     heads = [model.heads // tp, *[max(model.key_value_heads // tp, 1)] * 2]
     query, key, value = (
-        torch.randn(tokens, 1, count, model.head_dim, device=place, dtype=of, requires_grad=True) for count in heads
+        _drawn(tokens, count * model.head_dim, dtype, place).view(tokens, 1, count, -1).requires_grad_()
+        for count in heads
     )
-    ones = torch.ones(tokens, 1, heads[0] * model.head_dim, device=place, dtype=of)
+    ones = torch.ones(tokens, 1, heads[0] * model.head_dim, device=place, dtype=query.dtype)
     return lambda: torch.autograd.grad(causal_attention(query, key, value, 0.1), (query, key, value), ones)
 
 
 def activation(config: RunConfig, rows: int, place: torch.device) -> Do:
     """Return SwiGLU of `rows` rows of WIDTH results, forward and backward, which mostly reads and writes memory."""
-    dtype = TORCH_DTYPES[config.training.dtype]
-    gate_up = torch.randn(rows, 2 * WIDTH, device=place, dtype=dtype, requires_grad=True)
-    ones = torch.ones(rows, WIDTH, device=place, dtype=dtype)
+    gate_up = _drawn(rows, 2 * WIDTH, config.training.dtype, place).requires_grad_()
+    ones = torch.ones(rows, WIDTH, device=place, dtype=gate_up.dtype)
     return lambda: torch.autograd.grad(swiglu(gate_up, bool(config.kernels.fused)), gate_up, ones)
+
+
+def _drawn(rows: int, columns: int, dtype: str, place: torch.device) -> torch.Tensor:
+    """Return repeated random rows, drawn by a generator of its own: those of the run go on as without it."""
+    drawn = torch.randn(min(rows, 64), columns, generator=torch.Generator().manual_seed(0))
+    return drawn.repeat(-(-rows // 64), 1)[:rows].to(place, TORCH_DTYPES[dtype])
 
 
 def copied(size: int, place: torch.device) -> Do:

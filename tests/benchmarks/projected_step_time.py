@@ -10,10 +10,8 @@ where network namespaces can be made, two hosts calibrate again behind a slowed 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,11 +23,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import pytest
-from replicas.places import Host, job_environment, scripts, two_hosts
+from replicas.places import two_hosts
 from support.cells import write_corpus
-from support.command_line import command, efficientbench
+from support.command_line import efficientbench
 from support.measured import Figure, options, report, seconds
 from support.ranks import Ranks
+from support.slowed import computing, on_hosts, slow_down
 from support.tiny_training import tiny_training
 
 from efficientbench.config.layout import Layout
@@ -127,7 +126,7 @@ def beside(name: str, folder: Path, calibrated: Calibrated, steps: int, busy: bo
     config = resolve(run, True, [*SHAPE, f"data.cache={folder}", *overrides])
     layout = Layout.of(config, devices=1, oversubscribe=True)
     projected_s = project(config, layout, calibrated.rates, calibrated).step_time_s
-    with closing(Ranks(layout.world_size)) as ranks, computing(ranks) if busy else nullcontext():
+    with closing(Ranks(layout.world_size)) as ranks, slowed(ranks) if busy else nullcontext():
         times = zip(*ranks.call(train, config, folder / "tokens", steps), strict=True)
         measured_s = statistics.median(max(each) for each in times)
     low, high = (factor * projected_s for factor in calibrated.time_factors)
@@ -141,27 +140,13 @@ def beside(name: str, folder: Path, calibrated: Calibrated, steps: int, busy: bo
 
 
 @contextmanager
-def computing(ranks: Ranks) -> Iterator[None]:
-    """Pin rank n to core n, and let three other processes compute on the first core."""
+def slowed(ranks: Ranks) -> Iterator[None]:
+    """Pin rank n to core n, and let others compute on the first core."""
     cores = sorted(os.sched_getaffinity(0))
     for rank, process in enumerate(ranks.processes):
         os.sched_setaffinity(process.pid or 0, {cores[rank % len(cores)]})
-    others = [multiprocessing.Process(target=spin, args=(cores[0],), daemon=True) for _ in range(3)]
-    for other in others:
-        other.start()
-    try:
+    with computing(cores[0]):
         yield
-    finally:
-        for other in others:
-            other.kill()
-            other.join()
-
-
-def spin(core: int) -> None:
-    """Compute on a core for ever."""
-    os.sched_setaffinity(0, {core})
-    while True:
-        sum(range(10_000))
 
 
 def train(config: RunConfig, prefix: Path, steps: int) -> list[float]:
@@ -185,12 +170,11 @@ def slowed_link(folder: Path) -> float | None:
     try:
         with two_hosts() as hosts:
             cache = folder / "hosts"
-            on_hosts(hosts, cache)
+            words = ("calibrate", "gqa_1.5B", "dlc", "--smoke", *SMALL, "parallel.dp=2", PLAIN, f"data.cache={cache}")
+            on_hosts(hosts, *words)
             found = find_calibration("cpu", cache, "fp32")
-            shaped = ("tbf", "rate", "50mbit", "burst", "64kb", "latency", "400ms")
-            where = ["tc", "-n", hosts[0].namespace, "qdisc", "add", "dev", hosts[0].interface, "root"]
-            subprocess.run([*where, *shaped], check=True)
-            said = on_hosts(hosts, cache)
+            slow_down(hosts[0], mbit=50)
+            said = on_hosts(hosts, *words)
             now = find_calibration("cpu", cache, "fp32")
     except pytest.skip.Exception as reason:
         print(f"slowed link: n/a; {reason}")
@@ -202,21 +186,6 @@ def slowed_link(folder: Path) -> float | None:
     assert now.calibration.step_s is not None
     # The first run's own step is its projection.
     return now.calibration.step_s[0] / (found.time_factors[1] * found.calibration.step_s[0])
-
-
-def on_hosts(hosts: tuple[Host, Host], cache: Path) -> str:
-    """Calibrate a rank on each of two hosts; return what the first one printed."""
-    words = ["calibrate", "gqa_1.5B", "dlc", "--smoke", *SMALL, "parallel.dp=2", PLAIN]
-    starts = []
-    for number, host in enumerate(hosts):
-        place = {"MASTER_ADDR": hosts[0].address, "WORLD_SIZE": "2", "RANK": str(number)}
-        place |= {"GLOO_SOCKET_IFNAME": host.interface, "EFFICIENTBENCH_SECRET": "of a benchmark on two hosts"}
-        given = [*words, f"data.cache={cache}", "--seconds", "20"]
-        starts.append((host.command(*command(*given)), job_environment(**place)))
-    with scripts(*starts) as nodes:
-        said = [node.communicate(timeout=600) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
-    return str(said[0][0])
 
 
 if __name__ == "__main__":

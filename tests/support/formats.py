@@ -321,9 +321,9 @@ def every_format(folder: Callable[[str], Path]) -> dict[str, Format]:
 NAMES = (
     *("tokens.bin", "tokens.idx", "tokens.token_bytes.npy", "tokens.tokenizer/tokenizer.json", "tokens.manifest.json"),
     *("tokenizer.json", "tokenizer_config.json", "plan.json", "jsonl", "jsonl.gz", "jsonl.zst", "parquet", "txt"),
-    *("split", "calibration", "download record", "checkpoint", "checkpoint's files", "steps", "last step", "failure", "heartbeat"),
+    *("split", "download record", "checkpoint", "checkpoint's files", "steps", "last step", "failure", "heartbeat"),
     *("queue", "trace", "record", "matrix", "hashes", "remembered checksums", "reported failure", "job", "order"),
-    *("readings", "scalars", "mixture", "evaluation", "generation", "reported generation"),
+    *("readings", "scalars", "calibration", "mixture", "evaluation", "generation", "reported generation"),
     *("items of core", "items of loss", "items of core to go on with", "items of loss to go on with"),
     *("json of a fine-tuning", "jsonl of a fine-tuning", "parquet of a fine-tuning", "base's config.json"),
     *("base's tokenizer.json", "base's tokenizer_config.json", "base's model.safetensors", "base's shape"),

@@ -1,0 +1,79 @@
+"""Cores that others use, links that are shaped, and what ranks say of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from replicas.places import Host, job_environment, scripts
+from support.command_line import TIME_LIMIT_S, command
+from support.configs import tiny
+
+from efficientbench.config.budget import plan_budget
+from efficientbench.config.layout import Layout
+from efficientbench.metrics.records.record_parts import Preflight
+
+
+@contextmanager
+def computing(core: int, processes: int = 3) -> Iterator[None]:
+    """Processes that compute on a core while the block runs."""
+    others = [multiprocessing.Process(target=_spin, args=(core,), daemon=True) for _ in range(processes)]
+    for other in others:
+        other.start()
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.join()
+
+
+def _spin(core: int) -> None:
+    os.sched_setaffinity(0, {core})
+    while True:
+        sum(range(10_000))
+
+
+def slow_down(host: Host, mbit: int) -> None:
+    """Let a host send at most so many Mbit/s from now on."""
+    shaped = ("root", "tbf", "rate", f"{mbit}mbit", "burst", "64kb", "latency", "400ms")
+    subprocess.run(["tc", "-n", host.namespace, "qdisc", "add", "dev", host.interface, *shaped], check=True)
+
+
+def on_hosts(hosts: Sequence[Host], *words: str) -> str:
+    """Run a command of `efficientbench` on hosts, a node on each; return what the first one printed."""
+    starts = []
+    for number, host in enumerate(hosts):
+        place = {"MASTER_ADDR": hosts[0].address, "WORLD_SIZE": str(len(hosts)), "RANK": str(number)}
+        place |= {"GLOO_SOCKET_IFNAME": host.interface, "EFFICIENTBENCH_SECRET": "a secret of these hosts"}
+        starts.append((host.command(*command(*words)), job_environment(**place)))
+    with scripts(*starts) as nodes:
+        said = [node.communicate(timeout=TIME_LIMIT_S) for node in nodes]
+    assert [node.returncode for node in nodes] == [0] * len(hosts), said
+    return str(said[0][0])
+
+
+def compared(time_s: float) -> Preflight:
+    """The preflight of a pool's ranks, each on a core and a node of its own; every rank of the pool calls it."""
+    import torch
+    import torch.distributed as dist
+
+    from efficientbench.devices.cpu import CPU
+    from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
+    from efficientbench.running.job import Job
+    from efficientbench.running.rank_process import Rank
+    from efficientbench.worker.preflight import compare
+
+    world, number, cores = dist.get_world_size(), dist.get_rank(), os.sched_getaffinity(0)
+    config = tiny("gqa_1.5B", f"parallel.dp={world}", f"faults.preflight_s={time_s}")
+    layout = Layout.of(config, 1, world, oversubscribe=True)
+    job = Job(config, layout, plan_budget(config, 1000), (), Path())
+    os.sched_setaffinity(0, {sorted(cores)[number % len(cores)]})
+    try:
+        return compare(job, Rank(number, 0, HeartbeatWriter(), lambda: False), CPU(), torch.device("cpu"))
+    finally:
+        os.sched_setaffinity(0, cores)
