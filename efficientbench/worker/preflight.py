@@ -84,7 +84,7 @@ def _device_work(config: RunConfig, device: Device, place: torch.device) -> Iter
 
 
 def _link(pairs: list[tuple[int, int]], back: bool, own: int, device: Device, place: torch.device) -> Task:
-    """Return what a rank does while the first rank of each pair sends to the second, or with `back` receives from it."""
+    """Return what a rank does while the first of each pair sends to the second, or with `back` receives from it."""
     payload = 2**20 if device.memory_capacity_bytes() is None else 2**26
     pair = next((each for each in pairs if own in each), None)
     if pair is None:
