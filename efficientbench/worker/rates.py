@@ -93,12 +93,12 @@ def products(size: int, dtype: str, place: torch.device) -> Do:
     total = torch.zeros(size, size, device=place)
     outputs = inputs @ weight.t()
 
-    def compute() -> None:
-        for factor, other in ((inputs, weight.t()), (outputs, weight)):
-            factor @ other
+    def multiply() -> None:
+        torch.mm(inputs, weight.t())
+        torch.mm(outputs, weight)
         add_product(total, outputs, inputs)
 
-    return compute
+    return multiply
 
 
 def attention(config: RunConfig, tokens: int, tp: int, dtype: str, place: torch.device) -> Do:
@@ -148,7 +148,8 @@ def device_tasks(
     """
     shared, dtype = device.memory_capacity_bytes() is None, config.training.dtype
     does, model = local < at_once, config.model
-    skipped = {*device.unsupported_dtypes(), *device.slow_dtypes()} - {dtype}
+    # Processors multiply fp16 in plain loops.
+    skipped = {*device.unsupported_dtypes(), *device.slow_dtypes(), *(["fp16"] if shared else [])} - {dtype}
 
     def task(work: str, size: float, make: Callable[[], Do], of: str = "") -> Task:
         return Task(work, size, make if does else None, at_once, dtype=of, threads=threads)
