@@ -29,8 +29,10 @@ from efficientbench.planning.efficiency import Efficiency, Reached, Shares, reac
 logger = logging.getLogger(__name__)
 
 ERROR = 0.15
-"""By how much a step may differ from its projection by measured rates in what these leave out:
-tests/benchmarks/projected_step_time.py holds shapes and layouts to it that were not measured."""
+"""By how much a step is assumed to differ from its projection by measured rates in what these leave out.
+
+No less than any layout did in docs/measured/projected_step_time.json, on gloo ranks; on no other device was it measured.
+"""
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class Calibrated:
     def error(self) -> str:
         """How wrong projections may be."""
         least, most = self.calibration.spread()
-        return f"rates spread from {least:.2f} to {most:.2f} of their median; {ERROR:.0%} for what they leave out"
+        return f"rates spread from {least:.2f} to {most:.2f} of their median; {ERROR:.0%} assumed for the rest"
 
     @property
     def time_factors(self) -> tuple[float, float]:
@@ -187,7 +189,10 @@ class Calibrated:
         model, training, ratio = config.model, config.training, self.calibration.step_ratio
         ranks = max(1, layout.ranks_per_node * stages // layout.pp)
         rows, width = float(rank_tokens(config, layout)), model.ffn_hidden_size / layout.tp
-        scores = rows * model.attention_variant.costs.causal_score_flops(model, training.seq_len) / layout.tp
+        # Of the kind of layer with the most; a kind may have none.
+        costs = ((view, view.attention_variant.costs) for view in model.views.values())
+        most = max(each.causal_score_flops(view, training.seq_len) for view, each in costs)
+        scores = max(rows * most, 1.0) / layout.tp
         if model.moe is not None:
             # Each expert multiplies the tokens that come to it.
             rows *= layout.ep * model.moe.top_k / model.moe.experts

@@ -4,8 +4,9 @@ In each round `efficientbench calibrate` measures a small run in one layout of f
 layout of another, larger run is projected by that calibration, with the calibration's own step left out, and trained.
 None of these shapes and layouts was measured. Last, DP 2 is trained again while others compute on rank 0's core, and
 where network namespaces can be made, two hosts calibrate again behind a slowed link: both lie outside the interval.
+With `--write` the figures so far are written after each round and each of the last two.
 
-    python3 tests/benchmarks/projected_step_time.py [--steps 20] [--rounds 3] [--layouts "one rank" "DP 2"] [--write]
+    python3 tests/benchmarks/projected_step_time.py [--steps 5] [--rounds 2] [--layouts "one rank" "DP 2"] [--write]
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,7 @@ SHAPE = [
     "model.vocab_size=8192",
     "training.seq_len=512",
     "training.micro_batch_size=1",
+    "training.global_batch_size=4",
 ]
 # Ranks that share cores have nothing to hide a transfer behind.
 PLAIN = "parallel.overlap=false"
@@ -78,36 +80,40 @@ LAYOUTS = {
 }
 
 
+CONDITIONS = "float32, one thread a rank; rates of a smaller run on TP 2 × DP 2 measured before, its step left out"
+
+
 def main() -> None:
     """Print each layout side by side with its interval; exit with 1 where one is off by more than ERROR."""
     parser = options(__doc__)
-    parser.add_argument("--steps", type=int, default=20, help="measured steps of each round")
-    parser.add_argument("--rounds", type=int, default=3, help="times that rates, then steps are measured")
-    parser.add_argument("--seconds", type=int, default=60, help="of a calibration")
+    parser.add_argument("--steps", type=int, default=5, help="measured steps of a layout in each round")
+    parser.add_argument("--rounds", type=int, default=2, help="times that rates, then steps are measured")
+    parser.add_argument("--seconds", type=int, default=40, help="of a calibration")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     arguments = parser.parse_args()
-    ratios: dict[str, list[float]] = {name: [] for name in arguments.layouts}
-    slowed: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
-        write_corpus(Path(folder) / "tokens", 4096, documents=300, length=200)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        write_corpus(folder / "tokens", 4096, documents=300, length=200)
+        layouts = [Laid(each, folder) for each in arguments.layouts]
+        sizes = {each.layout.world_size for each in layouts}
+        # A rank takes longer to start than a layout to be measured.
+        worlds = {size: stack.enter_context(closing(Ranks(size))) for size in sizes}
         for _ in range(arguments.rounds):
-            calibrated = calibrate(Path(folder), arguments.seconds)
-            for name, found in ratios.items():
-                found.append(beside(name, Path(folder), calibrated, arguments.steps))
-            if "DP 2" in ratios:
-                slowed.append(beside("DP 2", Path(folder), calibrated, arguments.steps, busy=True))
-        linked = slowed_link(Path(folder)) if "DP 2" in ratios else None
-    figures = {
-        name: Figure.with_range(f"measured over projected step time, {name}, gloo ranks", found)
-        for name, found in ratios.items()
-    }
-    off = [name for name, figure in figures.items() if abs(figure.value - 1) > ERROR]
-    if slowed:
-        figures["slowed core"] = Figure.with_range("the same of DP 2 while others compute on one core", slowed)
-    if linked is not None:
-        figures["slowed link"] = Figure("two hosts' step behind a slowed link over the interval's end", linked)
-    conditions = "float32, one thread a rank; rates of a smaller run on TP 2 × DP 2 measured before, its step left out"
-    report(__file__, arguments, figures, conditions)
+            calibrated = calibrate(folder, arguments.seconds)
+            for laid in layouts:
+                laid.measure(worlds, calibrated, arguments.steps)
+            figures = {each.name: Figure.with_range(f"measured / projected, {each.name}", each.ratios) for each in layouts}
+            inside = [low <= ratio <= high for each in layouts for ratio, low, high in each.found]
+            figures["inside"] = Figure("steps inside the projection's range", sum(inside), f"of {len(inside)}")
+            report(__file__, arguments, figures, CONDITIONS)
+        off = [each.name for each in layouts if abs(figures[each.name].value - 1) > ERROR]
+        if off:
+            print(f"off by more than {ERROR:.0%}: {', '.join(off)}", flush=True)
+        if "DP 2" in arguments.layouts:
+            slowed(figures, worlds[2], Laid("DP 2", folder), calibrated)
+            report(__file__, arguments, figures, CONDITIONS)
+            slowed_link(figures, folder)
+            report(__file__, arguments, figures, CONDITIONS)
     sys.exit(int(bool(off)))
 
 
@@ -120,33 +126,46 @@ def calibrate(folder: Path, seconds: int) -> Calibrated:
     return replace(found, calibration=replace(found.calibration, step_s=None, step_ratio=1.0))
 
 
-def beside(name: str, folder: Path, calibrated: Calibrated, steps: int, busy: bool = False) -> float:
-    """Print a layout's projected and measured time; return measured over projected."""
-    run, overrides = LAYOUTS[name]
-    config = resolve(run, True, [*SHAPE, f"data.cache={folder}", *overrides])
-    layout = Layout.of(config, devices=1, oversubscribe=True)
-    projected_s = project(config, layout, calibrated.rates, calibrated).step_time_s
-    with closing(Ranks(layout.world_size)) as ranks, slowed(ranks) if busy else nullcontext():
-        times = zip(*ranks.call(train, config, folder / "tokens", steps), strict=True)
-        measured_s = statistics.median(max(each) for each in times)
-    low, high = (factor * projected_s for factor in calibrated.time_factors)
-    place = "inside" if low <= measured_s <= high else "OUTSIDE"
-    print(
-        f"{name}{', one core slowed' if busy else ''}: projected {projected_s:.3f} s ({low:.3f} to {high:.3f}), "
-        f"measured {measured_s:.3f} s: {measured_s / projected_s:.3f}, {place}",
-        flush=True,
-    )
-    return measured_s / projected_s
+class Laid:
+    """The larger run in one layout, and how its steps stood to their projection in each round."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        run, overrides = LAYOUTS[name]
+        self.name, self.tokens = name, folder / "tokens"
+        self.config = resolve(run, True, [*SHAPE, f"data.cache={folder}", *overrides])
+        self.layout = Layout.of(self.config, devices=1, oversubscribe=True)
+        self.found: list[tuple[float, float, float]] = []
+        """Measured over projected, and the ends of the projection's range over the projection."""
+
+    @property
+    def ratios(self) -> list[float]:
+        """Measured over projected, of each round."""
+        return [ratio for ratio, _, _ in self.found]
+
+    def measure(self, worlds: Mapping[int, Ranks], calibrated: Calibrated, steps: int) -> None:
+        """Print, and keep, projected and measured time."""
+        projected_s = project(self.config, self.layout, calibrated.rates, calibrated).step_time_s
+        times = worlds[self.layout.world_size].call(train, self.config, self.tokens, steps)
+        measured_s = statistics.median(max(each) for each in zip(*times, strict=True))
+        ratio, (low, high) = measured_s / projected_s, calibrated.time_factors
+        self.found.append((ratio, low, high))
+        place = "inside" if low <= ratio <= high else "OUTSIDE"
+        print(
+            f"{self.name}: projected {projected_s:.3f} s ({low:.2f} to {high:.2f} times that), "
+            f"measured {measured_s:.3f} s: {ratio:.3f}, {place}",
+            flush=True,
+        )
 
 
-@contextmanager
-def slowed(ranks: Ranks) -> Iterator[None]:
-    """Pin rank n to core n, and let others compute on the first core."""
+def slowed(figures: dict[str, Figure], ranks: Ranks, laid: Laid, calibrated: Calibrated) -> None:
+    """Pin rank n to core n, let others compute on the first core, and measure; the ranks stay pinned."""
     cores = sorted(os.sched_getaffinity(0))
     for rank, process in enumerate(ranks.processes):
         os.sched_setaffinity(process.pid or 0, {cores[rank % len(cores)]})
     with computing(cores[0]):
-        yield
+        laid.measure({len(ranks.processes): ranks}, calibrated, steps=3)
+    ratio, _, high = laid.found[0]
+    figures["slowed core"] = Figure("DP 2 beside others on a core, over the range's end", ratio / high)
 
 
 def train(config: RunConfig, prefix: Path, steps: int) -> list[float]:
@@ -161,31 +180,32 @@ def train(config: RunConfig, prefix: Path, steps: int) -> list[float]:
     return times[2:]
 
 
-def slowed_link(folder: Path) -> float | None:
-    """Calibrate two hosts, slow the link between them, and calibrate again; print what the second one says.
+def slowed_link(figures: dict[str, Figure], folder: Path) -> None:
+    """Calibrate two hosts, slow the link between them, calibrate again, and print what the second one says.
 
-    Return the step behind the slowed link over the end of the interval by the first calibration; None where network
-    namespaces cannot be made.
+    Network namespaces are the hosts; where they cannot be made there is no figure.
     """
+    cache = folder / "hosts"
+    words = ("calibrate", "gqa_1.5B", "dlc", "--smoke", *SMALL, "parallel.dp=2", PLAIN, f"data.cache={cache}")
     try:
         with two_hosts() as hosts:
-            cache = folder / "hosts"
-            words = ("calibrate", "gqa_1.5B", "dlc", "--smoke", *SMALL, "parallel.dp=2", PLAIN, f"data.cache={cache}")
-            on_hosts(hosts, *words)
-            found = find_calibration("cpu", cache, "fp32")
-            slow_down(hosts[0], mbit=50)
-            said = on_hosts(hosts, *words)
+            on_hosts(hosts, *words, "--seconds", "10")
+            first = find_calibration("cpu", cache, "fp32")
+            slow_down(hosts[0], mbit=200)
+            said = on_hosts(hosts, *words, "--seconds", "10")
             now = find_calibration("cpu", cache, "fp32")
     except pytest.skip.Exception as reason:
         print(f"slowed link: n/a; {reason}")
-        return None
+        return
     print("slowed link:", *(line for line in said.splitlines() if line.startswith("by the calibration of ")))
-    assert found is not None
-    assert found.calibration.step_s is not None
+    assert first is not None
     assert now is not None
-    assert now.calibration.step_s is not None
+    steps = [each.calibration.step_s for each in (first, now)]
+    assert steps[0] is not None
+    assert steps[1] is not None
     # The first run's own step is its projection.
-    return now.calibration.step_s[0] / (found.time_factors[1] * found.calibration.step_s[0])
+    ratio = steps[1][0] / (first.time_factors[1] * steps[0][0])
+    figures["slowed link"] = Figure("two hosts behind a slowed link, over the range's end", ratio)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
 from efficientbench.basics.errors import MetricsError
 from efficientbench.cli.launch import Starter, launch
@@ -82,6 +84,15 @@ def test_one_rank_takes_its_work_at_the_measured_rates(tmp_path: Path) -> None:
     # What the run's own step took longer than its projection, all others take.
     kept(tmp_path, calibration(step_s=(1.0, 0.9, 1.1), step_ratio=1.25))
     assert step_s(config, layout)[0] == pytest.approx(1.25 * expected)
+
+
+@pytest.mark.parametrize("name", ["gdn_3to1_1.5B", "mamba2_1.5B"])
+def test_layers_of_several_kinds_and_recurrent_ones_take_the_measured_rates(tmp_path: Path, name: str) -> None:
+    kept(tmp_path, calibration())
+    config, layout = laid_out(tmp_path, name=name)
+    found_s, _ = step_s(config, layout)
+    kept(tmp_path, calibration(step_ratio=2.0))
+    assert step_s(config, layout)[0] == pytest.approx(2 * found_s)
 
 
 def test_transfers_take_the_time_of_their_calls(tmp_path: Path) -> None:
@@ -190,6 +201,13 @@ def test_a_range_has_the_spread_and_what_rates_leave_out(tmp_path: Path) -> None
     low, high = 0.9 * (1 - ERROR), 1.2 * (1 + ERROR)
     assert found.tokens_range(1000.0).startswith(f"{1000 / high:,.0f} to {1000 / low:,.0f} tokens/s a device; ")
     assert found.time_range.startswith(f"a step takes {low:.2f} to {high:.2f} times as long, by {tmp_path}")
+
+
+def test_no_layout_that_was_measured_was_off_by_more_than_the_range_assumes() -> None:
+    text = (ROOT / "docs" / "measured" / "projected_step_time.json").read_text(encoding="utf-8")
+    off = {key: abs(each["value"] - 1) for key, each in json.loads(text)["figures"].items() if "interval" in each}
+    assert off
+    assert max(off.values()) <= ERROR, off
 
 
 def test_a_launch_says_by_which_calibration_its_budget_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
