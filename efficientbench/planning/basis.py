@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 ERROR = 0.15
 """By how much a step is assumed to differ from its projection by measured rates in what these leave out.
 
-No less than any layout did in docs/measured/projected_step_time.json, on gloo ranks; on no other device was it measured.
+No less than any layout did in docs/measured/projected_step_time.json, on gloo ranks; elsewhere it was not measured.
 """
 
 
