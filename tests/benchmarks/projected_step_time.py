@@ -118,7 +118,9 @@ def figures_of(layouts: Sequence[Laid]) -> dict[str, Figure]:
     """Return the figures of layouts that were measured."""
     figures = {each.name: Figure.with_range(f"measured / projected, {each.name}", each.ratios) for each in layouts}
     inside = [low <= ratio <= high for each in layouts for ratio, low, high in each.found]
-    share = Figure("share of steps inside the projection's range", sum(inside) / len(inside), n=len(inside), n_of="steps")
+    share = Figure(
+        "share of steps inside the projection's range", sum(inside) / len(inside), n=len(inside), n_of="steps"
+    )
     return figures | {"inside": share}
 
 
