@@ -201,7 +201,7 @@ def slowed_link(figures: dict[str, Figure], folder: Path) -> None:
         with two_hosts() as hosts:
             on_hosts(hosts, *words, "--seconds", "10")
             first = find_calibration("cpu", cache, "fp32")
-            slow_down(hosts[0], mbit=400)
+            slow_down(hosts[0], mbit=300)
             said = on_hosts(hosts, *words, "--seconds", "10")
             now = find_calibration("cpu", cache, "fp32")
     except pytest.skip.Exception as reason:
