@@ -247,6 +247,20 @@ def share(run_folder: RunFolder) -> None:
     print(f"{pack(run_folder)}: read it before you send it")
 
 
+def calibrate(
+    name: Name,
+    arguments: Arguments = None,
+    smoke: Smoke = False,
+    matrix: MatrixFile = None,
+    seconds: Annotated[float, option("X", "for the rates; start and steps come on top", 1.0)] = 120.0,
+) -> None:
+    """Measure what devices and links reach by a run's ranks, and keep it for plans: matmul, memory, what ranks send."""
+    from efficientbench.running.calibrate import calibrate as calibrate_ranks
+
+    config, mode = resolve_arguments(name, arguments or [], smoke, None, None, matrix)
+    raise typer.Exit(calibrate_ranks(config, mode, seconds))
+
+
 def status(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="folder of a run, of a suite, or of all")] = Path(
         "output"
@@ -283,7 +297,7 @@ def profile(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(run, sweep, study, plan, report, plot, compare, export),
+    *(run, sweep, study, plan, calibrate, report, plot, compare, export),
     *(import_, scripts, doctor, share, status, profile, list_runs, list_keys, chat, finetune, generate, launch, serve),
     *(speedrun, new_variant),
 )

@@ -21,6 +21,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "scripts": ("scripts --check",),
     "doctor": ("doctor", "doctor --device npu"),
     "share": (f"share {_SUITE}/gqa_0.5B",),
+    "calibrate": ("calibrate gqa_1.5B tp=2", "calibrate gqa_0.5B --smoke dp=2 dtype=fp32 --seconds 30"),
     "status": ("status", f"status {_SUITE}"),
     "profile": ("profile gqa_0.5B --smoke",),
     "list": ("list", "list gqa", "list 7B"),

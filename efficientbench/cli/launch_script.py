@@ -20,7 +20,8 @@ from efficientbench.launchers.job_scripts.container import BARE, Surroundings
 from efficientbench.launchers.job_scripts.kubernetes import Pods, kubernetes_manifest
 from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
-from efficientbench.metrics.sensors.hardware import device_rates, known_device
+from efficientbench.metrics.sensors.hardware import known_device
+from efficientbench.planning.basis import basis
 from efficientbench.planning.bill import Bill, bill, first_line
 from efficientbench.planning.fitting import check_fits
 from efficientbench.planning.plan import Plan, make_plan, with_kernels
@@ -100,12 +101,14 @@ class NamedRun:
         config, layout = self._laid_out(machines)
         plan = self._plan(config, layout, device)
         try:
-            rates = device_rates(device, config.training.dtype, config.measurement.peak_flops)
+            found = basis(device, config, layout.world_size)
+            rates = found.rates
             if layout.nodes > 1 and rates.between_nodes_bytes_s is None:
                 return bill(
                     plan, None, f"the table of devices lacks what the network of a node of {rates.name} carries"
                 )
-            return bill(plan, project(plan.config, layout, rates).step_time_s, "by projection", device=device)
+            step_time_s = project(plan.config, layout, rates, found.reached.efficiency).step_time_s
+            return bill(plan, step_time_s, "by projection", device=device)
         except UndeclaredError as error:
             return bill(plan, None, str(error))
 

@@ -34,6 +34,8 @@ class Transfer:
     payload_bytes: float
     """Bytes of the full tensor: an all-gather's result, a reduce-scatter's input, an all-to-all's input on one rank
     (the mean over ranks, where routing decides)."""
+    calls: float = 1
+    """Equal calls in which a rank sends it: of hidden states and tokens; all else counts as one."""
 
     def sent_bytes(self, size: int) -> float:
         """Return the bytes that each of the group's n = `size` ranks sends.
@@ -72,11 +74,12 @@ def step_transfers(config: RunConfig, layout: Layout, stage: int) -> list[Transf
 
 def _merged(transfers: Iterable[Transfer]) -> list[Transfer]:
     """Add up the transfers that differ only in size, in order of first appearance, without empty ones."""
-    sums: dict[tuple[str, Operation, Group], float] = {}
+    sums: dict[tuple[str, Operation, Group], tuple[float, float]] = {}
     for each in transfers:
         key = (each.purpose, each.operation, each.group)
-        sums[key] = sums.get(key, 0) + each.payload_bytes
-    return [Transfer(*key, size) for key, size in sums.items() if size]
+        size, calls = sums.get(key, (0.0, 0.0))
+        sums[key] = size + each.payload_bytes, calls + each.calls
+    return [Transfer(*key, size, calls) for key, (size, calls) in sums.items() if size]
 
 
 def _tensor_parallel(config: RunConfig, layout: Layout, stage: int) -> Iterator[Transfer]:
@@ -97,7 +100,9 @@ def _tensor_parallel(config: RunConfig, layout: Layout, stage: int) -> Iterator[
         for operation, width in _layer_widths(each, layout).items():
             widths[operation] += count * width
     for operation, width in widths.items():
-        yield Transfer("tensor parallelism: activations", operation, "tp", unit * (width + embedded + projected))
+        elements = width + embedded + projected
+        calls = elements / model.hidden_size
+        yield Transfer("tensor parallelism: activations", operation, "tp", unit * elements, calls)
     for each, count in config.stage_views:
         yield from _weights_and_heads(each, layout, count)
     if projected:
@@ -166,7 +171,8 @@ def _experts(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
     if layout.ep > 1:
         copies = copies / layout.tp
         size = layers * copies * (2 * token + FLOAT32_BYTES)
-        yield Transfer(purpose, "all-to-all", "ep", (forwards + 1) * size)
+        # Tokens, their weights, and the experts' outputs.
+        yield Transfer(purpose, "all-to-all", "ep", (forwards + 1) * size, 3 * layers * (forwards + 1))
     elif split:
         gathered = forwards * (token + FLOAT32_BYTES) + token
         scattered = forwards * token + token + FLOAT32_BYTES
@@ -174,7 +180,7 @@ def _experts(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
         yield Transfer(purpose, "reduce-scatter", "tp", layers * copies * scattered)
     if split or layout.ep > 1:
         counts = layers * forwards * moe.experts * INT64_BYTES * (layout.tp if split else layout.ep)
-        yield Transfer("experts: counts", "all-gather", "tp" if split else "ep", counts)
+        yield Transfer("experts: counts", "all-gather", "tp" if split else "ep", counts, layers * forwards)
     if moe.auxiliary_loss and moe.auxiliary_over != "global" and layout.tp * layout.cp > 1:
         # Once even with recomputation: only the forward pass with a gradient computes the auxiliary loss.
         rows = config.training.micro_batch_size if moe.auxiliary_over == "sequence" else 1
@@ -187,7 +193,7 @@ def _pipeline(config: RunConfig, layout: Layout, stage: int) -> Iterator[Transfe
     sends = 2 * layout.vpp - first - last
     size = rank_tokens(config, layout) * config.model.hidden_size * DTYPE_BYTES[config.training.dtype]
     if layout.pp > 1:
-        yield Transfer("pipeline: activations", "send", "pp", sends * size / (layout.tp if layout.sp else 1))
+        yield Transfer("pipeline: activations", "send", "pp", sends * size / (layout.tp if layout.sp else 1), sends)
 
 
 def _replicas(config: RunConfig, layout: Layout, stage: int) -> Iterator[Transfer]:

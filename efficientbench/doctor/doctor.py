@@ -34,6 +34,7 @@ from efficientbench.metrics.monitoring.sensor_registry import device_sensors, ex
 from efficientbench.metrics.records.environment import version_of
 from efficientbench.metrics.sensors.base import Sensor
 from efficientbench.metrics.sensors.hardware import peak_flops
+from efficientbench.planning.basis import find_calibration
 
 INSTALL = "pip install 'efficientbench[train]'"
 """What a wheel's installation needs to train."""
@@ -196,6 +197,7 @@ def _measurement(device: Device, usable: bool) -> Iterator[Check]:
             yield from _readings(device.type, sensor, state)
     if usable:
         yield _flops(device)
+        yield _calibration(device)
 
 
 def _readings(name: str, sensor: Sensor, state: SensorState) -> Iterator[Check]:
@@ -223,6 +225,17 @@ def _flops(device: Device) -> Check:
         instead = "a run measures mfu_of_measured_peak instead"
         return Check(device.type, False, f"no MFU in {dtype}: {source}; {instead}", "measurement.peak_flops=FLOP/S")
     return Check(device.type, True, f"MFU in {dtype}: against {peak / 1e12:,.1f} TFLOP/s ({source})")
+
+
+def _calibration(device: Device) -> Check:
+    """Return what projections on a device take, in the default cache folder."""
+    folder = Path(DataConfig().cache)
+    found = find_calibration(device.names()[0], folder, TrainingConfig().dtype)
+    found = found or find_calibration(device.names()[0], folder, "fp32")
+    if found is None:
+        remedy = "efficientbench calibrate NAME, for a run's name"
+        return Check(device.type, False, f"not calibrated: {folder} has no rates of this device", remedy)
+    return Check(device.type, True, f"calibrated: {found.named}; {found.error}")
 
 
 def _host() -> list[Check]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from efficientbench.basics.counted import number_of, seconds
 from efficientbench.basics.errors import MetricsError
 from efficientbench.metrics.sensors.hardware import known_device
-from efficientbench.planning.efficiency import Reached, reached
+from efficientbench.planning.basis import Calibrated, basis
+from efficientbench.planning.efficiency import Reached
 from efficientbench.planning.plan import Plan
 from efficientbench.planning.table import ABSENT
 
@@ -27,8 +28,8 @@ class Bill:
     """Energy by the measurement of another run; None: there is none on such a device."""
     source: str
     """Where the energy is from, or why there is no time."""
-    reached: Reached | None = None
-    """What published runs reached, where the time is a projection with it."""
+    reached: Reached | Calibrated | None = None
+    """What published runs or a calibration reached, where the time is a projection with it."""
 
 
 def bill(
@@ -41,12 +42,12 @@ def bill(
         step_time_s: the time of a step; None: it is not known.
         source: where the energy is from, or why there is no time.
         energy_j: the run's energy; None: there is no measurement.
-        device: the name in the table of devices on which the time is projected by published runs.
+        device: the device on which the time is projected, by a name that `basis` takes; None: it is not.
     """
     reason = not_estimated(plan)
     if reason is not None or step_time_s is None:
         return Bill(None, plan.layout.world_size, None, reason or source)
-    found = None if device is None else reached(known_device(device).name, plan.config.model)
+    found = None if device is None else basis(device, plan.config, plan.layout.world_size).reached
     whole_s = step_time_s * plan.budget.steps
     return Bill(whole_s * share_held(plan, whole_s), plan.layout.world_size, energy_j, source, found)
 

@@ -16,7 +16,8 @@ from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.devices.base import Device
 from efficientbench.devices.cpu import CPU
 from efficientbench.devices.registry import all_devices, device_called, device_of_backend
-from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
+from efficientbench.metrics.sensors.hardware import DeviceRates
+from efficientbench.planning.basis import Basis, basis
 from efficientbench.planning.plan import Plan, make_plan, with_kernels
 from efficientbench.planning.step_time import Projection, project
 
@@ -29,12 +30,17 @@ class ClusterPlan:
     grid: RankGrid
     stage_parameters: tuple[int, ...]
     """Parameters of a rank of each pipeline stage, counted in the engine's own model on the meta device."""
-    rates: DeviceRates | None
-    """Rates of the named device; None if the plan names no device."""
+    basis: Basis | None
+    """What projections on the named device stand on; None if the plan names no device."""
     projection: Projection | None
     """The projected step; None where rates are missing."""
     not_projected: str | None
     """Why there is no projection; None where there is one."""
+
+    @property
+    def rates(self) -> DeviceRates | None:
+        """Rates of the named device; None if the plan names no device."""
+        return None if self.basis is None else self.basis.rates
 
     @property
     def fullest_stage(self) -> int:
@@ -51,32 +57,33 @@ def make_cluster_plan(config: RunConfig, world: int, devices_per_node: int, devi
         config: the run's configuration; an unset dp takes all ranks.
         world: number of ranks.
         devices_per_node: ranks on each node; a smaller world is one node.
-        device: a name in the table of devices, like 'H100 SXM'; None: the plan has no step time.
+        device: a name that `basis` takes, like 'H100 SXM'; None: the plan has no step time.
 
     Raises:
         ConfigError: the layout cannot work on `world` ranks; the message says what would.
         DeviceError: the configuration names an unknown device type.
-        MetricsError: the table of devices lacks `device`.
+        MetricsError: as `basis`.
     """
-    rates = device_rates(device, config.training.dtype, config.measurement.peak_flops) if device else None
+    found = basis(device, config, world) if device else None
+    rates = found.rates if found else None
     config, layout = layout_of_world(config, world, devices_per_node)
     chosen = accelerator(config, rates)
     config = with_kernels(config, chosen)
     projection, not_projected = None, None
-    if rates is None:
+    if found is None or rates is None:
         not_projected = "--device NAME, like --device 'H100 SXM', gives a step's time"
     elif layout.nodes > 1 and rates.between_nodes_bytes_s is None:
         not_projected = f"what the network of a node of {rates.name} carries is not in the table of devices"
     else:
         try:
-            projection = project(config, layout, rates)
+            projection = project(config, layout, rates, found.reached.efficiency)
         except UndeclaredError as error:
             not_projected = str(error)
     return ClusterPlan(
         plan=make_plan(config, layout, chosen.runtime_bytes),
         grid=RankGrid(layout),
         stage_parameters=tuple(count_stage_parameters(config, layout)),
-        rates=rates,
+        basis=found,
         projection=projection,
         not_projected=not_projected,
     )

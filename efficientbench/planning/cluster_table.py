@@ -14,10 +14,9 @@ from efficientbench.costs.communication import Transfer, micro_batch_transfers, 
 from efficientbench.costs.rank_grid import Group
 from efficientbench.metrics.formulas.definitions import flops_utilization
 from efficientbench.planning.cluster_plan import ClusterPlan
-from efficientbench.planning.efficiency import reached
 from efficientbench.planning.fitting import remedies
 from efficientbench.planning.plan import gigabytes, memory_parts
-from efficientbench.planning.step_time import assumptions, bubble_fraction, crosses_nodes
+from efficientbench.planning.step_time import bubble_fraction, crosses_nodes
 from efficientbench.planning.table import plain_table, print_tables
 
 IN_NODE, BETWEEN_NODES = "in the node", "between nodes"
@@ -150,15 +149,14 @@ def _notes(cluster: ClusterPlan) -> list[str]:
             lines.append(f"{name}: n/a; {reason}")
     if rates is not None and rates.memory_bytes is not None and known(lambda: plan.memory) is not None:
         lines.append(_verdict(cluster, rates.memory_bytes))
-    if cluster.projection is None or rates is None:
+    if cluster.projection is None or cluster.basis is None or rates is None:
         return [*lines, f"step time: n/a; {cluster.not_projected}"]
     tokens_s = plan.budget.tokens_per_step / cluster.projection.step_time_s
     flops = plan.budget.tokens_per_step * plan.flops.training
     used = flops_utilization(flops, cluster.projection.step_time_s, layout.world_size, rates.peak_flops)
     device_s = tokens_s / layout.world_size
     lines.append(f"projected: {tokens_s:,.0f} tokens/s, {device_s:,.0f} a device, MFU {used:.1%}")
-    model = plan.config.model
-    return [*lines, f"range: {reached(rates.name, model).tokens_range(device_s)}", *assumptions(rates, model)]
+    return [*lines, f"range: {cluster.basis.reached.tokens_range(device_s)}", *cluster.basis.assumptions]
 
 
 def _verdict(cluster: ClusterPlan, capacity_bytes: float) -> str:

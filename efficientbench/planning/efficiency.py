@@ -9,9 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.basics.foreign import parse_own_yaml
+from efficientbench.config.layout import Layout
+from efficientbench.config.schema import RunConfig
+from efficientbench.costs.communication import Transfer
+from efficientbench.metrics.sensors.hardware import DeviceRates
 
 TABLE = Path(__file__).with_name("efficiencies.yaml")
 
@@ -24,6 +29,28 @@ class Efficiency:
     attention: float
     memory: float
     link: float
+
+    def at(self, config: RunConfig, layout: Layout, stages: int) -> Efficiency:
+        """Return these shares, which are the same in every run: see `Shares`."""
+        return self
+
+    def transfer_s(self, transfer: Transfer, ranks: int, far: bool, link_bytes_s: float) -> float:
+        """Return the seconds in which a rank sends a transfer.
+
+        Args:
+            transfer: what is sent.
+            ranks: the ranks of its group.
+            far: whether it leaves a node.
+            link_bytes_s: the peak of the slowest link that the group crosses, bytes/s.
+        """
+        return transfer.sent_bytes(ranks) / (link_bytes_s * self.link)
+
+
+class Shares(Protocol):
+    """Where the shares of a device's peaks that a run reaches are from."""
+
+    def at(self, config: RunConfig, layout: Layout, stages: int) -> Efficiency:
+        """Return the shares that a run reaches while ranks of `stages` pipeline stages compute."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +74,22 @@ class Reached:
     lowest: float
     """Of the held-out runs the least ratio of published to projected tokens a second."""
     highest: float
+
+    @property
+    def share(self) -> str:
+        """The share of the peak in matrix products, and where it is from."""
+        return f"{self.efficiency.matmul:.0%} of its peak in matrix products assumed"
+
+    def assumed(self, rates: DeviceRates) -> str:
+        """Return what a projection on a device assumes that it reaches."""
+        share, network = self.efficiency, rates.between_nodes_bytes_s
+        between = f", {network / 1e9:g} GB/s between nodes" if network else ""
+        return (
+            f"assumed, as fitted to {self.fitted} published runs of {self.runs}: {share.matmul:.0%} of "
+            f"{rates.peak_flops / 1e12:g} TFLOP/s in matmuls, {share.attention:.0%} in attention, {share.memory:.0%} "
+            f"of {rates.memory_bytes_s / 1e12:g} TB/s of memory, {share.link:.0%} of {rates.in_node_bytes_s / 1e9:g} "
+            f"GB/s in a node{between}; no transfer has a latency"
+        )
 
     @property
     def error(self) -> str:

@@ -20,11 +20,11 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.costs.memory import memory_by_stage
 from efficientbench.costs.model import flops_per_token
 from efficientbench.metrics.formulas.definitions import flops_utilization
-from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
+from efficientbench.metrics.sensors.hardware import DeviceRates
+from efficientbench.planning.basis import Basis, basis
 from efficientbench.planning.cluster_plan import accelerator
-from efficientbench.planning.efficiency import reached
 from efficientbench.planning.plan import gigabytes, with_kernels
-from efficientbench.planning.step_time import Projection, assumptions, project
+from efficientbench.planning.step_time import Projection, project
 from efficientbench.planning.table import ABSENT, plain_table, print_lines, print_tables
 
 _COLUMNS = (
@@ -42,9 +42,7 @@ def print_search(found: Search, command: str, console: Console) -> None:
     table = plain_table("", _COLUMNS)
     for place, candidate in enumerate(found.ranked, start=1):
         table.add_row(f"{place}", *_row(candidate, found), style="bold" if place == 1 else None)
-    print_tables(
-        console, [table], (*_notes(found), *assumptions(found.rates, best.config.model), f"the first: {command}")
-    )
+    print_tables(console, [table], (*_notes(found), *found.basis.assumptions, f"the first: {command}"))
 
 
 def _row(candidate: Candidate, found: Search) -> tuple[str, ...]:
@@ -79,9 +77,9 @@ def _notes(found: Search) -> list[str]:
 
 
 def _range(found: Search) -> str:
-    """Return the range of the fastest layout's speed that errors on published runs give."""
+    """Return the range of the fastest layout's speed, by the errors of projections."""
     best = found.ranked[0]
-    return reached(found.rates.name, best.config.model).tokens_range(best.tokens_per_s / best.layout.world_size)
+    return found.basis.reached.tokens_range(best.tokens_per_s / best.layout.world_size)
 
 
 MOST_RANKED = 10
@@ -130,8 +128,13 @@ class Search:
     """Number of layouts with a micro-batch that fit."""
     too_large: int
     """Number of layouts with a micro-batch that need more than a device's memory, however much is recomputed."""
-    rates: DeviceRates
+    basis: Basis
     nodes: int
+
+    @property
+    def rates(self) -> DeviceRates:
+        """The rates of the device."""
+        return self.basis.rates
 
 
 Laid = tuple[RunConfig, Layout]
@@ -147,14 +150,15 @@ def search(config: RunConfig, world: int, devices_per_node: int, device: str, gi
         config: the run's configuration.
         world: number of ranks, all of which are used.
         devices_per_node: ranks on each node; a smaller world is one node.
-        device: a name in the table of devices, like 'H100 SXM'.
+        device: a name that `basis` takes, like 'H100 SXM'.
         given: the keys of SEARCHED that the user has set, and that the search does not change.
 
     Raises:
         ConfigError: no layout works, none fits, or a variant declares no formula for memory or time.
-        MetricsError: the table of devices lacks `device`.
+        MetricsError: as `basis`.
     """
-    rates = device_rates(device, config.training.dtype, config.measurement.peak_flops)
+    stands = basis(device, config, world)
+    rates = stands.rates
     per_node, nodes = whole_nodes(world, devices_per_node)
     if rates.memory_bytes is None:
         raise ConfigError(f"--search: the memory of {rates.name} does not follow from its name")
@@ -162,7 +166,6 @@ def search(config: RunConfig, world: int, devices_per_node: int, device: str, gi
         raise ConfigError(f"--search: the table of devices lacks what the network of a node of {rates.name} carries")
     chosen = accelerator(config, rates)
     config = with_kernels(config, chosen)
-    efficiency = reached(rates.name, config.model).efficiency
     found: list[Candidate] = []
     too_large: list[tuple[int, RunConfig]] = []
     for laid in _layouts(config, world, per_node, nodes, given):
@@ -172,12 +175,12 @@ def search(config: RunConfig, world: int, devices_per_node: int, device: str, gi
             # The last recomputes most and so needs the least memory.
             too_large.append((_fullest(*laid[-1], chosen.runtime_bytes), laid[-1][0]))
         else:
-            found.append(Candidate(*fitting, project(fitting[0], fitting[1], rates, efficiency)))
+            found.append(Candidate(*fitting, project(fitting[0], fitting[1], rates, stands.reached.efficiency)))
     valid = (each for each in sorted(found, key=_order) if _is_valid(each.config))
     ranked = tuple(islice(valid, MOST_RANKED))
     if not ranked:
         raise ConfigError(_nothing(config, per_node, nodes, too_large, rates))
-    return Search(ranked, len(found), len(too_large), rates, nodes)
+    return Search(ranked, len(found), len(too_large), stands, nodes)
 
 
 def words_of(changed: RunConfig, config: RunConfig) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from efficientbench.architecture.model import ModelConfig
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.communication import GRADIENTS, WEIGHTS, Transfer, micro_batch_transfers, step_transfers
@@ -12,23 +11,8 @@ from efficientbench.costs.compute import Works, micro_batch_work, optimizer_work
 from efficientbench.costs.memory import rank_parameters
 from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.metrics.sensors.hardware import DeviceRates
-from efficientbench.planning.efficiency import Efficiency, reached
-
-
-def assumptions(rates: DeviceRates, model: ModelConfig) -> list[str]:
-    """Return a line with a projection's assumptions, and a line with the sources of the device's rates."""
-    found = reached(rates.name, model)
-    share, network = found.efficiency, rates.between_nodes_bytes_s
-    between = f", {network / 1e9:g} GB/s between nodes" if network else ""
-    return [
-        f"assumed, as fitted to {found.fitted} published runs of {found.runs}: {share.matmul:.0%} of "
-        f"{rates.peak_flops / 1e12:g} TFLOP/s in matmuls, {share.attention:.0%} in attention, {share.memory:.0%} of "
-        f"{rates.memory_bytes_s / 1e12:g} TB/s of memory, {share.link:.0%} of {rates.in_node_bytes_s / 1e9:g} GB/s "
-        f"in a node{between}; only "
-        "gradients and weights of replicas hide behind computing, no transfer has a latency; experts get equal shares; "
-        "loading, evaluation and checkpoints left out",
-        f"rates: {'; '.join(rates.sources)}",
-    ]
+from efficientbench.planning.efficiency import Efficiency, Shares, reached
+from efficientbench.planning.pipeline import shared_pipeline_s
 
 
 @dataclass(frozen=True)
@@ -49,8 +33,8 @@ class Projection:
         return sum(self.compute_s.values()) + sum(self.communication_s.values()) - self.hidden_s + self.bubble_s
 
 
-def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: Efficiency | None = None) -> Projection:
-    """Project a step's time; without an efficiency with that of published runs.
+def project(config: RunConfig, layout: Layout, rates: DeviceRates, shares: Shares | None = None) -> Projection:
+    """Project a step's time; without shares with those of published runs.
 
     Operations run one after another; each takes the longer of computing and moving its bytes. A transfer takes the rate
     of the slowest link that its group crosses, without latency; `_hidden_s` gives the time that hides behind computing.
@@ -58,7 +42,9 @@ def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: E
 
     `rates.between_nodes_bytes_s` must be known where the layout has several nodes.
     """
-    efficiency = efficiency or reached(rates.name, config.model).efficiency
+    shares = shares or reached(rates.name, config.model).efficiency
+    # Interleaved stages hardly wait for each other.
+    efficiency = shares.at(config, layout, 1 if layout.vpp == 1 else layout.pp)
     grid, stages = RankGrid(layout), range(layout.pp)
     # Inner stages differ in the links to their neighbours at most.
     kinds = [(stage == 0, stage == layout.pp - 1, _sends_far(grid, stage)) for stage in stages]
@@ -81,11 +67,27 @@ def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: E
     for purpose, time_s in once.items():
         communication_s[purpose] = communication_s.get(purpose, 0) + time_s
     return Projection(
-        compute_s=compute_s | _compute_times(optimizer, rates, efficiency),
+        compute_s=compute_s | _compute_times(optimizer, rates, shares.at(config, layout, layout.pp)),
         communication_s=communication_s,
         hidden_s=_hidden_s(config, layout, slowest, once, sum(compute[slowest].values())),
-        bubble_s=(sum(lengths) - lengths[slowest]) / layout.vpp,
+        bubble_s=_bubble_s(config, layout, rates, shares, lengths, slowest),
     )
+
+
+def _bubble_s(
+    config: RunConfig, layout: Layout, rates: DeviceRates, shares: Shares, lengths: list[float], slowest: int
+) -> float:
+    """Return the seconds that the slowest stage does not compute its own micro-batches, or computes beside others.
+
+    `lengths`: each stage's time of a micro-batch, as `shares` have it while one stage computes.
+    """
+    found = [shares.at(config, layout, stages) for stages in range(1, layout.pp + 1)]
+    if layout.vpp > 1 or all(each == found[0] for each in found):
+        return (sum(lengths) - lengths[slowest]) / layout.vpp
+    work = micro_batch_work(config, layout, slowest)
+    times = [sum(_compute_times(work, rates, each).values()) for each in found]
+    slower = [time_s / times[0] for time_s in times]
+    return shared_pipeline_s(lengths, layout.micro_batches, slower) - layout.micro_batches * lengths[slowest]
 
 
 def _hidden_s(config: RunConfig, layout: Layout, stage: int, once: dict[str, float], micro_batch_s: float) -> float:
@@ -131,9 +133,9 @@ def _transfer_times(
 ) -> dict[str, float]:
     times: dict[str, float] = {}
     for each in transfers:
-        bandwidth = link_bytes_s(each, grid, stage, rates) * efficiency.link
-        sent = each.sent_bytes(grid.span(each.group).size)
-        times[each.purpose] = times.get(each.purpose, 0) + sent / bandwidth
+        ranks, far = grid.span(each.group).size, crosses_nodes(each, grid, stage)
+        time_s = efficiency.transfer_s(each, ranks, far, link_bytes_s(each, grid, stage, rates))
+        times[each.purpose] = times.get(each.purpose, 0) + time_s
     return times
 
 

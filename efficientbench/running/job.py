@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import TypeAdapter
 
@@ -15,6 +15,9 @@ from efficientbench.config.budget import Budget
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.files import write_whole
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class AnyJob(ABC):
@@ -71,7 +74,7 @@ class Job(AnyJob):
         return self.layout.ranks_per_node
 
     @classmethod
-    def read(cls, path: Path, trusted: bool = False) -> Job:
+    def read(cls, path: Path, trusted: bool = False) -> Self:
         """Read a job that `write` has written.
 
         Args:

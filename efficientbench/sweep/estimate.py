@@ -5,15 +5,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.basics.errors import MetricsError
 from efficientbench.config.training import Recompute
 from efficientbench.costs.model import flops_per_token
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.sensors.hardware import device_rates, known_device, peak_flops
+from efficientbench.metrics.sensors.hardware import peak_flops
+from efficientbench.planning.basis import basis, find_calibration
 from efficientbench.planning.bill import not_estimated, share_held
-from efficientbench.planning.efficiency import reached
+from efficientbench.planning.calibration import is_device
 from efficientbench.planning.plan import Plan
 from efficientbench.planning.step_time import project
 from efficientbench.sweep.machine import Machine
@@ -69,16 +71,6 @@ def _same(records: Sequence[RunRecord], device: str) -> list[RunRecord]:
     return [each for each in found if each.tokens_per_s and each.flops_per_token and each.reinforcement is None]
 
 
-def is_device(recorded: str, name: str) -> bool:
-    """Return whether a record's device is the one of this name, which may be the table's or the driver's."""
-    if recorded == name:
-        return True
-    try:
-        return known_device(recorded) == known_device(name)
-    except MetricsError:
-        return False
-
-
 def _time_s(plan: Plan, machine: Machine, same: Sequence[RunRecord], cores: float) -> tuple[float | None, float, str]:
     """Return the time of all steps and of the rest, and where they are from."""
     flops = plan.flops.training_hardware * plan.budget.tokens
@@ -90,7 +82,8 @@ def _time_s(plan: Plan, machine: Machine, same: Sequence[RunRecord], cores: floa
         around_s = statistics.median(_around_s(each) for each in alike)
         source = f"FLOP/s per device of the record nearest in size, start and evaluation as in {len(alike)} records"
         return flops / (rate * devices), around_s, source
-    if machine.shared:
+    dtype, cache = plan.config.training.dtype, Path(plan.config.data.cache)
+    if machine.shared and find_calibration(machine.name, cache, dtype) is None:
         assumed = f"{ASSUMED_CORE_FLOPS / 1e9:.0f} GFLOP/s a core assumed ({cores:g} cores), training alone"
         return flops / (ASSUMED_CORE_FLOPS * cores), 0.0, assumed
     time_s, source = _projected_s(plan, machine.name)
@@ -98,19 +91,19 @@ def _time_s(plan: Plan, machine: Machine, same: Sequence[RunRecord], cores: floa
 
 
 def _projected_s(plan: Plan, device: str) -> tuple[float | None, str]:
-    """Project the time from metrics/sensors/hardware.yaml, as `plan --world` does."""
+    """Project the time as `plan --world` does."""
     dtype = plan.config.training.dtype
     try:
-        rates = device_rates(device, dtype, plan.config.measurement.peak_flops)
+        found = basis(device, plan.config, plan.layout.world_size)
     except MetricsError as error:
         peak, reason = peak_flops(device, dtype)
         return None, str(error) if peak is not None else reason
+    rates = found.rates
     if plan.layout.nodes > 1 and rates.between_nodes_bytes_s is None:
         return None, f"what the network of a node of {rates.name} carries is not in the table of devices"
-    found = reached(rates.name, plan.config.model)
-    share = f"{found.efficiency.matmul:.0%} of its peak in matrix products"
-    source = f"projected from the rates of {rates.name}, {share} assumed, training alone; {found.time_range}"
-    return project(plan.config, plan.layout, rates).step_time_s * plan.budget.steps, source
+    reached = found.reached
+    source = f"projected from the rates of {rates.name}, {reached.share}, training alone; {reached.time_range}"
+    return project(plan.config, plan.layout, rates, found.reached.efficiency).step_time_s * plan.budget.steps, source
 
 
 def _energy_j(plan: Plan, device: str, same: Sequence[RunRecord]) -> tuple[float | None, str]:

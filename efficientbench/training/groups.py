@@ -8,7 +8,7 @@ import functools
 import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -74,6 +74,15 @@ def model_parallel(parallel: ParallelConfig, seed: int, hang_limit_s: float = HA
         yield
     finally:
         parallel_state.destroy_model_parallel()
+
+
+def own_group(lists: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
+    """Make a group of each list of ranks; return this rank's, or None where it is in none. All ranks call this."""
+    own = None
+    for ranks in lists:
+        made = dist.new_group(list(ranks))
+        own = made if dist.get_rank() in ranks else own
+    return own
 
 
 def _store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:

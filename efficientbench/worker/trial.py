@@ -37,6 +37,14 @@ class RandomTokens:
         return iter([self.batch] * self.micro_batches)
 
 
+def random_trainer(job: Job, steps: int, device: torch.device) -> Trainer:
+    """Return this rank's trainer of a run on random tokens, within its process groups; `steps`: at most so many."""
+    config = job.config
+    stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
+    batches = cast("Batches", RandomTokens(job, device))
+    return Trainer(config, steps, stages, build_optimizer(stages, config), batches, [])
+
+
 def try_rank(job: Job, rank: Rank, device: Device, torch_device: torch.device) -> bool:
     """Train STEPS steps; return whether a signal stopped them before their end. Errors are those of a run."""
     config, limit_s = job.config, job.config.faults.hang_limit_s
@@ -45,9 +53,7 @@ def try_rank(job: Job, rank: Rank, device: Device, torch_device: torch.device) -
         groups.world(device.backend, limit_s, device.group_device(torch_device, job.layout.pp)),
         groups.model_parallel(config.parallel, config.training.seed, limit_s),
     ):
-        stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, torch_device)]
-        batches = cast("Batches", RandomTokens(job, torch_device))
-        trainer = Trainer(config, STEPS, stages, build_optimizer(stages, config), batches, [])
+        trainer = random_trainer(job, STEPS, torch_device)
         for step in range(1, STEPS + 1):
             if trainer.train_step(step, rank.stop_requested):
                 return True

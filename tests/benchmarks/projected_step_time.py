@@ -1,149 +1,181 @@
-"""A step's time as `plan` projects it against the time that it takes, on one and two single-threaded gloo ranks.
+"""A step's time as `plan --world` projects it by calibrated rates against the time that it takes, on gloo ranks.
 
-Measures this machine's rates before and after, in place of a row of the table of devices: FLOP/s of the model's largest
-matrix products and of its attention, bytes a second of its activation, and gloo's all-reduce, all ranks at once, since
-they share memory and cores. Then projects and trains each layout, round after round, and prints measured over
-projected. Of steps and of rates the least time of several counts, which other processes disturb least.
+In each round `efficientbench calibrate` measures a small run in one layout of four single-threaded ranks. Then each
+layout of another, larger run is projected by that calibration, with the calibration's own step left out, and trained.
+None of these shapes and layouts was measured. Last, DP 2 is trained again while others compute on rank 0's core, and
+where network namespaces can be made, two hosts calibrate again behind a slowed link: both lie outside the interval.
+With `--write` the figures so far are written after each round, and where something ends the script.
 
-    python3 tests/benchmarks/projected_step_time.py [--steps 10] [--rounds 3] [--layouts "one rank" "DP 2"] [--write]
+    python3 tests/benchmarks/projected_step_time.py [--steps 3] [--rounds 2] [--layouts "one rank" "DP 2"] [--write]
 """
 
 from __future__ import annotations
 
+import os
+import statistics
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import torch
+import pytest
+from replicas.places import two_hosts
 from support.cells import write_corpus
+from support.command_line import efficientbench
 from support.measured import Figure, options, report, seconds
 from support.ranks import Ranks
+from support.slowed import computing, on_hosts, slow_down
 from support.tiny_training import tiny_training
 
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
-from efficientbench.metrics.sensors.hardware import DeviceRates
-from efficientbench.planning.efficiency import Efficiency
+from efficientbench.planning.basis import ERROR, Calibrated, find_calibration
 from efficientbench.planning.step_time import project
 
-WITHIN = 0.25
-
-SHAPE = [
-    "model.layers=2",
-    "model.hidden_size=384",
-    "model.heads=6",
+SMALL = [
+    "model.layers=4",
+    "model.hidden_size=256",
+    "model.heads=4",
     "model.head_dim=64",
-    "model.attention.query_groups=2",
+    "model.attention.query_groups=4",
+    "model.ffn_hidden_size=768",
+    "model.vocab_size=4096",
+    "training.seq_len=256",
+    "training.micro_batch_size=2",
+    "training.global_batch_size=8",
+    "training.dtype=fp32",
+    "training.steps=1000",
+]
+CALIBRATED = [*SMALL, "parallel.tp=2", "parallel.dp=2"]
+SHAPE = [
+    *SMALL,
+    "model.hidden_size=384",
+    "model.heads=8",
+    "model.head_dim=48",
     "model.ffn_hidden_size=1536",
     "model.vocab_size=8192",
     "training.seq_len=512",
     "training.micro_batch_size=1",
-    "training.global_batch_size=2",
-    "training.dtype=fp32",
-    "training.steps=1000",
+    "training.global_batch_size=4",
 ]
+# Ranks that share cores have nothing to hide a transfer behind.
+PLAIN = "parallel.overlap=false"
+EXPERTS = ["model.ffn_hidden_size=512", "model.moe.experts=4", PLAIN]
 LAYOUTS = {
-    "one rank": ["parallel.dp=1"],
-    # Ranks that share cores have nothing to hide a transfer behind.
-    "DP 2": ["parallel.dp=2", "parallel.overlap=false"],
-    "TP 2": ["parallel.dp=1", "parallel.tp=2"],
-    "PP 2": ["parallel.dp=1", "parallel.pp=2"],
+    "one rank": ("gqa_1.5B", ["parallel.dp=1"]),
+    "TP 2": ("gqa_1.5B", ["parallel.dp=1", "parallel.tp=2"]),
+    "TP 4": ("gqa_1.5B", ["parallel.dp=1", "parallel.tp=4"]),
+    "DP 2": ("gqa_1.5B", ["parallel.dp=2", PLAIN]),
+    "DP 4": ("gqa_1.5B", ["parallel.dp=4", PLAIN]),
+    "PP 2": ("gqa_1.5B", ["parallel.dp=1", "parallel.pp=2"]),
+    "PP 4": ("gqa_1.5B", ["parallel.dp=1", "parallel.pp=4"]),
+    "EP 2": ("moe_0.5Bx8", ["parallel.dp=2", "parallel.ep=2", *EXPERTS]),
+    "EP 4": ("moe_0.5Bx8", ["parallel.dp=4", "parallel.ep=4", *EXPERTS]),
 }
+CONDITIONS = "float32, one thread a rank; rates of a smaller run on TP 2 × DP 2 measured before, its step left out"
 
 
 def main() -> None:
-    """Print each layout's ratio; exit with 1 where one is off by more than a quarter."""
+    """Print each layout side by side with its interval; exit with 1 where one is off by more than ERROR."""
     parser = options(__doc__)
-    parser.add_argument("--steps", type=int, default=10, help="measured steps of each round")
-    parser.add_argument("--rounds", type=int, default=3, help="times that rates, then steps are measured")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps of a layout in each round")
+    parser.add_argument("--rounds", type=int, default=2, help="times that rates, then steps are measured")
+    parser.add_argument("--seconds", type=int, default=30, help="of a calibration")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     arguments = parser.parse_args()
-    figures: dict[str, Figure] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in arguments.layouts:
-            config = resolve("gqa_1.5B", True, [*SHAPE, f"data.cache={folder}", *LAYOUTS[name]])
-            write_corpus(Path(folder) / "tokens", config.model.vocab_size, documents=300, length=200)
-            figures[name] = compare(name, config, Path(folder) / "tokens", arguments.rounds, arguments.steps)
-    report(__file__, arguments, figures, "float32, one thread a rank, rates measured before and after")
-    sys.exit(int(any(not 1 - WITHIN <= figure.value <= 1 + WITHIN for figure in figures.values())))
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        write_corpus(folder / "tokens", 4096, documents=300, length=200)
+        layouts = [Laid(each, folder) for each in arguments.layouts]
+        sizes = {each.layout.world_size for each in layouts}
+        # A rank takes longer to start than a layout to be measured.
+        worlds = {size: stack.enter_context(closing(Ranks(size))) for size in sizes}
+        for world in worlds.values():
+            # Up before anything is measured: what they import takes the cores.
+            world.call(os.getpid)
+        figures: dict[str, Figure] = {}
+        try:
+            for _ in range(arguments.rounds):
+                calibrated = calibrate(folder, arguments.seconds)
+                for laid in layouts:
+                    laid.measure(worlds, calibrated, arguments.steps)
+                    figures |= figures_of([each for each in layouts if each.found])
+                report(__file__, arguments, figures, CONDITIONS)
+            if "DP 2" in arguments.layouts:
+                slowed(figures, worlds[2], Laid("DP 2", folder), calibrated)
+                slowed_link(figures, folder)
+        finally:
+            # What ends the script early leaves what was measured before.
+            if figures:
+                report(__file__, arguments, figures, CONDITIONS)
+    sys.exit(int(any(abs(figures[name].value - 1) > ERROR for name in arguments.layouts)))
 
 
-def compare(name: str, config: RunConfig, prefix: Path, rounds: int, steps: int) -> Figure:
-    """Print a layout's figures; return measured over projected time."""
-    layout = Layout.of(config, devices=1, oversubscribe=True)
-    ratios = []
-    with closing(Ranks(layout.world_size)) as ranks:
-        for _ in range(rounds):
-            # Before and after, since a machine's speed is not the same from one minute to the next.
-            before = slowest(ranks.call(measure_rates, config))
-            times = zip(*ranks.call(train, config, prefix, steps), strict=True)
-            step_time_s = min(max(each) for each in times)
-            rates, efficiency = slowest(ranks.call(measure_rates, config))
-            projection = project(config, layout, rates, efficiency)
-            projected_s = (project(config, layout, *before).step_time_s + projection.step_time_s) / 2
-            ratios.append(step_time_s / projected_s)
-            print(f"{name}: measured {step_time_s:.3f} s, projected {projected_s:.3f} s", flush=True)
-    print(rates, efficiency, projection, sep="\n", flush=True)
-    return Figure.with_range(f"measured over projected step time, {name}", ratios)
-
-
-def slowest(measured: list[tuple[float, float, float, float]]) -> tuple[DeviceRates, Efficiency]:
-    """What the slowest rank reached, as a row of the table of devices of which all is reached."""
-    matmul, attention, memory, link = (min(each) for each in zip(*measured, strict=True))
-    rates = DeviceRates("this machine", "gloo", matmul, memory, None, link, None, ("measured",))
-    return rates, Efficiency(matmul=1, attention=attention / matmul, memory=1, link=1)
-
-
-def measure_rates(config: RunConfig) -> tuple[float, float, float, float]:
-    """Return FLOP/s of the feed-forward products and of causal attention, and bytes/s of the activation and of gloo.
-
-    FLOPs are those of forward and backward, as the cost formulas count them; gloo's rate is of a large all-reduce.
-    """
-    import torch.distributed as dist
-
-    from efficientbench.model.kernels.causal_attention import causal_attention
-    from efficientbench.model.kernels.swiglu import swiglu
-
-    model, training = config.model, config.training
-    tokens, tp = training.micro_batch_size * training.seq_len, config.parallel.tp
-    inputs = torch.randn(tokens, model.hidden_size)
-    weight, total = torch.randn(2, 2 * model.ffn_hidden_size // tp, model.hidden_size)
-    outputs = inputs @ weight.t()
-    # Forward, gradient of the input, gradient of the weight added up: as a linear layer of the model computes them.
-    product_s = least(lambda: (inputs @ weight.t(), outputs @ weight, total.addmm_(outputs.t(), inputs)))
-    heads = [model.heads // tp, *[max(model.key_value_heads // tp, 1)] * 2]
-    query, key, value = (
-        torch.randn(training.seq_len, training.micro_batch_size, count, model.head_dim, requires_grad=True)
-        for count in heads
+def figures_of(layouts: Sequence[Laid]) -> dict[str, Figure]:
+    """Return the figures of layouts that were measured."""
+    figures = {each.name: Figure.with_range(f"measured / projected, {each.name}", each.ratios) for each in layouts}
+    inside = [low <= ratio <= high for each in layouts for ratio, low, high in each.found]
+    share = Figure(
+        "share of steps inside the projection's range", sum(inside) / len(inside), n=len(inside), n_of="steps"
     )
-    ones = torch.ones(training.seq_len, training.micro_batch_size, heads[0] * model.head_dim)
-    attention_s = least(lambda: causal_attention(query, key, value, 0.1).backward(ones))
-    gate_up = torch.randn(tokens, 2 * model.ffn_hidden_size // tp, requires_grad=True)
-    grad = torch.ones(tokens, model.ffn_hidden_size // tp)
-    # What operations one after another read and write, as work_cost.py counts SwiGLU's: results are new memory.
-    activation_s = least(lambda: torch.autograd.grad(swiglu(gate_up), gate_up, grad))
-    link = float("inf")
-    if dist.get_world_size() > 1:
-        size, sent = dist.get_world_size(), torch.ones(2**21)
-        link = 2 * (size - 1) / size * sent.nbytes / least(lambda: dist.all_reduce(sent))
-    return (
-        3 * 2 * tokens * weight.numel() / product_s,
-        3 * tokens * model.attention_variant.costs.causal_score_flops(model, training.seq_len) / tp / attention_s,
-        17 * grad.nbytes / activation_s,
-        link,
-    )
+    return figures | {"inside": share}
 
 
-def least(work: Callable[[], object], times: int = 7) -> float:
-    """Return the least of several times, in s, after one that is not counted."""
-    work()
-    return min(seconds(work) for _ in range(times))
+def calibrate(folder: Path, seconds: int) -> Calibrated:
+    """Measure the small run, and return its calibration without its own step."""
+    words = ("gqa_1.5B", "--smoke", *CALIBRATED, f"data.cache={folder}", "--seconds", str(seconds))
+    efficientbench("calibrate", *words, expect=0)
+    found = find_calibration("cpu", folder, "fp32")
+    assert found is not None
+    return replace(found, calibration=replace(found.calibration, step_s=None, step_ratio=1.0))
+
+
+class Laid:
+    """The larger run in one layout, and how its steps stood to their projection in each round."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        run, overrides = LAYOUTS[name]
+        self.name, self.tokens = name, folder / "tokens"
+        self.config = resolve(run, True, [*SHAPE, f"data.cache={folder}", *overrides])
+        self.layout = Layout.of(self.config, devices=1, oversubscribe=True)
+        self.found: list[tuple[float, float, float]] = []
+        """Measured over projected, and the ends of the projection's range over the projection."""
+
+    @property
+    def ratios(self) -> list[float]:
+        """Measured over projected, of each round."""
+        return [ratio for ratio, _, _ in self.found]
+
+    def measure(self, worlds: Mapping[int, Ranks], calibrated: Calibrated, steps: int) -> None:
+        """Print, and keep, projected and measured time."""
+        projected_s = project(self.config, self.layout, calibrated.rates, calibrated).step_time_s
+        times = worlds[self.layout.world_size].call(train, self.config, self.tokens, steps)
+        measured_s = statistics.median(max(each) for each in zip(*times, strict=True))
+        ratio, (low, high) = measured_s / projected_s, calibrated.time_factors
+        self.found.append((ratio, low, high))
+        place = "inside" if low <= ratio <= high else "OUTSIDE"
+        print(
+            f"{self.name}: projected {projected_s:.3f} s ({low:.2f} to {high:.2f} times that), "
+            f"measured {measured_s:.3f} s: {ratio:.3f}, {place}",
+            flush=True,
+        )
+
+
+def slowed(figures: dict[str, Figure], ranks: Ranks, laid: Laid, calibrated: Calibrated) -> None:
+    """Pin rank n to core n, let others compute on the first core, and measure; the ranks stay pinned."""
+    cores = sorted(os.sched_getaffinity(0))
+    for rank, process in enumerate(ranks.processes):
+        os.sched_setaffinity(process.pid or 0, {cores[rank % len(cores)]})
+    with computing(cores[0]):
+        laid.measure({len(ranks.processes): ranks}, calibrated, steps=1)
+    ratio, _, high = laid.found[0]
+    figures["slowed core"] = Figure("DP 2 beside others on a core, over the range's end", ratio / high)
 
 
 def train(config: RunConfig, prefix: Path, steps: int) -> list[float]:
@@ -151,11 +183,39 @@ def train(config: RunConfig, prefix: Path, steps: int) -> list[float]:
     from efficientbench.training import groups
 
     times: list[float] = []
-    with tiny_training(config, prefix, steps=50) as trainer:
+    with tiny_training(config, prefix, steps=1000) as trainer:
         for step in range(1, steps + 3):
             groups.barrier()
             times.append(seconds(partial(trainer.train_step, step)))
     return times[2:]
+
+
+def slowed_link(figures: dict[str, Figure], folder: Path) -> None:
+    """Calibrate two hosts, slow the link between them, calibrate again, and print what the second one says.
+
+    Network namespaces are the hosts; where they cannot be made there is no figure.
+    """
+    cache = folder / "hosts"
+    words = ("calibrate", "gqa_1.5B", "dlc", "--smoke", *SMALL, "parallel.dp=2", PLAIN, f"data.cache={cache}")
+    try:
+        with two_hosts() as hosts:
+            on_hosts(hosts, *words, "--seconds", "10")
+            first = find_calibration("cpu", cache, "fp32")
+            slow_down(hosts[0], mbit=300)
+            said = on_hosts(hosts, *words, "--seconds", "10")
+            now = find_calibration("cpu", cache, "fp32")
+    except pytest.skip.Exception as reason:
+        print(f"slowed link: n/a; {reason}")
+        return
+    print("slowed link:", *(line for line in said.splitlines() if line.startswith("by the calibration of ")))
+    assert first is not None
+    assert now is not None
+    steps = [each.calibration.step_s for each in (first, now)]
+    assert steps[0] is not None
+    assert steps[1] is not None
+    # The first run's own step is its projection.
+    ratio = steps[1][0] / (first.time_factors[1] * steps[0][0])
+    figures["slowed link"] = Figure("two hosts behind a slowed link, over the range's end", ratio)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ from efficientbench.metrics.report.build import build_report
 from efficientbench.metrics.report.sections.failures import load_failures
 from efficientbench.metrics.sensors import hardware
 from efficientbench.metrics.sensors.replay import read_trace as read_readings
+from efficientbench.planning.calibration import Calibration, Point, read_calibration, write_calibration
 from efficientbench.profiling.trace import read_trace
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
@@ -143,6 +144,10 @@ def caches(folder: Path) -> dict[str, Format]:
     record = Record(folder, "owner/name")
     (folder / ".download").mkdir()
     record.save()
+    points = tuple(Point(work, 9.0, 1, 2.0, 1.0, 3.0, "fp32") for work in ("matmul", "attention", "memory"))
+    rates, conditions = folder / "calibration_1.json", {"device": "a", "type": "cpu", "torch": "2"}
+    write_calibration(rates, Calibration(conditions, "now", "run", 5, points, {}))
+    formats["calibration"] = Format(rates, lambda: read_calibration(rates))
     formats["download record"] = Format(folder / ".download" / "record", lambda: load_downloads(folder, "owner/name"))
     return formats
 
@@ -318,7 +323,7 @@ NAMES = (
     *("tokenizer.json", "tokenizer_config.json", "plan.json", "jsonl", "jsonl.gz", "jsonl.zst", "parquet", "txt"),
     *("split", "download record", "checkpoint", "checkpoint's files", "steps", "last step", "failure", "heartbeat"),
     *("queue", "trace", "record", "matrix", "hashes", "remembered checksums", "reported failure", "job", "order"),
-    *("readings", "scalars", "mixture", "evaluation", "generation", "reported generation"),
+    *("readings", "scalars", "calibration", "mixture", "evaluation", "generation", "reported generation"),
     *("items of core", "items of loss", "items of core to go on with", "items of loss to go on with"),
     *("json of a fine-tuning", "jsonl of a fine-tuning", "parquet of a fine-tuning", "base's config.json"),
     *("base's tokenizer.json", "base's tokenizer_config.json", "base's model.safetensors", "base's shape"),

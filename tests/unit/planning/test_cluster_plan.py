@@ -24,6 +24,7 @@ from efficientbench.costs.compute import micro_batch_work
 from efficientbench.costs.memory import rank_experts, rank_parameters
 from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.metrics.sensors.hardware import device_rates
+from efficientbench.planning.basis import basis
 from efficientbench.planning.cluster_plan import ClusterPlan, count_stage_parameters, layout_of_world, make_cluster_plan
 from efficientbench.planning.cluster_table import print_cluster_plan
 from efficientbench.planning.efficiency import Efficiency, reached
@@ -252,7 +253,7 @@ def test_undeclared_formulas_of_a_variant_are_absent_with_a_reason(
     kind = f"model.attention.kind={outside.PACKAGE}.future:VARIANT"
     config, layout = layout_of_world(resolve("gqa_0.5B", smoke=True, overrides=[kind]), 4, 8)
     plan = make_plan(config, layout, runtime_bytes=0)
-    cluster = ClusterPlan(plan, RankGrid(layout), (1000,), device_rates("H100 SXM", "bf16"), None, "why not")
+    cluster = ClusterPlan(plan, RankGrid(layout), (1000,), basis("H100 SXM", config, 4), None, "why not")
     printed = on_one_line(print_cluster_plan, cluster)
     reason = "n/a; model.attention.kind=my_package.future:VARIANT declares no formula for"
     assert f"memory: {reason}" in printed

@@ -13,8 +13,9 @@ from support.published import FIT, HELD_OUT, Stated, halved
 
 from efficientbench.config.load import resolve
 from efficientbench.metrics.sensors.hardware import device_rates
+from efficientbench.planning.basis import Basis
 from efficientbench.planning.efficiency import reached, reached_by
-from efficientbench.planning.step_time import assumptions, project
+from efficientbench.planning.step_time import project
 
 
 def published() -> list[Stated]:
@@ -55,7 +56,7 @@ def test_a_device_without_published_runs_has_those_of_other_devices_and_says_so(
     assert reached("L40S", dense).devices == reached("L40S", experts).devices == ()
     assert "dense models on other devices" in reached("L40S", dense).error
     assert reached("H100 SXM", dense) == reached("H200 SXM", dense) != reached("A100 40GB", dense)
-    (said, _) = assumptions(device_rates("L40S", "bf16"), dense)
+    (said, _) = Basis(device_rates("L40S", "bf16"), reached("L40S", dense)).assumptions
     assert f"as fitted to {reached('L40S', dense).fitted} published runs of dense models on other devices" in said
 
 
