@@ -18,7 +18,8 @@ from efficientbench.generation.memory import Case
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
-RUNS = ("gqa_1.5B", "mqa_1.5B", "mla_1.5B", "nsa_1.5B", "moe_1.5Bx8", "swa_3to1_1.5B", "gdn_3to1_1.5B")
+HYBRIDS = ("swa_3to1_1.5B", "gdn_3to1_1.5B", "kda_3to1_1.5B", "mamba2_3to1_1.5B")
+RUNS = ("gqa_1.5B", "mqa_1.5B", "mla_1.5B", "nsa_1.5B", "moe_1.5Bx8", "gdn_1.5B", "mamba2_1.5B", *HYBRIDS)
 
 
 # NSA: lengths from which there are as many blocks as a query chooses.

@@ -63,7 +63,8 @@ LONG = {
     "end_to_end/test_survival.py": r"killed_ten_times",
     "end_to_end/test_sweep.py": r"test_two_sweeps|test_an_automatic_micro_batch|test_a_time_limit",
     "end_to_end/test_sweep_generation.py": r"without_retraining",
-    "numerics/test_recurrence.py": r"interpreter\[(by channel|.*-usual)",
+    "numerics/test_recurrence.py": r"interpreter\[(by channel|delta rule|.*-usual)",
+    "numerics/test_recurrent.py": r"test_two_thousand_tokens.*\[(kda|mamba2)",
     "unit/model/test_gpu_kernels.py": r"test_kernels_fit\[9|\[(10|9-64)",
     "unit/training/test_gpu_step.py": r"few_kernels\[(relative|nsa|mla_1.5B|gqa_1.5B parallel.[cdp]p)"
     r"|few_kernels\[moe_0.5Bx8|\[32768\]",

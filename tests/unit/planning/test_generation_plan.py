@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from efficientbench.cli.app import app
 from efficientbench.config.load import resolve
+from efficientbench.config.matrix import load_matrix
 from efficientbench.config.quantization import Quantization
 from efficientbench.costs.generation import generation_bytes
 from efficientbench.costs.model import count_parameters
@@ -74,7 +75,8 @@ def test_the_command_plans_the_whole_matrix() -> None:
     assert done.exit_code == 0, done.output
     # The FLOPs of a step, which has a token of each row.
     assert "step GFLOP" in done.output
-    for name in ("gqa_0.5B", "mla_3B", "nsa_1.5B", "moe_1.5Bx8"):
+    hybrids = [run.name for run in load_matrix().all_runs if run.suite == "hybrids"]
+    for name in ("gqa_0.5B", "mla_3B", "nsa_1.5B", "moe_1.5Bx8", *hybrids):
         assert sum(line.startswith(f"{name} ") for line in done.output.splitlines()) == 2
     assert "no figures of vLLM's or SGLang's" in done.output
 

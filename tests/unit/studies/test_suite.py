@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.tiny_studies import write_study
 from typer.testing import CliRunner
 
 from efficientbench.basics.errors import ConfigError
 from efficientbench.cli.app import app
+from efficientbench.config.matrix import load_matrix
+from efficientbench.costs.model import flops_per_token
 from efficientbench.studies.forecast import within_budget
 from efficientbench.studies.study import Question, device_hours, planned
 from efficientbench.studies.suite import parsed_target, section_of, written
@@ -173,3 +176,19 @@ def test_a_budget_pays_for_the_largest_ladder_within_reach_and_names_the_least_i
     least = float(re.findall(r"takes ([\d.e-]+) ", str(told.value))[0])
     assert ladder(least * 1.01)[1:] == ((10.0, 20.0), 2)
     assert sizes[-1] != "400k"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("baseline", ["gqa", "moe"])
+def test_the_suite_of_hybrids_is_a_study_with_equal_flops(baseline: str, tmp_path: Path) -> None:
+    suite = {run.variant for run in load_matrix().all_runs if run.suite == "hybrids"}
+    variants = sorted(name for name in suite if name.startswith("moe") == (baseline == "moe"))
+    assert len(variants) == (3 if baseline == "moe" else 9)
+    sizes, target = ["50M", "125M", "350M"], {"size": "1.5B", "tokens_per_parameter": 20}
+    section = {"variants": variants, "baseline": baseline, "sizes": sizes, "tokens_per_parameter": [10, 20]}
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"study": {**section, "target": target}}), encoding="utf-8")
+    plan = planned(Question(file, overrides=(f"output={tmp_path}/suite",)), CPU, 1, dry_run=True)
+    for size in (*sizes, "1.5B"):
+        flops = {name: flops_per_token(plan.models[name, size].config.model, 2048).training for name in variants}
+        assert list(flops.values()) == pytest.approx([flops[baseline]] * len(variants), rel=0.01)
