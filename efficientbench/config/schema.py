@@ -193,6 +193,11 @@ class FaultsConfig(Part):
         description="seconds that the ranks have after SIGTERM or Ctrl-C to end their step and save, before they are "
         "killed",
     )
+    preflight_s: NonNegativeFloat = Field(
+        default=30.0,
+        description="seconds before the first step of a run on several nodes in which each device and link is measured "
+        "and compared with the others; 0: none",
+    )
 
 
 class CheckpointConfig(Part):

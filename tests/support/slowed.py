@@ -1,4 +1,4 @@
-"""Cores that others use, and links that are slowed."""
+"""Cores that others use, links that are shaped, and what ranks say of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from replicas.places import Host, job_environment, scripts
 from support.command_line import TIME_LIMIT_S, command
+from support.configs import tiny
+
+from efficientbench.config.budget import plan_budget
+from efficientbench.config.layout import Layout
+from efficientbench.metrics.records.record_parts import Preflight
 
 
 @contextmanager
@@ -49,3 +55,25 @@ def on_hosts(hosts: Sequence[Host], *words: str) -> str:
         said = [node.communicate(timeout=TIME_LIMIT_S) for node in nodes]
     assert [node.returncode for node in nodes] == [0] * len(hosts), said
     return str(said[0][0])
+
+
+def compared(time_s: float) -> Preflight:
+    """The preflight of a pool's ranks, each on a core and a node of its own; every rank of the pool calls it."""
+    import torch
+    import torch.distributed as dist
+
+    from efficientbench.devices.cpu import CPU
+    from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
+    from efficientbench.running.job import Job
+    from efficientbench.running.rank_process import Rank
+    from efficientbench.worker.preflight import compare
+
+    world, number, cores = dist.get_world_size(), dist.get_rank(), os.sched_getaffinity(0)
+    config = tiny("gqa_1.5B", f"parallel.dp={world}", f"faults.preflight_s={time_s}")
+    layout = Layout.of(config, 1, world, oversubscribe=True)
+    job = Job(config, layout, plan_budget(config, 1000), (), Path())
+    os.sched_setaffinity(0, {sorted(cores)[number % len(cores)]})
+    try:
+        return compare(job, Rank(number, 0, HeartbeatWriter(), lambda: False), CPU(), torch.device("cpu"))
+    finally:
+        os.sched_setaffinity(0, cores)
