@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import reprlib
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.basics.part import (
+    GrownPart,
     Label,
     Meters,
     Name,
@@ -175,8 +176,10 @@ class MeasurementConfig(Part):
         return self
 
 
-class FaultsConfig(Part):
+class FaultsConfig(GrownPart):
     """Handling of faults."""
+
+    later_keys: ClassVar[tuple[str, ...]] = ("preflight_s",)
 
     skip_non_finite_steps: NonNegativeInt = Field(
         default=0,

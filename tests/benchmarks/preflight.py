@@ -1,15 +1,14 @@
-"""How often a preflight names equal ranks, and whether it names a slowed core and a slowed link.
+"""How often a preflight names equal ranks, and whether it names a slowed rank and a slowed link.
 
-Single-threaded gloo ranks, each on a core of its own, compare each other for some seconds, again and again; then three
-processes compute on the last rank's core. Where network namespaces can be made, two hosts compare a link that one of
-them sends through slowly.
+Single-threaded gloo ranks that share a core compare each other for some seconds, again and again; then another process
+computes on that core, of which the last rank gets less than the others. Where network namespaces can be made, two hosts
+compare a link that one of them sends through slowly.
 
     python3 tests/benchmarks/preflight.py [--tries 200] [--seconds 3] [--write]
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from contextlib import closing
@@ -22,7 +21,7 @@ from replicas.places import two_hosts
 from support.command_line import TINY
 from support.measured import Figure, options, report
 from support.ranks import Ranks
-from support.slowed import compared, computing, on_hosts, slow_down
+from support.slowed import FIRST_CORE, compared, computing, on_hosts, slow_down
 
 RANKS = 2
 SLOWED_TRIES, LINK_TRIES = 20, 5
@@ -34,28 +33,27 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=200, help="preflights of equal ranks")
     parser.add_argument("--seconds", type=float, default=3.0, help="of a preflight")
     arguments = parser.parse_args()
-    last = sorted(os.sched_getaffinity(0))[RANKS - 1]
     with closing(Ranks(RANKS)) as ranks:
         equal = [named(ranks, arguments.seconds) for _ in range(arguments.tries)]
-        with computing(last):
-            slowed = [named(ranks, arguments.seconds) for _ in range(SLOWED_TRIES)]
+        with computing(FIRST_CORE, processes=1):
+            slowed = [named(ranks, arguments.seconds, RANKS - 1) for _ in range(SLOWED_TRIES)]
     right = sum(any("matmul" in each for each in found) and _of(found, RANKS - 1) for found in slowed)
     figures = {
         "equal": Figure("preflights of equal ranks that named any", sum(map(bool, equal)), n=len(equal), n_of="tries"),
-        "slowed core": Figure("preflights that named the slowed rank alone", right, n=len(slowed), n_of="tries"),
+        "slowed rank": Figure("preflights that named the slowed rank alone", right, n=len(slowed), n_of="tries"),
     }
     links = slowed_links(arguments.seconds)
     if links is not None:
         what = "preflights that named the slowed link alone, in its direction"
         figures["slowed link"] = Figure(what, sum(links), n=len(links), n_of="tries")
-    conditions = f"{RANKS} gloo ranks, one thread and one core each, forms of {arguments.seconds:g} s"
+    conditions = f"{RANKS} gloo ranks of one thread on one core, forms of {arguments.seconds:g} s"
     report(__file__, arguments, figures, conditions)
     sys.exit(int(any(equal) or right < len(slowed) or not all(links or [])))
 
 
-def named(ranks: Ranks, time_s: float) -> list[str]:
-    """Return what a preflight named."""
-    found = [each.what for each in ranks.call(compared, time_s)[0].slow]
+def named(ranks: Ranks, time_s: float, slow: int | None = None) -> list[str]:
+    """Return what a preflight named; `slow`: the rank that gets less of the core."""
+    found = [each.what for each in ranks.call(compared, time_s, slow)[0].slow]
     print(found or "none", flush=True)
     return found
 

@@ -102,7 +102,9 @@ def main() -> None:
             calibrated = calibrate(folder, arguments.seconds)
             for laid in layouts:
                 laid.measure(worlds, calibrated, arguments.steps)
-            figures = {each.name: Figure.with_range(f"measured / projected, {each.name}", each.ratios) for each in layouts}
+            figures = {
+                each.name: Figure.with_range(f"measured / projected, {each.name}", each.ratios) for each in layouts
+            }
             inside = [low <= ratio <= high for each in layouts for ratio, low, high in each.found]
             figures["inside"] = Figure("steps inside the projection's range", sum(inside), f"of {len(inside)}")
             report(__file__, arguments, figures, CONDITIONS)
