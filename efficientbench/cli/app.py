@@ -256,7 +256,11 @@ def calibrate(
     matrix: MatrixFile = None,
     seconds: Annotated[float, option("X", "for the rates; start and steps come on top", 1.0)] = 120.0,
     preflight: Annotated[
-        bool, switch("--preflight", "only name devices and links that are slower than the others, and keep nothing")
+        bool,
+        switch(
+            "--preflight",
+            "only name devices and links that are slower than the others (faults.preflight_s), and keep nothing",
+        ),
     ] = False,
 ) -> None:
     """Measure what devices and links reach by a run's ranks, and keep it for plans: matmul, memory, what ranks send."""

@@ -162,10 +162,12 @@ def launch(
         raise typer.BadParameter("--device goes with --devices-per-node N: with 0 the processors of a node train")
     if price_per_hour is not None and device is None:
         raise typer.BadParameter("--price-per-hour goes with --device NAME, by which the hours are projected")
+    if preflight is not None and (price_per_hour is not None or repeat is not None):
+        raise typer.BadParameter("--price-per-hour and --repeat are of a training: --preflight only trains nothing")
     machines = Machines(nodes, devices_per_node, device)
     runs = named_runs(request, machines, name, preflight is not None)
     script = _script(to, runs, machines, meeting, sbatch or [], around, claim)
-    if line := budget_line(runs, machines, price_per_hour):
+    if preflight is None and (line := budget_line(runs, machines, price_per_hour)):
         # The script may go to stdout.
         typer.echo(line, err=True)
     if dry_run:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -196,7 +196,7 @@ class FaultsConfig(GrownPart):
         description="seconds that the ranks have after SIGTERM or Ctrl-C to end their step and save, before they are "
         "killed",
     )
-    preflight_s: NonNegativeFloat = Field(
+    preflight_s: Annotated[float, Field(ge=0, le=3600)] = Field(
         default=30.0,
         description="seconds before the first step of a run on several nodes in which each device and link is measured "
         "and compared with the others; 0: none",

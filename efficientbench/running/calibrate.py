@@ -25,7 +25,7 @@ from efficientbench.planning.calibration import (
     read_calibration,
     write_calibration,
 )
-from efficientbench.planning.fitting import check_fits
+from efficientbench.planning.fitting import check_fits, check_preflight
 from efficientbench.planning.plan import make_plan, with_kernels
 from efficientbench.planning.step_time import project
 from efficientbench.planning.table import plain_table, print_tables
@@ -85,6 +85,8 @@ def calibrate(config: RunConfig, mode: str, time_s: float = TIME_S, preflight: b
     site = ask(config, mode, folder).site
     set_for_ranks(site.device.environment(config.parallel.tp))
     job = replace(_job(config, site, time_s), preflight=preflight)
+    if preflight:
+        check_preflight(config, job.layout)
     earlier = read_calibration(job.result) if job.result.exists() else None
     with folder.claimed() if site.is_first else contextlib.nullcontext(), connected(site) as link:
         folder.path.mkdir(parents=True, exist_ok=True)

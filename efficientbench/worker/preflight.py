@@ -18,6 +18,7 @@ from efficientbench.metrics.records.record_parts import Preflight, SlowPart
 from efficientbench.planning.calibration import moved_bytes
 from efficientbench.running.job import Job
 from efficientbench.running.rank_process import Rank
+from efficientbench.training import groups
 from efficientbench.worker.rates import WIDTH, Do, Task, activation, measure, products
 
 MOST_PARTNERS = 15
@@ -36,10 +37,15 @@ def compare(job: Job, rank: Rank, device: Device, place: torch.device) -> Prefli
     config, layout, world = job.config, job.layout, job.layout.world_size
     met, time_s = pairings(world), config.faults.preflight_s
     work = list(_device_work(config, device, place))
-    tasks = [*work, *(_link(pairs, back, rank.number, device, place) for pairs in met for back in (False, True))]
     links = sum(len(pairs) for pairs in met) * 2
     rounds = rounds_to_compare(max(links, world))
-    found = gather(measure(tasks, device, rounds, time_s, rank.report), list[list[float]])
+    rank.heartbeat.at(0, "comparing devices and links")
+    with groups.group_for_a_while() as group:
+        send = partial(_link, rank.number, group, device, place)
+        tasks = [*work, *(send(pairs, back) for pairs in met for back in (False, True))]
+        found = gather(measure(tasks, device, rounds, time_s, rank.report), list[list[float]])
+    if (allocator := device.allocator()) is not None:
+        allocator.empty_cache()
 
     def named(number: int) -> str:
         return f"node {number // layout.ranks_per_node}, device {number % layout.ranks_per_node}"
@@ -83,7 +89,9 @@ def _device_work(config: RunConfig, device: Device, place: torch.device) -> Iter
     yield Task("memory", moved, partial(activation, config, rows, place))
 
 
-def _link(pairs: list[tuple[int, int]], back: bool, own: int, device: Device, place: torch.device) -> Task:
+def _link(
+    own: int, group: dist.ProcessGroup, device: Device, place: torch.device, pairs: list[tuple[int, int]], back: bool
+) -> Task:
     """Return what a rank does while the first of each pair sends to the second, or with `back` receives from it."""
     payload = 2**20 if device.memory_capacity_bytes() is None else 2**26
     pair = next((each for each in pairs if own in each), None)
@@ -93,7 +101,7 @@ def _link(pairs: list[tuple[int, int]], back: bool, own: int, device: Device, pl
 
     def make() -> Do:
         values = torch.zeros(payload // 4, device=place)
-        return partial(dist.send if sends else dist.recv, values, peer)
+        return partial(dist.send if sends else dist.recv, values, peer, group=group)
 
     return Task("send", payload, make)
 

@@ -78,20 +78,31 @@ def find_slow(rounds: Mapping[str, Sequence[float]]) -> dict[str, float]:
     Args:
         rounds: name → its time in each round; all have `rounds_to_compare` rounds.
     """
-    names, times = list(rounds), np.asarray(list(rounds.values()), dtype=np.float64)
-    found = {}
-    for number, name in enumerate(names):
-        others = np.delete(times, number, axis=0)
-        if not len(others):
-            break
-        ratios = times[number] / np.median(others, axis=0)
-        usual = np.median(others, axis=1)
-        sigma = _SIGMA_PER_MAD * float(np.median(np.abs(usual / np.median(usual) - 1)))
-        excess = float(np.median(ratios)) - 1
-        slower = int(np.sum(ratios > 1)) >= len(ratios) - EXCEPTIONS
-        if slower and excess > max(LEAST_SLOWNESS, DEVIATIONS * sigma):
-            found[name] = excess + 1
+    if len(rounds) < 2:
+        return {}
+    times = np.asarray(list(rounds.values()), dtype=np.float64)
+    ratios = times / _median_of_others(times)
+    factors, usual = np.median(ratios, axis=1), np.median(times, axis=1)
+    middles, sigmas = _median_of_others(usual), np.empty_like(usual)
+    # Without one entry a median has three values at most, so this takes no square of the number of links.
+    for middle in np.unique(middles):
+        deviations = _median_of_others(np.abs(usual / middle - 1))
+        sigmas[middles == middle] = _SIGMA_PER_MAD * deviations[middles == middle]
+    slower = np.sum(ratios > 1, axis=1) >= times.shape[1] - EXCEPTIONS
+    slow = slower & (factors - 1 > np.maximum(LEAST_SLOWNESS, DEVIATIONS * sigmas))
+    found = {name: float(factor) for name, factor, is_slow in zip(rounds, factors, slow, strict=True) if is_slow}
     return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+
+def _median_of_others(values: np.ndarray) -> np.ndarray:
+    """Return for each entry the median of the others along the first axis, of at least two."""
+    order = np.argsort(values, axis=0)
+    places, ordered, others = np.argsort(order, axis=0), np.take_along_axis(values, order, axis=0), len(values) - 1
+
+    def at(place: int) -> np.ndarray:
+        return np.take_along_axis(ordered, place + (places <= place), axis=0)
+
+    return (at((others - 1) // 2) + at(others // 2)) / 2
 
 
 def disturbed_steps(

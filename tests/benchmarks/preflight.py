@@ -1,8 +1,9 @@
 """How often a preflight names equal ranks, and whether it names a slowed rank and a slowed link.
 
-Single-threaded gloo ranks that share a core compare each other for some seconds, again and again; then another process
-computes on that core, of which the last rank gets less than the others. Where network namespaces can be made, two hosts
-compare a link that one of them sends through slowly.
+Where network namespaces can be made, two hosts compare a link that one of them sends through slowly. Then gloo ranks
+of one thread, which share a core, compare each other for some seconds, again and again: first while another process
+computes on that core, of which the last rank gets less than the others, then equal ones. Ctrl-C ends it with the tries
+so far.
 
     python3 tests/benchmarks/preflight.py [--tries 200] [--seconds 3] [--write]
 """
@@ -23,7 +24,7 @@ from support.measured import Figure, options, report
 from support.ranks import Ranks
 from support.slowed import FIRST_CORE, compared, computing, on_hosts, slow_down
 
-RANKS = 2
+RANKS = 4
 SLOWED_TRIES, LINK_TRIES = 20, 5
 
 
@@ -33,22 +34,32 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=200, help="preflights of equal ranks")
     parser.add_argument("--seconds", type=float, default=3.0, help="of a preflight")
     arguments = parser.parse_args()
-    with closing(Ranks(RANKS)) as ranks:
-        equal = [named(ranks, arguments.seconds) for _ in range(arguments.tries)]
-        with computing(FIRST_CORE, processes=1):
-            slowed = [named(ranks, arguments.seconds, RANKS - 1) for _ in range(SLOWED_TRIES)]
-    right = sum(any("matmul" in each for each in found) and _of(found, RANKS - 1) for found in slowed)
-    figures = {
-        "equal": Figure("preflights of equal ranks that named any", sum(map(bool, equal)), n=len(equal), n_of="tries"),
-        "slowed rank": Figure("preflights that named the slowed rank alone", right, n=len(slowed), n_of="tries"),
+    links, slowed, equal = slowed_links(arguments.seconds), list[bool](), list[bool]()
+    try:
+        with closing(Ranks(RANKS)) as ranks:
+            with computing(FIRST_CORE, processes=1):
+                slowed += [_of(named(ranks, arguments.seconds, RANKS - 1), RANKS - 1) for _ in range(SLOWED_TRIES)]
+            for _ in range(arguments.tries):
+                equal.append(not named(ranks, arguments.seconds))
+    finally:
+        # What ends the script early leaves the tries before.
+        conditions = f"{RANKS} gloo ranks of one thread on one core, forms of {arguments.seconds:g} s"
+        report(__file__, arguments, figures_of(links, slowed, equal), conditions)
+    sys.exit(int(not all([*links, *slowed, *equal])))
+
+
+def figures_of(links: list[bool], slowed: list[bool], equal: list[bool]) -> dict[str, Figure]:
+    """Return the figures of tries, of each whether it was right; none of a kind that was not tried."""
+    kinds = {
+        "equal": ("preflights of equal ranks that named none", equal),
+        "slowed rank": ("preflights that named the slowed rank alone", slowed),
+        "slowed link": ("preflights that named the slowed link alone, in its direction", links),
     }
-    links = slowed_links(arguments.seconds)
-    if links is not None:
-        what = "preflights that named the slowed link alone, in its direction"
-        figures["slowed link"] = Figure(what, sum(links), n=len(links), n_of="tries")
-    conditions = f"{RANKS} gloo ranks of one thread on one core, forms of {arguments.seconds:g} s"
-    report(__file__, arguments, figures, conditions)
-    sys.exit(int(any(equal) or right < len(slowed) or not all(links or [])))
+    return {
+        key: Figure(what, sum(right), f"of {len(right)}", n=len(right), n_of="tries")
+        for key, (what, right) in kinds.items()
+        if right
+    }
 
 
 def named(ranks: Ranks, time_s: float, slow: int | None = None) -> list[str]:
@@ -59,12 +70,12 @@ def named(ranks: Ranks, time_s: float, slow: int | None = None) -> list[str]:
 
 
 def _of(found: list[str], rank: int) -> bool:
-    """Return whether all that was named is of a rank, which is a node of its own here."""
-    return all(f"node {rank}, " in each for each in found)
+    """Return whether a rank was named, which is a node of its own here, and no other with it."""
+    return any("matmul" in each for each in found) and all(f"node {rank}, " in each for each in found)
 
 
-def slowed_links(time_s: float) -> list[bool] | None:
-    """Return whether each try named the slowed link alone; None where network namespaces cannot be made."""
+def slowed_links(time_s: float) -> list[bool]:
+    """Return whether each try named the slowed link alone; none where network namespaces cannot be made."""
     words = ("calibrate", "gqa_1.5B", "dlc", "--smoke", *TINY, "parallel.dp=2", "--preflight")
     try:
         with two_hosts() as hosts, tempfile.TemporaryDirectory() as folder:
@@ -73,7 +84,7 @@ def slowed_links(time_s: float) -> list[bool] | None:
             said = [on_hosts(hosts, *words, *keys) for _ in range(LINK_TRIES)]
     except pytest.skip.Exception as reason:
         print(f"slowed link: n/a; {reason}")
-        return None
+        return []
     found = [[line for line in text.splitlines() if "times as long" in line] for text in said]
     return [len(lines) == 1 and "link from node 0, device 0 to node 1, device 0" in lines[0] for lines in found]
 

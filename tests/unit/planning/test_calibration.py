@@ -223,7 +223,7 @@ def test_a_launch_says_by_which_calibration_its_budget_is(tmp_path: Path, capsys
 
 
 def test_a_script_of_the_preflight_alone_trains_nothing() -> None:
-    request, machines = Request(overrides=("parallel.tp=2",), repeat=3), Machines(2, 8)
+    request, machines = Request(overrides=("parallel.tp=2",)), Machines(2, 8)
     (run,) = named_runs(request, machines, "gqa_0.5B", preflight=True)
     assert (run.command, run.arguments) == ("calibrate", ["gqa_0.5B", "dlc", "parallel.tp=2", "--preflight"])
     with pytest.raises(ConfigError, match="a fine-tuning has none"):

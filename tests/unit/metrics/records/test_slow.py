@@ -52,6 +52,22 @@ def test_a_slow_device_is_named_though_others_were_disturbed_for_a_moment() -> N
     assert list(find_slow(times)) == ["device 1"]
 
 
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 16, 17])
+def test_the_slow_ones_are_those_of_the_definition_one_by_one(count: int) -> None:
+    for seed in range(20):
+        times = equal(count, seed, noise=0.1)
+        for number in range(0, count, 3):
+            times[f"device {number}"] = [(1 + number / 4) * each for each in times[f"device {number}"]]
+        found = find_slow(times)
+        for name, own in times.items():
+            others = np.array([each for other, each in times.items() if other != name])
+            ratios, usual = own / np.median(others, axis=0), np.median(others, axis=1)
+            sigma = 1.4826 * np.median(np.abs(usual / np.median(usual) - 1))
+            slow = sum(ratios > 1) >= len(own) - 2 and np.median(ratios) > 1 + max(0.2, 6 * sigma)
+            assert (name in found) == slow
+            assert not slow or found[name] == pytest.approx(np.median(ratios))
+
+
 def test_one_device_has_no_others() -> None:
     assert find_slow({"device 0": [1.0] * 19}) == {}
 
