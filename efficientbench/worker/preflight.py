@@ -23,7 +23,6 @@ from efficientbench.worker.rates import WIDTH, Do, Task, activation, measure, pr
 
 MOST_PARTNERS = 15
 """Other ranks with which a rank measures its links; of fewer ranks each measures all."""
-MOST_SAID = 10
 
 Links = dict[str, list[float]]
 
@@ -39,11 +38,15 @@ def compare(job: Job, rank: Rank, device: Device, place: torch.device) -> Prefli
     work = list(_device_work(config, device, place))
     links = sum(len(pairs) for pairs in met) * 2
     rounds = rounds_to_compare(max(links, world))
-    rank.heartbeat.at(0, "comparing devices and links")
+
+    def report(what: str) -> None:
+        # A fault here is in no step.
+        rank.heartbeat.at(0, f"preflight: {what}")
+
     with groups.group_for_a_while() as group:
         send = partial(_link, rank.number, group, device, place)
         tasks = [*work, *(send(pairs, back) for pairs in met for back in (False, True))]
-        found = gather(measure(tasks, device, rounds, time_s, rank.report), list[list[float]])
+        found = gather(measure(tasks, device, rounds, time_s, report), list[list[float]])
     if (allocator := device.allocator()) is not None:
         allocator.empty_cache()
 
@@ -76,8 +79,7 @@ def _described(preflight: Preflight) -> list[str]:
     if not preflight.slow:
         return [f"preflight: {what}, none slower than the others"]
     said = [f"  {each.what}: {each.times_others:.2f} times as long as the others" for each in preflight.slow]
-    more = [f"  and {len(said) - MOST_SAID:,} more, in the record"] if len(said) > MOST_SAID else []
-    return [f"preflight: {what}, {len(said)} slower than the others:", *said[:MOST_SAID], *more]
+    return [f"preflight: {what}, {len(said)} slower than the others:", *said]
 
 
 def _device_work(config: RunConfig, device: Device, place: torch.device) -> Iterator[Task]:

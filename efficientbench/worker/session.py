@@ -52,15 +52,13 @@ def train_rank(job: Job, rank: Rank, device: Device, torch_device: torch.device)
     with (
         groups.world(device.backend, limit_s, device.group_device(torch_device, job.layout.pp)),
         groups.model_parallel(job.config.parallel, job.config.training.seed, limit_s),
-        waits.recorded(),
         contextlib.ExitStack() as closing,
     ):
         rank.heartbeat.collectives = collectives_begun
-        preflight = None
-        if job.layout.nodes > 1 and job.config.faults.preflight_s:
-            preflight = compare(job, rank, device, torch_device)
-            # No step waited for it.
-            waits.take()
+        wanted = job.layout.nodes > 1 and job.config.faults.preflight_s
+        preflight = compare(job, rank, device, torch_device) if wanted else None
+        # What ranks wait in a preflight is of no step.
+        closing.enter_context(waits.recorded())
         rank.heartbeat.at(0, "building model and data")
         # The first node's parent process has found the checkpoint, and verified it.
         resume = gather(job.resume, Path | None)[0]
