@@ -111,10 +111,9 @@ def _link(
 def pairings(world: int) -> list[list[tuple[int, int]]]:
     """Return pairs of ranks, each rank in one pair of each pairing: all of a tournament, or MOST_PARTNERS of them."""
     seats = world + world % 2
-    rounds = []
-    for number in range(seats - 1):
+    found = []
+    for number in range(0, seats - 1, -(-(seats - 1) // MOST_PARTNERS)) if world > 1 else ():
         others = [(number + place) % (seats - 1) for place in range(seats - 1)]
         pairs = [(others[0], seats - 1), *((others[place], others[-place]) for place in range(1, seats // 2))]
-        rounds.append([(min(pair), max(pair)) for pair in pairs if max(pair) < world])
-    step = -(-len(rounds) // MOST_PARTNERS)
-    return rounds[::step] if world > 1 else []
+        found.append([(min(pair), max(pair)) for pair in pairs if max(pair) < world])
+    return found

@@ -25,20 +25,26 @@ from support.ranks import Ranks
 from support.slowed import FIRST_CORE, compared, computing, on_hosts, slow_down
 
 RANKS = 4
-SLOWED_TRIES, LINK_TRIES = 20, 5
 
 
 def main() -> None:
     """Print the figures; exit with 1 where an equal rank was named, or a slowed one was not named alone."""
     parser = options(__doc__)
-    parser.add_argument("--tries", type=int, default=200, help="preflights of equal ranks")
+    parser.add_argument(
+        "--tries",
+        type=int,
+        default=200,
+        help="preflights of equal ranks; a tenth as many of a slowed rank, a fortieth of a slowed link",
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="of a preflight")
     arguments = parser.parse_args()
-    links, slowed, equal = slowed_links(arguments.seconds), list[bool](), list[bool]()
+    links, slowed, equal = slowed_links(arguments.seconds, -(-arguments.tries // 40)), list[bool](), list[bool]()
     try:
         with closing(Ranks(RANKS)) as ranks:
             with computing(FIRST_CORE, processes=1):
-                slowed += [_of(named(ranks, arguments.seconds, RANKS - 1), RANKS - 1) for _ in range(SLOWED_TRIES)]
+                slowed += [
+                    _of(named(ranks, arguments.seconds, RANKS - 1), RANKS - 1) for _ in range(-(-arguments.tries // 10))
+                ]
             for _ in range(arguments.tries):
                 equal.append(not named(ranks, arguments.seconds))
     finally:
@@ -74,14 +80,14 @@ def _of(found: list[str], rank: int) -> bool:
     return any("matmul" in each for each in found) and all(f"node {rank}, " in each for each in found)
 
 
-def slowed_links(time_s: float) -> list[bool]:
+def slowed_links(time_s: float, tries: int) -> list[bool]:
     """Return whether each try named the slowed link alone; none where network namespaces cannot be made."""
     words = ("calibrate", "gqa_1.5B", "dlc", "--smoke", *TINY, "parallel.dp=2", "--preflight")
     try:
         with two_hosts() as hosts, tempfile.TemporaryDirectory() as folder:
             slow_down(hosts[0], mbit=100)
             keys = (f"faults.preflight_s={time_s:g}", f"data.cache={folder}")
-            said = [on_hosts(hosts, *words, *keys) for _ in range(LINK_TRIES)]
+            said = [on_hosts(hosts, *words, *keys) for _ in range(tries)]
     except pytest.skip.Exception as reason:
         print(f"slowed link: n/a; {reason}")
         return []
