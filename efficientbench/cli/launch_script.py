@@ -168,7 +168,7 @@ def named_runs(
     found = made_comparable(request, chosen_combinations(request, name), machines.can_run)
     _refuse_combinations(found)
     if preflight and len(found) > 1:
-        raise ConfigError(f"--preflight: name one run, whose ranks are compared; {len(found)} are named")
+        raise ConfigError(f"--preflight: name one run, whose ranks are compared, and not {len(found)}")
     kind = NamedPreflight if preflight else NamedRun
     return [kind(each.name, each.labelled, request.smoke, request.repeat, request.matrix) for each in found]
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
-from efficientbench.basics.counted import number_of
+from efficientbench.basics.language import in_users_language
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device
 from efficientbench.metrics.monitoring.exchange import gather
@@ -68,14 +68,13 @@ def compare(job: Job, rank: Rank, device: Device, place: torch.device) -> Prefli
     parts = [SlowPart(*each) for each in sorted(slow.items(), key=lambda each: -each[1])]
     preflight = Preflight(time_s, rounds, world, links, parts)
     if rank.number == 0:
-        print("\n".join(_described(preflight)), flush=True)
+        print(in_users_language("\n".join(_described(preflight))), flush=True)
     return preflight
 
 
 def _described(preflight: Preflight) -> list[str]:
     """Return the lines to print of a preflight."""
-    compared = f"{number_of(preflight.devices, 'device')} and {number_of(preflight.links, 'link')}"
-    what = f"{compared} in {preflight.rounds} rounds"
+    what = f"{preflight.devices:,} devices and {preflight.links:,} links in {preflight.rounds} rounds"
     if not preflight.slow:
         return [f"preflight: {what}, none slower than the others"]
     said = [f"  {each.what}: {each.times_others:.2f} times as long as the others" for each in preflight.slow]

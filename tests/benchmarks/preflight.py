@@ -57,12 +57,12 @@ def main() -> None:
 def figures_of(links: list[bool], slowed: list[bool], equal: list[bool]) -> dict[str, Figure]:
     """Return the figures of tries, of each whether it was right; none of a kind that was not tried."""
     kinds = {
-        "equal": ("preflights of equal ranks that named none", equal),
-        "slowed rank": ("preflights that named the slowed rank alone", slowed),
-        "slowed link": ("preflights that named the slowed link alone, in its direction", links),
+        "equal": ("share of preflights of equal ranks that named none", equal),
+        "slowed rank": ("share of preflights that named the slowed rank alone", slowed),
+        "slowed link": ("share of preflights that named the slowed link alone, in its direction", links),
     }
     return {
-        key: Figure(what, sum(right), f"of {len(right)}", n=len(right), n_of="tries")
+        key: Figure(what, sum(right) / len(right), n=len(right), n_of="tries")
         for key, (what, right) in kinds.items()
         if right
     }
