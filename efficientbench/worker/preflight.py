@@ -109,9 +109,11 @@ def _link(
 
 def pairings(world: int) -> list[list[tuple[int, int]]]:
     """Return pairs of ranks, each rank in one pair of each pairing: all of a tournament, or MOST_PARTNERS of them."""
+    if world == 1:
+        return []
     seats = world + world % 2
     found = []
-    for number in range(0, seats - 1, -(-(seats - 1) // MOST_PARTNERS)) if world > 1 else ():
+    for number in range(0, seats - 1, -(-(seats - 1) // MOST_PARTNERS)):
         others = [(number + place) % (seats - 1) for place in range(seats - 1)]
         pairs = [(others[0], seats - 1), *((others[place], others[-place]) for place in range(1, seats // 2))]
         found.append([(min(pair), max(pair)) for pair in pairs if max(pair) < world])

@@ -24,7 +24,7 @@ from support.measured import Figure, options, report
 from support.ranks import Ranks
 from support.slowed import FIRST_CORE, compared, computing, on_hosts, slow_down
 
-RANKS = 4
+RANKS = 2
 
 
 def main() -> None:
