@@ -101,7 +101,7 @@ def find_calibration(device: str, folder: Path, dtype: str, peak: float | None =
             logger.warning("%s", error)
             continue
         known = calibration.conditions["type"] == device or is_device(calibration.device, device)
-        if known and calibration.of("matmul", dtype) and calibration.of("attention", dtype):
+        if known and calibration.computes(dtype):
             found.append(calibrated(path, calibration, dtype, peak))
     own = package_version("torch")
     return max(found, key=lambda each: (each.torch == own, each.calibration.measured_at), default=None)

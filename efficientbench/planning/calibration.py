@@ -81,6 +81,10 @@ class Calibration:
         """Return the points of a kind of work; `dtype`: of those that have one."""
         return [each for each in self.points if each.work == work and each.dtype in ("", dtype)]
 
+    def computes(self, dtype: str) -> bool:
+        """Return whether products and attention were measured in a dtype."""
+        return bool(self.of("matmul", dtype) and self.of("attention", dtype))
+
     @property
     def sent(self) -> list[Point]:
         """The points of what ranks send; empty where one rank alone was measured."""

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from efficientbench.basics.cgroup import memory_limit_bytes
 from efficientbench.basics.counted import number_of, seconds
-from efficientbench.basics.errors import ConfigError
+from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device
@@ -81,13 +81,13 @@ def calibrate(config: RunConfig, mode: str, time_s: float = TIME_S, preflight: b
     Raises:
         ConfigError, DeviceError, LaunchError, MetricsError: the run has no layout here, or ranks cannot start.
     """
-    folder = OutputFolder(Path(config.data.cache).absolute() / "calibrate")
+    folder = OutputFolder(Path(config.data.cache).absolute() / "calibrate", "data.cache")
     site = ask(config, mode, folder).site
     set_for_ranks(site.device.environment(config.parallel.tp))
     job = replace(_job(config, site, time_s), preflight=preflight)
     if preflight:
         check_preflight(config, job.layout)
-    earlier = read_calibration(job.result) if job.result.exists() else None
+    earlier = _earlier(job)
     with folder.claimed() if site.is_first else contextlib.nullcontext(), connected(site) as link:
         folder.path.mkdir(parents=True, exist_ok=True)
         job_file = folder.path / f"job_{link.node}.json"
@@ -134,6 +134,17 @@ def _conditions(device: Device) -> dict[str, str]:
     """Return everything by which a calibration is kept."""
     installed = {name: package_version(name) for name in ("torch", "transformer-engine")}
     return {"device": device.names()[0], "type": device.type, **installed, **device.versions()}
+
+
+def _earlier(job: CalibrationJob) -> Calibration | None:
+    """Return the calibration that this one replaces; None: it is damaged, or cannot project the run's step."""
+    try:
+        found = read_calibration(job.result)
+    except MetricsError:
+        return None
+    layout = job.layout
+    sends = layout.world_size == 1 or any(each.far or layout.nodes == 1 for each in found.sent)
+    return found if sends and found.computes(job.config.training.dtype) else None
 
 
 def _finished(job: CalibrationJob) -> Calibration:

@@ -48,8 +48,10 @@ class Settings(Protocol):
 class OutputFolder:
     """`<suite>/<variant>_<size>/` with the record, the steps, TensorBoard's files, logs, checkpoints and tokenizer."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, key: str = "output") -> None:
         self.path = path
+        self.key = key
+        """The key of the configuration whose folder it is in."""
         self.record = path / "record.json"
         self.failure = path / "failure.json"
         """Why the last attempt ended early; absent while an attempt runs, and after one that reached its last step."""
@@ -99,8 +101,8 @@ class OutputFolder:
                 lock.seek(0)
                 holder = lock.read().decode(errors="replace").strip() or "unknown"
                 raise ConfigError(
-                    f"output: {self.path} is in use by another run (process {holder}); wait for it, or choose another "
-                    "folder with output=FOLDER"
+                    f"{self.key}: {self.path} is in use by another run (process {holder}); wait for it, or choose "
+                    f"another folder with {self.key}=FOLDER"
                 ) from None
             try:
                 lock.truncate(0)
@@ -111,7 +113,7 @@ class OutputFolder:
 
     def unwritable(self, error: OSError) -> ConfigError:
         """Return the error for a folder that cannot be written."""
-        return ConfigError(f"output: {self.path} cannot be written: {error.strerror}")
+        return ConfigError(f"{self.key}: {self.path} cannot be written: {error.strerror}")
 
     def keep_tokenizer(self, tokenizer: Path) -> None:
         """Copy the tokenizer of the run's corpora, unless an earlier attempt has done so.

@@ -6,7 +6,7 @@ None of these shapes and layouts was measured. Last, DP 2 is trained again while
 where network namespaces can be made, two hosts calibrate again behind a slowed link: both lie outside the interval.
 With `--write` the figures so far are written after each round, and where something ends the script.
 
-    python3 tests/benchmarks/projected_step_time.py [--steps 5] [--rounds 2] [--layouts "one rank" "DP 2"] [--write]
+    python3 tests/benchmarks/projected_step_time.py [--steps 3] [--rounds 2] [--layouts "one rank" "DP 2"] [--write]
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ CONDITIONS = "float32, one thread a rank; rates of a smaller run on TP 2 × DP 2
 def main() -> None:
     """Print each layout side by side with its interval; exit with 1 where one is off by more than ERROR."""
     parser = options(__doc__)
-    parser.add_argument("--steps", type=int, default=5, help="measured steps of a layout in each round")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps of a layout in each round")
     parser.add_argument("--rounds", type=int, default=2, help="times that rates, then steps are measured")
-    parser.add_argument("--seconds", type=int, default=40, help="of a calibration")
+    parser.add_argument("--seconds", type=int, default=30, help="of a calibration")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -96,6 +96,9 @@ def main() -> None:
         sizes = {each.layout.world_size for each in layouts}
         # A rank takes longer to start than a layout to be measured.
         worlds = {size: stack.enter_context(closing(Ranks(size))) for size in sizes}
+        for world in worlds.values():
+            # Up before anything is measured: what they import takes the cores.
+            world.call(os.getpid)
         figures: dict[str, Figure] = {}
         try:
             for _ in range(arguments.rounds):
@@ -170,7 +173,7 @@ def slowed(figures: dict[str, Figure], ranks: Ranks, laid: Laid, calibrated: Cal
     for rank, process in enumerate(ranks.processes):
         os.sched_setaffinity(process.pid or 0, {cores[rank % len(cores)]})
     with computing(cores[0]):
-        laid.measure({len(ranks.processes): ranks}, calibrated, steps=3)
+        laid.measure({len(ranks.processes): ranks}, calibrated, steps=1)
     ratio, _, high = laid.found[0]
     figures["slowed core"] = Figure("DP 2 beside others on a core, over the range's end", ratio / high)
 
@@ -198,7 +201,7 @@ def slowed_link(figures: dict[str, Figure], folder: Path) -> None:
         with two_hosts() as hosts:
             on_hosts(hosts, *words, "--seconds", "10")
             first = find_calibration("cpu", cache, "fp32")
-            slow_down(hosts[0], mbit=200)
+            slow_down(hosts[0], mbit=400)
             said = on_hosts(hosts, *words, "--seconds", "10")
             now = find_calibration("cpu", cache, "fp32")
     except pytest.skip.Exception as reason:

@@ -207,9 +207,13 @@ def test_a_range_has_the_spread_and_what_rates_leave_out(tmp_path: Path) -> None
 
 def test_no_layout_that_was_measured_was_off_by_more_than_the_range_assumes() -> None:
     text = (ROOT / "docs" / "measured" / "projected_step_time.json").read_text(encoding="utf-8")
-    off = {key: abs(each["value"] - 1) for key, each in json.loads(text)["figures"].items() if "interval" in each}
+    figures = {key: each for key, each in json.loads(text)["figures"].items() if key != "inside"}
+    slowed = {key: figures.pop(key)["value"] for key in list(figures) if key.startswith("slowed")}
+    off = {key: abs(each["value"] - 1) for key, each in figures.items()}
     assert off
     assert max(off.values()) <= ERROR, off
+    # A step's time over the end of its range: what was slowed lies outside.
+    assert all(ratio > 1 for ratio in slowed.values()), slowed
 
 
 def test_a_launch_says_by_which_calibration_its_budget_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

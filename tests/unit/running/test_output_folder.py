@@ -30,6 +30,13 @@ def test_a_folder_locked_by_another_run_is_refused_and_its_process_named(tmp_pat
         pass
 
 
+def test_a_locked_folder_in_the_cache_is_refused_by_the_key_that_moves_it(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path, "data.cache")
+    message = rf"^data.cache: {tmp_path} is in use by .*data.cache=FOLDER$"
+    with folder.claimed(), pytest.raises(ConfigError, match=message), folder.claimed():
+        pass
+
+
 def test_evaluations_are_set_aside_with_their_model(tmp_path: Path) -> None:
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation" / "core.json").write_text("{}")
