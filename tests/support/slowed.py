@@ -71,7 +71,7 @@ def on_hosts(hosts: Sequence[Host], *words: str) -> str:
 def compared(time_s: float, slow: int | None = None) -> Preflight:
     """The preflight of a pool's ranks, each a node, on one core: whoever else computes there slows all of them alike.
 
-    Every rank of the pool calls it. `slow`: the rank that gets a third of what others on that core get.
+    Every rank of the pool calls it. `slow`: the rank that gets a fifth of what others on that core get.
     """
     # Core and priority are those of a thread, which ends.
     with ThreadPoolExecutor(1) as own:
@@ -95,5 +95,5 @@ def _compared(time_s: float, slow: int | None) -> Preflight:
     job = Job(config, layout, plan_budget(config, 1000), (), Path())
     os.sched_setaffinity(0, {FIRST_CORE})
     if number == slow:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 7)
     return compare(job, Rank(number, 0, HeartbeatWriter(), lambda: False), CPU(), torch.device("cpu"))
