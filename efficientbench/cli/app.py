@@ -253,12 +253,19 @@ def calibrate(
     smoke: Smoke = False,
     matrix: MatrixFile = None,
     seconds: Annotated[float, option("X", "for the rates; start and steps come on top", 1.0)] = 120.0,
+    preflight: Annotated[
+        bool,
+        switch(
+            "--preflight",
+            "only name devices and links that are slower than the others (faults.preflight_s), and keep nothing",
+        ),
+    ] = False,
 ) -> None:
     """Measure what devices and links reach by a run's ranks, and keep it for plans: matmul, memory, what ranks send."""
     from efficientbench.running.calibrate import calibrate as calibrate_ranks
 
     config, mode = resolve_arguments(name, arguments or [], smoke, None, None, matrix)
-    raise typer.Exit(calibrate_ranks(config, mode, seconds))
+    raise typer.Exit(calibrate_ranks(config, mode, seconds, preflight))
 
 
 def status(

@@ -54,6 +54,12 @@ class Engine(str, Enum):
     DOCKER = "docker"
 
 
+class Preflight(str, Enum):
+    """What a script does of the preflight."""
+
+    ONLY = "only"
+
+
 class Rendezvous(str, Enum):
     """Ways in which torchrun's agents find each other."""
 
@@ -105,6 +111,9 @@ def launch(
     ] = None,
     price_per_hour: PricePerHour = None,
     output: Annotated[str, option("FILE", "where the script goes; -: to stdout")] = "-",
+    preflight: Annotated[
+        Preflight | None, typer.Option(help="only: no training, only what a run on several nodes measures before it")
+    ] = None,
     dry_run: Annotated[bool, switch("--dry-run", "check all, and print the cost: no script")] = False,
     repeat: Annotated[int | None, repeats("as of `run`")] = None,
     sbatch: Sbatch = None,
@@ -153,10 +162,12 @@ def launch(
         raise typer.BadParameter("--device goes with --devices-per-node N: with 0 the processors of a node train")
     if price_per_hour is not None and device is None:
         raise typer.BadParameter("--price-per-hour goes with --device NAME, by which the hours are projected")
+    if preflight is not None and (price_per_hour is not None or repeat is not None):
+        raise typer.BadParameter("--price-per-hour and --repeat are of a training: --preflight only trains nothing")
     machines = Machines(nodes, devices_per_node, device)
-    runs = named_runs(request, machines, name)
+    runs = named_runs(request, machines, name, preflight is not None)
     script = _script(to, runs, machines, meeting, sbatch or [], around, claim)
-    if line := budget_line(runs, machines, price_per_hour):
+    if preflight is None and (line := budget_line(runs, machines, price_per_hour)):
         # The script may go to stdout.
         typer.echo(line, err=True)
     if dry_run:

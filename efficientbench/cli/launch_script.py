@@ -23,7 +23,7 @@ from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_scri
 from efficientbench.metrics.sensors.hardware import known_device
 from efficientbench.planning.basis import basis
 from efficientbench.planning.bill import Bill, bill, first_line
-from efficientbench.planning.fitting import check_fits
+from efficientbench.planning.fitting import check_fits, check_preflight
 from efficientbench.planning.plan import Plan, make_plan, with_kernels
 from efficientbench.planning.step_time import project
 from efficientbench.sweep.combinations import Combination
@@ -133,19 +133,44 @@ class NamedTuning(NamedRun):
         return config.name
 
 
-def named_runs(request: Request, machines: Machines, name: str | None = None) -> list[NamedRun]:
-    """Return every run that the request chooses for these machines; `name`: of this run or fine-tuning alone.
+@dataclass(frozen=True)
+class NamedPreflight(NamedRun):
+    """The preflight of one run of the script."""
+
+    command: ClassVar[str] = "calibrate"
+
+    @property
+    def arguments(self) -> list[str]:
+        return [*super().arguments, "--preflight"]
+
+    def check(self, machines: Machines) -> str:
+        name = super().check(machines)
+        check_preflight(*self._laid_out(machines))
+        return f"{name}_preflight"
+
+
+def named_runs(
+    request: Request, machines: Machines, name: str | None = None, preflight: bool = False
+) -> list[NamedRun]:
+    """Return every run that the request chooses for these machines.
+
+    `name`: of this run or fine-tuning alone; `preflight`: of runs their preflight alone.
 
     Raises:
         ConfigError: a run's configuration is refused, or the request chooses nothing.
     """
     if name in named_tunings() or (name is None and names_tunings(request)):
+        if preflight:
+            raise ConfigError("--preflight: a fine-tuning has none: name a run, like gqa_1.5B")
         tunings = chosen_tunings(request, name)
         _refuse_combinations(tunings)
         return [NamedTuning(each.name, each.labelled, request.smoke, request.repeat) for each in tunings]
     found = made_comparable(request, chosen_combinations(request, name), machines.can_run)
     _refuse_combinations(found)
-    return [NamedRun(each.name, each.labelled, request.smoke, request.repeat, request.matrix) for each in found]
+    if preflight and len(found) > 1:
+        raise ConfigError(f"--preflight: name one run, whose ranks are compared, and not {len(found)}")
+    kind = NamedPreflight if preflight else NamedRun
+    return [kind(each.name, each.labelled, request.smoke, request.repeat, request.matrix) for each in found]
 
 
 def budget_line(runs: Sequence[NamedRun], machines: Machines, price_per_hour: float | None) -> str | None:

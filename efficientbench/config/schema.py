@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import reprlib
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from efficientbench.architecture.model import ModelConfig
 from efficientbench.basics.part import (
+    GrownPart,
     Label,
     Meters,
     Name,
@@ -175,8 +176,10 @@ class MeasurementConfig(Part):
         return self
 
 
-class FaultsConfig(Part):
+class FaultsConfig(GrownPart):
     """Handling of faults."""
+
+    later_keys: ClassVar[tuple[str, ...]] = ("preflight_s",)
 
     skip_non_finite_steps: NonNegativeInt = Field(
         default=0,
@@ -192,6 +195,11 @@ class FaultsConfig(Part):
         default=60.0,
         description="seconds that the ranks have after SIGTERM or Ctrl-C to end their step and save, before they are "
         "killed",
+    )
+    preflight_s: Annotated[float, Field(ge=0, le=3600)] = Field(
+        default=30.0,
+        description="seconds before the first step of a run on several nodes in which each device and link is measured "
+        "and compared with the others; 0: none",
     )
 
 

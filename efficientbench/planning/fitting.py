@@ -208,3 +208,13 @@ def _with(plan: Plan, part: str, changes: Mapping[str, object]) -> RunConfig:
     parallel = plan.config.parallel.model_copy(update={"dp": plan.layout.dp})
     config = plan.config.model_copy(update={"parallel": parallel})
     return config.model_copy(update={part: getattr(config, part).model_copy(update=changes)})
+
+
+def check_preflight(config: RunConfig, layout: Layout) -> None:
+    """Raise ConfigError where a run has nothing to compare before it, or no time for it."""
+    if not config.faults.preflight_s:
+        raise ConfigError("faults.preflight_s: 0 means no preflight: give it seconds, like 30")
+    if layout.world_size == 1:
+        raise ConfigError(
+            f"{config.name} has one rank, which a preflight cannot compare: more devices, or parallel.dp=2 on a CPU"
+        )

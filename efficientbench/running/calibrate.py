@@ -25,7 +25,7 @@ from efficientbench.planning.calibration import (
     read_calibration,
     write_calibration,
 )
-from efficientbench.planning.fitting import check_fits
+from efficientbench.planning.fitting import check_fits, check_preflight
 from efficientbench.planning.plan import make_plan, with_kernels
 from efficientbench.planning.step_time import project
 from efficientbench.planning.table import plain_table, print_tables
@@ -51,6 +51,8 @@ class CalibrationJob(Job):
     time_s: float = TIME_S
     threads: int | None = None
     """Threads of each rank that the user set; None: the cores are divided among the ranks."""
+    preflight: bool = False
+    """Whether devices and links are only compared with each other, for `faults.preflight_s`."""
 
     @property
     def result(self) -> Path:
@@ -67,13 +69,14 @@ class CalibrationJob(Job):
         return f"{self.config.name}, {grid or '1 rank'}{where}{threads}"
 
 
-def calibrate(config: RunConfig, mode: str, time_s: float = TIME_S) -> int:
+def calibrate(config: RunConfig, mode: str, time_s: float = TIME_S, preflight: bool = False) -> int:
     """Measure by the ranks of a run, write the calibration into `data.cache`, and print it; return the exit code.
 
     Args:
         config: the run, whose groups, heads and step are measured.
         mode: `dsw` or `dlc`, see `ask`.
         time_s: seconds for the rates.
+        preflight: only compare devices and links with each other, and print which are slow.
 
     Raises:
         ConfigError, DeviceError, LaunchError, MetricsError: the run has no layout here, or ranks cannot start.
@@ -81,7 +84,9 @@ def calibrate(config: RunConfig, mode: str, time_s: float = TIME_S) -> int:
     folder = OutputFolder(Path(config.data.cache).absolute() / "calibrate", "data.cache")
     site = ask(config, mode, folder).site
     set_for_ranks(site.device.environment(config.parallel.tp))
-    job = _job(config, site, time_s)
+    job = replace(_job(config, site, time_s), preflight=preflight)
+    if preflight:
+        check_preflight(config, job.layout)
     earlier = _earlier(job)
     with folder.claimed() if site.is_first else contextlib.nullcontext(), connected(site) as link:
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -90,7 +95,7 @@ def calibrate(config: RunConfig, mode: str, time_s: float = TIME_S) -> int:
         ranks, faults = job.ranks_per_node, config.faults
         work = "efficientbench.worker.calibration"
         exit_code = run_ranks(work, job_file, ranks, folder.log, faults, site.cluster, link)
-    if exit_code == 0 and site.is_first:
+    if exit_code == 0 and site.is_first and not preflight:
         measured = _finished(job)
         _print(measured, job.result, Console(width=160))
         if earlier is not None and measured.step_s is not None:

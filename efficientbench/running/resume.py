@@ -26,9 +26,9 @@ from efficientbench.training.checkpoints.manifest import (
     verify,
 )
 
-SAME = ("output", "data.cache", "wandb", "prometheus", "training.global_batch_tokens", "match")
-"""Beginnings of keys that change nothing that is measured: of folders, of sinks, of the batch in another unit, and of
-the run that a model's size was solved for, which other keys hold."""
+SAME = ("output", "data.cache", "wandb", "prometheus", "training.global_batch_tokens", "match", "faults.preflight_s")
+"""Beginnings of keys that change nothing that is measured: of folders, of sinks, of the batch in another unit, of the
+run that a model's size was solved for, which other keys hold, and of what precedes the first step."""
 INITIALISED_SAME = (*SAME, "init.run")
 """The same for configurations from `initialised`, whose `init.sha256` identifies the weights of `init.run`."""
 MAY_DIFFER = (

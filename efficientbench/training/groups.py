@@ -85,6 +85,14 @@ def own_group(lists: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
     return own
 
 
+@contextlib.contextmanager
+def group_for_a_while() -> Iterator[dist.ProcessGroup]:
+    """Make a group of all ranks, whose communicators give their memory back after the block. All ranks call this."""
+    group = dist.new_group()
+    yield group
+    dist.destroy_process_group(group)
+
+
 def _store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:
     """Return the store through which the ranks meet at MASTER_ADDR and MASTER_PORT.
 

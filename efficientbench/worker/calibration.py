@@ -45,6 +45,7 @@ def _calibrate(job: CalibrationJob, rank: Rank) -> bool:
         # After `prepare`: Megatron asks for the device as it is imported.
         from efficientbench.metrics.monitoring.exchange import gather
         from efficientbench.training import groups
+        from efficientbench.worker.preflight import compare
         from efficientbench.worker.rates import measure
     parallel, limit_s = job.config.parallel, job.config.faults.hang_limit_s
     rank.heartbeat.at(0, "calibrating")
@@ -52,6 +53,9 @@ def _calibrate(job: CalibrationJob, rank: Rank) -> bool:
         groups.world(device.backend, limit_s, device.group_device(place, job.layout.pp)),
         groups.model_parallel(parallel, job.config.training.seed, limit_s),
     ):
+        if job.preflight:
+            compare(job, rank, device, place)
+            return False
         tasks = list(_tasks(job, rank, device, place))
         rounds = gather(measure(tasks, device, ROUNDS, job.time_s, rank.report), list[list[float]])
         steps = gather(_step_times(job, rank, device, place) if job.no_step is None else [], list[float])

@@ -56,11 +56,8 @@ def measure(
     Each task gets an equal part of `time_s`, and at least one call a round. Rounds follow each other, so that what
     disturbs the machine for a while is seen as a spread. `report` is told of each task, as progress.
     """
-    first_s = [_seconds(task, device, 1) or 0.0 for task in tasks]
-    # All ranks are busy equally often, or a collective would wait for ever.
-    slowest_s = [max(times) for times in zip(*gather(first_s, list[float]), strict=True)]
     share_s = time_s / rounds / len(tasks)
-    counts = [max(1, min(MOST_CALLS, int(share_s / max(each, 1e-9)))) for each in slowest_s]
+    counts = [_count(task, device, share_s) for task in tasks]
     found: list[list[float]] = [[] for _ in tasks]
     for _ in range(rounds):
         for task, count, times in zip(tasks, counts, found, strict=True):
@@ -70,16 +67,35 @@ def measure(
     return found
 
 
+def _count(task: Task, device: Device, share_s: float) -> int:
+    """Return how many calls of a task take the slowest rank about `share_s`; all ranks call this together.
+
+    It is tried with ever more calls until they take that long: a single one that waited for others' turns on its core
+    would leave rounds so short that they fit between such turns, and a slow rank would look like the others.
+    """
+    count = 1
+    while True:
+        # All ranks are busy equally often, or a collective would wait for ever.
+        slowest_s = max(gather(_seconds(task, device, count) or 0.0, float))
+        if count * slowest_s >= share_s or count == MOST_CALLS:
+            return max(1, min(MOST_CALLS, int(share_s / max(slowest_s, 1e-9))))
+        count = min(4 * count, MOST_CALLS)
+
+
 def _seconds(task: Task, device: Device, count: int) -> float | None:
-    """Return the mean time of `count` calls behind one that is not counted; None where this rank waits."""
+    """Return the mean time of `count` calls behind one that is not counted; None where this rank waits.
+
+    Ranks begin to count together: of ranks that share a core, the slow one would else begin when the others are done.
+    """
     if task.threads is not None:
         torch.set_num_threads(task.threads)
     do = None if task.make is None else task.make()
+    if do is not None:
+        do()
+        device.synchronize()
     groups.barrier()
     if do is None:
         return None
-    do()
-    device.synchronize()
     begin_s = time.perf_counter()
     for _ in range(count):
         do()

@@ -19,7 +19,7 @@ from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
 from efficientbench.metrics.records.facts import RunFacts
 from efficientbench.metrics.records.record import write_record
-from efficientbench.metrics.records.record_parts import ParameterGroup, Reinforcement
+from efficientbench.metrics.records.record_parts import ParameterGroup, Preflight, Reinforcement
 from efficientbench.metrics.records.sinks.steplog import time_lost
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
@@ -42,6 +42,7 @@ from efficientbench.worker.listeners.profiler import Profiler
 from efficientbench.worker.listeners.progress import ProgressDisplay
 from efficientbench.worker.listeners.recorder import Recorder
 from efficientbench.worker.listeners.scores import all_scores
+from efficientbench.worker.preflight import compare
 
 
 def train_rank(job: Job, rank: Rank, device: Device, torch_device: torch.device) -> bool:
@@ -51,10 +52,13 @@ def train_rank(job: Job, rank: Rank, device: Device, torch_device: torch.device)
     with (
         groups.world(device.backend, limit_s, device.group_device(torch_device, job.layout.pp)),
         groups.model_parallel(job.config.parallel, job.config.training.seed, limit_s),
-        waits.recorded(),
         contextlib.ExitStack() as closing,
     ):
         rank.heartbeat.collectives = collectives_begun
+        wanted = job.layout.nodes > 1 and job.config.faults.preflight_s
+        preflight = compare(job, rank, device, torch_device) if wanted else None
+        # What ranks wait in a preflight is of no step.
+        closing.enter_context(waits.recorded())
         rank.heartbeat.at(0, "building model and data")
         # The first node's parent process has found the checkpoint, and verified it.
         resume = gather(job.resume, Path | None)[0]
@@ -71,6 +75,7 @@ def train_rank(job: Job, rank: Rank, device: Device, torch_device: torch.device)
         goodput = Goodput(rank.begin_s, device, measure, job.budget.warmup_steps, manifest, lost_s)
         first = RankZero(job, rank, device, measure, facts, goodput, manifest, lost_s) if rank.number == 0 else None
         if first is not None:
+            first.preflight = preflight
             closing.callback(first.close)
         beside = Beside(job, device, rank, measure, manifest)
         closing.callback(beside.close)
@@ -132,6 +137,7 @@ class RankZero:
             peak_flops,
             manifest.step if manifest is not None else 0,
         )
+        self.preflight: Preflight | None = None
         self.listeners: list[Listener] = [self.recorder, self.display]
         self.profiler = Profiler.of(job.config.measurement, steps, self.folder.trace)
         if self.profiler is not None:
@@ -167,7 +173,9 @@ class RankZero:
         bound_s = trainer.checkpoints.longest_bound_s if trainer.checkpoints is not None else None
         record = build_record(*of_run, trainer.batches, stopped, rank.started_at, duration_s, spent, bound_s)
         read = figures_of(facts, job.config, lengths)
-        record = record.model_copy(update={"reinforcement": learned, **read, **all_scores(job.output)})
+        record = record.model_copy(
+            update={"reinforcement": learned, "preflight": self.preflight, **read, **all_scores(job.output)}
+        )
         recorder.write_curve(record.quality_curve)
         write_record(record, self.folder.record)
         recorder.sinks.figures(record)

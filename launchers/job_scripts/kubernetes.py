@@ -19,7 +19,7 @@ from efficientbench.launchers.job_scripts.torchrun import Meeting
 from efficientbench.launchers.network.cluster_env import RENDEZVOUS_TIMEOUT_NAME
 
 HEAD = """\
-# Trains {name}. Written by `efficientbench launch`; start it with kubectl apply -f, and follow it with
+# Starts {name}. Written by `efficientbench launch`; start it with kubectl apply -f, and follow it with
 # kubectl logs -f job/{label}
 """
 WORK = "/workspace"

@@ -13,7 +13,7 @@ from efficientbench.launchers.job_scripts.shell_script import array, beginning, 
 TEMPLATE = """\
 #!/usr/bin/env bash
 {options}
-# Trains {name}. Written by `efficientbench launch`; submit it with sbatch.
+# Starts {name}. Written by `efficientbench launch`; submit it with sbatch.
 {beginning}
 {arguments}
 job_slurm {container}efficientbench {command} "${{arguments[@]}}"

@@ -22,7 +22,7 @@ Rendezvous = Literal["c10d", "static"]
 
 TEMPLATE = """\
 #!/usr/bin/env bash
-# Trains {name} on {nodes} by torchrun. Written by `efficientbench launch`; start it on every node, with
+# Starts {name} on {nodes} by torchrun. Written by `efficientbench launch`; start it on every node, with
 #
 #   MASTER_ADDR  {master_meaning}
 #   MASTER_PORT  its port for torchrun ({port} by default); the training takes the one above{node_rank_meaning}

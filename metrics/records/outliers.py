@@ -1,7 +1,9 @@
-"""Finds steps that took much longer than the others, and what is known to have caused it."""
+"""Finds what took much longer than the others: steps, with what is known to have caused it, devices and links."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -47,6 +49,60 @@ def find_outliers(
         for number, time_s in zip(numbers, step_times_s, strict=True)
         if time_s > bound
     ]
+
+
+LEAST_SLOWNESS = 0.2
+"""Fraction by which a slow device or link takes longer than the others: equal ones that share a host differ by less."""
+FALSE_NAMES = 1e-3
+"""The probability that any of equal devices or links is named."""
+EXCEPTIONS = 2
+"""Rounds in which a slow one may be no slower: what disturbs the others for a moment hides it there."""
+
+
+def rounds_to_compare(count: int) -> int:
+    """Return in how many rounds `count` equal devices or links have to be measured.
+
+    In a round an equal one is above the median of the others with a probability of one half, so that it is above in all
+    but EXCEPTIONS of n rounds in one of 2^n / (1 + n + n (n − 1) / 2) cases.
+    """
+    cases = (sum(math.comb(rounds, each) for each in range(EXCEPTIONS + 1)) / 2**rounds for rounds in itertools.count())
+    return next(rounds for rounds, case in enumerate(cases) if case <= FALSE_NAMES / max(count, 2))
+
+
+def find_slow(rounds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return which devices or links are slow → their time over the median of the others, the slowest first.
+
+    A slow one takes longer than the others' median in all but EXCEPTIONS of the rounds (a sign test), and in the median
+    of the rounds by LEAST_SLOWNESS and by DEVIATIONS robust standard deviations of the others.
+
+    Args:
+        rounds: name → its time in each round; all have `rounds_to_compare` rounds.
+    """
+    if len(rounds) < 2:
+        return {}
+    times = np.asarray(list(rounds.values()), dtype=np.float64)
+    ratios = times / _median_of_others(times)
+    factors, usual = np.median(ratios, axis=1), np.median(times, axis=1)
+    middles, sigmas = _median_of_others(usual), np.empty_like(usual)
+    # Without one entry a median has three values at most, so this takes no square of the number of links.
+    for middle in np.unique(middles):
+        deviations = _median_of_others(np.abs(usual / middle - 1))
+        sigmas[middles == middle] = _SIGMA_PER_MAD * deviations[middles == middle]
+    slower = np.sum(ratios > 1, axis=1) >= times.shape[1] - EXCEPTIONS
+    slow = slower & (factors - 1 > np.maximum(LEAST_SLOWNESS, DEVIATIONS * sigmas))
+    found = {name: float(factor) for name, factor, is_slow in zip(rounds, factors, slow, strict=True) if is_slow}
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+
+def _median_of_others(values: np.ndarray) -> np.ndarray:
+    """Return for each entry the median of the others along the first axis, of at least two."""
+    order = np.argsort(values, axis=0)
+    places, ordered, others = np.argsort(order, axis=0), np.take_along_axis(values, order, axis=0), len(values) - 1
+
+    def at(place: int) -> np.ndarray:
+        return np.take_along_axis(ordered, place + (places <= place), axis=0)
+
+    return (at((others - 1) // 2) + at(others // 2)) / 2
 
 
 def disturbed_steps(

@@ -26,6 +26,7 @@ from efficientbench.metrics.records.record_parts import (
     ExpertLoad,
     Outlier,
     ParameterGroup,
+    Preflight,
     QualityPoint,
     Rechecks,
     Reinforcement,
@@ -128,6 +129,9 @@ class RunRecord(Metrics, Identity):
     """Part of a run with `training.deterministic` → why its bits may differ all the same from one run to the next."""
     time_limit_s: float | None = None
     """Time of measured steps, s, after which the run was to end, since nobody had set its length; None: it was set."""
+    preflight: Preflight | None = None
+    """How devices and links compared before the first step (`faults.preflight_s`), in the last attempt; None: they were
+    not measured."""
     lost: list[str] = []
     """What was damaged in the files of the run's earlier attempts, and is not in them any more."""
     quality_curve: list[QualityPoint] = []

@@ -91,6 +91,30 @@ class Outlier:
 
 
 @dataclass(frozen=True)
+class SlowPart:
+    """A device or a link that took longer than the others before the first step."""
+
+    what: str
+    """Its node and device, or those at both ends of a link, from the sender."""
+    times_others: float
+    """Its time over the median of the others, as the median of all rounds has it."""
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """How devices and links compared before the first step of a run on several nodes."""
+
+    time_s: float
+    """How long they were measured."""
+    rounds: int
+    devices: int
+    links: int
+    """Links that were measured, each direction on its own."""
+    slow: list[SlowPart]
+    """The slow ones, the slowest first."""
+
+
+@dataclass(frozen=True)
 class Mismatch:
     """A rank that computed other bits the second time, and before any rank that it sends to: its device is suspected.
 

@@ -48,9 +48,11 @@ def by_torchrun(words: Tiny, folder: Path) -> None:
 
 
 def test_two_hosts_train_together_by_torchrun(tiny: Tiny, tmp_path: Path) -> None:
-    by_torchrun(tiny[1:], tmp_path)
+    by_torchrun((*tiny[1:], "faults.preflight_s=1"), tmp_path)
     content = record(tmp_path / "gqa_1.5B_smoke")
     assert (content["status"], content["dp"]) == ("completed", 2)
+    found = content["preflight"]
+    assert (found["time_s"], found["devices"], found["links"]) == (1.0, 2, 2)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11")

@@ -38,6 +38,8 @@ TINY = (
     "training.validation_tokens=512",
     "measurement.warmup_steps=1",
     "measurement.min_steps=3",
+    # Of several nodes 30 s otherwise.
+    "faults.preflight_s=0",
 )
 LONG = ("training.steps=20000",)
 """More steps than any test waits for."""

@@ -19,6 +19,7 @@ LONG = {
     "distributed/test_branches.py": r"\[(PP 2, Muon|DP 2, bf16, plain)",
     "distributed/test_expert_bias.py": r"follows_its_formula_for_long",
     "distributed/test_initialisation.py": r"\[(nsa|learnable|gqa_1.5B to TP 2)",
+    "distributed/test_preflight.py": r"test_a_slowed_link|test_equal_ranks",
     "distributed/test_reinforcement.py": r"test_a_learnable_reward_rises",
     "distributed/test_resume.py": rf"\[({SHAPES})|\[(gqa|moe) to .*plain optimizer|interleaved to"
     r"|\[(mla|gdn|kda|mamba2|nsa) by Muon|\[(nsa|mla), TP 2, fp16|\[nsa to TP 2",

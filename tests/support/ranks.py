@@ -67,7 +67,7 @@ class Ranks:
 
 
 def _reuse_groups() -> None:
-    """Give the same ranks the same group in every call: a new one would add threads, which no call ever ends."""
+    """Give the same ranks the same group in every call, also one that was destroyed: a new one would add threads."""
     import torch.distributed as dist
 
     make_group = dist.new_group
@@ -79,7 +79,7 @@ def _reuse_groups() -> None:
             groups[key] = make_group(ranks, **options)
         return groups[key]
 
-    dist.new_group = new_group
+    dist.new_group, dist.destroy_process_group = new_group, lambda group: None
 
 
 def _serve(device_type: str, rank: int, size: int, store: str, connection: Connection) -> None:

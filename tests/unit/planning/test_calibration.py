@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from support.repository import ROOT
 
-from efficientbench.basics.errors import MetricsError
+from efficientbench.basics.errors import ConfigError, MetricsError
 from efficientbench.cli.launch import Starter, launch
+from efficientbench.cli.launch_script import Machines, named_runs
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
@@ -23,6 +24,7 @@ from efficientbench.planning.basis import ERROR, Basis, basis, find_calibration
 from efficientbench.planning.calibration import Calibration, Point, place, read_calibration, time_at, write_calibration
 from efficientbench.planning.pipeline import shared_pipeline_s
 from efficientbench.planning.step_time import project
+from efficientbench.sweep.selection import Request
 
 CONDITIONS = {"device": "a CPU", "type": "cpu", "torch": metadata.version("torch")}
 FLOPS, MEMORY = 1e11, 1e10
@@ -222,3 +224,11 @@ def test_a_launch_says_by_which_calibration_its_budget_is(tmp_path: Path, capsys
     said = capsys.readouterr().err
     assert f"times as long, by {path} (gqa_0.5B, tp 2, 2026-01-02" in said
     assert "published runs" not in said
+
+
+def test_a_script_of_the_preflight_alone_trains_nothing() -> None:
+    request, machines = Request(overrides=("parallel.tp=2",)), Machines(2, 8)
+    (run,) = named_runs(request, machines, "gqa_0.5B", preflight=True)
+    assert (run.command, run.arguments) == ("calibrate", ["gqa_0.5B", "dlc", "parallel.tp=2", "--preflight"])
+    with pytest.raises(ConfigError, match="a fine-tuning has none"):
+        named_runs(request, machines, "lora_7B", preflight=True)
