@@ -24,10 +24,12 @@ from support.configs import (
     conditioned,
     has_table,
     tiny,
+    tiny_model,
 )
 from support.ranks import Ranks
 
 from efficientbench.architecture.model import ModelConfig
+from efficientbench.architecture.registry import ATTENTION
 from efficientbench.config.combination_table import problems
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
@@ -210,3 +212,22 @@ def test_single_rank_learns(name: str, single: Callable[..., Outcome]) -> None:
     outcome = single(name, "training.epsilon=1e-8", "training.learning_rate=1e-2")
     assert outcome.losses[-1] < outcome.losses[0] - 0.1
     assert torch.isfinite(torch.tensor(outcome.norms)).all()
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("kind", [kind for kind, variant in ATTENTION.items() if variant.places == {"nothing"}])
+def test_a_recurrent_layer_learns_in_bf16_for_500_steps_without_a_skipped_one(
+    kind: str, seed: int, ranks: Callable[[int], Ranks], corpus: Path
+) -> None:
+    """Over more than a chunk, with states that documents empty."""
+    words = ("training.dtype=bf16", "training.seq_len=72", "data.attention_within_documents=true")
+    batch = ("training.micro_batch_size=4", "training.global_batch_size=4", "training.steps=500")
+    rates = ("training.learning_rate=3e-3", "training.epsilon=1e-8", f"training.seed={seed}")
+    config = tiny_model(kind, f"data.cache={corpus.parent}", *words, *batch, *rates)
+    [outcome] = ranks(1).call(train, config, corpus, 500)
+    # Of a step that was skipped the norm is no number.
+    assert torch.isfinite(torch.tensor([*outcome.losses, *outcome.norms])).all()
+    assert len(outcome.losses) == 500
+    first, last = (sum(outcome.losses[at : at + 50]) / 50 for at in (0, 450))
+    assert last < first - 0.3

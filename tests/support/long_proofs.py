@@ -15,7 +15,7 @@ LONG = {
     "distributed/test_layouts.py": rf"\[({SHAPES})-(.* x |.*recomputation)"
     r"|\[(nsa|gdn|kda|mamba2|moe)-.* x |\[(mla|moe)-fused"
     r"|\[moe over .*micro-batches of 1|\[(absolute|alibi|none|relative|learnable_absolute)-(data|context|interleaved)"
-    r"|\[[^g].*-selective recomputation|\[(gdn|kda|mamba2)-(data|interleaved)",
+    r"|\[[^g].*-selective recomputation|\[(gdn|kda|mamba2)-(data|interleaved)|500_steps",
     "distributed/test_branches.py": r"\[(PP 2, Muon|DP 2, bf16, plain)",
     "distributed/test_expert_bias.py": r"follows_its_formula_for_long",
     "distributed/test_initialisation.py": r"\[(nsa|learnable|gqa_1.5B to TP 2)",
