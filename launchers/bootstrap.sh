@@ -2,7 +2,7 @@
 # The Python environment that every script here runs in: made once, then found in a few milliseconds.
 #
 #   source launchers/bootstrap.sh; bootstrap [extra...]     in a script: sets up if need be, then sets PATH
-#   bash launchers/bootstrap.sh [extra...]                  sets up only; extras: chat, dev, docs, finetune, gpu, npu, png, wandb
+#   bash launchers/bootstrap.sh [extra...]                  sets up only; extras: chat, dev, docs, finetune, gpu, npu, plots, wandb
 #
 # 1. An active environment that can import this repository's package, and what it needs, is used as it is.
 # 2. Where python3 has a torch with an accelerator (a cluster's or vendor's image), .venv sees that interpreter's
@@ -71,7 +71,7 @@ def found(name):
 needed = ["torch", "megatron.core", "pydantic", "yaml", "typer", "rich", "psutil", "transformers", "tensorboard"]
 needed += ["fsspec", "huggingface_hub", "jinja2", "pyarrow", "tiktoken"]
 of_extra = {"chat": ["fastapi"], "dev": ["xdist"], "finetune": ["deepspeed", "peft", "trl"], "gpu": ["fla"], "npu": ["torch_npu"],
-            "wandb": ["wandb"]}
+            "plots": ["vl_convert"], "wandb": ["wandb"]}
 needed += [name for extra in extras for name in of_extra[extra]]
 own = found("efficientbench")
 # This file lies beside the package in a clone, and inside of it where a wheel was installed.
@@ -297,12 +297,12 @@ _bootstrap_clean_path() {
 }
 
 # Leaves python3 and efficientbench on PATH, ready to run.
-bootstrap() { # [chat] [dev] [docs] [finetune] [gpu] [npu] [png] [wandb]
+bootstrap() { # [chat] [dev] [docs] [finetune] [gpu] [npu] [plots] [wandb]
     local extra
     for extra in "$@"; do
-        [[ "$extra" =~ ^(chat|dev|docs|finetune|gpu|npu|png|wandb)$ ]] || \
-            _bootstrap_fail "bootstrap: unknown extra '$extra': chat, dev, docs, finetune, gpu, npu, png or wandb" \
-                "bootstrap：未知的 extra '$extra'：应为 chat、dev、docs、finetune、gpu、npu、png 或 wandb" || return 2
+        [[ "$extra" =~ ^(chat|dev|docs|finetune|gpu|npu|plots|wandb)$ ]] || \
+            _bootstrap_fail "bootstrap: unknown extra '$extra': chat, dev, docs, finetune, gpu, npu, plots or wandb" \
+                "bootstrap：未知的 extra '$extra'：应为 chat、dev、docs、finetune、gpu、npu、plots 或 wandb" || return 2
     done
     # Else a folder called efficientbench in the working directory would hide ours (Python 3.11 and newer).
     export PYTHONSAFEPATH=1

@@ -222,7 +222,7 @@ def test_an_unknown_extra_is_refused(clone: Path, tools: Path) -> None:
     done = bootstrap(clone, clean_environment(str(tools)), "devel")
     assert (done.returncode, done.stderr) == (
         2,
-        "error: bootstrap: unknown extra 'devel': chat, dev, docs, finetune, gpu, npu, png or wandb\n",
+        "error: bootstrap: unknown extra 'devel': chat, dev, docs, finetune, gpu, npu, plots or wandb\n",
     )
     done = bootstrap(clone, clean_environment(str(tools), LANG="zh_CN.UTF-8"), "devel")
     assert (done.returncode, done.stderr[:22]) == (2, "错误：bootstrap：未知的 extra")
