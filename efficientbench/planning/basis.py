@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from efficientbench.architecture.backbone import DTYPE_BYTES
@@ -109,11 +109,11 @@ def find_calibration(device: str, folder: Path, dtype: str, peak: float | None =
 
 
 def calibrated(path: Path, calibration: Calibration, dtype: str, peak: float | None = None) -> Calibrated:
-    """Return a calibration with the device's row of the table, or with the best of what was measured."""
+    """Return a calibration with the device's row of the table, and the best of what was measured of all it lacks."""
+    near, far = ([each.rate for each in calibration.sent if each.far == is_far] for is_far in (False, True))
     try:
         rates = device_rates(calibration.device, dtype, peak)
     except MetricsError:
-        near, far = ([each.rate for each in calibration.sent if each.far == is_far] for is_far in (False, True))
         rates = DeviceRates(
             name=calibration.device,
             backend=device_called(calibration.conditions["type"]).backend,
@@ -121,9 +121,12 @@ def calibrated(path: Path, calibration: Calibration, dtype: str, peak: float | N
             memory_bytes_s=max(each.rate for each in calibration.of("memory")),
             memory_bytes=None,
             in_node_bytes_s=max(near or far, default=math.inf),
-            between_nodes_bytes_s=max(far, default=None),
+            between_nodes_bytes_s=None,
             sources=("measured by calibrate",),
         )
+    if rates.between_nodes_bytes_s is None:
+        # Of many devices no system of the vendor's settles the network, but what nodes sent was measured.
+        rates = replace(rates, between_nodes_bytes_s=max(far, default=None))
     return Calibrated(path, calibration, rates)
 
 

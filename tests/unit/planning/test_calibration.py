@@ -164,6 +164,21 @@ def test_a_device_of_the_table_keeps_its_peak_and_takes_the_measured_rate(tmp_pa
     assert "; by the table 450 GB/s in a node" in found.assumptions[0]
 
 
+def test_a_network_that_the_table_lacks_is_taken_from_what_nodes_sent(tmp_path: Path) -> None:
+    conditions = CONDITIONS | {"device": "NVIDIA L40S", "type": "cuda"}
+    points = calibration(ranks=2).points
+    far = [replace(each, far=True, at_once=1) for each in points if each.ranks > 1]
+    kept(tmp_path, calibration(conditions=conditions, points=(*points, *far)))
+    config, _ = laid_out(tmp_path, "parallel.dp=2")
+    layout = Layout.of(config, devices=1, nodes=2)
+    assert device_rates("L40S", "fp32").between_nodes_bytes_s is None
+    found = basis("L40S", config, layout.world_size)
+    assert found.rates.between_nodes_bytes_s == pytest.approx(max(each.rate for each in far))
+    projection = project(config, layout, found.rates, found.reached.efficiency)
+    # Gradients and weights between two nodes: a call of each takes what was measured.
+    assert sum(projection.communication_s.values()) > 0
+
+
 def test_the_newest_calibration_of_the_installed_torch_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
