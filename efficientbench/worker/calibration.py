@@ -45,6 +45,7 @@ def _calibrate(job: CalibrationJob, rank: Rank) -> bool:
         # After `prepare`: Megatron asks for the device as it is imported.
         from efficientbench.metrics.monitoring.exchange import gather
         from efficientbench.training import groups
+        from efficientbench.training.collectives import collectives_begun
         from efficientbench.worker.preflight import compare
         from efficientbench.worker.rates import measure
     parallel, limit_s = job.config.parallel, job.config.faults.hang_limit_s
@@ -53,6 +54,7 @@ def _calibrate(job: CalibrationJob, rank: Rank) -> bool:
         groups.world(device.backend, limit_s, device.group_device(place, job.layout.pp)),
         groups.model_parallel(parallel, job.config.training.seed, limit_s),
     ):
+        rank.heartbeat.collectives = collectives_begun
         if job.preflight:
             compare(job, rank, device, place)
             return False
