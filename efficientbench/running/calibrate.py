@@ -89,7 +89,11 @@ def calibrate(config: RunConfig, mode: str, time_s: float = TIME_S, preflight: b
         check_preflight(config, job.layout)
     earlier = _earlier(job)
     with folder.claimed() if site.is_first else contextlib.nullcontext(), connected(site) as link:
-        folder.path.mkdir(parents=True, exist_ok=True)
+        try:
+            # On a file system that is not shared, the first node's folder is not here.
+            folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise folder.unwritable(error) from None
         job_file = folder.path / f"job_{link.node}.json"
         job.write(job_file)
         ranks, faults = job.ranks_per_node, config.faults
