@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.basics.errors import MetricsError
@@ -13,7 +12,7 @@ from efficientbench.config.training import Recompute
 from efficientbench.costs.model import flops_per_token
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.sensors.hardware import peak_flops
-from efficientbench.planning.basis import basis, find_calibration
+from efficientbench.planning.basis import basis
 from efficientbench.planning.bill import not_estimated, share_held
 from efficientbench.planning.calibration import is_device
 from efficientbench.planning.plan import Plan
@@ -82,11 +81,11 @@ def _time_s(plan: Plan, machine: Machine, same: Sequence[RunRecord], cores: floa
         around_s = statistics.median(_around_s(each) for each in alike)
         source = f"FLOP/s per device of the record nearest in size, start and evaluation as in {len(alike)} records"
         return flops / (rate * devices), around_s, source
-    dtype, cache = plan.config.training.dtype, Path(plan.config.data.cache)
-    if machine.shared and find_calibration(machine.name, cache, dtype) is None:
-        assumed = f"{ASSUMED_CORE_FLOPS / 1e9:.0f} GFLOP/s a core assumed ({cores:g} cores), training alone"
-        return flops / (ASSUMED_CORE_FLOPS * cores), 0.0, assumed
     time_s, source = _projected_s(plan, machine.name)
+    if time_s is None and machine.shared:
+        # Also where a calibration lacks what the run's ranks send.
+        time_s = flops / (ASSUMED_CORE_FLOPS * cores)
+        source = f"{ASSUMED_CORE_FLOPS / 1e9:.0f} GFLOP/s a core assumed ({cores:g} cores), training alone"
     return time_s, 0.0, source
 
 

@@ -23,7 +23,10 @@ from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.planning.basis import ERROR, Basis, basis, find_calibration
 from efficientbench.planning.calibration import Calibration, Point, place, read_calibration, time_at, write_calibration
 from efficientbench.planning.pipeline import shared_pipeline_s
+from efficientbench.planning.plan import plan_anywhere
 from efficientbench.planning.step_time import project
+from efficientbench.sweep.estimate import estimate
+from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.selection import Request
 
 CONDITIONS = {"device": "a CPU", "type": "cpu", "torch": metadata.version("torch")}
@@ -149,6 +152,15 @@ def test_more_ranks_than_were_measured_are_refused_where_nothing_was_sent(tmp_pa
     assert basis("a CPU", config, 1).rates.peak_flops == pytest.approx(FLOPS)
     with pytest.raises(MetricsError, match=f"{path}: one rank alone was measured, and the run has 2: "):
         basis("a CPU", config, 2)
+
+
+def test_a_sweep_assumes_a_cores_rate_where_its_ranks_are_not_calibrated(tmp_path: Path) -> None:
+    kept(tmp_path, calibration())
+    here = Machine("cpu", "a CPU", ("0",), None, 0, None)
+    one, two = (estimate(plan_anywhere(laid_out(tmp_path, f"parallel.dp={dp}")[0]), here, [], 1) for dp in (1, 2))
+    assert "projected from the rates of a CPU, calibrated" in one.time_source
+    assert "a core assumed" in two.time_source
+    assert two.time_s is not None
 
 
 def test_a_device_of_the_table_keeps_its_peak_and_takes_the_measured_rate(tmp_path: Path) -> None:
