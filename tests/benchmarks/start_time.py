@@ -23,6 +23,9 @@ from support.command_line import TINY
 from support.measured import Figure, checked_out, options, report
 from support.repository import ROOT
 
+WORDS = [word for word in TINY if not word.startswith("faults.")]
+"""Earlier commits have no key of a preflight, which a run on one node has not."""
+
 
 def main() -> None:
     """Print the processor times and their ratio; with `--write`, write them for the docs."""
@@ -53,7 +56,7 @@ def main() -> None:
 def start_s(tree: Path, folder: Path) -> float:
     """Return the processor time of one run of a tree without its steps, s; `folder` is for its files."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "efficientbench.cli", "run", "gqa_0.5B", "--smoke", *TINY]
+    words = [sys.executable, "-m", "efficientbench.cli", "run", "gqa_0.5B", "--smoke", *WORDS]
     words += [f"output={folder}", f"data.cache={folder.parent / 'data'}"]
     # With its descendants: each process waits for those that it has started.
     run = subprocess.Popen(words, cwd=tree, env=environment, stdout=subprocess.DEVNULL)
