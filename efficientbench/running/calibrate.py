@@ -122,7 +122,6 @@ def _job(config: RunConfig, site: Site, time_s: float) -> CalibrationJob:
         no_step = str(error)
     missing = {"host to device": "the device computes in the host's memory"} if shared else {}
     missing |= {"what ranks send": "there is one rank"} if layout.world_size == 1 else {}
-    missing |= {"a step of the run": no_step} if no_step else {}
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return CalibrationJob(
         *(config, layout, plan.budget, (), site.folder.path),

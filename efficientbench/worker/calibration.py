@@ -6,6 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -60,7 +61,11 @@ def _calibrate(job: CalibrationJob, rank: Rank) -> bool:
             return False
         tasks = list(_tasks(job, rank, device, place))
         rounds = gather(measure(tasks, device, ROUNDS, job.time_s, rank.report), list[list[float]])
-        steps = gather(_step_times(job, rank, device, place) if job.no_step is None else [], list[float])
+        # Nodes may differ in memory: a step takes all ranks, or none.
+        no_step = next(filter(None, gather(job.no_step, str | None)), None)
+        steps = gather(_step_times(job, rank, device, place) if no_step is None else [], list[float])
+    if no_step is not None:
+        job = replace(job, missing={**job.missing, "a step of the run": no_step})
     if rank.number == 0:
         write_calibration(job.result, _calibration(job, tasks, rounds, steps))
     return False

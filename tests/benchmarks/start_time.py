@@ -24,7 +24,7 @@ from support.measured import Figure, checked_out, options, report
 from support.repository import ROOT
 
 WORDS = [word for word in TINY if not word.startswith("faults.")]
-"""Earlier commits have no key of a preflight, which a run on one node has not."""
+"""A run on one node makes no preflight, whose key earlier commits lack."""
 
 
 def main() -> None:
