@@ -108,7 +108,7 @@ def _link(
 
 
 def pairings(world: int) -> list[list[tuple[int, int]]]:
-    """Return pairs of ranks, each rank in one pair of each pairing: all of a tournament, or MOST_PARTNERS of them."""
+    """Return pairs of ranks, each rank in one pair of each pairing: all of a tournament, or at most MOST_PARTNERS."""
     if world == 1:
         return []
     seats = world + world % 2
