@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.basics.cgroup import memory_limit_bytes
 from efficientbench.basics.counted import number_of, seconds
 from efficientbench.basics.errors import ConfigError, MetricsError
@@ -53,6 +54,11 @@ class CalibrationJob(Job):
     """Threads of each rank that the user set; None: the cores are divided among the ranks."""
     preflight: bool = False
     """Whether devices and links are only compared with each other, for `faults.preflight_s`."""
+
+    @property
+    def measured(self) -> Path:
+        """The file of what the ranks measured, which projects nothing yet."""
+        return self.output / "measured.json"
 
     @property
     def result(self) -> Path:
@@ -151,11 +157,14 @@ def _earlier(job: CalibrationJob) -> Calibration | None:
 
 
 def _finished(job: CalibrationJob) -> Calibration:
-    """Return the calibration with its own step over the step's projection, and write it so."""
-    measured = read_calibration(job.result)
+    """Return the calibration with its own step over the step's projection, and write it so, whole or not at all."""
+    measured = read_calibration(job.measured)
     if measured.step_s is not None:
-        measured = replace(measured, step_ratio=measured.step_s[0] / _projected_s(measured, job)[0])
-        write_calibration(job.result, measured)
+        try:
+            measured = replace(measured, step_ratio=measured.step_s[0] / _projected_s(measured, job)[0])
+        except UndeclaredError as error:
+            measured = replace(measured, step_s=None, missing={**measured.missing, "a step of the run": str(error)})
+    write_calibration(job.result, measured)
     return measured
 
 

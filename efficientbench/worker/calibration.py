@@ -67,7 +67,7 @@ def _calibrate(job: CalibrationJob, rank: Rank) -> bool:
     if no_step is not None:
         job = replace(job, missing={**job.missing, "a step of the run": no_step})
     if rank.number == 0:
-        write_calibration(job.result, _calibration(job, tasks, rounds, steps))
+        write_calibration(job.measured, _calibration(job, tasks, rounds, steps))
     return False
 
 

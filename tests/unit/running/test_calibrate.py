@@ -1,7 +1,8 @@
-"""What `calibrate` takes of the calibration that it replaces."""
+"""What `calibrate` keeps, and what it takes of the calibration that it replaces."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ import pytest
 from efficientbench.config.budget import plan_budget
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
-from efficientbench.planning.calibration import Calibration, Point, write_calibration
-from efficientbench.running.calibrate import CalibrationJob, _earlier
+from efficientbench.planning.calibration import Calibration, Point, read_calibration, write_calibration
+from efficientbench.running.calibrate import CalibrationJob, _earlier, _finished, _projected_s
 
 
 def job(folder: Path, *overrides: str) -> CalibrationJob:
@@ -27,6 +28,18 @@ def write_rates(asked: CalibrationJob, dtype: str, sends: bool) -> None:
     points.append(Point("memory", 1e6, 1, 1.0, 0.9, 1.2))
     points += [Point("all-reduce", 1e6, 2, 1.0, 0.9, 1.2, ranks=2, group="dp")] if sends else []
     write_calibration(asked.result, Calibration(dict(asked.conditions), "now", "run", 5, tuple(points), {}))
+
+
+def test_a_calibration_is_kept_once_its_step_is_held_against_its_projection(tmp_path: Path) -> None:
+    asked = job(tmp_path, "parallel.dp=1", "training.dtype=fp32")
+    write_rates(asked, "fp32", sends=False)
+    rates = read_calibration(asked.result)
+    asked.result.unlink()
+    write_calibration(asked.measured, replace(rates, step_s=(1.0, 0.9, 1.2)))
+    assert _earlier(asked) is None
+    found = _finished(asked)
+    assert found.step_ratio == pytest.approx(1 / _projected_s(rates, asked)[0])
+    assert read_calibration(asked.result) == found
 
 
 def test_a_damaged_calibration_is_replaced(tmp_path: Path) -> None:
