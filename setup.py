@@ -86,7 +86,7 @@ setup(
         "chat": CHAT,
         "plots": PLOTS,
         "docs": DOCS,
-        "gpu": ["fla-core>=0.3"],
+        "gpu": ["fla-core>=0.6"],
         "finetune": FINETUNE,
         "wandb": [WANDB],
         # Pairs with torch 2.13.0 and imports only where CANN is installed.
@@ -104,7 +104,7 @@ setup(
             "compressed-tensors>=0.15; python_version >= '3.11'",
             # Kernels for GPUs are run in Triton's interpreter and compiled without one. On aarch64, Ascend's machines
             # have a Triton of their own under the same name.
-            "fla-core>=0.3; platform_machine == 'x86_64'",
+            "fla-core>=0.6; platform_machine == 'x86_64'",
             "hypothesis>=6.100",
             "import-linter>=2.1",
             # One of the examples uses it.

@@ -70,8 +70,8 @@ def found(name):
         return None
 needed = ["torch", "megatron.core", "pydantic", "yaml", "typer", "rich", "psutil", "transformers", "tensorboard"]
 needed += ["fsspec", "huggingface_hub", "jinja2", "pyarrow", "tiktoken"]
-of_extra = {"chat": ["fastapi"], "dev": ["xdist"], "finetune": ["deepspeed", "peft", "trl"], "gpu": ["fla"], "npu": ["torch_npu"],
-            "plots": ["vl_convert"], "wandb": ["wandb"]}
+of_extra = {"chat": ["fastapi"], "dev": ["xdist"], "docs": ["mkdocs"], "finetune": ["deepspeed", "peft", "trl"],
+            "gpu": ["fla"], "npu": ["torch_npu"], "plots": ["vl_convert"], "wandb": ["wandb"]}
 needed += [name for extra in extras for name in of_extra[extra]]
 own = found("efficientbench")
 # This file lies beside the package in a clone, and inside of it where a wheel was installed.

@@ -32,7 +32,7 @@ ERROR = 0.15
 """By how much a step is assumed to differ from its projection by measured rates in what these leave out.
 
 No less than any layout did in docs/measured/projected_step_time.json, on gloo ranks; elsewhere it was not measured.
-Ranks that share cores are faster than projected: one that waits leaves its core to others, which no rate says.
+Where ranks share cores a step may be faster: a rank that waits leaves its core to others.
 """
 
 

@@ -106,7 +106,10 @@ def beside_ladder(ranks: Ranks, repetitions: Sequence[Mapping[str, Any]]) -> lis
         hours = {each["variant"]: float(each["device-hours"]) for each in told["standings"]}
         slower = hours["mla"] / hours["gqa"] - 1
         ours = {
-            "Performance": (f"{of_mla['predicted']:+.3f} nats ({low:+.3f} to {high:+.3f})", (low > 0) - (high < 0)),
+            "Performance": (
+                f"{of_mla['predicted']:+.3f} nats ({low:+.3f} to {high:+.3f}); trained there {of_mla['judged']:+.3f}",
+                (low > 0) - (high < 0),
+            ),
             LATENCY: (f"{slower:+.0%} of time, without an interval", (slower > 0) - (slower < 0)),
         }
         for metric, (figure, order) in ours.items():

@@ -57,8 +57,8 @@ def test_our_suite_stands_beside_the_group_without_attention(ranks: Path) -> Non
 def test_our_ladder_stands_beside_the_ranks_of_gqa_and_mla(ranks: Path) -> None:
     of = next(of for (_, group), of in read(ranks)[SITE].items() if group == MECHANISMS)
     standings = [{"variant": "gqa", "device-hours": "0.50"}, {"variant": "mla", "device-hours": "0.60"}]
-    sure = {"variant": "mla", "predicted": 0.2, "low": 0.1, "high": 0.3}
-    unsure = {"variant": "mla", "predicted": 0.2, "low": -0.1, "high": 0.5}
+    sure = {"variant": "mla", "predicted": 0.2, "low": 0.1, "high": 0.3, "judged": 0.2}
+    unsure = {"variant": "mla", "predicted": 0.2, "low": -0.1, "high": 0.5, "judged": 0.2}
     rows = beside_ladder(of, [{"rows": [each], "standings": standings} for each in (sure, unsure)])
     # MLA is first there in performance and third in latency, GQA third and second.
     assert [(row["metric"], row["order"]) for row in rows] == [
