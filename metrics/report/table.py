@@ -22,7 +22,8 @@ def spoken(line: str) -> Text:
 
 def number(value: float | None, form: str, unit: float = 1) -> str:
     """Return a number over its unit in a Python format, or 'n/a' for None."""
-    return ABSENT if value is None else format(value / unit, form)
+    # A count stays an integer, which has formats of its own.
+    return ABSENT if value is None else format(value if unit == 1 else value / unit, form)
 
 
 @dataclass(frozen=True)
