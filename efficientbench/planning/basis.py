@@ -29,7 +29,7 @@ from efficientbench.planning.efficiency import Efficiency, Reached, Shares, reac
 logger = logging.getLogger(__name__)
 
 ERROR = 0.15
-"""By how much a step is assumed to differ from its projection by measured rates in what these leave out.
+"""The share by which a step is assumed to differ from its projection in what measured rates leave out.
 
 No less than any layout did in docs/measured/projected_step_time.json, on gloo ranks; elsewhere it was not measured.
 Where ranks share cores a step may be faster: a rank that waits leaves its core to others.
@@ -173,7 +173,7 @@ class Calibrated:
 
     @property
     def time_range(self) -> str:
-        """By which factors a step may take longer than projected."""
+        """The factors by which a step may take longer than projected."""
         low, high = self.time_factors
         return f"a step takes {low:.2f} to {high:.2f} times as long, by {self.named}: {self.error}"
 

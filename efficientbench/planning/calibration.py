@@ -39,7 +39,7 @@ class Point:
     """The shortest round."""
     most_s: Seconds
     dtype: str = ""
-    """Of matmul and attention."""
+    """The dtype of matmul and attention; empty for other work."""
     ranks: PositiveInt = 1
     """Ranks of the group."""
     group: str = ""
@@ -70,7 +70,7 @@ class Calibration:
     step_s: tuple[Seconds, Seconds, Seconds] | None = None
     """The time of a step of the run: median, least and most; None: `missing` has the reason."""
     step_ratio: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """That step's time over its projection by the points alone; 1 without such a step."""
+    """The ratio of that step's time to its projection by the points alone; 1 without such a step."""
 
     @property
     def device(self) -> str:

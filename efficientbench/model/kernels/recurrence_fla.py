@@ -14,7 +14,7 @@ import torch
 from packaging.version import Version
 
 LEAST_VERSION = Version("0.6")
-"""Of fla-core: older ones were not compared."""
+"""The oldest fla-core that was compared with the equations."""
 LEAST_KEY, LARGEST_KEY = 16, 256
 LEAST_DECAY = -88.0
 """The logarithm of less than float32's least normal number. The kernels subtract sums of decays: there −∞, with which a
@@ -62,7 +62,7 @@ def refusal(rule: Rule, device_type: str, dtype: torch.dtype, key_dim: int, valu
 
     Args:
         rule: what tokens learn.
-        device_type: that of torch.
+        device_type: torch's name of the device type, like cuda.
         dtype: the model's, to which the kernels round their inputs, states and products.
         key_dim: width of a key.
         value_dim: width of a value.
