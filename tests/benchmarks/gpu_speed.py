@@ -13,8 +13,8 @@ The parts, those first that say most:
 - headline: gqa_1.5B, sequence 2,048, bf16, at micro-batches of 2, 4 and 8 sequences: tokens/s, MFU (causal attention
   halved, and the full square), memory against the plan's estimate, and where a step's time goes; transformers' compiled
   training of the same model; then the first figure once more.
-- risks: one figure of each architecture that has kernels of its own: NSA, relative, mixture of experts, MLA, and
-  nanochat's backbone; then gqa_1.5B by Muon.
+- risks: one figure of each architecture that has kernels of its own: NSA, relative, mixture of experts, MLA, nanochat's
+  backbone, KDA and Mamba-2; then gqa_1.5B by Muon.
 - lengths: GQA and NSA of 1.5B over sequences of 2,048 to 32,768 tokens: where NSA overtakes GQA.
 - generation: prefill and decoding of GQA, MLA, NSA and experts with random weights, for one sequence and for 16.
 - transformers: its other three ways to train: weights in bf16 or float32 with autocast, each with torch.compile and
@@ -50,7 +50,7 @@ from efficientbench.generation.memory import Case
 
 LENGTHS = (2048, 8192, 32_768)
 MICRO_BATCHES = (2, 4, 8)
-RISKS = ("nsa_1.5B", "relative_1.5B", "moe_0.5Bx8", "mla_1.5B", "nanochat_d12")
+RISKS = ("nsa_1.5B", "relative_1.5B", "moe_0.5Bx8", "mla_1.5B", "nanochat_d12", "kda_3to1_1.5B", "mamba2_1.5B")
 GENERATING = ("gqa_1.5B", "mla_1.5B", "nsa_1.5B", "moe_0.5Bx8")
 CASES, TOY_CASE = (Case(1024, 1, 64), Case(1024, 16, 64)), Case(16, 2, 4)
 CONDITIONS = "one device; training: whole optimizer steps on random tokens; generation: random weights and prompts"
