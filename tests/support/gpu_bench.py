@@ -6,6 +6,7 @@ import datetime
 import gc
 import json
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -156,6 +157,8 @@ class Bench:
         except (torch.OutOfMemoryError, MemoryError):
             return {"reason": "out of memory"}
         except Exception as error:
+            # Where it failed, for whoever mends it: the machine may be gone by then.
+            traceback.print_exc()
             first_line = str(error).strip().partition("\n")[0]
             return {"reason": f"{type(error).__name__}: {first_line[:200]}"}
 
