@@ -67,7 +67,8 @@ def meant(stored: QuantizedWeight, weight: torch.Tensor) -> torch.Tensor:
         # Half a step, and of fp16 one near zero.
         most = weight.double().abs() * torch.finfo(stored.codes.dtype).eps / 2 + 2**-25
     elif isinstance(stored, Float8):
-        found, scales = stored.codes.double() * stored.scales.double()[:, None], stored.scales.double()[:, None]
+        scales = stored.scales.double()[: len(weight), None]
+        found = stored.codes.double()[: len(weight), : weight.shape[1]] * scales
         # Three bits behind the first one, or steps of 2^-9 near zero; the scale's own rounding moves the largest value.
         most = weight.double().abs() * (2**-4 + torch.finfo(weight.dtype).eps) + scales * 2**-10
     else:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 NAME = "torch flex_attention"
 FlexAttention = Callable[..., torch.Tensor]
@@ -22,6 +23,9 @@ SMALL_TILES = {
 NARROW_TILES = {"fwd_BLOCK_N": 64}
 """Options of the forward pass for heads of 64. torch's default, tiles of 128 keys, spills registers on Blackwell, and
 with a bias needs more than a multiprocessor's shared memory."""
+
+LEAST_WIDTH = 16
+"""Width of the narrowest head that its kernels for GPUs take."""
 
 
 def kernel_options(device: torch.device) -> dict[str, int]:
@@ -52,6 +56,13 @@ def causal_block_mask(sequence: int, device: str) -> Any:
     return create_block_mask(lambda b, h, i, j: i >= j, None, None, sequence, sequence, device=device)
 
 
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Compute a `FlexAttention`; `options`: those of torch's function."""
+    from torch.nn.attention.flex_attention import flex_attention as kernel
+
+    return kernel(*_wide_enough(query, key, value), **options)[..., : value.shape[-1]]
+
+
 def attend_with_sums(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,20 +87,27 @@ def _output_and_sums(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     from torch.nn.attention import flex_attention as module
 
+    wide = _wide_enough(query, key, value)
     if hasattr(module, "AuxRequest"):
-        out, found = module.flex_attention(query, key, value, return_aux=module.AuxRequest(lse=True), **options)
-        return out, found.lse
-    # Older releases of torch have this option instead.
-    out, log_sums = module.flex_attention(query, key, value, return_lse=True, **options)
-    return out, log_sums
+        out, found = module.flex_attention(*wide, return_aux=module.AuxRequest(lse=True), **options)
+        log_sums = found.lse
+    else:
+        # Older releases of torch have this option instead.
+        out, log_sums = module.flex_attention(*wide, return_lse=True, **options)
+    return out[..., : value.shape[-1]], log_sums
+
+
+def _wide_enough(*parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Pad narrow queries, keys and values [..., D] with zeros, which change no score; the caller gives the scale."""
+    return tuple(
+        F.pad(each, (0, LEAST_WIDTH - each.shape[-1])) if each.shape[-1] < LEAST_WIDTH else each for each in parts
+    )
 
 
 @functools.cache
 def compiled() -> FlexAttention:
     """Return FlexAttention, compiled for each shape."""
-    from torch.nn.attention.flex_attention import flex_attention as kernel
-
-    return torch.compile(kernel, dynamic=False)
+    return torch.compile(attend, dynamic=False)
 
 
 @functools.cache

@@ -41,7 +41,9 @@ def rounded(
     low, high = parts.amin(2).clamp(max=0), parts.amax(2).clamp(min=0)
     levels, least = 2**bits - 1, -(2 ** (bits - 1))
     span = 2 * torch.maximum(high, -low) if symmetric else high - low
-    scales = (span / levels).clamp(min=torch.finfo(weight.dtype).tiny).to(weight.dtype)
+    # Not by a number, of whose reciprocal a GPU makes a product: its scales would differ in the last bit, and with them
+    # the code of a row's largest weight, which lies between two.
+    scales = (span / span.new_full((), levels)).clamp(min=torch.finfo(weight.dtype).tiny).to(weight.dtype)
     wide = scales.float()
     offsets = torch.zeros_like(wide) if symmetric else (least - low / wide).round().clamp(least, least + levels)
     codes = (parts / wide[..., None] + offsets[..., None]).round().clamp(least, least + levels)

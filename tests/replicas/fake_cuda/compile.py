@@ -287,6 +287,8 @@ BY_HEADS: dict[str, Callable[[Heads], None]] = {
 PARTS: dict[str, Callable[[], None]] = {
     "small": small,
     "mla": lambda: causal(Heads(12, 12, 128), 192),
+    "narrow": lambda: causal(Heads(4, 2, 12)),
+    "narrow_biased": lambda: biased(Heads(4, 2, 12)),
     "gdn": lambda: recurrent(recurrence_fla.DELTA, 6, 1, 128, 256),
     "kda": lambda: recurrent(recurrence_fla.BY_CHANNEL, 12, 1, 128, 128),
     "mamba2": lambda: recurrent(recurrence_fla.VALUES, 1, 48, 128, 64),

@@ -31,6 +31,8 @@ RECURRENT = {
 PARTS = {
     "small": {"triton_": 18},
     "mla": FLEX,
+    "narrow": FLEX,
+    "narrow_biased": BIASED,
     **RECURRENT,
     **BY_HEADS,
     **{f"{part}_64": least for part, least in BY_HEADS.items()},
