@@ -33,7 +33,7 @@ def world(backend: str, hang_limit_s: float = HANG_LIMIT_S, bound_to: torch.devi
     Args:
         backend: torch.distributed's name of the backend.
         hang_limit_s: how long a collective may wait for a rank, in seconds.
-        bound_to: this rank's device, to make the backend's communicators at once; None: at the first collective.
+        bound_to: this rank's device, to connect all ranks at once; None: at the first collective.
     """
     timeout = datetime.timedelta(seconds=hang_limit_s + MARGIN_S)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -58,6 +58,9 @@ def one_rank(backend: str) -> Iterator[None]:
 @contextlib.contextmanager
 def model_parallel(parallel: ParallelConfig, seed: int, hang_limit_s: float = HANG_LIMIT_S) -> Iterator[None]:
     """Make Megatron's process groups for one layout, over all ranks of the world."""
+    world = dist.distributed_c10d._get_default_group()
+    # Bound to a device, each of some thirty groups would take the memory of a communicator there at once, used or not.
+    world.bound_device_id, bound_to = None, world.bound_device_id
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tp,
         context_parallel_size=parallel.cp,
@@ -69,6 +72,7 @@ def model_parallel(parallel: ParallelConfig, seed: int, hang_limit_s: float = HA
         create_gloo_process_groups=False,
         distributed_timeout_minutes=math.ceil((hang_limit_s + MARGIN_S) / 60),
     )
+    world.bound_device_id = bound_to
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
     try:
         yield

@@ -56,13 +56,6 @@ def causal_block_mask(sequence: int, device: str) -> Any:
     return create_block_mask(lambda b, h, i, j: i >= j, None, None, sequence, sequence, device=device)
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Compute a `FlexAttention`; `options`: those of torch's function."""
-    from torch.nn.attention.flex_attention import flex_attention as kernel
-
-    return kernel(*_wide_enough(query, key, value), **options)[..., : value.shape[-1]]
-
-
 def attend_with_sums(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,39 +80,47 @@ def _output_and_sums(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     from torch.nn.attention import flex_attention as module
 
-    wide = _wide_enough(query, key, value)
     if hasattr(module, "AuxRequest"):
-        out, found = module.flex_attention(*wide, return_aux=module.AuxRequest(lse=True), **options)
-        log_sums = found.lse
-    else:
-        # Older releases of torch have this option instead.
-        out, log_sums = module.flex_attention(*wide, return_lse=True, **options)
-    return out[..., : value.shape[-1]], log_sums
-
-
-def _wide_enough(*parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Pad narrow queries, keys and values [..., D] with zeros, which change no score; the caller gives the scale."""
-    return tuple(
-        F.pad(each, (0, LEAST_WIDTH - each.shape[-1])) if each.shape[-1] < LEAST_WIDTH else each for each in parts
-    )
+        out, found = module.flex_attention(query, key, value, return_aux=module.AuxRequest(lse=True), **options)
+        return out, found.lse
+    # Older releases of torch have this option instead.
+    out, log_sums = module.flex_attention(query, key, value, return_lse=True, **options)
+    return out, log_sums
 
 
 @functools.cache
 def compiled() -> FlexAttention:
     """Return FlexAttention, compiled for each shape."""
-    return torch.compile(attend, dynamic=False)
+    from torch.nn.attention.flex_attention import flex_attention as kernel
+
+    return _wide_enough(torch.compile(kernel, dynamic=False))
 
 
 @functools.cache
 def compiled_with_sums() -> FlexAttentionWithSums:
     """Return FlexAttention that also returns its softmax sums, compiled for each shape."""
-    return torch.compile(attend_with_sums, dynamic=False)
+    return _wide_enough(torch.compile(attend_with_sums, dynamic=False))
 
 
 @functools.cache
 def compiled_with_sinks() -> FlexAttention:
     """Return FlexAttention with sinks, compiled for each shape."""
-    return torch.compile(attend_with_sinks, dynamic=False)
+    return _wide_enough(torch.compile(attend_with_sinks, dynamic=False))
+
+
+def _wide_enough(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a kernel take narrow heads, padded with zeros: they change no score, since the caller gives the scale."""
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any, **options: Any) -> Any:
+        width = value.shape[-1]
+        if min(width, key.shape[-1]) >= LEAST_WIDTH:
+            return kernel(query, key, value, *others, **options)
+        # Not within what is compiled, so that the kernel reads tensors of their own.
+        wide = (F.pad(each, (0, max(LEAST_WIDTH - each.shape[-1], 0))) for each in (query, key, value))
+        found = kernel(*wide, *others, **options)
+        return found[..., :width] if isinstance(found, torch.Tensor) else (found[0][..., :width], *found[1:])
+
+    return attend
 
 
 @functools.cache
