@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The first half hour on a GPU: is every path right, how fast is it, and what does a whole run cost?
 #
-#   bash tests/benchmarks/first_light.sh 1 FOLDER    right: the tests marked gpu, each file in a process of its own
+#   bash tests/benchmarks/first_light.sh 1 FOLDER    right: the tests marked gpu, six processes at a time
 #   bash tests/benchmarks/first_light.sh 2 FOLDER    fast: the headline, the variants with kernels of their own, generation
 #   bash tests/benchmarks/first_light.sh 3 FOLDER    whole: a stopped and resumed run, both meters, lengths, the matrix
 #
@@ -40,12 +40,16 @@ step() {
 right() {
     step machine 30 nvidia-smi
     step doctor 60 "$python" -m efficientbench.cli doctor
-    local file
-    # Kernels first: what is wrong there is wrong in the whole runs, which come last and take longest.
-    for file in $(grep -rl --include='test_*.py' 'mark\.gpu' tests | grep -v end_to_end | sort; \
-        grep -rl --include='test_*.py' 'mark\.gpu' tests/end_to_end); do
-        step "$(basename "$file" .py)" 420 "$python" -m pytest -p no:cacheprovider -m gpu -v --durations=10 "$file"
-    done
+    # One process compiles: many tests do at once.
+    export OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
+    local pytest=("$python" -m pytest -p no:cacheprovider -m gpu -v --tb=short --durations=10)
+    # Kernels first: what is wrong there is wrong in the whole runs. A file has a process of its own, then each run.
+    # shellcheck disable=SC2016
+    step kernels 240 bash -c 'grep -rl --include="test_*.py" "mark\.gpu" tests | grep -v end_to_end | sort |
+        xargs -d "\n" -P 6 -I FILE "$@" FILE' each "${pytest[@]}"
+    # shellcheck disable=SC2016
+    step runs 500 bash -c '"$1" -m pytest -p no:cacheprovider -m gpu --collect-only -q \
+        tests/end_to_end/test_gpu.py | grep "::" | xargs -d "\n" -P 6 -I TEST "$@" TEST' each "${pytest[@]}"
 }
 
 fast() {

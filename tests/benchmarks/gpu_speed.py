@@ -1,8 +1,8 @@
 """How fast training and generation are on one GPU, in one call of under ten minutes.
 
-NOT RUN YET ON A GPU: written where none was at hand. Every figure of training is of whole optimizer steps on random
-tokens, waited for at both ends, with float32 master weights and the kernels that a run of the same configuration would
-have.
+Every figure of training is of whole optimizer steps on random tokens, waited for at both ends, with float32 master
+weights and the kernels that a run of the same configuration would have. Of the parts, only the headline and some of the
+risks have run on a GPU.
 
     python3 tests/benchmarks/gpu_speed.py [--parts headline risks ...] [--limit-s 540] [--output speed.json] [--write]
     python3 tests/benchmarks/gpu_speed.py --rehearse    # the same on a CPU with toy models: does the script work?
@@ -12,7 +12,7 @@ The parts, those first that say most:
 
 - headline: gqa_1.5B, sequence 2,048, bf16, at micro-batches of 2, 4 and 8 sequences: tokens/s, MFU (causal attention
   halved, and the full square), memory against the plan's estimate, and where a step's time goes; transformers' compiled
-  training of the same model; then the first figure once more.
+  training of the same model at the first and the last of these sizes; then the first figure once more.
 - risks: one figure of each architecture that has kernels of its own: NSA, relative, mixture of experts, MLA, nanochat's
   backbone, KDA and Mamba-2; then gqa_1.5B by Muon.
 - lengths: GQA and NSA of 1.5B over sequences of 2,048 to 32,768 tokens: where NSA overtakes GQA.
@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from rich.console import Console
 from rich.table import Table
-from support.gpu_bench import Bench, Generation, Speed
+from support.gpu_bench import STEP_SEQUENCES, Bench, Generation, Speed
 from support.measured import UNKNOWN_COMMIT, Figure, options, report
 from support.single_rank import world_of_one_rank
 
@@ -61,8 +61,9 @@ def headline(bench: Bench) -> None:
     for size in MICRO_BATCHES:
         config = bench.config("gqa_1.5B", f"training.micro_batch_size={size}")
         bench.ours("headline", config, bench.output.with_suffix(".kernels.txt") if size == MICRO_BATCHES[0] else None)
-    first = bench.config("gqa_1.5B", f"training.micro_batch_size={MICRO_BATCHES[0]}")
-    bench.transformers("headline", first, autocast=False, compiled=True)
+    first, last = (bench.config("gqa_1.5B", f"training.micro_batch_size={size}") for size in MICRO_BATCHES[::2])
+    for config in (first, last):
+        bench.transformers("headline", config, autocast=False, compiled=True)
     bench.ours("again", first)
 
 
@@ -120,7 +121,7 @@ def main() -> None:
         about, found, generated = read(arguments.read)
         machine = {"machine": about["device"], "software": f"torch {about['torch']}"}
         machine |= {key: about[key] for key in ("commit", "date")}
-        if arguments.write and about["commit"] == UNKNOWN_COMMIT:
+        if arguments.write and UNKNOWN_COMMIT in about["commit"]:
             parser.error("--write: these were measured where git knows no commit: enter it in the files")
         report(__file__, arguments, dict(figures_of(found, generated)), CONDITIONS, machine=machine)
         return
@@ -139,11 +140,16 @@ def main() -> None:
 
 
 def read(paths: Sequence[Path]) -> tuple[dict[str, str], dict[str, list[Speed]], list[Generation]]:
-    """Return where earlier calls measured, and what of training and of generation; their parts add up."""
+    """Return where earlier calls measured, and what of training and of generation; their parts add up.
+
+    They may have measured several commits, which are all named.
+    """
     contents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    commits = dict.fromkeys(content["about"].pop("commit") for content in contents)
     about = contents[0]["about"]
     if any(content.pop("about") != about for content in contents):
-        sys.exit("--read: these were measured on different devices, or with different software or commits")
+        sys.exit("--read: these were measured on different devices, or with different software")
+    about["commit"] = ", ".join(commits)
     about["date"] = [content.pop("date") for content in contents][-1]
     generated = [Generation(**row) for content in contents for row in content.pop("generation")]
     found: dict[str, list[Speed]] = defaultdict(list)
@@ -161,6 +167,9 @@ def figures_of(found: Mapping[str, Sequence[Speed]], generated: Sequence[Generat
             yield f"{key}, tokens/s", Figure(f"{key}: throughput", each.tokens_per_s, "tokens/s")
         if each.mfu is not None:
             yield f"{key}, MFU", Figure(f"{key}: MFU", each.mfu * 100, "%")
+        if each.busy_s and each.tokens_per_s:
+            share = each.busy_s * each.tokens_per_s / (STEP_SEQUENCES * each.seq_len)
+            yield f"{key}, busy", Figure(f"{key}: time of a step's kernels", share * 100, "%")
         if each.allocated_bytes and each.estimate_bytes:
             ratio = each.estimate_bytes / each.allocated_bytes
             yield f"{key}, memory", Figure(f"{key}: the plan's memory estimate over the peak", ratio)
@@ -172,17 +181,19 @@ def figures_of(found: Mapping[str, Sequence[Speed]], generated: Sequence[Generat
             yield f"{key}, decode", Figure(f"{key}: new tokens", row.decode_tokens_per_s, "tokens/s")
         if row.decode_joules_per_token is not None:
             yield f"{key}, energy", Figure(f"{key}: energy of a new token", row.decode_joules_per_token, "J")
-    first = next(iter(found.get("headline", ())), None)
-    if first is None or not first.tokens_per_s:
-        return
-    by_transformers = [*found["headline"], *found.get("transformers", ())]
-    theirs = [each.tokens_per_s for each in by_transformers if "transformers" in each.name and each.tokens_per_s]
-    if theirs:
-        what = "gqa_1.5B: tokens/s, ours over the fastest of transformers"
-        yield "ratio", Figure(what, first.tokens_per_s / max(theirs))
+    measured = [each for part in ("headline", "transformers") for each in found.get(part, ()) if each.tokens_per_s]
+    fastest: dict[tuple[bool, int], float] = {}
+    for each in measured:
+        place = "transformers" in each.name, each.micro_batch_size
+        fastest[place] = max(fastest.get(place, 0.0), each.tokens_per_s or 0.0)
+    for (theirs, size), tokens_per_s in fastest.items():
+        if theirs and (False, size) in fastest:
+            what = f"gqa_1.5B, micro-batch {size}: tokens/s, ours over the fastest of transformers"
+            yield f"ratio, micro-batch {size}", Figure(what, fastest[False, size] / tokens_per_s)
     for again in found.get("again", ()):
-        if again.tokens_per_s:
-            yield "again", Figure("gqa_1.5B once more, over the first", again.tokens_per_s / first.tokens_per_s)
+        first = fastest.get((False, again.micro_batch_size))
+        if again.tokens_per_s and first:
+            yield "again", Figure("gqa_1.5B once more, over the first", again.tokens_per_s / first)
 
 
 def show(console: Console, part: str, bench: Bench) -> None:

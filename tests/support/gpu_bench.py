@@ -18,6 +18,7 @@ import torch
 from oracles.qwen2 import qwen2_config
 from support.measured import commit
 from support.training_steps import Step, our_step, random_tokens, transformers_step
+from torch.autograd import DeviceType
 
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
@@ -31,7 +32,9 @@ from efficientbench.metrics.sensors.hardware import memory_bandwidth, peak_flops
 from efficientbench.planning.fitting import check_fits
 from efficientbench.planning.plan import make_plan, with_kernels
 
-BASE = ["data.trained_vocab_size=4096", "training.steps=1000", "training.global_batch_size=8"]
+STEP_SEQUENCES = 8
+"""Sequences of a step, but in a toy."""
+BASE = ["data.trained_vocab_size=4096", "training.steps=1000", f"training.global_batch_size={STEP_SEQUENCES}"]
 WARM_UP_STEPS, LEAST_STEPS, SECONDS = 3, 5, 4.0
 KERNELS_SHOWN = 30
 
@@ -51,6 +54,8 @@ class Speed:
     reserved_bytes: int | None = None
     """Peak of what the allocator holds, with its gaps."""
     estimate_bytes: int | None = None
+    busy_s: float | None = None
+    """Time of a profiled step's kernels, of all together."""
     kernels: dict[str, str] | None = None
     reason: str | None = None
 
@@ -191,7 +196,8 @@ class Bench:
         training = config.training
         rate = training.global_batch_size * training.seq_len / self._step_s(step)
         if profile is not None:
-            write_whole(profile, self._kernels_of(step) + "\n")
+            table, figures["busy_s"] = self._kernels_of(step)
+            write_whole(profile, table + "\n")
         flops = flops_per_token(config.model, training.seq_len, training.recompute)
         peak, _ = peak_flops(self.device.names()[0], training.dtype)
         return figures | {
@@ -202,13 +208,16 @@ class Bench:
             "reserved_bytes": allocator and int(allocator.max_memory_reserved()),
         }
 
-    def _kernels_of(self, step: Step) -> str:
-        """Return a table of one step's kernels, the longest first."""
+    def _kernels_of(self, step: Step) -> tuple[str, float | None]:
+        """Return tables of one step, by the host's time and by the device's, and the time of its kernels, s."""
         with torch.profiler.profile() as profiler:
             step()
             self.device.synchronize()
-        order = "self_cpu_time_total" if self.device.allocator() is None else "self_device_time_total"
-        return str(profiler.key_averages().table(sort_by=order, row_limit=KERNELS_SHOWN, max_name_column_width=90))
+        found = profiler.key_averages()
+        orders = ["self_cpu_time_total", *(["self_device_time_total"] if self.device.allocator() is not None else [])]
+        tables = (found.table(sort_by=order, row_limit=KERNELS_SHOWN, max_name_column_width=90) for order in orders)
+        kernels_us = sum(each.self_device_time_total for each in found if each.device_type != DeviceType.CPU)
+        return "\n\n".join(tables), kernels_us / 1e6 or None
 
     def _step_s(self, step: Step) -> float:
         self.device.synchronize()

@@ -1,4 +1,4 @@
-"""The gradient of causal attention's bias by distance: a Triton kernel for NVIDIA GPUs. Not run on a GPU yet.
+"""The gradient of causal attention's bias by distance: a Triton kernel for NVIDIA GPUs.
 
 It was compared with autograd's gradient in Triton's interpreter, and compiled for GPUs that were not at hand.
 

@@ -1,4 +1,4 @@
-"""Causal attention with a bias by distance, by torch's FlexAttention, on NVIDIA GPUs. Not run on a GPU yet.
+"""Causal attention with a bias by distance, by torch's FlexAttention, on NVIDIA GPUs.
 
 FlexAttention's own gradient of the bias would add every score's part by an atomic operation. So FlexAttention takes the
 bias as a constant, and our own kernel computes its gradient.

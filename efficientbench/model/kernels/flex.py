@@ -115,7 +115,8 @@ def _wide_enough(kernel: Callable[..., Any]) -> Callable[..., Any]:
         width = value.shape[-1]
         if min(width, key.shape[-1]) >= LEAST_WIDTH:
             return kernel(query, key, value, *others, **options)
-        # Not within what is compiled, so that the kernel reads tensors of their own.
+        # Not within what is compiled: Inductor lays out padded queries in another order than its kernel then reads
+        # (torch 2.11 and 2.13).
         wide = (F.pad(each, (0, max(LEAST_WIDTH - each.shape[-1], 0))) for each in (query, key, value))
         found = kernel(*wide, *others, **options)
         return found[..., :width] if isinstance(found, torch.Tensor) else (found[0][..., :width], *found[1:])

@@ -1,4 +1,4 @@
-"""The selected branch of NSA by fla-core's Triton kernel, on NVIDIA GPUs. Not run on a GPU yet.
+"""The selected branch of NSA by fla-core's Triton kernel, on NVIDIA GPUs.
 
 Its forward and backward pass were compared with the equations in Triton's interpreter.
 """
