@@ -243,7 +243,7 @@ def test_a_plan_prints_its_figures(alone: ProcessPoolExecutor) -> None:
     ):
         assert figure in text, figure
     # More than a run on a laptop: an accelerator's context.
-    assert cluster.plan.memory[0].runtime == 1_500_000_000
+    assert cluster.plan.memory[0].runtime == 1_800_000_000
 
 
 def test_undeclared_formulas_of_a_variant_are_absent_with_a_reason(
