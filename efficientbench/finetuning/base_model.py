@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from efficientbench.basics.errors import ConfigError, DataError
 from efficientbench.basics.files import complete_folder, exclusive_lock
-from efficientbench.basics.foreign import WEIGHTS, check_folder
+from efficientbench.basics.foreign import MOST_LAYERS, WEIGHTS, check_folder, parse_json, read_whole
 from efficientbench.data_tools.download.hub_names import is_of_modelscope
 from efficientbench.data_tools.download.model_files import fetch_from_hub
 from efficientbench.finetuning.config import TINY, TINY_SHAPE
@@ -75,6 +76,18 @@ def check_base(model: str) -> None:
         check_folder(Path(model), _FILES)
     except OSError as error:
         raise ConfigError(f"model: {error.filename or model}: cannot be read ({error.strerror})") from None
+    path = Path(model) / "config.json"
+    # What else is wrong in it, transformers says.
+    with contextlib.suppress(OSError, ValueError):
+        _check_layers(path, parse_json(read_whole(path)))
+
+
+def _check_layers(path: Path, content: object) -> None:
+    """Raise ConfigError where a configuration has more layers than any model."""
+    for key, value in content.items() if isinstance(content, dict) else ():
+        _check_layers(path, value)
+        if "layer" in key and isinstance(value, int) and value > MOST_LAYERS:
+            raise ConfigError(f"model: {path}: {key} is {value}, and at most {MOST_LAYERS} would be right")
 
 
 def _of_hub(model: str) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from efficientbench.basics.errors import ConfigError, nearest
+from efficientbench.basics.foreign import MOST_LAYERS
 
 WITHOUT_SHAPES = {
     *("architectures", "auto_map", "base_model_pp_plan", "base_model_tp_plan", "custom_generate", "dtype", "id2label"),
@@ -117,6 +118,8 @@ class Keys:
             found = int(found)
         if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < 1 << 40:
             self.refuse(f"{names[0]} is {_short(found)}, and a whole number above 0 would be right")
+        if "layer" in names[0] and found > MOST_LAYERS:
+            self.refuse(f"{names[0]} is {found}, and at most {MOST_LAYERS} would be right")
         return found
 
     def flag(self, *names: str, default: Any = REQUIRED) -> bool:

@@ -43,6 +43,14 @@ def test_only_files_that_transformers_opens_are_checked(tmp_path: Path) -> None:
         (tmp_path / name).unlink()
 
 
+def test_more_layers_than_a_model_has_are_refused(tmp_path: Path) -> None:
+    # transformers would list each of them, until no memory is left.
+    text = json.dumps({"model_type": "qwen2", "text_config": {"num_hidden_layers": 2**70}})
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=f"config.json: num_hidden_layers is {2**70}, and at most 10000 would be"):
+        find_model(str(tmp_path), tmp_path)
+
+
 @pytest.mark.proof
 def test_the_tiny_model_is_reproducible_and_made_once(tmp_path: Path) -> None:
     folders = [Path(find_model("tiny", tmp_path / name)) for name in ("one", "two")]

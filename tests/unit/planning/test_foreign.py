@@ -80,6 +80,7 @@ def test_a_window_bounds_the_state_and_a_layer_without_one_does_not() -> None:
         ({"mamba_d_state": 16}, "mamba_d_state is 16: no formula of llama reads this key, which might change shapes"),
         ({"intermediate_sizes": [1, 2]}, "did you mean intermediate_size?"),
         ({"num_hidden_layers": "32"}, 'num_hidden_layers is "32", and a whole number above 0 would be right'),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, and at most 10000 would be right"),
         ({"attention_bias": "yes"}, 'attention_bias is "yes", and true or false would be right'),
         ({"model_type": "lama"}, "model_type is 'lama', of which no reader counts the shapes; did you mean llama?"),
         ({"model_type": "t5"}, "model_type is 't5', of which no reader counts the shapes"),
