@@ -76,10 +76,11 @@ def check_base(model: str) -> None:
         check_folder(Path(model), _FILES)
     except OSError as error:
         raise ConfigError(f"model: {error.filename or model}: cannot be read ({error.strerror})") from None
-    path = Path(model) / "config.json"
+    path, content = Path(model) / "config.json", None
     # What else is wrong in it, transformers says.
     with contextlib.suppress(OSError, ValueError):
-        _check_layers(path, parse_json(read_whole(path)))
+        content = parse_json(read_whole(path))
+    _check_layers(path, content)
 
 
 def _check_layers(path: Path, content: object) -> None:
