@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 
@@ -22,10 +24,30 @@ def without_collection() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def loading() -> Iterator[None]:
-    """Import torch and Megatron inside this block: it more than halves their time, in three ways.
+def frames_by_name() -> Iterator[None]:
+    """Find a frame's module by its name inside this block, not by its file.
 
-    Garbage collection is off, see `without_collection`.
+    torch asks for it at each operator that it registers, and `inspect` resolves every loaded module's file then.
+    """
+    by_file = inspect.getmodule
+
+    def find(object: Any, _filename: str | None = None) -> ModuleType | None:
+        if inspect.isframe(object):
+            return sys.modules.get(object.f_globals.get("__name__", ""))
+        return by_file(object, _filename)
+
+    inspect.getmodule = find
+    try:
+        yield
+    finally:
+        inspect.getmodule = by_file
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Import torch and Megatron inside this block: it more than halves their time, in four ways.
+
+    Garbage collection is off, see `without_collection`, and frames are found by name, see `frames_by_name`.
     `torch.compile` compiles a function at its first call: Megatron decorates functions with it as it is imported,
     which loads the compiler, and calls few of them. W&B, which Megatron imports wherever it is installed, seems absent:
     only our sink sends to it, and imports it later. TRL must not be imported here: it asks again later whether W&B is
@@ -39,7 +61,7 @@ def loading() -> Iterator[None]:
     hides_wandb = "wandb" not in modules
     if hides_wandb:
         modules["wandb"] = None
-    with without_collection():
+    with without_collection(), frames_by_name():
         import torch
 
         compile_now = torch.compile

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
 import pytest
 from support.command_line import environment
+
+from efficientbench.devices.loading import frames_by_name
 
 PROGRAM = """
 import gc, sys
@@ -55,6 +58,19 @@ def test_the_compiler_is_loaded_at_the_first_compiled_call() -> None:
         "False []",
         "wandb",
     ]
+
+
+def test_a_frames_module_is_found_by_its_name_while_modules_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its file, each operator that torch registers would resolve the files of all loaded modules."""
+    found = inspect.getmodule
+    with frames_by_name():
+        frame = inspect.currentframe()
+        assert frame is not None
+        assert inspect.getframeinfo(frame).filename == __file__
+        assert inspect.getmodule(frames_by_name) is sys.modules[frames_by_name.__module__]
+        monkeypatch.setattr(inspect, "getabsfile", None)
+        assert inspect.getmodule(frame) is sys.modules[__name__]
+    assert inspect.getmodule is found
 
 
 def test_the_parent_of_a_run_reads_no_source_and_loads_neither_torch_nor_what_downloads() -> None:
