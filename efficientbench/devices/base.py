@@ -48,6 +48,8 @@ class Device(ABC):
 
     triton: bool = False
     """Whether libraries run their Triton kernels on this device type."""
+    needless: tuple[str, ...] = ()
+    """Modules that libraries import wherever they are installed, and that this device type has no use for."""
     zero_overlaps: bool = False
     """Whether DeepSpeed's ZeRO sends gradients beside its backward pass; not measured on NPUs."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import time
 from typing import TYPE_CHECKING
@@ -25,8 +24,9 @@ class CPU(Device):
     type = "cpu"
     backend = "gloo"
     # Interpreter, torch, the engine and communication.
-    # Megatron loads Triton where it is installed, on every device: 70 MB, most of which the ranks of a host share.
-    runtime_bytes = 365_000_000 + (40_000_000 if importlib.util.find_spec("triton") else 0)
+    runtime_bytes = 330_000_000
+    # Megatron would load it: 70 MB.
+    needless = ("triton",)
     remedy = "nothing is needed"
     tried = True
 

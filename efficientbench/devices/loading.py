@@ -24,6 +24,19 @@ def without_collection() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def absent(*names: str) -> Iterator[None]:
+    """Let modules that are not yet loaded seem not installed inside this block."""
+    modules: dict[str, Any] = sys.modules
+    hidden = [name for name in names if name not in modules]
+    modules.update(dict.fromkeys(hidden))
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del modules[name]
+
+
+@contextlib.contextmanager
 def frames_by_name() -> Iterator[None]:
     """Find a frame's module by its name inside this block, not by its file.
 
@@ -51,17 +64,14 @@ def loading() -> Iterator[None]:
     `torch.compile` compiles a function at its first call: Megatron decorates functions with it as it is imported,
     which loads the compiler, and calls few of them. W&B, which Megatron imports wherever it is installed, seems absent:
     only our sink sends to it, and imports it later. TRL must not be imported here: it asks again later whether W&B is
-    installed, and expects the module that it has imported then.
+    installed, and expects the module that it has imported then. So should what the device does not need seem: put the
+    imports of Megatron into a block of `absent(*device.needless)`.
     """
-    modules: dict[str, Any] = sys.modules
-    if "megatron.core" in modules:
+    if "megatron.core" in sys.modules:
         # What is to be collected since then would be frozen, too.
         yield
         return
-    hides_wandb = "wandb" not in modules
-    if hides_wandb:
-        modules["wandb"] = None
-    with without_collection(), frames_by_name():
+    with absent("wandb"), without_collection(), frames_by_name():
         import torch
 
         compile_now = torch.compile
@@ -73,8 +83,6 @@ def loading() -> Iterator[None]:
             # A vendor's package, as torch_npu, may have patched it during the block: then that patch stays.
             if torch.compile is when_called:
                 torch.compile = compile_now
-            if hides_wandb:
-                del modules["wandb"]
 
 
 def _when_called(

@@ -20,7 +20,7 @@ from efficientbench.costs.model import cache_bytes
 from efficientbench.costs.quantization import saved_bytes
 from efficientbench.data_tools.tokenizer.tokenizer import TextTokenizer
 from efficientbench.devices.base import Device
-from efficientbench.devices.loading import loading
+from efficientbench.devices.loading import absent, loading
 from efficientbench.devices.quantized import Form, form_of
 from efficientbench.devices.registry import find_device
 from efficientbench.running.rank_process import Rank
@@ -93,10 +93,11 @@ def opened(
     report = _say_nothing if share is None else share.rank.report
     with loading():
         device, place = _prepared(run.job.config, 0 if share is None else share.rank.local)
-        from efficientbench.model.gpt import trained_model
-        from efficientbench.training import groups
-        from efficientbench.training.checkpoints.read import Weights
-        from efficientbench.training.collectives import collectives_begun
+        with absent(*device.needless):
+            from efficientbench.model.gpt import trained_model
+            from efficientbench.training import groups
+            from efficientbench.training.checkpoints.read import Weights
+            from efficientbench.training.collectives import collectives_begun
 
     weights = Weights(checkpoint, report)
     # Without the kernels of the training, which this machine may lack.
@@ -160,8 +161,9 @@ def with_random_weights(config: RunConfig, quantization: Quantization | None = N
     form = form_here(config, quantization)
     with loading():
         device, place = _prepared(config)
-        from efficientbench.model.gpt import build_stages
-        from efficientbench.training import groups
+        with absent(*device.needless):
+            from efficientbench.model.gpt import build_stages
+            from efficientbench.training import groups
 
     with groups.one_rank(device.backend):
         [model] = build_stages(in_one_process(config), place)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efficientbench.costs.rank_grid import Group, RankGrid
-from efficientbench.devices.loading import loading
+from efficientbench.devices.loading import absent, loading
 from efficientbench.devices.registry import find_device
 from efficientbench.planning.calibration import Calibration, Point, write_calibration
 from efficientbench.running.calibrate import CalibrationJob
@@ -44,11 +44,12 @@ def _calibrate(job: CalibrationJob, rank: Rank) -> bool:
         device = find_device(job.config.device)
         place = device.prepare(rank.local)
         # After `prepare`: Megatron asks for the device as it is imported.
-        from efficientbench.metrics.monitoring.exchange import gather
-        from efficientbench.training import groups
-        from efficientbench.training.collectives import collectives_begun
-        from efficientbench.worker.preflight import compare
-        from efficientbench.worker.rates import measure
+        with absent(*device.needless):
+            from efficientbench.metrics.monitoring.exchange import gather
+            from efficientbench.training import groups
+            from efficientbench.training.collectives import collectives_begun
+            from efficientbench.worker.preflight import compare
+            from efficientbench.worker.rates import measure
     parallel, limit_s = job.config.parallel, job.config.faults.hang_limit_s
     rank.heartbeat.at(0, "calibrating")
     with (

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from efficientbench.devices.deterministic import compute_deterministically
-from efficientbench.devices.loading import loading
+from efficientbench.devices.loading import absent, loading
 from efficientbench.devices.registry import find_device
 from efficientbench.running.failures import diagnose
 from efficientbench.running.job import Job
@@ -30,6 +30,7 @@ def _prepare_and_do(job: Job, rank: Rank) -> bool:
             compute_deterministically()
         # After `prepare`: Megatron asks for the device as it is imported. Before the heartbeat reports a phase: a rank
         # that loads slowly does not hang.
-        from efficientbench.worker.session import train_rank
-        from efficientbench.worker.trial import try_rank
+        with absent(*device.needless):
+            from efficientbench.worker.session import train_rank
+            from efficientbench.worker.trial import try_rank
     return (try_rank if job.trial else train_rank)(job, rank, device, torch_device)

@@ -18,7 +18,7 @@ from efficientbench.architecture.variant import missing
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token
 from efficientbench.devices.cpu import CPU
-from efficientbench.devices.loading import loading
+from efficientbench.devices.loading import absent, loading
 from efficientbench.doctor.check import Check
 
 if TYPE_CHECKING:
@@ -152,7 +152,8 @@ def _one_rank() -> Iterator[torch.device]:
     logging.getLogger("megatron").setLevel(logging.ERROR)
     with loading():
         device = cpu.prepare(0)
-        from efficientbench.training import groups
+        with absent(*cpu.needless):
+            from efficientbench.training import groups
 
     with groups.one_rank(cpu.backend):
         yield device

@@ -1,4 +1,4 @@
-"""A run loads no library without need: Megatron comes without W&B and the compiler, which the first call loads."""
+"""A run loads no library without need: Megatron without W&B, Triton and the compiler, which the first call loads."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from efficientbench.devices.loading import frames_by_name
 
 PROGRAM = """
 import gc, sys
-from efficientbench.devices.loading import loading
+from efficientbench.devices.loading import absent, loading
 
 with loading():
     import torch
     from efficientbench.devices.cpu import CPU
     CPU().prepare(0)
-    import efficientbench.worker.session
+    with absent(*CPU.needless):
+        import efficientbench.worker.session
 
     @torch.compile
     def double(number):
@@ -30,6 +31,7 @@ with loading():
     def triple(number):
         return 3 * number
 
+print("triton" in sys.modules)
 print(gc.isenabled(), gc.get_freeze_count() > 100_000, torch.compile.__module__)
 print("torch._inductor.compile_fx" in sys.modules, double.__name__, double.__doc__)
 print(double(4), triple(4), "torch._inductor.compile_fx" in sys.modules)
@@ -52,6 +54,7 @@ def test_the_compiler_is_loaded_at_the_first_compiled_call() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
+        "False",
         "True True torch",
         "False double Twice as much.",
         "8 12 True",
