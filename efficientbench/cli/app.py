@@ -104,16 +104,18 @@ def run(
     config, mode = resolve_arguments(name, arguments or [], smoke, data, tokenizer, matrix)
     if again and repeat is None:
         raise typer.BadParameter("--again goes with --repeat N: a single run is always trained again")
-    from efficientbench.running.micro_batch import with_micro_batch
+    from efficientbench.devices.loading import without_collection
+
+    # The collector would scan the modules again and again as they are loaded, a tenth of this process's start.
+    with without_collection():
+        from efficientbench.running.micro_batch import with_micro_batch
+        from efficientbench.running.parent import perform_repeats
+        from efficientbench.running.run import Pretraining
+        from efficientbench.running.run import run as run_config
 
     config = with_micro_batch(config, mode)
     if repeat is not None:
-        from efficientbench.running.parent import perform_repeats
-        from efficientbench.running.run import Pretraining
-
         raise typer.Exit(perform_repeats(Pretraining(), config, mode, repeat, again, fresh))
-    from efficientbench.running.run import run as run_config
-
     raise typer.Exit(run_config(config, mode, fresh=fresh))
 
 

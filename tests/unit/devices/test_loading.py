@@ -88,3 +88,26 @@ def test_the_parent_of_a_run_reads_no_source_and_loads_neither_torch_nor_what_do
         [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_the_parent_of_a_run_collects_no_garbage_while_it_loads() -> None:
+    program = """
+import gc, sys
+from types import SimpleNamespace
+import efficientbench.cli.app as app
+
+def note(name, *_):
+    if name == "efficientbench.running.run":
+        print(gc.isenabled())
+
+app.resolve_arguments = lambda *_: (None, "")
+sys.meta_path.insert(0, SimpleNamespace(find_spec=note))
+try:
+    app.run("gqa_0.5B")
+except AttributeError:  # there is no configuration
+    print(gc.isenabled())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "True"]
