@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from efficientbench.basics.cgroup import usable_cores
 from efficientbench.costs.rank_grid import Group, RankGrid
 from efficientbench.devices.loading import absent, loading
 from efficientbench.devices.registry import find_device
@@ -74,14 +75,17 @@ def _calibrate(job: CalibrationJob, rank: Rank) -> bool:
 
 def _tasks(job: CalibrationJob, rank: Rank, device: Device, place: torch.device) -> Iterator[Task]:
     """Yield what is measured; where ranks share a host, also with fewer of them at once."""
+    from efficientbench.metrics.monitoring.exchange import gather
     from efficientbench.worker.rates import device_tasks, link_tasks
 
     layout, grid = job.layout, RankGrid(job.layout)
     per_node, shared = layout.ranks_per_node, device.memory_capacity_bytes() is None
     fewer = [2**power for power in range(per_node.bit_length()) if 2**power < per_node] if shared else []
+    first = rank.number - rank.local
+    cores = usable_cores(gather(os.getpid(), int)[first : first + per_node])
     for at_once in (*fewer, per_node):
         threads = job.threads or max(1, len(os.sched_getaffinity(0)) // at_once) if shared else None
-        yield from device_tasks(job.config, layout.tp, device, place, rank.local, at_once, threads)
+        yield from device_tasks(job.config, layout.tp, device, place, rank.local, at_once, threads, cores)
     for count in fewer:
         if count > 1 and layout.nodes == 1:
             yield from link_tasks("world", [range(count)], per_node, count, place)

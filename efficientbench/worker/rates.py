@@ -46,6 +46,8 @@ class Task:
     """Threads of the host that each rank takes; None: as many as it has."""
     times: int = 1
     """How often one call does the work."""
+    ranks_per_core: float = 1.0
+    """Above 1, ranks take turns on the cores of their host."""
 
 
 def measure(
@@ -86,6 +88,8 @@ def _seconds(task: Task, device: Device, count: int) -> float | None:
     """Return the mean time of `count` calls behind one that is not counted; None where this rank waits.
 
     Ranks begin to count together: of ranks that share a core, the slow one would else begin when the others are done.
+    Of ranks that take turns on cores, each counts its own processor time, and as much again for each of the others on
+    its core: how the system happens to share out cores within a round says little of a step, in which all wait for all.
     """
     if task.threads is not None:
         torch.set_num_threads(task.threads)
@@ -96,11 +100,12 @@ def _seconds(task: Task, device: Device, count: int) -> float | None:
     groups.barrier()
     if do is None:
         return None
-    begin_s = time.perf_counter()
+    clock = time.process_time if task.ranks_per_core > 1 else time.perf_counter
+    begin_s = clock()
     for _ in range(count):
         do()
     device.synchronize()
-    return (time.perf_counter() - begin_s) / count / task.times
+    return (clock() - begin_s) * max(task.ranks_per_core, 1.0) / count / task.times
 
 
 def products(size: int, dtype: str, place: torch.device) -> Do:
@@ -149,7 +154,14 @@ def copied(size: int, place: torch.device) -> Do:
 
 
 def device_tasks(
-    config: RunConfig, tp: int, device: Device, place: torch.device, local: int, at_once: int, threads: int | None
+    config: RunConfig,
+    tp: int,
+    device: Device,
+    place: torch.device,
+    local: int,
+    at_once: int,
+    threads: int | None,
+    cores: float,
 ) -> Iterator[Task]:
     """Yield the work of one device, while the first `at_once` ranks of each node do it.
 
@@ -161,14 +173,16 @@ def device_tasks(
         local: this rank's number on its node.
         at_once: how many ranks of a node do it.
         threads: threads of the host that each of them takes.
+        cores: cores of a node.
     """
     shared, dtype = device.memory_capacity_bytes() is None, config.training.dtype
     does, model = local < at_once, config.model
+    crowd = at_once / cores if shared else 1.0
     # Processors multiply fp16 in plain loops.
     skipped = {*device.unsupported_dtypes(), *device.slow_dtypes(), *(["fp16"] if shared else [])} - {dtype}
 
     def task(work: str, size: float, make: Callable[[], Do], of: str = "") -> Task:
-        return Task(work, size, make if does else None, at_once, dtype=of, threads=threads)
+        return Task(work, size, make if does else None, at_once, dtype=of, threads=threads, ranks_per_core=crowd)
 
     for each in [name for name in TORCH_DTYPES if name not in skipped]:
         for size in (128, 256, 512, 1024) if shared else (256, 512, 1024, 2048, 4096, 8192):
