@@ -32,7 +32,7 @@ ERROR = 0.15
 """The share by which a step is assumed to differ from its projection in what measured rates leave out.
 
 No less than any layout did in docs/measured/projected_step_time.json, on gloo ranks; elsewhere it was not measured.
-Where ranks share cores a step may be faster: a rank that waits leaves its core to others.
+Ranks beyond a host's cores take turns: their work counts as processor time, their transfers as time.
 """
 
 
