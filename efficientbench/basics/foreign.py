@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 1 << 28
 """Largest file that is read at once, unless the caller sets another limit."""
 MOST_LAYERS = 10_000
-"""More layers than any model has. transformers, and a plan, make a list of them."""
+"""The most layers that a model may have: transformers, and a plan, make a list of them."""
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that a terminal obeys or that reorder text, and lone surrogates, which no file can hold."""
 WEIGHTS = ".safetensors"

@@ -85,8 +85,9 @@ def check_base(model: str) -> None:
 
 def _check_layers(path: Path, content: object) -> None:
     """Raise ConfigError where a configuration has more layers than any model."""
-    for key, value in content.items() if isinstance(content, dict) else ():
-        _check_layers(path, value)
+    # Models of several parts have a configuration within it for each.
+    parts = [content, *content.values()] if isinstance(content, dict) else []
+    for key, value in (item for part in parts if isinstance(part, dict) for item in part.items()):
         if "layer" in key and isinstance(value, int) and value > MOST_LAYERS:
             raise ConfigError(f"model: {path}: {key} is {value}, and at most {MOST_LAYERS} would be right")
 

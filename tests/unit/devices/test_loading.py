@@ -64,7 +64,7 @@ def test_the_compiler_is_loaded_at_the_first_compiled_call() -> None:
 
 
 def test_a_frames_module_is_found_by_its_name_while_modules_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its file, each operator that torch registers would resolve the files of all loaded modules."""
+    """`inspect` would else resolve the files of all loaded modules for each operator that torch registers."""
     found = inspect.getmodule
     with frames_by_name():
         frame = inspect.currentframe()
