@@ -64,8 +64,8 @@ def loading() -> Iterator[None]:
     `torch.compile` compiles a function at its first call: Megatron decorates functions with it as it is imported,
     which loads the compiler, and calls few of them. W&B, which Megatron imports wherever it is installed, seems absent:
     only our sink sends to it, and imports it later. TRL must not be imported here: it asks again later whether W&B is
-    installed, and expects the module that it has imported then. Import Megatron inside `absent(*device.needless)`: it loads
-    Triton, too.
+    installed, and expects the module that it has imported then. Import Megatron inside `absent(*device.needless)`: it
+    loads Triton, too.
     """
     if "megatron.core" in sys.modules:
         # What is to be collected since then would be frozen, too.
