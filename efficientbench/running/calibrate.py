@@ -14,6 +14,7 @@ from efficientbench.architecture.variant import UndeclaredError
 from efficientbench.basics.cgroup import memory_limit_bytes
 from efficientbench.basics.counted import number_of, seconds
 from efficientbench.basics.errors import ConfigError, MetricsError
+from efficientbench.basics.language import in_users_language
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device
@@ -109,7 +110,7 @@ def calibrate(config: RunConfig, mode: str, time_s: float = TIME_S, preflight: b
         measured = _finished(job)
         _print(measured, job.result, Console(width=160))
         if earlier is not None and measured.step_s is not None:
-            print(_beside(earlier, measured.step_s[0], job))
+            print(in_users_language(_beside(earlier, measured.step_s[0], job)))
     return exit_code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -56,16 +57,19 @@ def measure(
     """Return for each task this rank's mean time in each round, in seconds; empty where it waits. All ranks call it.
 
     Each task gets an equal part of `time_s`, and at least one call a round. Rounds follow each other, so that what
-    disturbs the machine for a while is seen as a spread. `report` is told of each task, as progress.
+    disturbs the machine for a while is seen as a spread, each in an order of its own: behind the same work, ranks that
+    share a core would take the same turns in every round. `report` is told of each task, as progress.
     """
     share_s = time_s / rounds / len(tasks)
     counts = [_count(task, device, share_s) for task in tasks]
     found: list[list[float]] = [[] for _ in tasks]
+    # All ranks draw the same orders.
+    draws = random.Random(0)
     for _ in range(rounds):
-        for task, count, times in zip(tasks, counts, found, strict=True):
-            report(task.work)
-            taken_s = _seconds(task, device, count)
-            times += [] if taken_s is None else [taken_s]
+        for number in draws.sample(range(len(tasks)), len(tasks)):
+            report(tasks[number].work)
+            taken_s = _seconds(tasks[number], device, counts[number])
+            found[number] += [] if taken_s is None else [taken_s]
     return found
 
 

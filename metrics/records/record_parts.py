@@ -105,7 +105,7 @@ class Preflight:
     """How devices and links compared before the first step of a run on several nodes."""
 
     time_s: float
-    """How long they were measured."""
+    """How long they were measured; where something was slow, twice."""
     rounds: int
     devices: int
     links: int

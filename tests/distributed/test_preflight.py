@@ -36,6 +36,11 @@ def test_equal_ranks_are_not_named(ranks: Callable[[int], Ranks]) -> None:
 
 
 @pytest.mark.proof
+def test_a_rank_that_is_slow_only_at_first_is_not_named(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(compared, 3.0, 1, True)[0].slow == []
+
+
+@pytest.mark.proof
 def test_a_slowed_link_is_named_in_its_direction(tmp_path: Path) -> None:
     words = ("calibrate", "gqa_1.5B", "dlc", "--smoke", *TINY, "parallel.dp=2", "--preflight", "faults.preflight_s=3")
     with two_hosts() as hosts:

@@ -68,25 +68,38 @@ def on_hosts(hosts: Sequence[Host], *words: str) -> str:
     return str(said[0][0])
 
 
-def compared(time_s: float, slow: int | None = None) -> Preflight:
+def compared(time_s: float, slow: int | None = None, only_at_first: bool = False) -> Preflight:
     """The preflight of a pool's ranks, each a node, on one core: whoever else computes there slows all of them alike.
 
-    Every rank of the pool calls it. `slow`: the rank that gets a fifth of what others on that core get.
+    Every rank of the pool calls it. `slow`: the rank that gets a fifth of what others on that core get;
+    `only_at_first`: until all have been measured once, when all get equally little.
     """
     # Core and priority are those of a thread, which ends.
     with ThreadPoolExecutor(1) as own:
-        return own.submit(_compared, time_s, slow).result()
+        return own.submit(_compared, time_s, slow, only_at_first).result()
 
 
-def _compared(time_s: float, slow: int | None) -> Preflight:
+def _compared(time_s: float, slow: int | None, only_at_first: bool) -> Preflight:
     import torch
     import torch.distributed as dist
 
     from efficientbench.devices.cpu import CPU
     from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
+    from efficientbench.metrics.records.outliers import rounds_to_compare
     from efficientbench.running.job import Job
     from efficientbench.running.rank_process import Rank
     from efficientbench.worker.preflight import compare
+
+    class Progress(HeartbeatWriter):
+        """Slows this rank's thread once each of two works and two links has been measured in all rounds."""
+
+        tasks = 0
+
+        def at(self, step: int, phase: str) -> None:
+            super().at(step, phase)
+            self.tasks += 1
+            if self.tasks > 4 * rounds_to_compare(2):
+                _give_way()
 
     torch.set_num_threads(1)
     world, number = dist.get_world_size(), dist.get_rank()
@@ -95,5 +108,11 @@ def _compared(time_s: float, slow: int | None) -> Preflight:
     job = Job(config, layout, plan_budget(config, 1000), (), Path())
     os.sched_setaffinity(0, {FIRST_CORE})
     if number == slow:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 7)
-    return compare(job, Rank(number, 0, HeartbeatWriter(), lambda: False), CPU(), torch.device("cpu"))
+        _give_way()
+    heartbeat = Progress() if only_at_first else HeartbeatWriter()
+    return compare(job, Rank(number, 0, heartbeat, lambda: False), CPU(), torch.device("cpu"))
+
+
+def _give_way() -> None:
+    """Let this thread get a fifth of what others on its core get."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 7)
