@@ -14,7 +14,12 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device
 from efficientbench.metrics.monitoring.exchange import gather
-from efficientbench.metrics.records.outliers import find_slow, rounds_to_compare
+from efficientbench.metrics.records.outliers import (
+    LEAST_SLOWNESS,
+    LEAST_SLOWNESS_OF_HOSTS,
+    find_slow,
+    rounds_to_compare,
+)
 from efficientbench.metrics.records.record_parts import Preflight, SlowPart
 from efficientbench.planning.calibration import moved_bytes
 from efficientbench.running.job import Job
@@ -40,6 +45,7 @@ def compare(job: Job, rank: Rank, device: Device, place: torch.device) -> Prefli
     work = list(_device_work(config, device, place))
     links = sum(len(pairs) for pairs in met) * 2
     rounds = rounds_to_compare(max(links, world))
+    least = LEAST_SLOWNESS_OF_HOSTS if device.memory_capacity_bytes() is None else LEAST_SLOWNESS
 
     def report(what: str) -> None:
         # A fault here is in no step.
@@ -51,7 +57,7 @@ def compare(job: Job, rank: Rank, device: Device, place: torch.device) -> Prefli
 
         def slower() -> dict[str, float]:
             found = gather(measure(tasks, device, rounds, time_s, report), list[list[float]])
-            return _slow(layout, [task.work for task in work], met, found)
+            return _slow(layout, [task.work for task in work], met, found, least)
 
         slow = slower()
         if slow:
@@ -67,7 +73,7 @@ def compare(job: Job, rank: Rank, device: Device, place: torch.device) -> Prefli
 
 
 def _slow(
-    layout: Layout, work: list[str], met: list[list[tuple[int, int]]], found: list[list[list[float]]]
+    layout: Layout, work: list[str], met: list[list[tuple[int, int]]], found: list[list[list[float]]], least: float
 ) -> dict[str, float]:
     """Return what of each rank's times, by task and round, is slow → how many times as long as the others it takes."""
 
@@ -85,7 +91,7 @@ def _slow(
                 far = sender // layout.ranks_per_node != receiver // layout.ranks_per_node
                 times = found[receiver][len(work) + 2 * number + back]
                 (between if far else within)[f"link from {named(sender)} to {named(receiver)}"] = times
-    return {name: times for each in (*compared, within, between) for name, times in find_slow(each).items()}
+    return {name: times for each in (*compared, within, between) for name, times in find_slow(each, least).items()}
 
 
 def _described(preflight: Preflight) -> list[str]:

@@ -51,8 +51,9 @@ def find_outliers(
     ]
 
 
-LEAST_SLOWNESS = 0.2
-"""Fraction by which a slow device or link takes longer than the others: equal ones that share a host differ by less."""
+LEAST_SLOWNESS, LEAST_SLOWNESS_OF_HOSTS = 0.2, 0.3
+"""Fraction by which a slow device or link takes longer than the others. A host's cores and memory serve other processes
+too: equal ranks on one core differed by up to 0.21 for seconds."""
 FALSE_NAMES = 1e-3
 """The probability that any of equal devices or links is named."""
 EXCEPTIONS = 2
@@ -69,14 +70,15 @@ def rounds_to_compare(count: int) -> int:
     return next(rounds for rounds, case in enumerate(cases) if case <= FALSE_NAMES / max(count, 2))
 
 
-def find_slow(rounds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def find_slow(rounds: Mapping[str, Sequence[float]], least: float = LEAST_SLOWNESS) -> dict[str, float]:
     """Return which devices or links are slow → their time over the median of the others, the slowest first.
 
     A slow one takes longer than the others' median in all but EXCEPTIONS of the rounds (a sign test), and in the median
-    of the rounds by LEAST_SLOWNESS and by DEVIATIONS robust standard deviations of the others.
+    of the rounds by `least` and by DEVIATIONS robust standard deviations of the others.
 
     Args:
         rounds: name → its time in each round; all have `rounds_to_compare` rounds.
+        least: fraction by which a slow one takes longer than the others.
     """
     if len(rounds) < 2:
         return {}
@@ -89,7 +91,7 @@ def find_slow(rounds: Mapping[str, Sequence[float]]) -> dict[str, float]:
         deviations = _median_of_others(np.abs(usual / middle - 1))
         sigmas[middles == middle] = _SIGMA_PER_MAD * deviations[middles == middle]
     slower = np.sum(ratios > 1, axis=1) >= times.shape[1] - EXCEPTIONS
-    slow = slower & (factors - 1 > np.maximum(LEAST_SLOWNESS, DEVIATIONS * sigmas))
+    slow = slower & (factors - 1 > np.maximum(least, DEVIATIONS * sigmas))
     found = {name: float(factor) for name, factor, is_slow in zip(rounds, factors, slow, strict=True) if is_slow}
     return dict(sorted(found.items(), key=lambda each: -each[1]))
 
