@@ -22,7 +22,7 @@ FUSED = f"{NAME}, softmax and gradient by torch.compile"
 
 def name(fuse: bool, device_type: str, dtype: torch.dtype) -> str:
     """Return how the loss is computed on a device type."""
-    by = f", products by {product.ONEDNN}" if product.by_onednn(device_type, dtype) else ""
+    by = f", products by {product.ONEDNN}" if product.by_onednn(product.LINEAR, device_type, dtype) else ""
     return (FUSED if fuse else NAME) + by
 
 
