@@ -59,7 +59,7 @@ def by_onednn(kind: str, device_type: str, dtype: torch.dtype) -> bool:
     if not _are_timed(device_type, dtype):
         return False
     times_s = measured(kind, torch.get_num_threads())
-    return times_s[ONEDNN] < MARGIN * times_s[BLAS]
+    return bool(times_s) and times_s[ONEDNN] < MARGIN * times_s[BLAS]
 
 
 def reasons(device_type: str, dtype: torch.dtype) -> dict[str, str]:
@@ -71,6 +71,7 @@ def reasons(device_type: str, dtype: torch.dtype) -> dict[str, str]:
     return {
         part: "products: " + ", ".join(f"{library} {time_s * 1e3:.2f} ms" for library, time_s in each.items())
         for part, each in times_s.items()
+        if each
     }
 
 
@@ -89,20 +90,22 @@ def measured(kind: str, threads: int) -> dict[str, float]:
 
 
 def kept_or_measured(kind: str, threads: int, folder: Path) -> dict[str, float]:
-    """Return `measured`, whose cache is a folder. Processes that begin at once wait for the first and choose alike."""
+    """Return `measured`, whose cache is a folder. Processes that begin at once wait for the first and choose alike.
+
+    Empty where nothing can be kept: each process would choose by times of its own.
+    """
     shape = f"{kind}: {ROWS} × {INPUTS} × {OUTPUTS}, {threads} threads, {processor()}"
     path, conditions = kept_timings.place(folder, [BLAS, ONEDNN], shape, "cpu", of="products")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(path.with_suffix(".lock")):
+            if kept_timings.read(path, conditions) is None:
+                kept_timings.write(path, kept_timings.Timings(conditions, _times_s(kind), ()))
             kept = kept_timings.read(path, conditions)
-            if kept is None:
-                kept = kept_timings.Timings(conditions, _times_s(kind), ())
-                kept_timings.write(path, kept)
-            return dict(kept.times_s)
     except OSError as error:
         logger.info("times of products are not kept in %s: %s", folder, error)
-        return dict(_times_s(kind))
+        return {}
+    return {} if kept is None else dict(kept.times_s)
 
 
 def _times_s(kind: str) -> tuple[tuple[str, float], ...]:
