@@ -299,6 +299,12 @@ def lines(name: str, key: str) -> str:
     return "\n\n".join(_measured(name)[key]) or "Nothing."
 
 
+def span(name: str, *column: str) -> str:
+    """Return the least and the greatest value of a column of the rows that docs/measured/`name`.json holds."""
+    values = sorted((row[" ".join(column)] for row in _measured(name)["rows"]), key=float)
+    return " to ".join(dict.fromkeys((values[0], values[-1])))
+
+
 def how(name: str) -> str:
     """Return how the figures of docs/measured/`name`.json were measured, as one line."""
     content = _measured(name)
@@ -319,7 +325,7 @@ def interval(name: str, *key: str) -> str:
 
 _BLOCKS: tuple[Callable[..., str], ...] = (
     *(keys, tuning_keys, spellings, parameters, planned, runs, sizes, caches, states, columns, generation_columns),
-    *(measured, rows, lines, how, figure, interval),
+    *(measured, rows, span, lines, how, figure, interval),
 )
 BLOCKS = {block.__name__: block for block in _BLOCKS} | {"combinations": combination_table.table}
 

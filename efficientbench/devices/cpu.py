@@ -105,14 +105,13 @@ def multiplies_bf16() -> bool | None:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def onednn_is_faster() -> bool:
-    """Return whether oneDNN multiplies float32 matrices faster than oneMKL on this processor.
-
-    oneMKL has kernels for AVX-512 too, but runs them on Intel's processors only.
-    """
-    return _described("vendor_id") not in (None, "GenuineIntel") and AVX512.issubset(
-        (_described("flags") or "").split()
-    )
+def processor() -> str:
+    """Return what tells this processor from others of its name: family, model and the widest vectors."""
+    instructions = (_described("flags") or _described("Features") or "").split()
+    vectors = next((name for name in ("avx512_bf16", "avx512f", "avx2", "sve", "asimd") if name in instructions), "")
+    family = _described("cpu family") or _described("CPU implementer")
+    model = _described("model") or _described("CPU part")
+    return f"family {family}, model {model}, {vectors or 'no wide vectors'}"
 
 
 def _described(key: str) -> str | None:

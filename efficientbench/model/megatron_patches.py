@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.distributed import param_and_grad_buffer
 from megatron.core.optimizer import clip_grads
@@ -22,7 +21,7 @@ from torch.distributed.distributed_c10d import _CoalescingManager
 
 from efficientbench.devices.cpu import CPU
 from efficientbench.model import token_dispatch
-from efficientbench.model.kernels import few_tokens
+from efficientbench.model.kernels import few_tokens, product
 from efficientbench.model.kernels.quantized import QuantizedWeight
 from efficientbench.model.kernels.weight_gradient import add_product
 
@@ -118,8 +117,8 @@ def _accumulate_weight_gradient(input_: torch.Tensor, grad_output: torch.Tensor,
 
 
 class _LinearWithBias(layers.LinearWithGradAccumulationAndAsyncCommunication):  # type: ignore[misc]
-    # The original adds the bias in a separate pass; here the product adds it. `ctx` holds all that the original's
-    # backward pass reads.
+    # The original adds the bias in a separate pass; here the product adds it, by the faster library. `ctx` holds all
+    # that the original's backward pass reads.
     @staticmethod
     @layers.custom_fwd
     def forward(
@@ -145,7 +144,7 @@ class _LinearWithBias(layers.LinearWithGradAccumulationAndAsyncCommunication):  
             gathered = layers.get_global_memory_buffer().get_tensor(shape, input.dtype, "mpu")
             layers.dist_all_gather_func(gathered, input, group=tp_group)
             input = gathered
-        return F.linear(input, weight, bias)
+        return product.linear(input, weight, bias)
 
 
 def _spare_collectives_of_one_rank() -> None:

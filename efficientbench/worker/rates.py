@@ -16,7 +16,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.costs.communication import Operation, Transfer
 from efficientbench.devices.base import Device
 from efficientbench.metrics.monitoring.exchange import gather
-from efficientbench.model.kernels import TORCH_DTYPES
+from efficientbench.model.kernels import TORCH_DTYPES, product
 from efficientbench.model.kernels.causal_attention import causal_attention
 from efficientbench.model.kernels.swiglu import swiglu
 from efficientbench.model.kernels.weight_gradient import add_product
@@ -119,7 +119,7 @@ def products(size: int, dtype: str, place: torch.device) -> Do:
     outputs = inputs @ weight.t()
 
     def multiply() -> None:
-        torch.mm(inputs, weight.t())
+        product.linear(inputs, weight)
         torch.mm(outputs, weight)
         add_product(total, outputs, inputs)
 

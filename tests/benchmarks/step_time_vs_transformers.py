@@ -1,26 +1,32 @@
 """Time of a training step, ours against transformers', on this machine's CPU.
 
 The same model, batch, dtype and threads; float32 master weights and fused AdamW on both sides; rounds of both in turn.
+Machines of one name differ, so that `--write` keeps a row for each kind of processor, with what its products reach.
 
-    python3 tests/benchmarks/step_time_vs_transformers.py [--dtypes fp32 bf16] [--rounds 20] [--threads 2] [--write]
+    python3 tests/benchmarks/step_time_vs_transformers.py [--rounds 20] [--threads 2] [--write]
 """
 
 from __future__ import annotations
 
+import datetime
+import os
 import random
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from support.measured import Figure, options, report, seconds
+from support.measured import Figure, commit, options, seconds, write_row
 from support.single_rank import world_of_one_rank
 from support.training_steps import Step, our_step, random_tokens, transformers_step
 
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
+from efficientbench.devices.cpu import CPU, processor
+from efficientbench.model.kernels import TORCH_DTYPES, product
 
 SHAPE = [
     "model.layers=6",
@@ -40,20 +46,42 @@ SHAPE = [
 def main() -> None:
     """Run the comparison in each dtype and print the paired ratios with their 95 % intervals."""
     parser = options(__doc__)
-    parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--shape", nargs="*", default=[], help="key=value overrides, like model.vocab_size=151936")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     shape = [*SHAPE, *arguments.shape]
-    ratios = {}
-    for dtype in arguments.dtypes:
+    row = {"machine": f"{len(os.sched_getaffinity(0))} cores of {CPU().names()[0]}", "processor": processor()}
+    for dtype in ("fp32", "bf16"):
+        row[f"{dtype} products, GFLOP/s"] = products_gflops_per_s(TORCH_DTYPES[dtype])
         config = resolve("gqa_1.5B", smoke=True, overrides=[*shape, f"training.dtype={dtype}"])
         with world_of_one_rank(seed=config.training.seed) as device:
-            ratios[f"ratio_{dtype}"] = compare(*build(config, device), arguments.rounds, dtype)
-    conditions = f"{arguments.threads} threads on both sides, rounds in turn; {', '.join(shape)}"
-    report(__file__, arguments, ratios, conditions)
+            ratio = compare(*build(config, device), arguments.rounds, dtype)
+        print(ratio, flush=True)
+        low, high = ratio.interval or (ratio.value, ratio.value)
+        row |= {f"{dtype} step": f"{ratio.value:.3g}", f"{dtype} step, 95 %": f"{low:.3f} to {high:.3f}"}
+    row |= {"commit": commit(), "date": datetime.date.today().isoformat()}
+    print(*(f"{key}: {value}" for key, value in row.items()), sep="\n")
+    if arguments.write:
+        conditions = (
+            f"time of a training step, ours over transformers', and products of 1,024 rows and columns; "
+            f"{arguments.threads} threads on both sides, {arguments.rounds} rounds in turn; {', '.join(shape)}"
+        )
+        write_row(__file__, row, lambda each: (each["machine"], each["processor"]), conditions)
+
+
+def products_gflops_per_s(dtype: torch.dtype) -> str:
+    """Return what a product of two square matrices reaches, the best of some; in float32 by either library."""
+    left, right = (torch.randn(1024, 1024).to(dtype) for _ in range(2))
+
+    def best(multiply: Callable[[], torch.Tensor]) -> str:
+        return f"{2 * 1024**3 / min(seconds(multiply) for _ in range(20)) / 1e9:.3g}"
+
+    usual = best(lambda: torch.mm(left, right.t()))
+    if dtype != torch.float32:
+        return usual
+    return f"{usual} by {product.BLAS}, {best(lambda: product.multiply(left, right))} by {product.ONEDNN}"
 
 
 def compare(ours: Step, theirs: Step, rounds: int, dtype: str) -> Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -201,19 +202,53 @@ def test_weight_gradients_are_accumulated(device: str, dtype: torch.dtype) -> No
 def test_onednn_is_used_only_where_it_is_requested(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this torch has no oneDNN")
-    monkeypatch.setattr(product, "by_onednn", lambda device_type, dtype: asked)
+    monkeypatch.setattr(product, "by_onednn", lambda kind, device_type, dtype: asked)
     assert (weight_gradient.name("cpu", torch.float32) == weight_gradient.ONEDNN) is asked
     whole, weight = torch.randn(50, 90), torch.randn(40, 33)
     out, total = torch.empty(50, 40), torch.randn(33, 40)
     # Parts of a matrix, and matrices that are read by columns.
+    bias = torch.randn(40)
     x, table, before = whole[:, 20:53], weight.t().contiguous().t(), total.double()
     with FlopCounter() as counter, profile(activities=[ProfilerActivity.CPU]) as profiled:
         product.linear(x, table, out=out)
         weight_gradient.add_product(total, x, out)
+        biased = product.linear(x.view(5, 10, 33), weight, bias)
     assert any("mkldnn" in event.key for event in profiled.key_averages()) is asked
-    assert counter.total == 2 * 2 * 50 * 33 * 40
+    assert counter.total == 3 * 2 * 50 * 33 * 40
     assert error(out, x.double() @ weight.double().t()) < 1e-6
     assert error(total, before + x.double().t() @ out.double()) < 1e-6
+    assert error(biased, (x.double() @ weight.double().t() + bias.double()).view(5, 10, 40)) < 1e-6
+
+
+def test_products_are_timed_once_and_the_times_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this torch has no oneDNN")
+    folder = tmp_path / "cache"
+    first = {kind: product.kept_or_measured(kind, 1, folder) for kind in (product.LINEAR, product.ADDED)}
+    assert all(each.keys() == {product.BLAS, product.ONEDNN} and min(each.values()) > 0 for each in first.values())
+    (tmp_path / "file").touch()
+    assert product.kept_or_measured(product.LINEAR, 1, tmp_path / "file") == {}
+
+    def timed_again(kind: str) -> None:
+        raise AssertionError(f"{kind} is timed again")
+
+    monkeypatch.setattr(product, "_times_s", timed_again)
+    assert {kind: product.kept_or_measured(kind, 1, folder) for kind in first} == first
+    with pytest.raises(AssertionError, match="timed again"):
+        product.kept_or_measured(product.LINEAR, 2, folder)
+
+
+@pytest.mark.parametrize(("onednn_s", "chosen"), [(0.5, True), (0.95, False), (2.0, False)])
+def test_onednn_has_to_be_clearly_faster(onednn_s: float, chosen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this torch has no oneDNN")
+    times_s = {product.BLAS: 1.0, product.ONEDNN: onednn_s}
+    monkeypatch.setattr(product, "measured", lambda kind, threads: times_s)
+    assert product.by_onednn(product.LINEAR, "cpu", torch.float32) is chosen
+    assert not product.by_onednn(product.LINEAR, "cpu", torch.bfloat16)
+    assert not product.by_onednn(product.LINEAR, "cuda", torch.float32)
+    told = f"products: BLAS 1000.00 ms, oneDNN {onednn_s * 1e3:.2f} ms"
+    assert product.reasons("cpu", torch.float32) == {"cross_entropy": told, "weight_gradient": told}
 
 
 @pytest.mark.parametrize("widened", [True, False])

@@ -22,7 +22,7 @@ FUSED = f"{NAME}, softmax and gradient by torch.compile"
 
 def name(fuse: bool, device_type: str, dtype: torch.dtype) -> str:
     """Return how the loss is computed on a device type."""
-    by = f", products by {product.ONEDNN}" if product.by_onednn(device_type, dtype) else ""
+    by = f", products by {product.ONEDNN}" if product.by_onednn(product.LINEAR, device_type, dtype) else ""
     return (FUSED if fuse else NAME) + by
 
 
@@ -72,13 +72,19 @@ class LinearCrossEntropy(torch.autograd.Function):
             grad_weight = embedding.main_grad[:vocabulary]  # type: ignore[attr-defined]
         elif with_gradient:
             grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-        gradient_of = _fused_loss if kernel.fuse else _loss
-        for first in range(0, hidden.shape[0], kernel.rows(vocabulary)):
-            block = slice(first, first + kernel.rows(vocabulary))
-            logits = product.linear(hidden[block], weight)
-            losses, grad_logits = gradient_of(
-                logits, labels[block], token_weights[block], group, with_gradient, softcap
-            )
+        rows = min(kernel.rows(vocabulary), hidden.shape[0])
+        # One block's memory serves all: the system would clear new memory of this size for each.
+        memory = wide = None
+        if not product.by_onednn(product.LINEAR, hidden.device.type, hidden.dtype):
+            memory = torch.empty(rows, vocabulary, dtype=hidden.dtype, device=hidden.device)
+        if hidden.dtype != torch.float32 and not kernel.fuse:
+            wide = torch.empty(rows, vocabulary, device=hidden.device)
+        for first in range(0, hidden.shape[0], rows):
+            block = slice(first, first + rows)
+            out = None if memory is None else memory[: len(hidden[block])]
+            logits = product.linear(hidden[block], weight, out=out)
+            arguments = (logits, labels[block], token_weights[block], group, with_gradient, softcap)
+            losses, grad_logits = _fused_loss(*arguments) if kernel.fuse else _loss(*arguments, wide)
             loss += losses @ token_weights[block]
             if grad_hidden is None or grad_weight is None or grad_logits is None:
                 continue
@@ -113,23 +119,28 @@ def _loss(
     group: ProcessGroup,
     with_gradient: bool,
     softcap: float | None,
+    wide: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return losses [N] and, with `with_gradient`, the weighted losses' gradient by the unbounded logits [N, V]."""
-    dtype, slope = logits.dtype, None
+    """Return losses [N] and, with `with_gradient`, the weighted losses' gradient by the unbounded logits [N, V].
+
+    The gradient overwrites the logits, which `wide` [N or more, V] holds in float32 unless they are.
+    """
+    bounded, slope = logits if wide is None else wide[: len(logits)].copy_(logits), None
     if softcap is not None:
-        logits, slope = _bounded(logits, softcap)
-    losses, probabilities, target, owned = _softmax(logits, labels, group)
+        bounded, slope = _bounded(bounded, softcap)
+    losses, probabilities, target, owned = _softmax(bounded, labels, group)
     if not with_gradient:
         return losses, None
     probabilities[torch.arange(len(target), device=target.device), target] -= owned
     if slope is not None:
         probabilities.mul_(slope)
-    return losses, probabilities.mul_(weights[:, None]).to(dtype)
+    probabilities.mul_(weights[:, None])
+    return losses, probabilities if wide is None else logits.copy_(probabilities)
 
 
 def _bounded(logits: torch.Tensor, softcap: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the bounded logits and their derivative, both float32 [N, V]; float32 logits are overwritten."""
-    ratio = logits.float().div_(softcap).tanh_()
+    """Return the bounded logits and their derivative, both float32 [N, V]; the float32 logits are overwritten."""
+    ratio = logits.div_(softcap).tanh_()
     return ratio * softcap, ratio.square_().neg_().add_(1)
 
 
@@ -191,9 +202,11 @@ def _grad_logits(
 def _softmax(
     logits: torch.Tensor, labels: torch.Tensor, group: ProcessGroup
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return losses [N], probabilities [N, V], the labels' columns [N], and 1 where this rank has the label [N]."""
+    """Return losses [N], probabilities [N, V], the labels' columns [N], and 1 where this rank has the label [N].
+
+    The float32 logits [N, V] are overwritten by the probabilities.
+    """
     parallel = group.size() > 1
-    logits = logits.float()
     largest = logits.amax(dim=-1)
     if parallel:
         all_reduce(largest, op=ReduceOp.MAX, group=group)

@@ -36,8 +36,13 @@ class Timings:
 _TIMINGS = TypeAdapter(Timings)
 
 
-def place(folder: Path, names: list[str], shape: str, device_type: str) -> tuple[Path, dict[str, str]]:
-    """Return the cache file of kernels' times, and their conditions: names, shape, device and versions."""
+def place(
+    folder: Path, names: list[str], shape: str, device_type: str, of: str = "attention"
+) -> tuple[Path, dict[str, str]]:
+    """Return the cache file of kernels' times, and their conditions: names, shape, device and versions.
+
+    of: the part that the kernels compute, with which the file's name begins.
+    """
     device = device_called(device_type)
     conditions = {
         "kernels": " ".join(names),
@@ -48,7 +53,7 @@ def place(folder: Path, names: list[str], shape: str, device_type: str) -> tuple
         **device.versions(),
     }
     digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()
-    return folder / f"attention_{digest[:16]}.json", conditions
+    return folder / f"{of}_{digest[:16]}.json", conditions
 
 
 def read(path: Path, conditions: dict[str, str]) -> Timings | None:

@@ -18,6 +18,7 @@ from efficientbench.model.kernels import (
     grouped_mm,
     norm,
     npu_fused,
+    product,
     relu2,
     swiglu,
     weight_gradient,
@@ -56,7 +57,8 @@ def kernel_reasons(config: RunConfig, device_type: str) -> dict[str, str]:
         choice = _choice(each, device_type)
         return {"attention": choice.reasons} if choice is not None and choice.reasons else {}
 
-    return _of_each_kind(config, reasons)
+    timed = product.reasons(device_type, TORCH_DTYPES[config.training.dtype])
+    return timed | _of_each_kind(config, reasons)
 
 
 def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:

@@ -6,8 +6,10 @@ N = rows, O = outputs, I = inputs.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 
 from efficientbench.devices.cpu import multiplies_bf16
 from efficientbench.model.kernels import product
@@ -24,7 +26,7 @@ WIDENED_AT_ONCE = 1024
 
 def name(device_type: str, dtype: torch.dtype) -> str:
     """Return the name of the way in which a device type adds gradients of a dtype."""
-    if product.by_onednn(device_type, dtype):
+    if product.by_onednn(product.ADDED, device_type, dtype):
         return ONEDNN
     if dtype == torch.float32 or adds_wide(device_type, dtype):
         return WIDE
@@ -33,17 +35,26 @@ def name(device_type: str, dtype: torch.dtype) -> str:
 
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     """Add left [N, O]ᵀ · right [N, I] to total [O, I], whose dtype may be wider than the factors'."""
-    if total.dtype == left.dtype and not product.by_onednn(left.device.type, left.dtype):
-        total.addmm_(left.t(), right)
+    if total.dtype == left.dtype:
+        if product.by_onednn(product.ADDED, left.device.type, left.dtype):
+            _add_separate(total, left, right, product.multiply)
+        else:
+            total.addmm_(left.t(), right)
     elif total.dtype == torch.float32 and adds_wide(left.device.type, left.dtype):
         _add_wide(total, left, right)
     elif total.dtype == torch.float32 and widens(left.device.type, left.dtype):
         for some_left, some_right in zip(left.split(WIDENED_AT_ONCE), right.split(WIDENED_AT_ONCE), strict=True):
             total.addmm_(some_left.float().t(), some_right.float())
     else:
-        # A few rows at a time: the product is a separate tensor, which is also copied to float32 if it is narrower.
-        for rows in range(0, total.shape[0], ROWS_AT_ONCE):
-            total[rows : rows + ROWS_AT_ONCE] += product.linear(left[:, rows : rows + ROWS_AT_ONCE].t(), right.t())
+        _add_separate(total, left, right, F.linear)
+
+
+def _add_separate(
+    total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, linear: Callable[..., torch.Tensor]
+) -> None:
+    """Add the product, a separate tensor, a few rows at a time: it is copied to float32 if it is narrower."""
+    for rows in range(0, total.shape[0], ROWS_AT_ONCE):
+        total[rows : rows + ROWS_AT_ONCE] += linear(left[:, rows : rows + ROWS_AT_ONCE].t(), right.t())
 
 
 def added_to_main_grad(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -10,7 +10,7 @@ from support.printed import on_one_line
 
 from efficientbench.config.load import resolve
 from efficientbench.devices import cpu
-from efficientbench.devices.cpu import CPU, multiplies_bf16, onednn_is_faster
+from efficientbench.devices.cpu import CPU, multiplies_bf16, processor
 from efficientbench.doctor.doctor import check_machine
 from efficientbench.planning.plan import plan_anywhere
 from efficientbench.planning.plan_table import print_plan
@@ -72,21 +72,18 @@ def test_torch_agrees_on_this_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "faster"),
+    ("text", "said"),
     [
-        (f"vendor_id\t: AuthenticAMD\n{x86(AVX512)}", True),
-        (f"vendor_id\t: AuthenticAMD\n{x86(AVX2)}", False),
-        (f"vendor_id\t: GenuineIntel\n{x86(AVX512)}", False),
-        (f"processor\t: 0\nFeatures\t: {ARM} bf16\n", False),
-        (None, False),
+        (f"cpu family\t: 25\nmodel\t\t: 17\n{x86(AVX512)}", "family 25, model 17, avx512f"),
+        (f"cpu family\t: 6\nmodel\t\t: 85\n{x86(AVX2)}", "family 6, model 85, avx2"),
+        (f"Features\t: {ARM} bf16\nCPU implementer\t: 0x48\nCPU part\t: 0xd01\n", "family 0x48, model 0xd01, sve"),
+        (None, "family None, model None, no wide vectors"),
     ],
 )
-def test_onednn_is_faster_where_onemkl_spares_another_makers_instructions(
-    described: Path, text: str | None, faster: bool
-) -> None:
+def test_processors_of_one_name_are_told_apart(described: Path, text: str | None, said: str) -> None:
     if text is not None:
         described.write_text(text)
-    assert onednn_is_faster() is faster
+    assert processor() == said
 
 
 def test_every_page_warns_and_names_the_faster_dtype(described: Path, capsys: pytest.CaptureFixture[str]) -> None:
