@@ -73,11 +73,8 @@ def named(ranks: Ranks, time_s: float, slow: int | None = None) -> list[str]:
 
 
 def _of(found: list[str], rank: int) -> bool:
-    """Return whether a rank was named, which is a node of its own here, and no other with it.
-
-    A link to it is named too: it receives slowly. The slices that a core is shared in can hide it in one of the works.
-    """
-    return any(f" on node {rank}, " in each for each in found) and all(f"node {rank}, " in each for each in found)
+    """Return whether a rank was named, which is a node of its own here, and no other with it."""
+    return any("matmul" in each for each in found) and all(f"node {rank}, " in each for each in found)
 
 
 def slowed_links(time_s: float, tries: int) -> list[bool]:

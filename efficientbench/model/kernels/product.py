@@ -30,9 +30,9 @@ LINEAR, ADDED = "inputs · weightᵀ", "sum + outputsᵀ · inputs"
 MARGIN = 0.8
 """Share of the BLAS's time that oneDNN must stay below: by a smaller gain, chance would choose on some processors."""
 ROWS, INPUTS, OUTPUTS = 1024, 384, 1024
-"""Of the products that are timed."""
+"""Sizes of the products that are timed."""
 ROUNDS = 7
-"""In each, both libraries are timed; the shortest time counts, as other processes may take the cores meanwhile."""
+"""Rounds in which both libraries are timed; the shortest time counts, as others may take the cores meanwhile."""
 
 
 def linear(
