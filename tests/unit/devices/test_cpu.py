@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,17 @@ def test_every_page_warns_and_names_the_faster_dtype(described: Path, capsys: py
 
 def planned(*overrides: str) -> str:
     return on_one_line(print_plan, plan_anywhere(resolve("gqa_0.5B", overrides=overrides)))
+
+
+def test_factories_of_every_thread_allocate_on_the_cpu_and_no_other_call_is_watched() -> None:
+    CPU().prepare(0)
+    found: list[torch.Tensor] = []
+    thread = threading.Thread(
+        target=lambda: found.extend(
+            [torch.zeros(2, device="cuda"), torch.tensor([1], device="cuda:0", pin_memory=True)]
+        )
+    )
+    thread.start()
+    thread.join()
+    assert [each.device.type for each in found] == ["cpu", "cpu"]
+    assert not torch.overrides._get_current_function_mode_stack()
