@@ -1,13 +1,16 @@
 """The fit of the differences between variants: their effects on the loss, and what these come to at any size.
 
 The losses of V variants are multiplied by V - 1 orthonormal contrasts: all that the variants share (the law, the order
-of the data) cancels, and the contrasts are independent with equal noise. In size i, cell j and seed s, each is
+of the data) cancels. In size i, cell j and seed s, each contrast is
 
-    z = e + a (N / N0)^-alpha + b (D / D0)^-beta + m_i + t_is + epsilon_ijs
+    z = e + a (N / N0)^-alpha + b (D / D0)^-beta + k (m_i + t_is + epsilon_ijs)
 
-with the effects e, a, b on the three terms of the law of Hoffmann et al. (2022), the misfit m of a size, the trunk t
-and the branch epsilon. Given the standard deviations of these and the exponents, the effects are normal, and known in
-closed form. The posterior is the mixture of that over a grid of them, each weighed by its prior and its likelihood.
+with the effects e, a, b on the three terms of the law of Hoffmann et al. (2022), and deviations from it: the misfit m
+of a size, the trunk t and the branch epsilon. Variants deviate unevenly, so that the contrasts are turned to where
+their deviations are independent, and each has a factor k of its own: a variant that follows no law blurs its own
+differences, and not those between the others. Given the standard deviations of m, t and epsilon and the exponents, the
+effects are normal, and known in closed form. The posterior is the mixture of that over a grid of them, each weighed by
+its prior and its likelihood.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ LARGE_SCALE = 1.5
 """Scale of the effects from which on the misfit grows with it."""
 DRAWS = 2000
 """Draws of the effects from the posterior."""
+EVEN_RUNS = 5
+"""How many runs that deviate evenly are added to those of a ladder, before the unevenness is taken from them."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Prior:
     """Standard deviations of a branch, equally probable."""
     trunk_ratios: tuple[float, ...] = (0.1, 0.6, 2.5)
     """Variance of a trunk over that of a branch, equally probable."""
+    unevenness: tuple[tuple[float, ...], ...] | None = None
+    """[contrasts, contrasts]: covariance of the deviations from the law in units of those above; None: all equal."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,12 @@ class Fit:
         self.variants = plan.variants
         self.present = plan.present
         self.prior = prior or Prior()
-        self.contrasts = contrasts(len(plan.variants))
+        rows, uneven = contrasts(len(plan.variants)), self.prior.unevenness
+        variances, turned = np.linalg.eigh(np.eye(len(rows)) if uneven is None else np.array(uneven))
+        self.contrasts = turned.T @ rows
+        """[contrasts, variants], whose deviations are independent."""
+        self.factors = np.sqrt(variances)
+        """[contrasts]: what the deviations of each are multiplied by."""
         self.origin = geometric_mean(plan.parameters), geometric_mean(plan.tokens)
         grid = self.prior
         self.components = np.array(
@@ -113,18 +125,20 @@ class Fit:
         self._aside = np.stack([self._whitened(each, ratio) for each, ratio in zip(designs, shapes[:, 2], strict=True)])
         """[shapes, runs, numbers]: R^-1 times what each number of u adds to each run."""
         products = designs.transpose(0, 2, 1) @ self._aside
-        spread = np.concatenate([np.outer(scale, grid.effects), np.outer(misfit, np.ones(len(plan.sizes)))], axis=1)
-        """[components, numbers]: prior standard deviations of u."""
-        inner = spread[:, :, None] * spread[:, None] * products[self._of_shape] / self._noise[:, None, None] ** 2
-        factor = np.linalg.cholesky(np.eye(spread.shape[1]) + inner)
-        self.roots = np.linalg.inv(factor) * spread[:, None]
-        """[components, numbers, numbers]: W with W'W the covariance of u, which no loss changes."""
+        effects = scale[:, None, None] * np.array(grid.effects) / self.factors[:, None]
+        misfits = np.broadcast_to(misfit[:, None, None], (*effects.shape[:2], len(plan.sizes)))
+        spread = np.concatenate([effects, misfits], axis=2)
+        """[components, contrasts, numbers]: prior standard deviations of u / k."""
+        inner = products[self._of_shape, None] / self._noise[:, None, None, None] ** 2
+        factor = np.linalg.cholesky(np.eye(spread.shape[2]) + spread[..., None] * spread[:, :, None] * inner)
+        self._roots = np.linalg.inv(factor) * spread[:, :, None]
+        self.roots = self._roots * self.factors[:, None, None]
+        """[components, contrasts, numbers, numbers]: W with W'W the covariance of u, which no loss changes."""
         branches = np.bincount(self._trunk)
         determinants = 0.5 * np.log1p(np.outer(self._ratios, branches)).sum(axis=1)
         self._log_scale = -(
-            len(cells) * np.log(self._noise)
-            + determinants[self._of_ratio]
-            + np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
+            len(rows) * (len(cells) * np.log(self._noise) + determinants[self._of_ratio])
+            + np.log(np.diagonal(factor, axis1=2, axis2=3)).sum(axis=(1, 2))
         )
 
     def _whitened(self, values: np.ndarray, ratio: float) -> np.ndarray:
@@ -155,29 +169,29 @@ class Fit:
             [ladders, components, contrasts, numbers].
         """
         ladders, count, runs = values.shape
-        flat = values.reshape(-1, runs).T
+        flat = (values / self.factors[:, None]).reshape(-1, runs).T
         squares = np.stack([(flat * self._whitened(flat, ratio)).sum(axis=0) for ratio in self._ratios])
         sums = (self._aside.transpose(0, 2, 1) @ flat)[self._of_shape] / self._noise[:, None, None] ** 2
-        standard = self.roots @ sums
-        squares = squares[self._of_ratio] / self._noise[:, None] ** 2 - (standard**2).sum(axis=1)
-        logs = -0.5 * squares.reshape(-1, ladders, count).sum(axis=2).T + count * self._log_scale + self._log_prior
+        # [components, contrasts, numbers, ladders]
+        standard = self._roots @ sums.reshape(len(sums), -1, ladders, count).transpose(0, 3, 1, 2)
+        squares = squares[self._of_ratio].reshape(-1, ladders, count).sum(axis=2) / self._noise[:, None] ** 2
+        logs = -0.5 * (squares - (standard**2).sum(axis=(1, 2))).T + self._log_scale + self._log_prior
         weights = np.exp(logs - logs.max(axis=1, keepdims=True))
-        means = self.roots.transpose(0, 2, 1) @ standard
-        shape = len(self.components), -1, ladders, count
-        return weights / weights.sum(axis=1, keepdims=True), means.reshape(shape).transpose(2, 0, 3, 1)
+        means = self.roots.transpose(0, 1, 3, 2) @ standard
+        return weights / weights.sum(axis=1, keepdims=True), means.transpose(3, 0, 1, 2)
 
     def moments(self, values: np.ndarray, target: tuple[float, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return what each component says of the contrasts at a target, N and D, in nats.
 
         Returns:
-            The weights [ladders, components], and the means [ladders, components, contrasts] and variances [components]
-            of the contrasts at a size that was not trained, for values [ladders, contrasts, runs].
+            The weights [ladders, components], and the means [ladders, components, contrasts] and variances [components,
+            contrasts] of the contrasts at a size that was not trained, for values [ladders, contrasts, runs].
         """
         terms = law_terms(np.array(target[:1]), np.array(target[1:]), self.origin, self.exponents)[:, 0]
         weights, means = self.posterior(values)
         at_target = np.einsum("lmcp,mp->lmc", means[..., :3], terms)
-        variances = (np.einsum("mqp,mp->mq", self.roots[..., :3], terms) ** 2).sum(axis=1)
-        return weights, at_target, variances + self.components[:, 1] ** 2
+        variances = (np.einsum("mcqp,mp->mcq", self.roots[..., :3], terms) ** 2).sum(axis=2)
+        return weights, at_target, variances + np.outer(self.components[:, 1], self.factors) ** 2
 
     def draw(self, losses: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Effects:
         """Return draws of the effects for losses [variants, cells, seeds] in nats."""
@@ -188,7 +202,7 @@ class Fit:
         chance = np.random.default_rng(seed)
         found = []
         for taken, numbers in self.draw_numbers(values, draws, chance):
-            misfit = self.components[taken, 1, None] * chance.standard_normal(numbers.shape[:2])
+            misfit = np.outer(self.components[taken, 1], self.factors) * chance.standard_normal(numbers.shape[:2])
             coefficients = self.contrasts.T @ numbers[..., :3]
             found.append(
                 Effects(self.variants, coefficients, self.exponents[taken], misfit @ self.contrasts, self.origin)
@@ -202,16 +216,38 @@ class Fit:
         for weights, means in zip(*self.posterior(values), strict=True):
             taken = chance.choice(len(weights), size=draws, p=weights)
             normal = chance.standard_normal((draws, *means.shape[1:]))
-            yield taken, means[taken] + normal @ self.roots[taken]
+            yield taken, means[taken] + (normal[:, :, None] @ self.roots[taken])[:, :, 0]
 
 
 def fitted_to(prior: Prior, ladder: Ladder) -> Prior:
     """Return the prior with its grids moved to what the ladder shows beyond their ends.
 
     The noise then lies around that found between seeds. Variants that lie farther apart than the largest scale says get
-    larger scales: by those of the grid, the fit would take their differences for noise.
+    larger scales: by those of the grid, the fit would take their differences for noise. Variants that deviate unevenly
+    from the law have what the ladder shows of that.
     """
-    return _farther(_noisier(prior, ladder), ladder)
+    return replace(_farther(_noisier(prior, ladder), ladder), unevenness=_unevenness(prior, ladder))
+
+
+def _unevenness(prior: Prior, ladder: Ladder) -> tuple[tuple[float, ...], ...] | None:
+    """Return the covariance of the contrasts' residuals from the law, shrunk to equal ones, with determinant 1.
+
+    Residuals are those of least squares with the middle of the exponents; for shrinking see Ledoit and Wolf (2004).
+    """
+    rows = contrasts(len(ladder.variants))
+    cells, _ = ladder.present.nonzero()
+    origin = geometric_mean(ladder.parameters), geometric_mean(ladder.tokens)
+    terms = law_terms(ladder.parameters[cells], ladder.tokens[cells], origin, np.array(prior.exponents[:1]))[0]
+    degrees = len(cells) - np.linalg.matrix_rank(terms)
+    values = rows @ ladder.losses[:, ladder.present]
+    residuals = values - values @ np.linalg.pinv(terms).T @ terms.T
+    squares = residuals @ residuals.T
+    mean = np.trace(squares) / len(rows)
+    if len(rows) == 1 or degrees < 1 or mean <= 0:
+        return None
+    found = squares + EVEN_RUNS * mean / degrees * np.eye(len(rows))
+    found /= np.linalg.det(found) ** (1 / len(rows))
+    return tuple(map(tuple, found.tolist()))
 
 
 def _farther(prior: Prior, ladder: Ladder) -> Prior:

@@ -110,12 +110,16 @@ def prior(answer: Answer, found: Findings) -> Part:
         "What is assumed",
         (
             f"Effects on E, A and B: normal, sd {e:g}, {a:g} and {b:g} nats times {numbers(believed.scales)}.",
+            "Deviations from the law are as uneven between variants as this ladder shows."
+            if believed.unevenness
+            else "All variants deviate evenly from the law.",
             f"Misfit of a size: half-normal, {believed.misfit:g} nats. Exponents alpha, beta: {exponents}.",
             f"Noise of a run: {believed.noise[0]:.2g} to {believed.noise[-1]:.2g} nats; of a trunk, in its variance: "
             f"{numbers(believed.trunk_ratios)} times."
             if answer.section.trunks
             else f"Noise of a run: {believed.noise[0]:.2g} to {believed.noise[-1]:.2g} nats.",
-            "Learning rates within 5 % of the best: an error of 15 % lowers the coverage of a 95 % interval to 87 %.",
+            "Learning rates within 5 % of the best: an error of 15 %, and more at larger sizes, lowers the coverage of "
+            "a 95 % interval to 73 %.",
             "Differences that grow with size faster than in the ladder are missed.",
             f"Edition {answer.edition} of the fit.",
         ),

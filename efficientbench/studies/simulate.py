@@ -88,7 +88,7 @@ def _deviations(weights: np.ndarray, means: np.ndarray, variances: np.ndarray) -
     """Return [ladders]: the standard deviation of the first contrast, from `Fit.moments`."""
     first = means[..., 0]
     mean = (weights * first).sum(axis=1, keepdims=True)
-    return np.sqrt((weights * (variances + (first - mean) ** 2)).sum(axis=1))
+    return np.sqrt((weights * (variances[:, 0] + (first - mean) ** 2)).sum(axis=1))
 
 
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -96,7 +96,7 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 def _better(weights: np.ndarray, means: np.ndarray, variances: np.ndarray) -> np.ndarray:
     """Return [ladders]: the probability that the first contrast is above 0, from `Fit.moments`."""
-    return (weights * 0.5 * (1 + _erf(means[..., 0] / np.sqrt(2 * variances)).astype(float))).sum(axis=1)
+    return (weights * 0.5 * (1 + _erf(means[..., 0] / np.sqrt(2 * variances[:, 0])).astype(float))).sum(axis=1)
 
 
 class Extension:
@@ -131,6 +131,7 @@ class Extension:
         """Return [futures, contrasts, runs] of all runs, from the present ones' values [1, contrasts, runs]."""
         taken, numbers = next(self._now.draw_numbers(values, FUTURES, chance))
         _, misfit, _, _, noise, ratio = self._now.components[taken].T[:, :, None, None]
+        misfit, noise = (each * self._now.factors[:, None] for each in (misfit, noise))
         cells, seeds = self._extended.present.nonzero()
         size = self._extended.size_of[cells]
         shape = *numbers.shape[:2], len(self._extended.sizes), self._extended.present.shape[1]

@@ -115,7 +115,7 @@ def test_the_quote_says_what_was_trained_what_follows_and_how_far_it_reaches(nam
         "At 1.5B, 30.0B tokens, mla has the lowest loss with probability > 0.99; mla minus gqa: −0.0"
     )
     assert "(95 % interval −0.0" in told
-    assert told.endswith("4.3 times the largest size trained, and the fit is edition 2 of EfficientBench's study.")
+    assert told.endswith("4.3 times the largest size trained, and the fit is edition 3 of EfficientBench's study.")
 
 
 def test_what_cannot_be_told_apart_is_said_with_what_would_help(undecided: Answer) -> None:

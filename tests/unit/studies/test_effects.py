@@ -13,8 +13,12 @@ from efficientbench.studies.ladder import Cell, Ladder, Result
 
 
 def _by_plain_algebra(ladder: Ladder, fit: Fit) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weights [components] and the means of e, a, b [components, contrasts, 3], by whole covariances."""
+    """Return the weights [components] and the means of e, a, b [components, contrasts, 3], by whole covariances.
+
+    Those of all contrasts and runs together, in Helmert's contrasts, which deviate together.
+    """
     values = contrasts(len(ladder.variants)) @ ladder.losses[:, ladder.present]
+    together = np.eye(len(values)) if fit.prior.unevenness is None else np.array(fit.prior.unevenness)
     cells, seeds = ladder.present.nonzero()
     size = ladder.size_of[cells]
     same_size = size[:, None] == size
@@ -31,20 +35,22 @@ def _by_plain_algebra(ladder: Ladder, fit: Fit) -> tuple[np.ndarray, np.ndarray]
         )
         spread = np.diag(np.square(np.array(fit.prior.effects) * scale))
         own = misfit**2 * same_size + noise**2 * (np.eye(len(cells)) + ratio * same_trunk)
-        covariance = terms @ spread @ terms.T + own
-        solved = np.linalg.solve(covariance, values.T)
-        half = 0.5 * len(values) * np.linalg.slogdet(covariance)[1]
-        logs.append(-0.5 * float((values.T * solved).sum()) - half - 0.5 * (misfit / fit.prior.misfit) ** 2)
-        means.append((spread @ terms.T @ solved).T)
+        covariance = np.kron(np.eye(len(values)), terms @ spread @ terms.T) + np.kron(together, own)
+        solved = np.linalg.solve(covariance, values.ravel())
+        half = 0.5 * np.linalg.slogdet(covariance)[1]
+        logs.append(-0.5 * float(values.ravel() @ solved) - half - 0.5 * (misfit / fit.prior.misfit) ** 2)
+        means.append(solved.reshape(values.shape) @ terms @ spread)
     weights = np.exp(np.array(logs) - max(logs))
-    return weights / weights.sum(), np.stack(means)
+    turned = fit.contrasts @ contrasts(len(ladder.variants)).T
+    return weights / weights.sum(), turned @ np.stack(means)
 
 
-def test_the_posterior_is_that_of_whole_covariances_also_with_missing_runs() -> None:
+@pytest.mark.parametrize("uneven", [False, True])
+def test_the_posterior_is_that_of_whole_covariances_also_with_missing_runs(uneven: bool) -> None:
     losses = simulate(LAWS, 1).losses[0]
     losses[1, 3, 2] = losses[0, 8, 0] = np.nan
     ladder = replace(plan(3), losses=losses)
-    fit = Fit(ladder)
+    fit = Fit(ladder, replace(Prior(), unevenness=((2.0, 0.7), (0.7, 0.745))) if uneven else None)
     assert ladder.present.sum() == 25
     weights, means = fit.posterior(fit.values(losses)[None])
     expected, expected_means = _by_plain_algebra(ladder, fit)
@@ -57,7 +63,7 @@ def test_draws_have_the_mean_and_spread_of_the_mixture() -> None:
     fit = Fit(replace(plan(3), losses=losses))
     weights, means, variances = fit.moments(fit.values(losses)[None], TARGET)
     mean = weights[0] @ means[0]
-    deviation = np.sqrt(weights[0] @ (variances[:, None] + (means[0] - mean) ** 2))
+    deviation = np.sqrt(weights[0] @ (variances + (means[0] - mean) ** 2))
     drawn = fit.draw(losses, draws=20_000).at(*TARGET) @ fit.contrasts.T
     assert drawn.mean(axis=0) == pytest.approx(mean, abs=4 * deviation.max() / 20_000**0.5)
     assert drawn.std(axis=0) == pytest.approx(deviation, rel=0.05)
@@ -107,6 +113,29 @@ def test_variants_that_lie_far_apart_do_so_at_the_target() -> None:
     assert apart.mean() == pytest.approx(float(behind(*TARGET)), abs=0.05)
     assert apart.std() < 0.05
     assert (drawn.argmax(axis=1) == 2).all()
+
+
+def test_a_variant_that_follows_no_law_blurs_its_own_differences_alone() -> None:
+    losses = simulate(replace(LAWS, variants=4), 1).losses[0]
+    losses[3] += np.random.default_rng(0).normal(0, 0.05, losses.shape[1:])
+    ladder = replace(plan(4), losses=losses)
+    prior = fitted_to(Prior(), ladder)
+    assert prior.unevenness is not None
+    assert np.linalg.det(np.array(prior.unevenness)) == pytest.approx(1)
+    uneven, even = (Fit(ladder, each).draw(losses).at(*TARGET) for each in (prior, replace(prior, unevenness=None)))
+    clear, blurred = ((uneven[:, 0] - uneven[:, other]).std() for other in (1, 3))
+    assert clear < 0.5 * blurred
+    assert clear < 0.7 * (even[:, 0] - even[:, 1]).std()
+
+
+def test_the_order_of_uneven_variants_changes_nothing_but_chance() -> None:
+    losses = simulate(replace(LAWS, noisy=4), 1).losses[0]
+    ahead, back = (
+        Fit(plan(3), fitted_to(Prior(), replace(plan(3), losses=each))).draw(each, draws=20_000).at(*TARGET)
+        for each in (losses, losses[::-1])
+    )
+    assert ahead.mean(axis=0) == pytest.approx(back.mean(axis=0)[::-1], abs=2e-4)
+    assert ahead.std(axis=0) == pytest.approx(back.std(axis=0)[::-1], rel=0.05)
 
 
 def test_one_seed_shows_no_noise() -> None:

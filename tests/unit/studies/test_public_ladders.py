@@ -96,7 +96,7 @@ def test_real_pairs_of_equal_runs_are_named_no_more_often_than_chance(public_run
     for some in np.array_split(sides, 20):
         weights, means, variances = fit.moments(fit.values(some), (124e6, 2.5e9))
         mean = (weights * means[..., 0]).sum(axis=1)
-        spread = np.sqrt((weights * (variances + (means[..., 0] - mean[:, None]) ** 2)).sum(axis=1))
+        spread = np.sqrt((weights * (variances[:, 0] + (means[..., 0] - mean[:, None]) ** 2)).sum(axis=1))
         named += int((np.abs(mean) > 1.96 * spread).sum())
     assert 0 < named <= 0.055 * DRAWS
     claimed = 0

@@ -86,6 +86,15 @@ def test_two_hundred_studies_are_judged_as_their_truth_is(row: Row) -> None:
     _hold(row, outcome(row.studies(ALL)), ALL)
 
 
+@pytest.mark.proof
+def test_one_noisy_variant_hides_less_of_the_others_than_if_all_were_taken_for_even() -> None:
+    studies = simulate(replace(FLAWS["one noisy variant"], name="one noisy variant", gap=3, variants=5), ALL)
+    uneven, even = (outcome(studies, uneven=each) for each in (True, False))
+    assert uneven.named > 1.1 * even.named
+    assert uneven.covered >= max(even.covered, 181)
+    assert uneven.wrong == even.wrong == 0
+
+
 def _law_holds(count: int) -> tuple[int, int]:
     """Return in how many studies the intervals of the loss at the target, and of the held-out size, hold."""
     studies = simulate(LAWS, count)
