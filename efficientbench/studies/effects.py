@@ -90,7 +90,7 @@ class Fit:
     """
 
     def __init__(self, plan: Ladder, prior: Prior | None = None) -> None:
-        """Set up the mixture: one Cholesky decomposition for each of its components."""
+        """Set up the mixture: one Cholesky decomposition for each of its components and contrasts."""
         self.variants = plan.variants
         self.present = plan.present
         self.prior = prior or Prior()
