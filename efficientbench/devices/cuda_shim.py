@@ -7,12 +7,12 @@ then, also on a machine with a GPU, so that code which checks first takes its CP
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 CPU = torch.device("cpu")
 
@@ -74,38 +74,36 @@ class DefaultGenerators(Sequence[torch.Generator]):
         return 1
 
 
-_FACTORIES = (
-    *("arange", "as_tensor", "empty", "empty_like", "eye", "full", "full_like", "linspace", "ones", "ones_like"),
-    *("rand", "randint", "randn", "randperm", "tensor", "zeros", "zeros_like"),
-)
-"""Functions of torch that megatron calls with `device="cuda"` or `pin_memory=True`, and their like."""
+class FactoriesOnCPU(TorchFunctionMode):
+    """Makes factory calls with `device="cuda"` or `pin_memory=True` allocate plain CPU memory.
 
+    A mode passes every call of torch through Python. Replaced factories would be faster, but `with torch.device(…)`
+    knows factories by identity: with them, transformers would build on the CPU what it loads on the meta device.
+    """
 
-def on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a factory that allocates plain CPU memory where it is called with `device="cuda"` or `pin_memory=True`."""
-
-    @functools.wraps(factory)
-    def wrapped(*args: Any, **kwargs: Any) -> torch.Tensor:
-        device = kwargs.get("device")
-        if device is not None and (isinstance(device, int) or str(device).startswith("cuda")):
-            kwargs["device"] = CPU
-        if kwargs.get("pin_memory"):
-            kwargs["pin_memory"] = False
-        return factory(*args, **kwargs)
-
-    return wrapped
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if kwargs:
+            device = kwargs.get("device")
+            if device is not None and (isinstance(device, int) or str(device).startswith("cuda")):
+                kwargs["device"] = CPU
+            if kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False
+        return func(*args, **(kwargs or {}))
 
 
 def install() -> None:
-    """Replace the factories of torch and the functions of torch.cuda that megatron calls, once per process.
-
-    A TorchFunctionMode in their place would pass every call of torch through Python, hundreds in a step.
+    """Replace the functions of torch.cuda that megatron calls, once per process, and factories in this thread.
 
     Raises:
         RuntimeError: this process uses a GPU already, which would then be taken for the CPU.
     """
     if torch.cuda.current_device is not _current_device:
         _replace_functions()
+    # A mode belongs to one thread.
+    if not any(isinstance(mode, FactoriesOnCPU) for mode in _get_current_function_mode_stack()):
+        FactoriesOnCPU().__enter__()
 
 
 def _replace_functions() -> None:
@@ -137,8 +135,6 @@ def _replace_functions() -> None:
     }
     for name, replacement in replacements.items():
         setattr(torch.cuda, name, replacement)
-    for name in _FACTORIES:
-        setattr(torch, name, on_cpu(getattr(torch, name)))
     torch.cuda.random.get_rng_state = get_rng_state
     torch.cuda.random.set_rng_state = set_rng_state
     torch.Tensor.cuda = lambda self, *arguments, **options: self  # type: ignore[method-assign]
@@ -177,6 +173,7 @@ _tensor_type = torch.Tensor.type
 def _type_by_cuda_name(self: torch.Tensor, *arguments: Any, **options: Any) -> Any:
     # megatron's optimizers compare type names with those of CUDA tensors.
     found = _tensor_type(self, *arguments, **options)
-    if not isinstance(found, str):
+    # FactoriesOnCPU calls this function a second time, with a name that is already replaced.
+    if not isinstance(found, str) or found.startswith("torch.cuda."):
         return found
     return found.replace("torch.", "torch.cuda.", 1)

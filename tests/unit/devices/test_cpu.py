@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from support.command_line import environment
 from support.printed import on_one_line
 
 from efficientbench.config.load import resolve
@@ -107,15 +109,15 @@ def planned(*overrides: str) -> str:
     return on_one_line(print_plan, plan_anywhere(resolve("gqa_0.5B", overrides=overrides)))
 
 
-def test_factories_of_every_thread_allocate_on_the_cpu_and_no_other_call_is_watched() -> None:
-    CPU().prepare(0)
-    found: list[torch.Tensor] = []
-    thread = threading.Thread(
-        target=lambda: found.extend(
-            [torch.zeros(2, device="cuda"), torch.tensor([1], device="cuda:0", pin_memory=True)]
-        )
-    )
-    thread.start()
-    thread.join()
-    assert [each.device.type for each in found] == ["cpu", "cpu"]
-    assert not torch.overrides._get_current_function_mode_stack()
+def test_a_context_of_another_device_holds_where_the_cpu_stands_in_for_cuda() -> None:
+    # In a process of its own: torch lists its factories once, at the first such context.
+    code = """if True:
+        import torch
+        from efficientbench.devices.cpu import CPU
+        CPU().prepare(0)
+        with torch.device("meta"):
+            print(torch.arange(3).device, torch.zeros(3, device="cuda").device)
+    """
+    line = [sys.executable, "-c", code]
+    told = subprocess.run(line, capture_output=True, text=True, env=environment(), check=True).stdout
+    assert told == "meta cpu\n"
