@@ -27,9 +27,7 @@ def memory_limit_bytes(root: Path = _ROOT) -> int:
 def usable_cores(pids: Sequence[int] = (0,), root: Path = _ROOT) -> float:
     """Return how many cores processes may keep busy together: the cores of their affinity, or a lower CPU quota.
 
-    Args:
-        pids: the processes, 0 for this one; all are assumed to be in this process's cgroup.
-        root: the root of the file system.
+    `pids`: the processes, 0 for this one; all are assumed to be in this process's cgroup.
     """
     cores = float(len(set().union(*(os.sched_getaffinity(pid) for pid in pids))))
     for folder in _folders(root, "cpu"):

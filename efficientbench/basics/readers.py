@@ -34,8 +34,7 @@ class _LastingFile(io.FileIO):
 def outlive_readers(pipes: bool = False) -> None:
     """Drop output to a closed terminal, whose write error would end a process that still has to save its state.
 
-    Args:
-        pipes: also drop output to a pipe without a reader, such as a `tee` that ended with the terminal.
+    `pipes`: also drop output to a pipe without a reader, such as a `tee` that ended with the terminal.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

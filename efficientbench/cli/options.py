@@ -21,10 +21,7 @@ MODES = ("dsw", "dlc")
 def option(metavar: str, text: str, least: float | None = None) -> Any:
     """Declare an option that is named as its parameter.
 
-    Args:
-        metavar: the name of the option's value on the help page.
-        text: the option's help.
-        least: the least number that the option takes; None: no bound.
+    `metavar`: the name of the option's value on the help page. `least`: the least number that it takes; None: no bound.
     """
     return typer.Option(metavar=metavar, min=least, help=text)
 

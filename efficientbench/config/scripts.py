@@ -20,13 +20,9 @@ exec bash "$(dirname "${{BASH_SOURCE[0]}}")/../../launchers/run_named.sh" {words
 
 
 def script(name: str, suite: str, file: Path, words: str | None = None) -> tuple[str, str]:
-    """Return the path below experiments/ and the text of a run's script.
+    """Return the path below experiments/, in the folder `suite`, and the text of the script of a run that `file` names.
 
-    Args:
-        name: the run's name.
-        suite: the folder of the script.
-        file: the file that names the run.
-        words: what launchers/run_named.sh is called with; None: `name`.
+    `words`: what launchers/run_named.sh is called with; None: `name`.
     """
     text = TEMPLATE.format(name=name, suite=suite, file=file.name, words=words or name)
     return f"{suite}/run_{name}.sh", text

@@ -180,9 +180,7 @@ ALIASES = keys_of(TRAINING)
 def spelled(override: str, meanings: Mapping[str, str]) -> tuple[str, str | None]:
     """Return an override with our key, and None; or what to type instead of it.
 
-    Args:
-        override: `key=value` as typed; a key of ours stays as it is.
-        meanings: `TRAINING` or `TUNING`.
+    `override`: `key=value` as typed; a key of ours stays as it is. `meanings`: `TRAINING` or `TUNING`.
     """
     word, separator, text = override.partition("=")
     meaning = meanings.get(word.replace("-", "_"))

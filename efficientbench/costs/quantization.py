@@ -28,11 +28,8 @@ def saved_bytes(
 ) -> float:
     """Count the bytes by which quantization makes the weights of all layers smaller than they are in `dtype`.
 
-    Args:
-        model: the model.
-        dtype: the dtype of the full width.
-        stored: returns the bytes of a quantized weight by its outputs and inputs, as `Form.bytes`.
-        experts: the number of a layer's experts to count; None: all.
+    `stored`: returns the bytes of a quantized weight by its outputs and inputs, as `Form.bytes`. `experts`: the number
+    of a layer's experts to count; None: all.
 
     Raises UndeclaredError: see `quantized_matrices`.
     """

@@ -56,10 +56,8 @@ class Basis:
 def basis(device: str, config: RunConfig, world: int) -> Basis:
     """Return what a run's projection on a device stands on: its calibration in `data.cache`, else published runs.
 
-    Args:
-        device: a name in the table of devices or as the driver reports it; of a calibrated one its type serves too.
-        config: the run's configuration.
-        world: number of ranks.
+    `device`: a name in the table of devices or as the driver reports it; of a calibrated one its type serves too.
+    `world`: number of ranks.
 
     Raises:
         MetricsError: the device is not calibrated and the table lacks it, or the run has ranks that send each other

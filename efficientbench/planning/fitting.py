@@ -26,10 +26,7 @@ class DoesNotFitError(ConfigError):
 def check_fits(plan: Plan, capacity_bytes: int, shared: bool) -> None:
     """Check that a run fits into memory; a run whose memory no formula gives passes.
 
-    Args:
-        plan: the plan of the run.
-        capacity_bytes: memory of one device or, with `shared`, of a node.
-        shared: whether all ranks of a node share `capacity_bytes`, as on a CPU.
+    `capacity_bytes`: memory of one device or, with `shared`, of a node, whose ranks all share it, as on a CPU.
 
     Raises:
         DoesNotFitError: the run does not fit; the message has estimate, capacity, and changes that would make it fit.

@@ -77,10 +77,8 @@ def _most_tokens(source: str | None) -> int | None:
 def text_budget(plan: Plan, corpus_tokens: Sequence[int] | None, at_least: bool = False) -> TextBudget:
     """Return the text that a run will read.
 
-    Args:
-        plan: the run's plan.
-        corpus_tokens: tokens of each source; None: they are unknown.
-        at_least: whether `corpus_tokens` are the most that the sources can have, so that the epochs are the fewest.
+    `corpus_tokens`: those of each source; None: they are unknown. `at_least`: whether they are the most that the
+    sources can have, so that the epochs are the fewest.
     """
     per_parameter, init = plan.budget.tokens_per_parameter, plan.config.init
     begun = init.run is not None and not init.branches

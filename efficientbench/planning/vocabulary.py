@@ -57,9 +57,7 @@ def is_given(overrides: Sequence[str]) -> bool:
 def with_vocabulary(config: RunConfig, given: bool) -> tuple[RunConfig, str | None]:
     """Return the run with a vocabulary that its text's tokenizer fits into, and the line to print if it has grown.
 
-    Args:
-        config: the run's configuration.
-        given: whether the user has set `model.vocab_size`, which then does not change.
+    `given`: whether the user has set `model.vocab_size`, which then does not change.
 
     Raises ConfigError and DataError as `resolve_run` does.
     """

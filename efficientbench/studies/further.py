@@ -52,14 +52,9 @@ class Further:
 
 
 def what_would_help(ladder: Ladder, effects: Effects, prior: Prior, target: Cell, runs: Iterable[StudyRun]) -> Further:
-    """Return the chances of further runs.
+    """Return the chances of runs beyond those of a ladder, by the fit that was made of it.
 
-    Args:
-        ladder: the runs that the fit was made of.
-        effects: their fit.
-        prior: the fit's.
-        target: what the study is to decide.
-        runs: the complete runs, for the device-hours of further ones.
+    `target`: what the study is to decide. `runs`: the complete ones, for the device-hours of further ones.
     """
     hours, seeds = _hours_per_token(runs), ladder.losses.shape[2]
     extras = []
