@@ -147,16 +147,7 @@ def is_set(keys: Keys, bias: Bias) -> bool:
 ALL = Dense(qkv_bias="attention_bias", output_bias="attention_bias")
 """Biases on all four projections, by one key."""
 LLAMA = replace(ALL, ffn_bias="mlp_bias")
-_SMOLLM_WINDOWS = replace(
-    ALL,
-    ffn_bias="mlp_bias",
-    groups=4,
-    tied=True,
-    window_key="use_sliding_window",
-    pattern=every(1, 0),
-)
 _GEMMA = replace(ALL, head_dim=256, groups=4, tied=True, window=4096, pattern=every(2, 1))
-_OLMO = ALL
 _COHERE = replace(ALL, norms=1, tied=True)
 _USE_BIAS = ("use_bias", True)
 _GLM = Dense(qkv_bias=("attention_bias", True), groups=2, head_dim=128)
@@ -245,14 +236,13 @@ def _gemma3(keys: Keys) -> DecoderShape:
 
 
 def _exaone4(keys: Keys) -> DecoderShape:
-    dense = Dense(
+    return Dense(
         groups=32,
         norm="head",
         window=4096,
         pattern=every(4, 3) if keys.get("sliding_window", default=4096) else every(1, 0),
         pattern_key="sliding_window_pattern" if keys.get("sliding_window_pattern", default=4) else None,
-    )
-    return dense(keys)
+    )(keys)
 
 
 def late_windows(keys: Keys, dense: Dense, default: int) -> Dense:
@@ -294,16 +284,16 @@ DENSE: dict[str, Reader] = {
     "mistral": Dense(groups=8, window=4096),
     "nanochat": replace(ALL, norm_width=0, matrices=2),
     "nemotron": replace(ALL, ffn_bias="mlp_bias", norm_width=2, matrices=2),
-    "olmo": replace(_OLMO, norm_width=0),
-    "olmo2": replace(_OLMO, norm="width"),
-    "olmo3": replace(_OLMO, norm="width", window=4096, pattern=every(4, 3)),
+    "olmo": replace(ALL, norm_width=0),
+    "olmo2": replace(ALL, norm="width"),
+    "olmo3": replace(ALL, norm="width", window=4096, pattern=every(4, 3)),
     "opt": _opt,
     "phi": Dense(True, True, True, True, norm="head", norm_key="qk_layernorm", norms=1, norm_width=2, matrices=2),
     "phi3": Dense(),
     "qwen2": lambda keys: late_windows(keys, _QWEN2, 28)(keys),
     "qwen3": lambda keys: late_windows(keys, _QWEN3, 28)(keys),
     "seed_oss": Dense(("attention_bias", True), "attention_out_bias", "mlp_bias", groups=8, head_dim=128),
-    "smollm3": _SMOLLM_WINDOWS,
+    "smollm3": replace(LLAMA, groups=4, tied=True, window_key="use_sliding_window", pattern=every(1, 0)),
     "stablelm": _stablelm,
     "starcoder2": Dense(_USE_BIAS, _USE_BIAS, _USE_BIAS, groups=2, norm_width=2, matrices=2, tied=True),
     "vaultgemma": _GEMMA,

@@ -55,10 +55,7 @@ WITHOUT_SHAPES = {
 _WITHOUT_SHAPES = re.compile(
     r"_.*|.*token_ids?|.*token_index|.*dropout.*|.*_pdrop|.*_eps|.*_epsilon|norm_eps|output_.*|summary_.*|rope_.*"
 )
-_REFUSED = {
-    "per_layer_config": "layers differ in their keys",
-    "block_configs": "layers differ in their keys",
-}
+_OF_LAYERS = ("per_layer_config", "block_configs")
 _OLD_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 """Names of layers' types in older files → their present names."""
 REQUIRED: Any = object()
@@ -156,9 +153,9 @@ class Keys:
         """Refuse keys that are missing, and keys that no formula has read and that might change shapes."""
         if self._missing:
             self.refuse("")
-        for name, reason in _REFUSED.items():
+        for name in _OF_LAYERS:
             if self._content.get(name):
-                self.refuse(f"{name} is set: {reason}, which is not counted")
+                self.refuse(f"{name} is set: layers differ in their keys, which is not counted")
         for name in self._unread():
             near = nearest(name, self._read)
             hint = f"; did you mean {near}?" if near else ""

@@ -142,7 +142,6 @@ class Latent:
 class Recurrent:
     """A mixer whose state has one size, however long the sequence is."""
 
-    hidden: int
     weights: int
     further: int
     """Parameters beside the matrices: convolution, decays, biases, norms."""
@@ -162,14 +161,10 @@ class Recurrent:
     def parameters(self) -> int:
         return self.weights + self.further
 
-    def square_flops(self, seq_len: int) -> int:
-        return self.update_flops
-
-    def causal_flops(self, seq_len: int) -> int:
-        return self.update_flops
-
     def decode_flops(self, tokens: int) -> int:
         return self.update_flops
+
+    square_flops = causal_flops = decode_flops
 
     def state_bytes(self, tokens: int, element_bytes: int) -> int:
         # The convolution needs one input less: this is what transformers keeps.
@@ -184,7 +179,6 @@ def delta_net(hidden: int, key_heads: int, heads: int, key_dim: int, value_dim: 
     values, state = heads * value_dim, heads * key_dim * value_dim
     convolved = 2 * key_heads * key_dim + values
     return Recurrent(
-        hidden=hidden,
         weights=hidden * (convolved + 2 * values + 2 * heads),
         further=convolved * kernel + 2 * heads + value_dim,
         saved=2 * convolved + 3 * values + 2 * heads,
@@ -199,7 +193,6 @@ def kimi_delta(hidden: int, heads: int, dim: int, kernel: int) -> Recurrent:
     """Return Kimi Delta Attention (arXiv 2510.26692), with a decay for each dimension of a key."""
     width, state = heads * dim, heads * dim**2
     return Recurrent(
-        hidden=hidden,
         weights=4 * hidden * width + 2 * (hidden * dim + dim * width) + hidden * heads,
         further=3 * width * kernel + width + heads + dim,
         saved=11 * width + 2 * dim + heads,
@@ -225,7 +218,6 @@ def mamba2(
     projected = inner + convolved + heads
     further = 3 * heads + norm * inner + convolved * kernel
     return Recurrent(
-        hidden=hidden,
         weights=hidden * (projected + inner),
         further=further + biases[0] * projected + biases[1] * convolved + biases[2] * hidden,
         saved=projected + convolved + 2 * inner,
@@ -241,7 +233,6 @@ def mamba(
 ) -> Recurrent:
     """Return Mamba (arXiv 2312.00752), whose time steps come from a projection of this rank."""
     return Recurrent(
-        hidden=hidden,
         weights=inner * (3 * hidden + 2 * rank + 2 * states),
         further=inner * (kernel + convolution_bias + states + 2) + bias * (2 * inner + hidden),
         saved=6 * inner + rank + 2 * states,
@@ -254,4 +245,4 @@ def mamba(
 
 def short_convolution(hidden: int, kernel: int, bias: bool) -> Recurrent:
     """Return LFM2's gated short convolution, whose state is the last inputs."""
-    return Recurrent(hidden, 4 * hidden**2, hidden * (kernel + 5 * bias), 6 * hidden, hidden, kernel, 0, 0)
+    return Recurrent(4 * hidden**2, hidden * (kernel + 5 * bias), 6 * hidden, hidden, kernel, 0, 0)

@@ -189,10 +189,8 @@ def _nemotron_h(keys: Keys) -> DecoderShape:
     keys.only("moe_latent_size")
     keys.ignore("mamba_proj_bias", "expand", "mamba_expand", *SHARED)
     heads, bias = keys.number("mamba_num_heads", default=128), keys.flag("use_bias", default=False)
-    width, groups = (
-        heads * keys.number("mamba_head_dim", default=64),
-        keys.number("n_groups", "mamba_n_groups", default=8),
-    )
+    width = heads * keys.number("mamba_head_dim", default=64)
+    groups = keys.number("n_groups", "mamba_n_groups", default=8)
     states, kernel = keys.number("ssm_state_size", default=128), keys.number("conv_kernel", "mamba_d_conv", default=4)
     biases = (bias, keys.flag("use_conv_bias", "mamba_conv_bias", default=True), bias)
     mixer = mamba2(keys.number("hidden_size"), width, heads, groups, states, kernel, biases, norm=True)

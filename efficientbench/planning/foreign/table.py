@@ -27,8 +27,7 @@ from efficientbench.devices.base import Device
 from efficientbench.devices.registry import all_devices, device_of_backend
 from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
 from efficientbench.planning.efficiency import Efficiency, has_experts, reached_by
-from efficientbench.planning.foreign import cost
-from efficientbench.planning.foreign.decoder import DecoderShape
+from efficientbench.planning.foreign import decoder
 from efficientbench.planning.foreign.read import is_configuration, shape_of_file
 from efficientbench.planning.plan import gigabytes
 from efficientbench.planning.step_time import work_time_s
@@ -111,21 +110,21 @@ def print_models(words: Sequence[str], overrides: Sequence[str], smoke: bool, de
     )
 
 
-def foreign_row(name: str, shape: DecoderShape, seq_len: int, where: Where) -> Row:
+def foreign_row(name: str, shape: decoder.DecoderShape, seq_len: int, where: Where) -> Row:
     """Return the row of a configuration's shapes; `seq_len`: tokens of the sequences of training."""
     kernels, runtime = KernelsConfig(fused=where.device.fuses()), where.device.runtime_bytes
-    step_s = where.training_s(cost.training_work(shape, seq_len, kernels), shape.parameters != shape.active)
+    step_s = where.training_s(decoder.training_work(shape, seq_len, kernels), shape.parameters != shape.active)
     return Row(
         name=name if name == shape.model_type else f"{name} ({shape.model_type})",
         parameters=shape.parameters,
         active=shape.active,
         flops=shape.flops(seq_len).training,
-        added_bytes=shape.added_bytes(cost.BF16_BYTES),
-        states=tuple(shape.cache_bytes(tokens, cost.BF16_BYTES) for tokens in STATE_TOKENS),
-        training_bytes=cost.training_memory(shape, seq_len, runtime, kernels).total,
-        generation_bytes=cost.generation_memory(shape, CONTEXT, runtime),
+        added_bytes=shape.added_bytes(decoder.BF16_BYTES),
+        states=tuple(shape.cache_bytes(tokens, decoder.BF16_BYTES) for tokens in STATE_TOKENS),
+        training_bytes=decoder.training_memory(shape, seq_len, runtime, kernels).total,
+        generation_bytes=decoder.generation_memory(shape, CONTEXT, runtime),
         tokens_s=None if step_s is None else seq_len / step_s,
-        decode_s=where.seconds(cost.decode_work(shape, CONTEXT), _PEAKS),
+        decode_s=where.seconds(decoder.decode_work(shape, CONTEXT), _PEAKS),
         experts=shape.parameters != shape.active,
         notes=shape.notes,
     )
