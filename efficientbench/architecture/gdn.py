@@ -1,11 +1,7 @@
-"""Declaration of Gated DeltaNet: its keys, and its formulas beside those of all recurrent layers.
-
-G = key heads, N = value heads, K and V = widths of a key and a value.
-"""
+"""Declaration of Gated DeltaNet: its keys, and its formulas beside those of all recurrent layers."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -89,20 +85,17 @@ def _saved(model: Decoder, tp: int) -> int:
     return (narrow + 2 * (wide + 2 * gdn.state // CHUNK)) // tp
 
 
-VARIANT = dataclasses.replace(
-    recurrent_variant(
-        GDNConfig,
-        recurrent_costs(
-            # What a key recalls and what a query recalls, and what is learned.
-            recurrence=(4, 2),
-            # A_log, dt_bias and the norm.
-            vectors=lambda model: 2 * recurrent(model).heads + head_norm(model),
-            computed=_computed,
-            saved=_saved,
-            shared=head_norm,
-        ),
-        further={"two values for a key": ("model.attention.value_heads=4", "model.attention.value_dim=12")},
+VARIANT = recurrent_variant(
+    GDNConfig,
+    recurrent_costs(
+        # What a key recalls and what a query recalls, and what is learned.
+        recurrence=(4, 2),
+        # A_log, dt_bias and the norm.
+        vectors=lambda model: 2 * recurrent(model).heads + head_norm(model),
+        computed=_computed,
+        saved=_saved,
+        shared=head_norm,
     ),
-    exporter="efficientbench.export.gdn:EXPORTER",
     exportable="Gated DeltaNet beside GQA that has gates and qk_norm, with norm_weights=zero_centred",
+    further={"two values for a key": ("model.attention.value_heads=4", "model.attention.value_dim=12")},
 )

@@ -125,26 +125,23 @@ def _matrices(model: Decoder) -> dict[str, Stack]:
     }
 
 
-VARIANT = dataclasses.replace(
-    recurrent_variant(
-        KDAConfig,
-        dataclasses.replace(
-            recurrent_costs(
-                # What a key recalls and what a query recalls, and what is learned.
-                recurrence=(4, 2),
-                vectors=_vectors,
-                computed=_computed,
-                saved=_saved,
-                shared=head_norm,
-            ),
-            parameters=lambda model: _projections(model) + _vectors(model) + _convolution(model),
-            projection_flops=lambda model: 2 * _projections(model),
-            recomputed=lambda model, tp: _saved(model, tp) - 2 * recurrent(model).key_dim - _between(model) // tp,
-            column_inputs=lambda model: (model.hidden_size, recurrent(model).key_dim, recurrent(model).key_dim),
-            replicated_parameters=lambda model: _low(model) + head_norm(model),
+VARIANT = recurrent_variant(
+    KDAConfig,
+    dataclasses.replace(
+        recurrent_costs(
+            # What a key recalls and what a query recalls, and what is learned.
+            recurrence=(4, 2),
+            vectors=_vectors,
+            computed=_computed,
+            saved=_saved,
+            shared=head_norm,
         ),
+        parameters=lambda model: _projections(model) + _vectors(model) + _convolution(model),
+        projection_flops=lambda model: 2 * _projections(model),
+        recomputed=lambda model, tp: _saved(model, tp) - 2 * recurrent(model).key_dim - _between(model) // tp,
+        column_inputs=lambda model: (model.hidden_size, recurrent(model).key_dim, recurrent(model).key_dim),
+        replicated_parameters=lambda model: _low(model) + head_norm(model),
     ),
-    matrices=_matrices,
-    exporter="efficientbench.export.kda:EXPORTER",
     exportable="Kimi Delta Attention beside MLA without positions, without experts, or with experts scored by sigmoids",
+    matrices=_matrices,
 )

@@ -1,11 +1,7 @@
-"""Declaration of Mamba-2: its keys, and its formulas beside those of all recurrent layers.
-
-G = key heads, N = value heads, K and V = widths of a key and a value.
-"""
+"""Declaration of Mamba-2: its keys, and its formulas beside those of all recurrent layers."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -93,13 +89,10 @@ def _saved(model: Decoder, tp: int) -> int:
     return (narrow + 2 * (wide + 2 * mamba.state // CHUNK)) // tp
 
 
-VARIANT = dataclasses.replace(
-    recurrent_variant(
-        Mamba2Config,
-        # What a query recalls, and what is learned. As in Gated DeltaNet, that a state fades is not counted.
-        recurrent_costs(recurrence=(2, 2), vectors=_vectors, computed=_computed, saved=_saved),
-        tiny=("model.attention.key_heads=2", "model.attention.key_dim=16", "model.attention.value_dim=12"),
-    ),
-    exporter="efficientbench.export.mamba2:EXPORTER",
+VARIANT = recurrent_variant(
+    Mamba2Config,
+    # What a query recalls, and what is learned. As in Gated DeltaNet, that a state fades is not counted.
+    recurrent_costs(recurrence=(2, 2), vectors=_vectors, computed=_computed, saved=_saved),
     exportable="Mamba-2 beside GQA without qk_norm and gates",
+    tiny=("model.attention.key_heads=2", "model.attention.key_dim=16", "model.attention.value_dim=12"),
 )

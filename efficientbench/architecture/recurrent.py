@@ -1,7 +1,4 @@
-"""The declarations of recurrent layers: keys, formulas and support that they share.
-
-G = key heads, N = value heads, K and V = widths of a key and a value, c = tokens of the short convolution.
-"""
+"""The declarations of recurrent layers: keys, formulas and support that they share."""
 
 from __future__ import annotations
 
@@ -160,10 +157,12 @@ def _matrices(model: Decoder) -> dict[str, Stack]:
 def recurrent_variant(
     config: type[RecurrentConfig],
     costs: AttentionCosts,
+    exportable: str,
     tiny: tuple[str, ...] = (),
     further: Mapping[str, tuple[str, ...]] | None = None,
+    matrices: Callable[[Decoder], dict[str, Stack]] = _matrices,
 ) -> AttentionVariant:
-    """Return the declaration of a recurrent layer, whose code is in a file of its kind's name."""
+    """Return the declaration of a recurrent layer, whose code and exporter are in files of its kind's name."""
     kind, title = config.model_fields["kind"].default, config.title
     return AttentionVariant(
         config=config,
@@ -174,12 +173,13 @@ def recurrent_variant(
         "set model.position.kind to {taken}, or in a pattern model.kinds.NAME.position.kind",
         kernels=f"efficientbench.model.kernels.recurrent:{kind.upper()}",
         may_differ=("recurrence", "fla-core times its kernels' tiles, whose size decides in which order they add"),
-        matrices=_matrices,
+        matrices=matrices,
         tensor_parallel=_uneven,
         within_documents=(),
         selective_recomputation=True,
         profiled_as=("Recurrence",),
-        not_exported=f"{title} is not exported yet",
+        exporter=f"efficientbench.export.{kind}:EXPORTER",
+        exportable=exportable,
         # More than one chunk, the last not full.
         tiny=(f"training.seq_len={CHUNK + 8}", *tiny),
         further=further or {},

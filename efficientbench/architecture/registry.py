@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
-from efficientbench.architecture import variants
+from efficientbench.architecture import gdn, gqa, kda, mamba2, mla, nsa, positions
 from efficientbench.architecture.variant import AttentionVariant, Place, PositionVariant
 from efficientbench.basics import plugins
 from efficientbench.basics.errors import ConfigError
@@ -22,9 +22,10 @@ ENTRY_POINTS = "efficientbench.variants"
 Section = Literal["attention", "position"]
 SECTIONS: tuple[Section, ...] = ("attention", "position")
 
-ATTENTION: dict[str, AttentionVariant] = {each.config.model_fields["kind"].default: each for each in variants.ATTENTION}
+_ATTENTION = (gqa.VARIANT, mla.VARIANT, nsa.VARIANT, gdn.VARIANT, kda.VARIANT, mamba2.VARIANT)
+ATTENTION: dict[str, AttentionVariant] = {each.config.model_fields["kind"].default: each for each in _ATTENTION}
 """The project's own attention variants by kind; the first is the default."""
-POSITIONS: dict[str, PositionVariant] = {each.config.model_fields["kind"].default: each for each in variants.POSITIONS}
+POSITIONS: dict[str, PositionVariant] = {each.config.model_fields["kind"].default: each for each in positions.VARIANTS}
 """The project's own positional encodings by kind; the first is the default."""
 OWN: dict[Section, Mapping[str, AttentionVariant | PositionVariant]] = {"attention": ATTENTION, "position": POSITIONS}
 
@@ -74,14 +75,6 @@ def section_of(kind: str) -> Section:
     return "attention" if isinstance(found, AttentionVariant) else "position"
 
 
-def named_kind(config: Mapping[str, Any], section: Section) -> str | None:
-    """Return the kind that a configuration, or a part of one, names in a section; None where it names none."""
-    found: Any = config
-    for key in ("model", section, "kind"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found if isinstance(found, str) else None
-
-
 def load_named(config: Mapping[str, Any]) -> None:
     """Import the declarations from outside this project that a configuration names. Raises ConfigError as `load`."""
     for section, kind in _named(config.get("model")):
@@ -120,8 +113,9 @@ def _named(model: object) -> Iterator[tuple[Section, str]]:
     kinds = model.get("kinds")
     for each in (model, *(kinds.values() if isinstance(kinds, Mapping) else ())):
         for section in SECTIONS:
-            kind = named_kind({"model": each}, section)
-            if kind is not None:
+            keys = each.get(section) if isinstance(each, Mapping) else None
+            kind = keys.get("kind") if isinstance(keys, Mapping) else None
+            if isinstance(kind, str):
                 yield section, kind
     for names in (model.get("first"), model.get("pattern")):
         for name in names if isinstance(names, Sequence) else ():

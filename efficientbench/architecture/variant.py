@@ -30,11 +30,7 @@ class UndeclaredError(ConfigError):
     """A figure for which a variant's declaration has no formula."""
 
 
-class Section(GrownPart):
-    """The keys of a variant."""
-
-
-class AttentionConfig(Section):
+class AttentionConfig(GrownPart):
     """The keys of an attention variant; each variant has a subclass."""
 
     rotated_key: ClassVar[str] = "head_dim"
@@ -66,7 +62,7 @@ class AttentionConfig(Section):
         return False
 
 
-class PositionConfig(Section):
+class PositionConfig(GrownPart):
     """The keys of a positional encoding; each encoding has a subclass."""
 
     kind: str = Field(description="positional encoding")

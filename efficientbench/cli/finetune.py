@@ -49,7 +49,14 @@ def finetune(
     if name == EFFECT:
         _effect(given)
     elif plan:
-        _plan(name, smoke, overrides_of(given, data), world, devices_per_node, device, memory_gb)
+        from rich.console import Console
+
+        from efficientbench.finetuning.load import resolve_tuning
+        from efficientbench.finetuning.planning.plan_table import print_tuning_plan
+        from efficientbench.finetuning.planning.request import plan_request
+
+        config = resolve_tuning(name, smoke, overrides_of(given, data))
+        print_tuning_plan(plan_request(config, world, devices_per_node, device, memory_gb), Console(width=160))
     elif name == MERGE:
         _merge(given, base)
     elif name == LOSSES:
@@ -66,25 +73,6 @@ def _effect(given: list[str]) -> None:
     from efficientbench.finetuning.curriculum.effect_table import print_effects
 
     print_effects(Path(given[0]), Console(width=160))
-
-
-def _plan(
-    name: str,
-    smoke: bool,
-    overrides: list[str],
-    world: int,
-    devices_per_node: int,
-    device: str | None,
-    memory_gb: float | None,
-) -> None:
-    from rich.console import Console
-
-    from efficientbench.finetuning.load import resolve_tuning
-    from efficientbench.finetuning.planning.plan_table import print_tuning_plan
-    from efficientbench.finetuning.planning.request import plan_request
-
-    request = plan_request(resolve_tuning(name, smoke, overrides), world, devices_per_node, device, memory_gb)
-    print_tuning_plan(request, Console(width=160))
 
 
 def _merge(given: list[str], base: str | None) -> None:

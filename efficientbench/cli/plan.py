@@ -119,11 +119,14 @@ def plan(
     if generate:
         from rich.console import Console
 
-        from efficientbench.planning.generation_plan import matrix_configs, print_generation
+        from efficientbench.planning.generation_plan import print_generation
         from efficientbench.planning.table import print_lines
 
         if every:
-            configs, refused = matrix_configs(overrides, smoke)
+            from efficientbench.planning.plan_table import of_each_run
+            from efficientbench.planning.vocabulary import resolve_run
+
+            configs, refused = of_each_run(lambda name: resolve_run(name, smoke, overrides)[0])
         else:
             configs, refused = [resolve_arguments(name or "", arguments or [], smoke, data, tokenizer, matrix)[0]], []
         prompts = numbers("--prompt-tokens", prompt_tokens or "128,2048")

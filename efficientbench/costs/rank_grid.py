@@ -51,11 +51,6 @@ class RankGrid:
         """Return the reach of the groups of a kind."""
         return self._spans[kind]
 
-    def stage_ranks(self, stage: int) -> range:
-        """Return the ranks of a pipeline stage."""
-        per_stage = self.layout.world_size // self.layout.pp
-        return range(stage * per_stage, (stage + 1) * per_stage)
-
     def sends_between_nodes(self, stage: int) -> bool:
         """Return whether any rank of a stage sends activations to the next stage on another node.
 
@@ -64,10 +59,9 @@ class RankGrid:
         layout = self.layout
         if stage == layout.pp - 1 and layout.vpp == 1:
             return False
-        ahead, per_node = layout.world_size // layout.pp, layout.ranks_per_node
-        return any(
-            rank // per_node != (rank + ahead) % layout.world_size // per_node for rank in self.stage_ranks(stage)
-        )
+        per_stage, per_node = layout.world_size // layout.pp, layout.ranks_per_node
+        ranks = range(stage * per_stage, (stage + 1) * per_stage)
+        return any(rank // per_node != (rank + per_stage) % layout.world_size // per_node for rank in ranks)
 
     @cached_property
     def _spans(self) -> dict[Group, Span]:

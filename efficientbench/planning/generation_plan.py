@@ -31,10 +31,8 @@ from efficientbench.devices.registry import device_of_backend
 from efficientbench.metrics.sensors.hardware import DeviceRates, device_rates
 from efficientbench.planning.efficiency import Efficiency
 from efficientbench.planning.plan import gigabytes
-from efficientbench.planning.plan_table import of_each_run
 from efficientbench.planning.step_time import work_time_s
 from efficientbench.planning.table import ABSENT, plain_table, print_tables
-from efficientbench.planning.vocabulary import resolve_run
 
 REPETITIONS = 15
 """Measurements of a rate; the shortest time counts."""
@@ -223,14 +221,6 @@ def print_generation(
             plans.append((plan_generation(config, prompts, batches, rates, form), rates))
     largest = _largest([plan for plan, _ in plans]) if device is not None else None
     print_tables(console, (_bounds(plans), largest), [*_notes(configs[0], plans), *([ROUNDED] if any(widths) else [])])
-
-
-def matrix_configs(overrides: Sequence[str], smoke: bool) -> tuple[list[RunConfig], list[str]]:
-    """Return the configurations of all runs of the matrix, and a line for each run that the overrides do not fit.
-
-    Raises ConfigError: the overrides fit no run.
-    """
-    return of_each_run(lambda name: resolve_run(name, smoke, overrides)[0])
 
 
 def _bounds(plans: Sequence[tuple[GenerationPlan, DeviceRates | None]]) -> Table:

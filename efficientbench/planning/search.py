@@ -65,21 +65,18 @@ def _row(candidate: Candidate, found: Search) -> tuple[str, ...]:
 
 
 def _notes(found: Search) -> list[str]:
-    training, capacity_bytes = found.ranked[0].config.training, found.rates.memory_bytes or 0
+    best, capacity_bytes = found.ranked[0], found.rates.memory_bytes or 0
+    training = best.config.training
+    # By the errors of projections.
+    speeds = found.basis.reached.tokens_range(best.tokens_per_s / best.layout.world_size)
     return [
         f"{found.fitting:,} layouts with a micro-batch fit into {capacity_bytes / 1e9:g} GB, each with the least "
         f"recomputation; {found.too_large:,} do not",
         f"a step has {training.global_batch_size:,} sequences of {training.seq_len:,} tokens in each; tensor "
         "parallelism stays in a node; keys that you give stay",
-        f"range of the first: {_range(found)}",
+        f"range of the first: {speeds}",
         "exposed: transfers that nothing hides; as fast by three digits: fewest ranks in tp first, then in pp",
     ]
-
-
-def _range(found: Search) -> str:
-    """Return the range of the fastest layout's speed, by the errors of projections."""
-    best = found.ranked[0]
-    return found.basis.reached.tokens_range(best.tokens_per_s / best.layout.world_size)
 
 
 MOST_RANKED = 10

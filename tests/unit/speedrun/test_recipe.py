@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from efficientbench.architecture.registry import named_kind
 from efficientbench.basics.errors import ConfigError
 from efficientbench.config.depths import shapes, smoke_size
 from efficientbench.config.load import resolve
@@ -64,7 +63,7 @@ def test_every_variant_goes_through_all_stages(tmp_path: Path, variant: str, lay
     first, last = (resolve(run_name(stage, variant, depth), matrix_file=file) for stage in (BASE, RL))
     assert first.model == last.model
     for section in ("attention", "position"):
-        kind = named_kind(layer, section)
+        kind = layer.get("model", {}).get(section, {}).get("kind")
         assert kind in (None, getattr(first.model, section).kind)
     assert (first.model.moe is None) == ("moe" not in layer.get("model", {}))
     for config, objective in ((first, "pretrain"), (last, "rl")):
