@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,19 +25,6 @@ def list_runs(
     matrix: MatrixFile = None,
 ) -> None:
     """Print the runs of all suites with their parameters, or all runs that have one of the words."""
-    _print_runs(words or [], matrix)
-
-
-def list_keys(
-    part: Annotated[
-        str, typer.Argument(metavar="[PREFIX]", help="beginning of keys, or part of them, like batch")
-    ] = "",
-) -> None:
-    """Print the keys that key=value sets, with defaults, other names and meanings."""
-    _print_keys(part)
-
-
-def _print_runs(words: list[str], matrix_file: Path | None) -> None:
     from functools import partial
 
     from rich.console import Console
@@ -51,10 +37,10 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
     from efficientbench.planning.matching import matched
     from efficientbench.planning.table import plain_table
 
-    file = matrix_file or MATRIX
-    matrix = load_matrix(file)
+    words, file = words or [], matrix or MATRIX
+    declared = load_matrix(file)
     table = plain_table("run", ("parameters", "active", "suite"))
-    runs = (*matrix.all_runs, *(matrix.other_runs if words else ()))
+    runs = (*declared.all_runs, *(declared.other_runs if words else ()))
     for run in by_name(run for run in runs if _has(words or [""], f"{run.name} {run.suite}")).values():
         try:
             config, _ = matched(resolve(run.name, matrix_file=file), (), file)
@@ -70,7 +56,7 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
     console = Console(highlight=False, soft_wrap=True)
     if table.row_count:
         console.print(table)
-        variants, sizes = ", ".join(matrix.variants), ", ".join(matrix.sizes)
+        variants, sizes = ", ".join(declared.variants), ", ".join(declared.sizes)
         console.print(f"\nEvery variant ({variants}) has every size ({sizes}), like mla_7B.")
     for place, each in enumerate(others):
         if table.row_count or place:
@@ -79,6 +65,38 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
     if not words:
         console.print("Fine-tunings: efficientbench list finetuning.")
         console.print("Chat tasks and rewards: efficientbench list tasks rewards.")
+
+
+def list_keys(
+    part: Annotated[
+        str, typer.Argument(metavar="[PREFIX]", help="beginning of keys, or part of them, like batch")
+    ] = "",
+) -> None:
+    """Print the keys that key=value sets, with defaults, other names and meanings."""
+    from rich.console import Console
+
+    from efficientbench.basics.errors import ConfigError
+    from efficientbench.config.load import settable_keys, unknown_key
+    from efficientbench.config.spellings import ALIASES
+    from efficientbench.finetuning.load import WORDS
+    from efficientbench.finetuning.load import settable_keys as keys_of_tunings
+
+    keys, of_tunings = settable_keys(), keys_of_tunings()
+    chosen = _chosen(part, keys, ALIASES)
+    further = _chosen(part, of_tunings, WORDS) if part else []
+    if not chosen and not further:
+        raise ConfigError(unknown_key(part, {**of_tunings, **keys}))
+    console = Console(highlight=False)
+    for key in chosen:
+        _print_key(key, keys[key], ALIASES, console)
+    if chosen and further:
+        console.print()
+    if further:
+        console.print("of fine-tunings (efficientbench finetune):")
+    for key in further:
+        _print_key(key, of_tunings[key], WORDS, console)
+    if not part:
+        console.print("\nFine-tunings have keys of their own, like adapter.r: efficientbench keys adapter")
 
 
 def _has(words: Sequence[str], text: str) -> bool:
@@ -134,33 +152,6 @@ def _plugins(words: Sequence[str]) -> Table:
             if _has(words or [""], f"{name} {place} {key} {group.rpartition('.')[2]}"):
                 table.add_row(name, place, key)
     return table
-
-
-def _print_keys(part: str) -> None:
-    from rich.console import Console
-
-    from efficientbench.basics.errors import ConfigError
-    from efficientbench.config.load import settable_keys, unknown_key
-    from efficientbench.config.spellings import ALIASES
-    from efficientbench.finetuning.load import WORDS
-    from efficientbench.finetuning.load import settable_keys as keys_of_tunings
-
-    keys, of_tunings = settable_keys(), keys_of_tunings()
-    chosen = _chosen(part, keys, ALIASES)
-    further = _chosen(part, of_tunings, WORDS) if part else []
-    if not chosen and not further:
-        raise ConfigError(unknown_key(part, {**of_tunings, **keys}))
-    console = Console(highlight=False)
-    for key in chosen:
-        _print_key(key, keys[key], ALIASES, console)
-    if chosen and further:
-        console.print()
-    if further:
-        console.print("of fine-tunings (efficientbench finetune):")
-    for key in further:
-        _print_key(key, of_tunings[key], WORDS, console)
-    if not part:
-        console.print("\nFine-tunings have keys of their own, like adapter.r: efficientbench keys adapter")
 
 
 def _chosen(part: str, keys: Mapping[str, FieldInfo], words: Mapping[str, str]) -> list[str]:

@@ -25,11 +25,6 @@ from efficientbench.costs.memory import (
 )
 from efficientbench.costs.model import FLOAT32_BYTES, flops_per_token, layer_matmul_flops
 
-# Formulas for the FLOPs that kernels compute beyond the model's own, without torch.
-#
-# They count scores computed again, padding, and masked keys of selected blocks. They do not count what a kernel
-# computes at the edge of a causal mask to fill its tiles.
-
 
 @dataclass(frozen=True)
 class AttentionWork:
@@ -49,6 +44,9 @@ def hardware_flops_per_token(
     model: ModelConfig, seq_len: int, recompute: Recompute, work_of: Callable[[ModelConfig], AttentionWork]
 ) -> int:
     """Count the FLOPs per token that devices compute in training: the model's, and those of recomputation and kernels.
+
+    Of kernels: scores computed again, padding, and masked keys of selected blocks; not what a kernel computes at the
+    edge of a causal mask to fill its tiles.
 
     `work_of`: returns the work of the attention kernel of a view. Raises UndeclaredError: the attention's declaration
     lacks a formula.

@@ -1,4 +1,7 @@
-"""Formulas for the memory that generation takes, and for the bytes that a decoding step reads, without torch.
+"""Formulas for the memory that generation takes, and for its work on one device, without torch.
+
+Prefill computes the prompts of a batch at once, a decoding step one token of each row. Bytes of work count what must be
+read or written once: weights and cache, not the temporary tensors between operations.
 
 A function raises UndeclaredError where a variant's declaration lacks a formula that it needs. Of every function, `form`
 is that of quantized weights; None: all are in `dtype`.
@@ -12,11 +15,6 @@ from efficientbench.costs.compute import Work, Works
 from efficientbench.costs.model import cache_bytes, count_parameters, layer_matmul_flops
 from efficientbench.costs.quantization import saved_bytes, weight_bytes
 from efficientbench.devices.quantized import Form
-
-# Formulas for the work of generation on one device, without torch.
-#
-# Prefill computes the prompts of a batch at once, a decoding step one token of each row. Bytes count what must be read
-# or written once: weights and cache, not the temporary tensors between operations.
 
 
 def prefill_work(

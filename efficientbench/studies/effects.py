@@ -110,7 +110,8 @@ class Fit:
         )
         """[components, 6]: scale, standard deviation of a size, alpha, beta, that of a branch, ratio of a trunk."""
         log_prior = np.array([-0.5 * step**2 for _, step, *_ in _mixture(grid, plan.trunks)])
-        self._log_prior = log_prior - np.log(np.exp(log_prior).sum())
+        self.log_prior = log_prior - np.log(np.exp(log_prior).sum())
+        """[components]: logarithms of prior weights whose sum is 1."""
         scale, misfit, _, _, self._noise, _ = self.components.T
         self.exponents = self.components[:, 2:4]
         self._ratios, self._of_ratio = np.unique(self.components[:, 5], return_inverse=True)
@@ -148,15 +149,6 @@ class Fit:
         np.add.at(sums, self._trunk, values)
         return values - ((ratio / (1 + ratio * branches))[:, None] * sums)[self._trunk]
 
-    def terms(self, parameters: np.ndarray, tokens: np.ndarray, component: np.ndarray) -> np.ndarray:
-        """Return [components, cells, 3]: what e, a and b add at cells' N and D, for some components."""
-        return law_terms(parameters, tokens, self.origin, self.exponents[component])
-
-    @property
-    def prior_weights(self) -> np.ndarray:
-        """[components] whose sum is 1."""
-        return np.exp(self._log_prior)
-
     def values(self, losses: np.ndarray) -> np.ndarray:
         """Return [..., contrasts, runs] of losses [..., variants, cells, seeds]."""
         return self.contrasts @ losses[..., self.present]
@@ -175,7 +167,7 @@ class Fit:
         # [components, contrasts, numbers, ladders]
         standard = self._roots @ sums.reshape(len(sums), -1, ladders, count).transpose(0, 3, 1, 2)
         squares = squares[self._of_ratio].reshape(-1, ladders, count).sum(axis=2) / self._noise[:, None] ** 2
-        logs = -0.5 * (squares - (standard**2).sum(axis=(1, 2))).T + self._log_scale + self._log_prior
+        logs = -0.5 * (squares - (standard**2).sum(axis=(1, 2))).T + self._log_scale + self.log_prior
         weights = np.exp(logs - logs.max(axis=1, keepdims=True))
         means = self.roots.transpose(0, 1, 3, 2) @ standard
         return weights / weights.sum(axis=1, keepdims=True), means.transpose(3, 0, 1, 2)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.figure import count
+from efficientbench.metrics.report.html.page import rendered
+from efficientbench.metrics.report.plots.line_plots import Line, Point, plot_lines
+from efficientbench.metrics.report.plots.svg import Figure, Look, looks
 from efficientbench.metrics.report.study_link import STUDY_HTML, STUDY_JSON
 from efficientbench.studies.answer import Answer
-from efficientbench.studies.html import page
-from efficientbench.studies.page import markdown
+from efficientbench.studies.page import markdown, parts, summary, title
 
 STUDY_MD = "study.md"
 ANSWER = TypeAdapter(Answer)
@@ -29,3 +34,49 @@ def write_answer(answer: Answer, folder: Path) -> list[Path]:
     for name, content in texts.items():
         write_whole(folder / name, content)
     return [folder / name for name in texts]
+
+
+def page(answer: Answer) -> str:
+    """Return the text of study.html."""
+    look = looks(answer.section.ordered)
+    figures = {"verdict": _differences(answer, look), "rates": _rates(answer, look)}
+    shown = [(part, replace(part, figures=figures.get(part.anchor, ()))) for part in parts(answer)]
+    now = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}"
+    footer = f"Made {now} UTC from the runs' records. All figures of this page are in study.json."
+    return rendered(title(answer), summary(answer), shown, footer)
+
+
+def _differences(answer: Answer, look: dict[str, Look]) -> list[Figure]:
+    """Plot each variant's difference from the baseline, by size and at the target with its interval."""
+    found = answer.findings
+    if found is None:
+        return []
+    sizes = {run.cell.size: run.cell.parameters for run in answer.runs}
+    at_target = {each.variant: each.difference for each in found.verdict.standings}
+    lines = []
+    for number, trend in enumerate(found.trends):
+        points = [Point(sizes[size], value) for size, value in trend.by_size.items()]
+        end = at_target[trend.variant]
+        if end is not None:
+            points.append(Point(answer.target.parameters, end.mean, end.low, end.high))
+        lines.append(Line(number, trend.variant, look[trend.variant], tuple(points)))
+    name = f"Loss minus {answer.section.baseline}'s, by size"
+    note = "The last point is the target, with its 95 % interval; the others are means over the budgets and seeds."
+    return [Figure(name, plot_lines(name, "parameters", "nats", lines, count), note)]
+
+
+def _rates(answer: Answer, look: dict[str, Look]) -> list[Figure]:
+    """Plot the losses of each search above its lowest, one plot a size."""
+    figures = []
+    for size in answer.section.search_sizes:
+        lines = []
+        for number, (variant, mark) in enumerate(look.items()):
+            tried = answer.searches.get(f"{variant}_{size}", {})
+            found = {rate: loss for rate, loss in tried.items() if loss is not None}
+            if found:
+                points = tuple(Point(rate, loss - min(found.values())) for rate, loss in found.items())
+                lines.append(Line(number, variant, mark, points))
+        if lines:
+            name = f"Loss above the lowest, {size}"
+            figures.append(Figure(name, plot_lines(name, "learning rate", "nats", lines)))
+    return figures

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from efficientbench.studies.effects import Fit, Prior
+from efficientbench.studies.effects import Fit, Prior, law_terms
 from efficientbench.studies.ladder import Ladder
 from efficientbench.studies.law import PUBLISHED
 
@@ -47,7 +47,7 @@ def precision(
     pair = Ladder.planned(plan.variants[:2], plan.cells, plan.losses.shape[2], plan.trunks)
     fit = Fit(pair, prior)
     chance = np.random.default_rng(0)
-    truth = fit.components[chance.choice(len(fit.components), size=LADDERS, p=fit.prior_weights)]
+    truth = fit.components[chance.choice(len(fit.components), size=LADDERS, p=np.exp(fit.log_prior))]
     truth[:, 4] = noise
     values, at_target = _ladders(pair, fit, truth, target, chance)
     deviations = math.sqrt(2) * _deviations(*fit.moments(values, target))
@@ -138,7 +138,8 @@ class Extension:
         offsets = misfit * chance.standard_normal(shape[:3])
         offsets[..., : numbers.shape[2] - 3] = numbers[..., 3:]
         trunks = noise[..., None] * ratio[..., None] ** 0.5 * chance.standard_normal(shape)
-        at = self._now.terms(self._extended.parameters[cells], self._extended.tokens[cells], taken)
+        parameters, tokens = self._extended.parameters[cells], self._extended.tokens[cells]
+        at = law_terms(parameters, tokens, self._now.origin, self._now.exponents[taken])
         found = np.einsum("fcp,frp->fcr", numbers[..., :3], at) + offsets[..., size] + trunks[..., size, seeds]
         found += noise * chance.standard_normal(found.shape)
         found[..., self._known] = values

@@ -22,9 +22,8 @@ from efficientbench.costs.compute import micro_batch_work, optimizer_work
 from efficientbench.metrics.sensors.hardware import device_rates
 from efficientbench.planning.basis import ERROR, Basis, basis, find_calibration
 from efficientbench.planning.calibration import Calibration, Point, place, read_calibration, time_at, write_calibration
-from efficientbench.planning.pipeline import shared_pipeline_s
 from efficientbench.planning.plan import plan_anywhere
-from efficientbench.planning.step_time import project
+from efficientbench.planning.step_time import project, shared_pipeline_s
 from efficientbench.sweep.estimate import estimate
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.selection import Request

@@ -24,9 +24,8 @@ from efficientbench.metrics.records.record import RECORD_NAME
 from efficientbench.metrics.report.build import build_report
 from efficientbench.metrics.report.study_link import study_of
 from efficientbench.studies.answer import Answer, answer
-from efficientbench.studies.html import page
 from efficientbench.studies.page import parts, print_answer
-from efficientbench.studies.record import ANSWER, write_answer
+from efficientbench.studies.record import ANSWER, page, write_answer
 from efficientbench.studies.search import search
 from efficientbench.studies.study import ANYWHERE, Question, planned
 
