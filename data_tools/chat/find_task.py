@@ -11,9 +11,8 @@ from efficientbench.data_tools.chat.task import Task
 from efficientbench.data_tools.chat.tasks.arc import Arc, ArcChallenge, ArcEasy
 from efficientbench.data_tools.chat.tasks.gsm8k import Gsm8k
 from efficientbench.data_tools.chat.tasks.humaneval import HumanEval
-from efficientbench.data_tools.chat.tasks.messages import Messages
+from efficientbench.data_tools.chat.tasks.messages import Messages, SmolTalk
 from efficientbench.data_tools.chat.tasks.mmlu import Mmlu
-from efficientbench.data_tools.chat.tasks.smoltalk import SmolTalk
 
 ENTRY_POINTS = "efficientbench.tasks"
 TASKS: dict[str, type[Task]] = {

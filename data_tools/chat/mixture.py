@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+from pydantic import Field, StrictInt, ValidationError
 
 from efficientbench.basics.errors import DataError, first_line
 from efficientbench.basics.foreign import parse_yaml, read_text
+from efficientbench.basics.part import Part
 from efficientbench.data_tools.chat.examples import Examples, open_examples
 from efficientbench.data_tools.chat.find_task import find_task
 from efficientbench.data_tools.chat.task import HubFiles
@@ -23,10 +24,8 @@ from efficientbench.data_tools.chat.task import HubFiles
 _MAX_SEED = 2**63 - 1
 
 
-class Entry(BaseModel):
+class Entry(Part):
     """One task of a mixture."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: str
     """The task's name: one of the project's, or `package.module:Class`."""
@@ -48,10 +47,8 @@ class Entry(BaseModel):
     """How often each row occurs."""
 
 
-class Mixture(BaseModel):
+class Mixture(Part):
     """The tasks of a mixture, and the seed of their order."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     seed: Annotated[StrictInt, Field(ge=0, le=_MAX_SEED)] = 42
     unusable: Literal["error", "drop"] = "error"

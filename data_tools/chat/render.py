@@ -6,7 +6,6 @@ encoded together; a token ends where the mask changes, as it does when the assis
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -93,8 +92,4 @@ def make_renderer(tokenizer: TextTokenizer, name: str, encode: Callable[[str], n
             "the base model with it, or take a tokenizer that has them, such as Qwen/Qwen2.5-0.5B"
         )
     token_ids = {token: special[token] for token in style.tokens}
-    return Renderer(style, token_ids, encode or functools.partial(_encode, tokenizer))
-
-
-def _encode(tokenizer: TextTokenizer, text: str) -> np.ndarray:
-    return np.array(tokenizer.encode_batch([text])[0], np.uint32)
+    return Renderer(style, token_ids, encode or tokenizer.encode)

@@ -28,7 +28,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers, get_session
+from huggingface_hub.utils import build_hf_headers, fix_hf_endpoint_in_url, get_session, hf_raise_for_status
 
 from efficientbench.basics.errors import DataError, first_line
 from efficientbench.data_tools.download.hub_names import is_of_modelscope, modelscope_endpoint, without_secrets
@@ -100,18 +100,17 @@ class StoppedError(Exception):
     """Another transfer failed or was interrupted, so this one stops."""
 
 
-def retry(what: str, request: Callable[[], Result], patience: Patience, stop: threading.Event) -> Result:
+def retry(what: str, request: Callable[[], Result], patience: Patience) -> Result:
     """Call `request` until it no longer raises `TryAgainError`, and return its result; `what` names it in messages.
 
     Raises:
         HubUnreachableError: all attempts failed.
-        StoppedError: `stop` was set.
     """
     for failures in range(1, patience.attempts + 1):
         try:
             return request()
         except TryAgainError as error:
-            wait_or_give_up(what, error, failures, patience, stop)
+            wait_or_give_up(what, error, failures, patience, threading.Event())
     raise AssertionError("unreachable: the last failure gives up")
 
 
@@ -142,8 +141,6 @@ def json_pages(url: str, params: dict[str, Any] | None) -> Iterator[Any]:
     Raises:
         DataError: there are more than `MOST_PAGES` pages, or one is larger than `LONGEST_LIST_BYTES`.
     """
-    from huggingface_hub.utils import fix_hf_endpoint_in_url
-
     following = url
     for _ in range(MOST_PAGES):
         response = _get(following, params)
@@ -158,8 +155,6 @@ def json_pages(url: str, params: dict[str, Any] | None) -> Iterator[Any]:
 
 def _get(url: str, params: dict[str, Any] | None) -> Any:
     """Return a response of the hub with its content; refuse one that is too large or too slow."""
-    from huggingface_hub.utils import hf_raise_for_status
-
     timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
     request = get_session().stream("GET", url, params=params, headers=headers_for(url), timeout=timeout_s)
     content = bytearray()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import posixpath
 import re
-import threading
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -95,7 +94,7 @@ def list_dataset(
             described = next(json_pages(url, None))
             return TypeAdapter(Commit).validate_python(described["sha"]), described.get("cardData")
 
-    commit, card = retry(f"dataset {repository}", info, patience, threading.Event())
+    commit, card = retry(f"dataset {repository}", info, patience)
     try:
         patterns = _patterns(repository, config, card, split)
         folder = "" if patterns is None else _common_folder(patterns)
@@ -114,7 +113,7 @@ def list_dataset(
             except EntryNotFoundError:
                 raise DataError(f"dataset {repository!r} has no folder {folder!r} at revision {revision!r}") from None
 
-    everything = retry(f"files of {repository}", tree, patience, threading.Event())
+    everything = retry(f"files of {repository}", tree, patience)
     if patterns is None:
         wanted = [file for file in everything if file.path.lower().endswith(DATA_SUFFIXES)]
     else:

@@ -15,7 +15,6 @@ public repositories can be downloaded.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -115,7 +114,7 @@ def repository_files(
         with hub_errors_explained(repository, revision):
             return [_remote_file(row) for row in rows(name, revision) if row["Type"] != "tree"]
 
-    return retry(repository, ask, patience, threading.Event())
+    return retry(repository, ask, patience)
 
 
 def model_rows(name: str, revision: str) -> Iterator[Any]:

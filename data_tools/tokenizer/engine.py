@@ -80,10 +80,10 @@ class Engine:
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of a text without lone surrogates, uint32 [tokens]. No special token is added."""
         if self.encoding is None or any(string in text for string in self.matched):
-            return self._encode_with_tokenizers(text)
+            return self._tokenizer.encode(text)
         normalized = self._normalize(text)
         if normalized is not text and any(string in normalized for string in self.matched):
-            return self._encode_with_tokenizers(text)
+            return self._tokenizer.encode(text)
         try:
             # tiktoken's `encode_to_numpy` looks for special tokens, and takes twice the time.
             return np.array(self.encoding.encode_ordinary(normalized), np.uint32)
@@ -91,7 +91,7 @@ class Engine:
             # tiktoken's regular expressions fail on some texts; the class of Rust's panic cannot be imported.
             if type(error).__name__ != "PanicException" and not isinstance(error, ValueError):
                 raise
-            return self._encode_with_tokenizers(text)
+            return self._tokenizer.encode(text)
 
     def count_special(self, text: str) -> Counter[str]:
         """Count how often the names of special tokens occur in a text."""
@@ -102,11 +102,7 @@ class Engine:
     def _normalize(self, text: str) -> str:
         if self.normalizer is None or (self.normalizer_is_nfc and _is_nfc(text)):
             return text
-        normalized: str = self.normalizer.normalize_str(text)
-        return normalized
-
-    def _encode_with_tokenizers(self, text: str) -> np.ndarray:
-        return np.array(self._tokenizer.encode_batch([text])[0], np.uint32)
+        return self.normalizer.normalize_str(text)
 
     @cached_property
     def encoding(self) -> Any:
@@ -213,8 +209,7 @@ def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
     split = parts[0]
     if (split["behavior"], split["invert"]) not in (("Isolated", False), ("Removed", True)):
         return None
-    pattern: str | None = split["pattern"].get("Regex")
-    return pattern
+    return split["pattern"].get("Regex")
 
 
 def byte_characters() -> list[str]:

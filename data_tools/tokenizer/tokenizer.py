@@ -58,10 +58,13 @@ class TextTokenizer:
         """Return the ids of each text. No token is added, and names of special tokens are ordinary text."""
         return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
 
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of one text, as `encode_batch` gives them, uint32 [tokens]."""
+        return np.array(self.encode_batch([text])[0], np.uint32)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens; skip special tokens, and replace bytes that are no character by U+FFFD."""
-        text: str = self.backend.decode(ids)
-        return text
+        return self.backend.decode(ids)
 
     def token_bytes(self) -> np.ndarray | None:
         """Return the UTF-8 length of every token, int32 [vocab_size]; 0 for special tokens and ids without a token.

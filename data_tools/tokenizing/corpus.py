@@ -58,8 +58,6 @@ from efficientbench.data_tools.tokens.manifest import (
 
 _PREFIX = "tokens"
 
-__all__ = ["Corpus", "load_corpus", "most_tokens", "prepare_corpus"]
-
 logger = logging.getLogger(__name__)
 
 

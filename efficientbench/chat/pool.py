@@ -100,7 +100,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         try:
             while not await left():
-                item = await loop.run_in_executor(worker.thread, _advance, steps)
+                item = await loop.run_in_executor(worker.thread, next, steps, None)
                 if item is None:
                     return
                 items.put_nowait(item)
@@ -125,10 +125,6 @@ class Pool:
             # A model that became free in the same moment is the next client's.
             if not taken and not turn.cancel():
                 self._free.put_nowait(turn.result())
-
-
-def _advance(steps: Generator[T, None, None]) -> T | None:
-    return next(steps, None)
 
 
 @contextlib.contextmanager

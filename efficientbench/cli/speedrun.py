@@ -66,7 +66,7 @@ def speedrun(
         device=type_,
         text=data.absolute() if data else None,
         files=num_files,
-        mixtures={stage: path for stage, path in ((MID, mid), (SFT, sft)) if path is not None},
+        mixtures={stage: path.absolute() for stage, path in ((MID, mid), (SFT, sft)) if path is not None},
         task_data=task_data.absolute() if task_data else SAMPLE if smoke else None,
         allow_code=allow_code,
         limit=limit,

@@ -35,7 +35,6 @@ class WithTexts(Protocol):
 
     def texts(self) -> Mapping[str, Sequence[int]]:
         """Return the tokens of each item's own text, by the item's name."""
-        ...
 
 
 def training_documents(folder: Path, report: Report) -> Iterator[np.ndarray]:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from efficientbench.basics.errors import EvaluationError
 from efficientbench.config.quantization import Quantization
 from efficientbench.evaluation.contamination import without_contaminated
-from efficientbench.evaluation.registry import check_names, combined, make_task
+from efficientbench.evaluation.registry import check_names, make_task
 from efficientbench.evaluation.results import FOLDER, ResultFile, publish, summary_of
 from efficientbench.evaluation.task import Options, Summary, Task
 from efficientbench.generation.open_run import Opened, Share, opened
@@ -110,12 +110,16 @@ def evaluate(
                 found = _evaluate(task, options, folder, {"task": task.name, **about}, run, console)
             if found is not None:
                 summaries[task.name] = found
-        for name, summary in combined(summaries).items():
-            members = [task for task in tasks if task.name in summary.parts["centred"]]
+        # This imports torch, which needs the prepared device.
+        from efficientbench.evaluation.chat.chat_tasks import chat_core
+
+        combined = chat_core(summaries)
+        if combined is not None:
+            members = [task for task in tasks if task.name in combined.parts["centred"]]
             settings = {task.name: dict(task.settings) for task in members}
             items = sum(len(task.items()) for task in members)
-            publish(folder, {"task": name, **about, "settings": settings}, items, summary, console)
-            summaries[name] = summary
+            publish(folder, {"task": "chat_core", **about, "settings": settings}, items, combined, console)
+            summaries["chat_core"] = combined
     return summaries
 
 
@@ -156,7 +160,7 @@ def _evaluate(
             console.print(
                 f"{path}: starting anew: its results are of step {file.replaced.get('step')} or of other settings"
             )
-        there = set(of_first(list(file.results) if file is not None else [], list[str]))
+        there = set(of_first(list(file.results) if file is not None else []))
         left = [item for item in items if item.name not in there]
         if len(left) < len(items):
             console.print(f"{task.name}: {len(items) - len(left):,} of {len(items):,} items are there")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -11,17 +10,15 @@ from efficientbench.evaluation.task import Item, ItemResult, Task
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.training import groups
 
-T = TypeVar("T")
-
 
 def is_first() -> bool:
     """Return whether this is rank 0; only rank 0 reads and writes result files."""
     return dist.get_rank() == 0
 
 
-def of_first(value: T, kind: Any) -> T:
-    """Return rank 0's value on every rank; all ranks must call this together. `kind`: its type, see `gather`."""
-    return gather(value, kind)[0] if dist.get_world_size() > 1 else value
+def of_first(names: list[str]) -> list[str]:
+    """Return rank 0's names on every rank; all ranks must call this together."""
+    return gather(names, list[str])[0] if dist.get_world_size() > 1 else names
 
 
 def scored(task: Task, items: Sequence[Item]) -> Iterator[list[ItemResult]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from efficientbench.basics import plugins
 from efficientbench.basics.errors import ConfigError
 from efficientbench.data_tools.chat.find_task import ENTRY_POINTS, EVALUATED
 from efficientbench.evaluation.core.bundle import NAMES as CORE_TASKS
-from efficientbench.evaluation.task import Options, Summary, Task
+from efficientbench.evaluation.task import Options, Task
 
 if TYPE_CHECKING:
     from efficientbench.generation.open_run import Opened
@@ -52,11 +52,3 @@ def check_names(names: list[str]) -> None:
         # A task from outside is checked when it is made.
         if name not in TASKS and plugins.place_of(name, ENTRY_POINTS) is None:
             raise ConfigError(f"--tasks: {plugins.unknown('task', name, TASKS, ENTRY_POINTS, 'package.module:Class')}")
-
-
-def combined(summaries: Mapping[str, Summary]) -> dict[str, Summary]:
-    """Return the summaries that combine several tasks, by name."""
-    from efficientbench.evaluation.chat.chat_tasks import chat_core
-
-    found = {"chat_core": chat_core(summaries)}
-    return {name: summary for name, summary in found.items() if summary is not None}

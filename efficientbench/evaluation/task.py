@@ -63,15 +63,12 @@ class Task(Protocol):
 
     def items(self) -> Sequence[Item]:
         """Return all items, always in the same order."""
-        ...
 
     def score(self, items: Sequence[Item]) -> Iterator[list[ItemResult]]:
         """Yield the results of some of the items, batch after batch, in any order."""
-        ...
 
     def summary(self, results: Mapping[str, ItemResult]) -> Summary:
         """Return the summary of the results of all items; `results` is by the items' names."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.data_tools.chat.record import ConversationRecord
 from efficientbench.data_tools.tokenizer.tokenizer import load_tokenizer
 from efficientbench.data_tools.tokenizing.corpus import Corpus, load_corpus, prepare_corpus
-from efficientbench.data_tools.tokens.frequencies import unigram_entropy
 from efficientbench.data_tools.tokens.indexed import bin_path, idx_path, map_index
-from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.tokens.indexed_documents import IndexedDocuments, unigram_entropy
 from efficientbench.data_tools.tokens.intact import BlockReader, verified_part
 from efficientbench.data_tools.tokens.manifest import load_checksums, load_record
 from efficientbench.data_tools.tokens.splitting import SPLITS, split_documents

@@ -26,7 +26,7 @@ SAMPLE = EXPERIMENTS / "sample"
 """Conversations, questions and items that the package carries: what a smoke speedrun learns and is evaluated on."""
 CHOICES = "choices.json"
 KEPT = ("text", "files", "mixtures", "task_data", "allow_code", "limit", "vocabulary", "short", "smoke")
-"""Fields of a request that further models of the folder share."""
+"""Fields of a request that further models of the folder share; paths among them are absolute."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,7 @@ class Request:
 
     def overrides_of(self, stage: str) -> list[str]:
         """Return the overrides of a stage's run."""
-        named = [(text.partition("=")[0].partition(":"), text) for text in self.overrides]
-        own = f"{stage}:"
-        return [text.removeprefix(own) for (first, mark, _), text in named if not mark or first == stage]
+        return [override for named, override in map(self._split, self.overrides) if named in (None, stage)]
 
     def check(self) -> None:
         """Refuse what cannot work, before anything is made.
@@ -108,12 +106,12 @@ class Request:
             given = ",".join(self.stages) or "none"
             problems.append(f"--stages {given[:80]}: they are the first of {','.join(STAGES)}, in this order")
         for text in self.overrides:
-            stage, mark, _ = text.partition("=")[0].partition(":")
-            if mark and stage not in self.stages:
+            stage, _ = self._split(text)
+            if stage is not None and stage not in self.stages:
                 off = ", which --rl adds" if stage == RL else ""
                 problems.append(f"{text[:80]!r}: {stage!r} is none of the stages {', '.join(self.stages)}{off}")
         layout = ("parallel.", "tp=", "pp=", "cp=", "ep=", "dp=", "sp=")
-        if self.devices is not None and any(self._key(text).startswith(layout) for text in self.overrides):
+        if self.devices is not None and any(self._split(text)[1].startswith(layout) for text in self.overrides):
             problems.append(
                 "--devices and parallel.* keys both set the number of devices: give one of them; without parallel.dp "
                 "a run takes all"
@@ -150,10 +148,10 @@ class Request:
                     yield f"--rl: --task-data has no file gsm8k/{part}*: {self.task_data}"
 
     @staticmethod
-    def _key(override: str) -> str:
-        """Return an override's key without its stage, followed by `=`."""
-        stage, mark, key = override.partition("=")[0].partition(":")
-        return f"{key if mark else stage}="
+    def _split(override: str) -> tuple[str | None, str]:
+        """Return the stage that an override names, None if it is for all, and the override without it."""
+        stage, mark, _ = override.partition("=")[0].partition(":")
+        return (stage, override.removeprefix(f"{stage}:")) if mark else (None, override)
 
 
 def keep_choices(request: Request) -> None:
@@ -176,15 +174,8 @@ def keep_choices(request: Request) -> None:
             raise ConfigError(
                 f"{request.work} was made with {name} {found.get(name)}, not {value}: choose another folder with --work"
             )
-    content = {"made_from": wanted, "asked": {name: _plain(getattr(request, name)) for name in KEPT}}
-    write_file(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def _plain(value: Any) -> Any:
-    """Return a choice in JSON's types."""
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return str(value.absolute()) if isinstance(value, Path) else value
+    content = {"made_from": wanted, "asked": {name: getattr(request, name) for name in KEPT}}
+    write_file(path, (json.dumps(content, indent=2, default=str) + "\n").encode())
 
 
 def kept_request(work: Path, device: str) -> Request:

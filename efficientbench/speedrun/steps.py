@@ -14,6 +14,7 @@ from efficientbench.basics.foreign import read_whole
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.chat.find_task import EVALUATED, TASKS
+from efficientbench.data_tools.tokens.manifest import manifest_path
 from efficientbench.metrics.analysis.paired import FOLDER as EVALUATION
 from efficientbench.metrics.records.generation.generation import GENERATION_NAME, generation_of
 from efficientbench.metrics.records.record import RECORD_NAME
@@ -122,10 +123,10 @@ def _prepared(request: Request) -> Iterator[Step]:
     yield _make("tokenizer", tokenizer, "train-tokenizer", text, *vocabulary, "--output", tokenizer)
     pair = tokens(request, BASE)
     made_by = ("--tokenizer", tokenizer, "--output")
-    yield _make("tokens of the text", _manifest(pair), "tokenize", text, *made_by, pair)
+    yield _make("tokens of the text", manifest_path(pair), "tokenize", text, *made_by, pair)
     for stage in request.stages[1:3]:
         pair, mixture = tokens(request, stage), request.mixture(stage)
-        yield _make(f"conversations of {stage}", _manifest(pair), "chat", mixture, *made_by, pair)
+        yield _make(f"conversations of {stage}", manifest_path(pair), "chat", mixture, *made_by, pair)
     if RL in request.stages and request.task_data is None:
         yield _download("questions of rl", work / "gsm8k", "openai/gsm8k", "--config", "main")
 
@@ -144,10 +145,6 @@ def _download(name: str, folder: Path, *words: object) -> Step:
 def tokens(request: Request, stage: str) -> Path:
     """Return the tokenized pair that a stage reads; RL reads SFT's, for its tokenizer and its validation."""
     return request.work / "tokens" / {BASE: "text", RL: SFT}.get(stage, stage)
-
-
-def _manifest(pair: Path) -> Path:
-    return pair.with_name(f"{pair.name}.manifest.json")
 
 
 def _trained(request: Request, variant: str | None) -> tuple[list[Step], list[RunConfig]]:

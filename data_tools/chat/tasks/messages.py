@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from efficientbench.data_tools.chat.conversations import RowError, messages_key, read_messages
-from efficientbench.data_tools.chat.task import Example, Task
+from efficientbench.data_tools.chat.task import Example, HubFiles, Task
 from efficientbench.data_tools.rows import Row
 
 
@@ -18,3 +18,11 @@ class Messages(Task):
         if key not in row:
             raise RowError(f"messages: the key is missing; keys there: {', '.join(map(repr, row)) or 'none':.200}")
         return Example(read_messages(row[key], key))
+
+
+class SmolTalk(Messages):
+    """Reads SmolTalk's rows: conversations on many subjects (arXiv 2502.02737), in the edition for small models."""
+
+    name = "smoltalk"
+    about = "conversations on many subjects"
+    hub = HubFiles("HuggingFaceTB/smol-smoltalk", split="train")

@@ -68,9 +68,7 @@ class Questions:
         self.renderer = make_renderer(run.tokenizer, f"of {options.folder}")
         examples = find_examples(name, options, run.report) if examples is None else examples
         self.task = examples.task
-        self.rows = len(examples)
-        """The number of the task's rows, without the limit."""
-        numbers = _chosen(self.rows, options.limit)
+        numbers = _chosen(len(examples), options.limit)
         self.by_name: dict[str, Question] = {}
         for number, example in zip(numbers.tolist(), examples.read(numbers), strict=True):
             question = Question(number, example, self.renderer.prompt(example.messages).tolist())
@@ -78,7 +76,7 @@ class Questions:
         files = [*examples.files, *code_files(examples.name)]
         self.settings: Mapping[str, Any] = {
             "files_sha256": [sha256(path) for path in files],
-            "rows": self.rows,
+            "rows": len(examples),
             "limit": options.limit,
             "style": self.renderer.style.name,
         }

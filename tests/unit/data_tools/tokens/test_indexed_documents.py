@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 from support.cells import write_tokens
 
-from efficientbench.data_tools.tokens import frequencies
-from efficientbench.data_tools.tokens.frequencies import unigram_entropy
+from efficientbench.data_tools.tokens import indexed_documents
+from efficientbench.data_tools.tokens.indexed_documents import unigram_entropy
 
 
 def test_entropy_of_a_blend_weights_its_shares(tmp_path: Path) -> None:
@@ -27,5 +27,5 @@ def test_a_sample_covers_the_complete_text(tmp_path: Path, monkeypatch: pytest.M
     # Sorted text: its beginning alone would have an entropy of 0.
     text = np.sort(np.random.default_rng(0).integers(0, 64, 200_000))
     write_tokens(tmp_path / "sorted", [text])
-    monkeypatch.setattr(frequencies, "_BLOCK", 100)
+    monkeypatch.setattr(indexed_documents, "_BLOCK", 100)
     assert unigram_entropy([(1.0, tmp_path / "sorted")]) == pytest.approx(np.log(64), rel=0.02)
