@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from efficientbench.basics.errors import MetricsError, nearest
+from efficientbench.basics.errors import MetricsError, did_you_mean
 from efficientbench.basics.foreign import plain_text
 from efficientbench.basics.grouped import grouped
 from efficientbench.metrics.analysis.generation import Combination, Compared, compare_widths
@@ -36,8 +36,7 @@ def width_folder(run: Path, name: str) -> Path:
         return run
     there = [FULL, *dict.fromkeys(path.name for path in _width_folders(run))]
     if name not in there:
-        near = nearest(name, there)
-        hint = f"did you mean {near}?" if near else f"there are {', '.join(there)}"
+        hint = did_you_mean(name, there, f"there are {', '.join(there)}")
         raise MetricsError(f"--weights: nothing of {run} was measured or evaluated with {name[:80]!r}: {hint}")
     return run / FOLDER / name
 
