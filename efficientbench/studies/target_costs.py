@@ -97,8 +97,8 @@ def _planned_seconds(plan: LadderPlan, variant: str) -> tuple[float | None, str]
     machine, config = plan.machine, plan.models[variant, plan.section.target.size].config
     if not machine.name:
         return None, "no record of its largest size has a rate"
-    training = config.training.model_copy(update={"tokens": int(plan.target.tokens), "steps": None, "epochs": None})
-    config = with_kernels(config.model_copy(update={"training": training}), machine)
+    config = config.changed("training", tokens=int(plan.target.tokens), steps=None, epochs=None)
+    config = with_kernels(config, machine)
     try:
         layout = Layout.of(config, machine.count(), machine.nodes, oversubscribe=True)
         found = estimate(make_plan(config, layout, machine.runtime_bytes), machine, [], usable_cores())
